@@ -1,2 +1,28 @@
-//! Automation.
-fn main() {}
+//! The project's automation, in Rust: `cargo xtask COMMAND`.
+//!
+//! Invariant: nothing here is needed to build, test or use the trainer; everything here can be run
+//! again at any time and gives the same files.
+
+use std::process::ExitCode;
+
+/// One line per command, shown when the command is missing or unknown.
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+commands:
+  (none yet)";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result: Result<(), String> = match arguments.first().map(String::as_str) {
+        Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),
+        None => Err(USAGE.to_string()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
