@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Write the golden files that the Rust tests compare themselves with.
+
+    python scripts/make_goldens.py                 # everything, into crates/*/tests/goldens
+    python scripts/make_goldens.py t5 bleu         # only these groups
+    python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
+
+Groups: t5 (models, batches, logits, gradients, generation), configs (config.json texts), adafactor, train
+(twelve whole steps), schedules, bleu. Everything is seeded and runs on one CPU thread; the versions are
+asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
+environment and what each file holds.
+"""
+
+import argparse
+import importlib
+import pathlib
+import shutil
+import sys
+import tempfile
+
+VERSIONS = {"torch": "2.15", "transformers": "5.23", "sacrebleu": "2.6", "safetensors": "0.8"}
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+# group -> (module under golden_cases, folder that the group owns)
+GROUPS = {
+    "t5": ("t5_models", "crates/t5/tests/goldens/models"),
+    "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
+    "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
+    "train": ("training", "crates/trainer/tests/goldens/train"),
+    "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),
+    "bleu": ("bleu", "crates/trainer/tests/goldens/bleu"),
+}
+
+
+def assert_versions():
+    for package, expected in VERSIONS.items():
+        found = importlib.import_module(package).__version__
+        if not found.startswith(expected + "."):
+            sys.exit(
+                f"error: {package}: expected {expected}.*, got {found}\n"
+                "hint: scripts/README.md lists the commands that make the environment"
+            )
+
+
+def write_group(name, folder):
+    """Runs one group into an empty `folder`."""
+    module = importlib.import_module(f"golden_cases.{GROUPS[name][0]}")
+    module.write(folder)
+
+
+def replace(name):
+    folder = REPOSITORY / GROUPS[name][1]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_group(name, folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{name}: {size / 1024:.0f} KiB in {folder.relative_to(REPOSITORY)}")
+
+
+def check(name):
+    """Recomputes a group beside the committed one; returns whether they agree byte for byte or nearly."""
+    from golden_cases.compare import differences
+
+    committed = REPOSITORY / GROUPS[name][1]
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = pathlib.Path(scratch)
+        write_group(name, fresh)
+        found = list(differences(committed, fresh))
+    for line in found:
+        print(f"{name}: {line}")
+    print(f"{name}: {'differs' if found else 'as committed'}")
+    return not found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of: {', '.join(GROUPS)}; default: all")
+    parser.add_argument("--check", action="store_true", help="compare with the committed files, write nothing")
+    arguments = parser.parse_args()
+    unknown = set(arguments.groups) - set(GROUPS)
+    if unknown:
+        parser.error(f"unknown group {', '.join(sorted(unknown))}; expected some of: {', '.join(GROUPS)}")
+    assert_versions()
+
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    names = arguments.groups or list(GROUPS)
+    if arguments.check:
+        sys.exit(0 if all([check(name) for name in names]) else 1)
+    for name in names:
+        replace(name)
+
+
+if __name__ == "__main__":
+    main()
