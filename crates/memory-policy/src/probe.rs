@@ -1,0 +1,167 @@
+//! Probes: what takes a [`MemorySnapshot`].
+//!
+//! [`SystemProbe`] reads the machine; [`ScriptedProbe`] plays snapshots back, so that a test can put a
+//! run under pressure at a chosen step.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::{Bytes, MemorySnapshot};
+
+mod cgroup;
+mod procfs;
+#[cfg(test)]
+mod tests;
+
+/// Takes memory snapshots.
+pub trait Probe: Send + Sync {
+    /// What is held and free now.
+    ///
+    /// # Errors
+    ///
+    /// When the system's own counters cannot be read or understood.
+    fn snapshot(&self) -> Result<MemorySnapshot, ProbeError>;
+}
+
+/// Why no snapshot could be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// A counter that every kernel with `/proc` has could not be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A counter's file was read and does not say what it should.
+    #[error("{}: expected {expected}, got {got}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What should have been there.
+        expected: &'static str,
+        /// What was.
+        got: String,
+    },
+    /// Neither `/proc` nor the operating system's own interface says how much memory there is.
+    #[error("this system does not say how much memory it has")]
+    Unsupported,
+}
+
+/// Reads the machine: `/proc` and control groups where they exist, the operating system's own
+/// interface (through `sysinfo`) elsewhere.
+///
+/// Control groups of version 1 and 2 are read, also mounted side by side, over the whole hierarchy
+/// from the process's own group to the root: the level that leaves the least wins.
+#[derive(Debug)]
+pub struct SystemProbe {
+    /// `/`, or a fixture tree that looks like one.
+    root: PathBuf,
+    /// The largest resident set seen, for systems that do not keep it themselves.
+    peak_seen: AtomicU64,
+}
+
+impl SystemProbe {
+    /// A probe of this machine.
+    pub fn new() -> Self {
+        Self::with_root("/")
+    }
+
+    /// A probe that finds `proc` and every mounted hierarchy below `root` instead of `/`.
+    pub fn with_root(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            peak_seen: AtomicU64::new(0),
+        }
+    }
+
+    /// The larger of this resident set and all before it.
+    fn peak_with(&self, rss: Bytes) -> Bytes {
+        Bytes(
+            self.peak_seen
+                .fetch_max(rss.0, Ordering::Relaxed)
+                .max(rss.0),
+        )
+    }
+}
+
+impl Default for SystemProbe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Probe for SystemProbe {
+    fn snapshot(&self) -> Result<MemorySnapshot, ProbeError> {
+        let proc = self.root.join("proc");
+        let mut now = if proc.join("meminfo").exists() {
+            procfs::snapshot(&proc)?
+        } else if self.root == Path::new("/") {
+            from_sysinfo().ok_or(ProbeError::Unsupported)?
+        } else {
+            return Err(ProbeError::Unsupported);
+        };
+        now.peak_rss = now.peak_rss.max(self.peak_with(now.rss));
+        let groups = cgroup::read(&self.root);
+        now.group = groups.tightest;
+        now.group_pressure = groups.pressure;
+        Ok(now)
+    }
+}
+
+/// A snapshot of a system without `/proc`. Such systems have no control groups and no `VmHWM`.
+fn from_sysinfo() -> Option<MemorySnapshot> {
+    use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+    let mut system = System::new().ok()?;
+    system.refresh_memory();
+    let own = sysinfo::get_current_pid().ok()?;
+    let memory_only = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, memory_only);
+    let rss = Bytes(system.process(own)?.memory());
+    Some(MemorySnapshot {
+        total: Bytes(system.total_memory()),
+        available: Bytes(system.available_memory()),
+        swap_total: Bytes(system.total_swap()),
+        swap_used: Bytes(system.used_swap()),
+        rss,
+        peak_rss: rss,
+        ..Default::default()
+    })
+}
+
+/// Plays snapshots back in order and repeats the last one for ever.
+#[derive(Debug)]
+pub struct ScriptedProbe {
+    script: Vec<MemorySnapshot>,
+    next: AtomicUsize,
+}
+
+impl ScriptedProbe {
+    /// A probe that gives these snapshots, one a call.
+    ///
+    /// # Panics
+    ///
+    /// When there are none.
+    pub fn new(script: Vec<MemorySnapshot>) -> Self {
+        assert!(
+            !script.is_empty(),
+            "a scripted probe needs a snapshot to repeat"
+        );
+        Self {
+            script,
+            next: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Probe for ScriptedProbe {
+    fn snapshot(&self) -> Result<MemorySnapshot, ProbeError> {
+        let next = self
+            .next
+            .fetch_add(1, Ordering::Relaxed)
+            .min(self.script.len() - 1);
+        Ok(self.script[next].clone())
+    }
+}

@@ -1,0 +1,202 @@
+//! Control groups: the limits that this process lives under, of version 1, 2 or both side by side.
+//!
+//! `/proc/self/cgroup` names the process's group in each hierarchy; `/proc/self/mountinfo` says where
+//! that hierarchy is mounted and which of its directories the mount shows. Every level from the group
+//! up to the mount is read, because a parent's limit counts all its children: the level that leaves
+//! the least wins. Whatever cannot be read is no limit: a container may hide any of it.
+//! See cgroups(7), proc_pid_mountinfo(5) and the kernel's `admin-guide/cgroup-v2` and `cgroup-v1/memory`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::procfs;
+use crate::{Bytes, Group, Pressure};
+
+/// Version 1 says "no limit" as the largest multiple of the page size below 2^63; no machine has half
+/// of that, whatever the page size.
+const V1_UNLIMITED: Bytes = Bytes(1 << 62);
+
+/// What the control groups say.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// The level that leaves the least, of all hierarchies; `None` without any limit.
+    pub(super) tightest: Option<Group>,
+    /// Pressure of the process's own group (version 2 only).
+    pub(super) pressure: Option<Pressure>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Reads every memory hierarchy that this process is in, with all paths taken below `root`.
+pub(super) fn read(root: &Path) -> Groups {
+    let Ok(membership) = fs::read_to_string(root.join("proc/self/cgroup")) else {
+        return Groups::default();
+    };
+    let Ok(mountinfo) = fs::read_to_string(root.join("proc/self/mountinfo")) else {
+        return Groups::default();
+    };
+    let mut groups = Groups::default();
+    for (version, path) in membership.lines().filter_map(own_group) {
+        let Some(mount) = mountinfo
+            .lines()
+            .filter_map(|line| Mount::parse(line, version))
+            .next_back()
+        else {
+            continue;
+        };
+        let mounted_at = root.join(mount.point.trim_start_matches('/'));
+        let below = mount.below(path);
+        let levels = levels(&mounted_at, &below);
+        if let (Version::V2, Some((own, _))) = (version, levels.first()) {
+            groups.pressure = procfs::pressure(&own.join("memory.pressure"));
+        }
+        let limits = levels
+            .into_iter()
+            .filter_map(|(directory, name)| level(&directory, name, version));
+        groups.tightest = groups
+            .tightest
+            .into_iter()
+            .chain(limits)
+            .min_by_key(Group::available);
+    }
+    groups
+}
+
+/// A line `id:controllers:path` of `/proc/self/cgroup`, if its hierarchy may limit memory.
+fn own_group(line: &str) -> Option<(Version, &str)> {
+    let mut fields = line.splitn(3, ':');
+    let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    match controllers {
+        "" if id == "0" => Some((Version::V2, path)),
+        _ if controllers
+            .split(',')
+            .any(|controller| controller == "memory") =>
+        {
+            Some((Version::V1, path))
+        }
+        _ => None,
+    }
+}
+
+/// Where a hierarchy is mounted.
+struct Mount {
+    /// The group that the mount shows at its point: `/` on a host, often a container's own group.
+    root: String,
+    /// The directory it is mounted at.
+    point: String,
+}
+
+impl Mount {
+    /// A line of `/proc/self/mountinfo`, if it mounts a memory hierarchy of this version.
+    fn parse(line: &str, version: Version) -> Option<Self> {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut fields = file_system.split(' ');
+        let (kind, options) = (fields.next()?, fields.nth(1)?);
+        let wanted = match version {
+            Version::V2 => kind == "cgroup2",
+            Version::V1 => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+        };
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        wanted.then(|| Self {
+            root: unescape(root),
+            point: unescape(point),
+        })
+    }
+
+    /// The group's path below the mount point, without a leading slash.
+    ///
+    /// In a namespace of its own, or with a mount of another group, the group lies outside of what the
+    /// mount shows. Then the mount's own root is the nearest level that can be seen.
+    fn below(&self, group: &str) -> String {
+        let inside = match self.root.as_str() {
+            "/" => Some(group),
+            root => group
+                .strip_prefix(root)
+                .filter(|rest| rest.is_empty() || rest.starts_with('/')),
+        };
+        let visible = inside.filter(|path| !path.split('/').any(|part| part == ".."));
+        visible.unwrap_or("").trim_matches('/').to_string()
+    }
+}
+
+/// Undoes mountinfo's octal escapes of space, tab, newline and backslash.
+fn unescape(field: &str) -> String {
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .iter()
+    .fold(field.to_string(), |text, (escaped, plain)| {
+        text.replace(escaped, plain)
+    })
+}
+
+/// The directories from the group up to the mount point, each with its name inside the hierarchy.
+fn levels(mounted_at: &Path, below: &str) -> Vec<(PathBuf, String)> {
+    let mut names = vec![below];
+    while let Some(name) = names.last().filter(|name| !name.is_empty()) {
+        names.push(name.rsplit_once('/').map_or("", |(parent, _)| parent));
+    }
+    names
+        .into_iter()
+        .map(|name| (mounted_at.join(name), format!("/{name}")))
+        .collect()
+}
+
+/// The limit and use of one level; `None` where it has no limit.
+fn level(directory: &Path, path: String, version: Version) -> Option<Group> {
+    let number = |file: &str| {
+        fs::read_to_string(directory.join(file))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+            .map(Bytes)
+    };
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let field = |name: &str| -> Option<Bytes> {
+        let value = stat
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        value.trim().parse().ok().map(Bytes)
+    };
+    // Version 2's `high` does not kill but stalls the process until it has given memory back: as good
+    // as a limit. `max` is not a number there, and so is no limit.
+    let (limits, used, cached, mapped) = match version {
+        Version::V2 => (
+            [number("memory.max"), number("memory.high")],
+            number("memory.current"),
+            ["inactive_file", "active_file"],
+            "file_mapped",
+        ),
+        Version::V1 => (
+            [
+                number("memory.limit_in_bytes"),
+                field("hierarchical_memory_limit"),
+            ],
+            number("memory.usage_in_bytes"),
+            ["total_inactive_file", "total_active_file"],
+            "total_mapped_file",
+        ),
+    };
+    let limit = limits
+        .into_iter()
+        .flatten()
+        .min()
+        .filter(|&limit| limit < V1_UNLIMITED)?;
+    let cached: Bytes = cached.into_iter().filter_map(field).sum();
+    let reclaimable = cached.saturating_sub(field(mapped).unwrap_or_default());
+    Some(Group {
+        path,
+        limit,
+        used: used.unwrap_or_default(),
+        reclaimable,
+    })
+}

@@ -1,0 +1,203 @@
+//! A memory snapshot: what the machine, the process's control groups and the process itself hold at
+//! one instant. Plain data, so that every decision made from it can be replayed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Bytes;
+
+/// What the machine and this process hold at one instant.
+///
+/// `Default` is an empty machine; tests name the fields that they mean and take the rest from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemorySnapshot {
+    /// RAM of the host.
+    pub total: Bytes,
+    /// RAM that the host could give out without swapping: free, and caches that can be dropped.
+    pub available: Bytes,
+    /// Swap space of the host.
+    pub swap_total: Bytes,
+    /// Swap space of the host that is in use, by whomever.
+    pub swap_used: Bytes,
+    /// Resident set of this process.
+    pub rss: Bytes,
+    /// The largest resident set that this process has had.
+    pub peak_rss: Bytes,
+    /// How much of this process lies in swap.
+    pub swapped: Bytes,
+    /// The control group that leaves this process the least, where there is one with a limit.
+    pub group: Option<Group>,
+    /// How long tasks wait for memory on the whole host; `None` where the kernel does not say.
+    pub pressure: Option<Pressure>,
+    /// The same for this process's own control group.
+    pub group_pressure: Option<Pressure>,
+}
+
+/// A control group with a memory limit that this process lives in, directly or through a parent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// The group's path inside its hierarchy: `/` or `/user.slice/user-1000.slice`.
+    pub path: String,
+    /// What the group may hold.
+    pub limit: Bytes,
+    /// What it holds, page cache included.
+    pub used: Bytes,
+    /// What the kernel could drop from it at once: page cache that no process has mapped.
+    pub reclaimable: Bytes,
+}
+
+impl Group {
+    /// What the group may still take before it swaps or kills.
+    pub fn available(&self) -> Bytes {
+        self.limit
+            .saturating_sub(self.used.saturating_sub(self.reclaimable))
+    }
+}
+
+/// Pressure stall information: the share of wall time in which tasks waited for memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pressure {
+    /// Percent of the last ten seconds in which at least one task waited.
+    pub some_percent: f64,
+    /// Percent of the last ten seconds in which every task that could run waited.
+    pub full_percent: f64,
+}
+
+impl MemorySnapshot {
+    /// What this process may still take: the least of what the host and its groups have left.
+    pub fn usable(&self) -> Bytes {
+        match &self.group {
+            Some(group) => self.available.min(group.available()),
+            None => self.available,
+        }
+    }
+
+    /// The most that this process could hold now: what it holds, and what it may still take.
+    pub fn ceiling(&self) -> Bytes {
+        self.rss + self.usable()
+    }
+
+    /// Which of host and group decides [`usable`](Self::usable): `"host"` or `"cgroup"`.
+    pub fn usable_is_set_by(&self) -> &'static str {
+        match &self.group {
+            Some(group) if group.available() < self.available => "cgroup",
+            _ => "host",
+        }
+    }
+}
+
+/// One line for the log at a run's key moments.
+///
+/// `rss 412.0 MiB, peak 530.2 MiB; 6.21 GiB available (cgroup); swap 0 B of 2 GiB; pressure 0.4 %`
+impl fmt::Display for MemorySnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rss {}, peak {}; ", self.rss, self.peak_rss)?;
+        write!(
+            f,
+            "{} available ({})",
+            self.usable(),
+            self.usable_is_set_by()
+        )?;
+        if self.swap_total > Bytes::ZERO {
+            write!(f, "; swap {} of {}", self.swap_used, self.swap_total)?;
+        }
+        if self.swapped > Bytes::ZERO {
+            write!(f, ", {} of it ours", self.swapped)?;
+        }
+        let worst = [self.pressure, self.group_pressure]
+            .into_iter()
+            .flatten()
+            .map(|p| p.some_percent);
+        if let Some(percent) = worst.reduce(f64::max) {
+            write!(f, "; pressure {percent:.1} %")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(limit: u64, used: u64, reclaimable: u64) -> Option<Group> {
+        let [limit, used, reclaimable] = [limit, used, reclaimable].map(Bytes::mib);
+        Some(Group {
+            path: "/".into(),
+            limit,
+            used,
+            reclaimable,
+        })
+    }
+
+    #[test]
+    fn the_smaller_of_host_and_group_is_what_may_still_be_taken() {
+        let check = |available: u64, group: Option<Group>, usable: u64, set_by: &str| {
+            let now = MemorySnapshot {
+                available: Bytes::mib(available),
+                group,
+                ..Default::default()
+            };
+            assert_eq!(now.usable(), Bytes::mib(usable));
+            assert_eq!(now.usable_is_set_by(), set_by);
+        };
+        check(1000, None, 1000, "host");
+        check(1000, group(600, 100, 0), 500, "cgroup");
+        check(1000, group(600, 300, 250), 550, "cgroup");
+        check(1000, group(6000, 100, 0), 1000, "host");
+        check(1000, group(600, 700, 0), 0, "cgroup");
+        check(1000, group(600, 100, 900), 600, "cgroup");
+    }
+
+    #[test]
+    fn the_ceiling_counts_what_the_process_already_holds() {
+        let now = MemorySnapshot {
+            available: Bytes::gib(8),
+            rss: Bytes::mib(300),
+            group: group(1000, 400, 50),
+            ..Default::default()
+        };
+        assert_eq!(now.ceiling(), Bytes::mib(950));
+    }
+
+    #[test]
+    fn the_log_line_says_what_matters_and_leaves_out_what_is_not_there() {
+        let mut now = MemorySnapshot {
+            available: Bytes::gib(6),
+            rss: Bytes::mib(412),
+            peak_rss: Bytes::mib(530),
+            ..Default::default()
+        };
+        assert_eq!(
+            now.to_string(),
+            "rss 412 MiB, peak 530 MiB; 6 GiB available (host)"
+        );
+        now.group = group(1024, 600, 100);
+        now.swap_total = Bytes::gib(2);
+        now.swapped = Bytes::kib(12);
+        now.swap_used = Bytes::mib(1);
+        now.pressure = Some(Pressure {
+            some_percent: 0.4,
+            full_percent: 0.0,
+        });
+        now.group_pressure = Some(Pressure {
+            some_percent: 12.25,
+            full_percent: 3.0,
+        });
+        let line = "rss 412 MiB, peak 530 MiB; 524 MiB available (cgroup); \
+                    swap 1 MiB of 2 GiB, 12 KiB of it ours; pressure 12.2 %";
+        assert_eq!(now.to_string(), line);
+    }
+
+    #[test]
+    fn a_snapshot_survives_json() {
+        let now = MemorySnapshot {
+            total: Bytes::gib(16),
+            group: group(9, 3, 1),
+            ..Default::default()
+        };
+        let json = serde_json::to_string(&now).unwrap();
+        assert_eq!(serde_json::from_str::<MemorySnapshot>(&json).unwrap(), now);
+    }
+}
