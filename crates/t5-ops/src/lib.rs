@@ -1,1 +1,80 @@
-//! Skeleton.
+//! The numeric operations that training T5 needs, each with a forward, a backward and a reference.
+//!
+//! An operation is one public function. Behind it stand a *reference*, written in plain candle operations
+//! (any device, any floating dtype; the oracle of the tests and the fallback), and fused kernels for the
+//! CPU, which run when every operand lies on the CPU in `F32` or `BF16`.
+//!
+//! ```
+//! use candle_core::{DType, Device, Result, Tensor};
+//!
+//! fn main() -> Result<()> {
+//!     let x = Tensor::ones((2, 3, 4), DType::F32, &Device::Cpu)?; // (B, T, D)
+//!     let w = Tensor::ones((5, 4), DType::F32, &Device::Cpu)?; // (out, in)
+//!     let dw = Tensor::zeros((5, 4), DType::F32, &Device::Cpu)?;
+//!     let y = t5_ops::linear(&x, &w)?; // (B, T, 5)
+//!     t5_ops::linear_backward_weight(&y, &x, &dw)?; // dw += dyᵀ x, in place
+//!     assert_eq!(dw.sum_all()?.to_scalar::<f32>()?, 480.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Invariants
+//!
+//! - Weights are laid out as Hugging Face's: `(out, in)`.
+//! - Activations may be `BF16` while weights and gradients are `F32`; the output has the dtype of `x`;
+//!   reductions are in `F32` or wider.
+//! - Arguments named `dw`, `dweight`, `dtable`, `dbias` are accumulators: contiguous tensors that the
+//!   operation adds to in place, so that micro-batches need no second buffer.
+//! - For a given number of threads the same inputs give the same bits: work is cut into fixed parts and
+//!   partial sums are added in a fixed order.
+//! - Dropout masks are a function of what an element *is* (seed, step, place, sample, position, channel),
+//!   never of how the batch was cut or padded. See [`Dropout`].
+//! - Nothing here knows the structure of T5, and no other crate of the workspace holds `unsafe` code.
+//!
+//! Shapes: B batch, T query or target length, S key or source length, H heads, K head size, D model size,
+//! V vocabulary, R rows.
+
+// This crate is where the workspace keeps its unsafe code: kernels that write disjoint parts of one buffer
+// from several threads, that call strided matrix products, and that use instructions beyond the baseline.
+#![allow(unsafe_code)]
+
+mod activation;
+mod adafactor;
+pub mod allocator;
+mod attention;
+mod cross_entropy;
+mod dispatch;
+mod dropout;
+mod embedding;
+mod linear;
+mod norm;
+mod reduce;
+mod relative_bias;
+#[cfg(test)]
+mod testing;
+
+pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
+pub use adafactor::{AdafactorHyper, SecondMoment, adafactor};
+pub use attention::{Attention, attention, attention_backward};
+pub use cross_entropy::{CrossEntropy, IGNORED_LABEL, linear_cross_entropy, linear_cross_entropy_backward};
+pub use dropout::{Dropout, dropout, dropout_add};
+pub use embedding::{embedding, embedding_backward};
+pub use linear::{linear, linear_backward_input, linear_backward_weight};
+pub use norm::{rms_norm, rms_norm_backward};
+pub use reduce::{square_sum, zero};
+pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
+
+/// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
+/// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.
+pub mod reference {
+    pub use crate::activation::reference::*;
+    pub use crate::adafactor::reference::*;
+    pub use crate::attention::reference::*;
+    pub use crate::cross_entropy::reference::*;
+    pub use crate::dropout::reference::*;
+    pub use crate::embedding::reference::*;
+    pub use crate::linear::reference::*;
+    pub use crate::norm::reference::*;
+    pub use crate::reduce::reference::*;
+    pub use crate::relative_bias::reference::*;
+}

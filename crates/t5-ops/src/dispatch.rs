@@ -1,0 +1,67 @@
+//! Which path an operation takes, and what the references share.
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+/// True when the CPU kernels can take all of these operands: on the CPU, in `F32` or `BF16`.
+pub(crate) fn has_kernel(operands: &[&Tensor]) -> bool {
+    operands.iter().all(|t| t.device().is_cpu() && matches!(t.dtype(), DType::F32 | DType::BF16))
+}
+
+/// The dtype in which reductions over `t` are computed: `F64` stays, everything else is `F32`.
+pub(crate) fn wide_dtype(t: &Tensor) -> DType {
+    if t.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// `t` in the dtype of its reductions.
+pub(crate) fn wide(t: &Tensor) -> Result<Tensor> {
+    t.to_dtype(wide_dtype(t))
+}
+
+/// The dtype in which a reference multiplies matrices: that of `t` where the device can
+/// (accelerators accumulate in `F32` by themselves), the wide one on the CPU, whose matmul refuses `BF16`.
+pub(crate) fn matmul_dtype(t: &Tensor) -> DType {
+    match t.device() {
+        Device::Cpu => wide_dtype(t),
+        _ => t.dtype(),
+    }
+}
+
+/// `accumulator += x`, in place on any device.
+pub(crate) fn add_into(accumulator: &Tensor, x: &Tensor) -> Result<()> {
+    let sum = (accumulator + x.to_dtype(accumulator.dtype())?.reshape(accumulator.shape())?)?;
+    overwrite(accumulator, &sum)
+}
+
+/// Replaces the contents of `target` by those of `source`, converted to its dtype.
+pub(crate) fn overwrite(target: &Tensor, source: &Tensor) -> Result<()> {
+    let source = source.to_dtype(target.dtype())?.contiguous()?;
+    if target.rank() == 0 {
+        bail!("cannot write into a tensor of rank 0 in place")
+    }
+    target.slice_set(&source, 0, 0)
+}
+
+/// An error unless `t` can be written in place.
+pub(crate) fn check_accumulator(op: &str, what: &str, t: &Tensor, expected: &[usize]) -> Result<()> {
+    check_shape(op, what, t, expected)?;
+    if !t.is_contiguous() {
+        bail!("{op}: accumulator {what}: expected a contiguous tensor, got strides {:?}", t.stride())
+    }
+    Ok(())
+}
+
+/// An error unless `t` has exactly the expected shape.
+pub(crate) fn check_shape(op: &str, what: &str, t: &Tensor, expected: &[usize]) -> Result<()> {
+    if t.dims() != expected {
+        bail!("{op}: {what}: expected shape {expected:?}, got {:?}", t.dims())
+    }
+    Ok(())
+}
+
+/// Splits the last dimension off: `(.., K)` gives (product of the rest, K).
+pub(crate) fn rows_and_width(op: &str, what: &str, t: &Tensor) -> Result<(usize, usize)> {
+    match t.dims() {
+        [] => bail!("{op}: {what}: expected at least one dimension, got a scalar"),
+        [rest @ .., width] => Ok((rest.iter().product(), *width)),
+    }
+}
