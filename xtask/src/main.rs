@@ -3,6 +3,9 @@
 //! Invariant: nothing here is needed to build, test or use the trainer; everything here can be run
 //! again at any time and gives the same files.
 
+mod tidy;
+
+use std::path::Path;
 use std::process::ExitCode;
 
 /// One line per command, shown when the command is missing or unknown.
@@ -10,11 +13,12 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
 commands:
-  (none yet)";
+  tidy    check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
+        Some("tidy") => tidy::run(root()),
         Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),
         None => Err(USAGE.to_string()),
     };
@@ -25,4 +29,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The workspace's directory.
+fn root() -> &'static Path {
+    let manifest: &'static str = env!("CARGO_MANIFEST_DIR");
+    Path::new(manifest)
+        .parent()
+        .expect("xtask lies inside the workspace")
 }

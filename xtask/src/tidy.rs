@@ -1,0 +1,99 @@
+//! Tidy: the rules of ARCHITECTURE.md and STYLE.md that a machine can check.
+//!
+//! A rule is a pure function from the [`Tree`] to its findings, so each is tested on a few lines of
+//! text. `cargo xtask tidy` prints the findings for this repository; the test at the end of this file
+//! is the same check, so `cargo test` fails on an untidy tree.
+
+mod architecture;
+mod code;
+mod sources;
+mod text;
+mod tree;
+
+use std::fmt;
+use std::path::Path;
+
+pub use tree::Tree;
+
+/// Something that breaks a rule.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Path from the root, with forward slashes.
+    pub path: String,
+    /// Line, counted from 1; 0 for the file as a whole.
+    pub line: usize,
+    /// What is wrong: what was expected, what was found.
+    pub what: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+        Self {
+            path: path.to_string(),
+            line,
+            what: what.into(),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.what),
+            line => write!(f, "{}:{line}: {}", self.path, self.what),
+        }
+    }
+}
+
+/// A rule, from the tree to what breaks it.
+type Rule = fn(&Tree) -> Vec<Finding>;
+
+/// Every rule there is.
+const RULES: &[Rule] = &[
+    architecture::every_crate_is_in_the_table_and_back,
+    architecture::crates_use_allowed_edges_only,
+    architecture::dependencies_are_named_by_their_owners_only,
+    architecture::versions_and_lints_come_from_the_workspace,
+    sources::unsafe_lives_in_one_crate_and_is_explained,
+    sources::every_module_opens_with_its_documentation,
+    sources::files_fit_the_length_limit,
+    sources::files_are_named_for_what_they_hold,
+    sources::writes_go_through_write_atomic,
+    sources::tests_neither_sleep_nor_hide,
+    text::no_text_names_a_path_of_one_machine,
+    text::documents_name_files_that_exist,
+];
+
+/// Checks the repository at `root`.
+pub fn run(root: &Path) -> Result<(), String> {
+    let tree = Tree::read(root)?;
+    let findings = check(&tree);
+    if findings.is_empty() {
+        println!("{} files are tidy", tree.len());
+        return Ok(());
+    }
+    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    let hint = "hint: ARCHITECTURE.md and STYLE.md say why each rule is there";
+    Err(format!(
+        "{} findings\n{}\n{hint}",
+        lines.len(),
+        lines.join("\n")
+    ))
+}
+
+/// What breaks any rule, in the order of the rules.
+fn check(tree: &Tree) -> Vec<Finding> {
+    RULES.iter().flat_map(|rule| rule(tree)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_repository_is_tidy() {
+        if let Err(findings) = run(crate::root()) {
+            panic!("{findings}");
+        }
+    }
+}
