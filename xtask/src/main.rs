@@ -34,7 +34,5 @@ fn main() -> ExitCode {
 /// The workspace's directory.
 fn root() -> &'static Path {
     let manifest: &'static str = env!("CARGO_MANIFEST_DIR");
-    Path::new(manifest)
-        .parent()
-        .expect("xtask lies inside the workspace")
+    Path::new(manifest).parent().expect("xtask lies inside the workspace")
 }

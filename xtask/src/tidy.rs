@@ -28,11 +28,7 @@ pub struct Finding {
 
 impl Finding {
     fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
-        Self {
-            path: path.to_string(),
-            line,
-            what: what.into(),
-        }
+        Self { path: path.to_string(), line, what: what.into() }
     }
 }
 
@@ -74,11 +70,7 @@ pub fn run(root: &Path) -> Result<(), String> {
     }
     let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
     let hint = "hint: ARCHITECTURE.md and STYLE.md say why each rule is there";
-    Err(format!(
-        "{} findings\n{}\n{hint}",
-        lines.len(),
-        lines.join("\n")
-    ))
+    Err(format!("{} findings\n{}\n{hint}", lines.len(), lines.join("\n")))
 }
 
 /// What breaks any rule, in the order of the rules.

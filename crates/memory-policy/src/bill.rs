@@ -43,41 +43,26 @@ const NAME_WIDTH: usize = 19;
 impl fmt::Display for Bill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = Unit::of(self.budget.max(self.predicted_peak));
-        let longest = self
-            .rows
-            .iter()
-            .map(|row| row.name.chars().count())
-            .max()
-            .unwrap_or(0);
+        let longest = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
         let width = NAME_WIDTH.max(longest + 2);
-        let only = if self.available < self.budget {
-            "only "
-        } else {
-            ""
-        };
+        let only = if self.available < self.budget { "only " } else { "" };
         let budget_note = format!(
             "{}; {only}{} available ({})",
             self.budget_source,
             Unit::of(self.available).show(self.available),
             self.available_set_by
         );
-        let line =
-            |f: &mut fmt::Formatter<'_>, indent: &str, name: &str, bytes: Bytes, note: &str| {
-                let width = width + 2 - indent.len();
-                let text = format!("{indent}{name:<width$}{:<11}{note}", unit.show(bytes));
-                writeln!(f, "{}", text.trim_end())
-            };
+        let line = |f: &mut fmt::Formatter<'_>, indent: &str, name: &str, bytes: Bytes, note: &str| {
+            let width = width + 2 - indent.len();
+            let text = format!("{indent}{name:<width$}{:<11}{note}", unit.show(bytes));
+            writeln!(f, "{}", text.trim_end())
+        };
         line(f, "", "memory budget", self.budget, &budget_note)?;
         for row in &self.rows {
             line(f, "  ", &row.name, row.bytes, &row.note)?;
         }
         line(f, "  ", "headroom", self.headroom, &self.headroom_note)?;
-        writeln!(
-            f,
-            "=> {}; predicted peak {}",
-            self.conclusion,
-            unit.show(self.predicted_peak)
-        )
+        writeln!(f, "=> {}; predicted peak {}", self.conclusion, unit.show(self.predicted_peak))
     }
 }
 
@@ -90,11 +75,7 @@ enum Unit {
 
 impl Unit {
     fn of(largest: Bytes) -> Self {
-        if largest >= Bytes::gib(1) {
-            Self::Gib
-        } else {
-            Self::Mib
-        }
+        if largest >= Bytes::gib(1) { Self::Gib } else { Self::Mib }
     }
 
     /// `bytes` in this unit, or in the one below where it would show as nothing.
@@ -150,15 +131,9 @@ memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
 
     #[test]
     fn a_bill_says_when_less_than_the_budget_is_there() {
-        let bill = Bill {
-            available: Bytes::mib(330),
-            ..bill(Bytes::gib(4), Vec::new())
-        };
+        let bill = Bill { available: Bytes::mib(330), ..bill(Bytes::gib(4), Vec::new()) };
         let first = bill.to_string().lines().next().unwrap().to_string();
-        assert!(
-            first.ends_with("--memory-budget; only 330.0 MiB available (cgroup)"),
-            "{first}"
-        );
+        assert!(first.ends_with("--memory-budget; only 330.0 MiB available (cgroup)"), "{first}");
     }
 
     #[test]

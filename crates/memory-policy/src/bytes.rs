@@ -48,11 +48,7 @@ impl Bytes {
     pub const fn percent(self, percent: u64) -> Self {
         // Widened, so that no budget overflows; capped, so that no percentage does.
         let product = self.0 as u128 * percent as u128 / 100;
-        if product > u64::MAX as u128 {
-            Self(u64::MAX)
-        } else {
-            Self(product as u64)
-        }
+        if product > u64::MAX as u128 { Self(u64::MAX) } else { Self(product as u64) }
     }
 
     /// The next whole MiB at or above this: a size that a person can type and that is enough.
@@ -86,9 +82,7 @@ pub enum ParseBytesError {
     #[error("`{0}` is not a size: expected a number and a unit, such as 512MiB, 4GiB or 4G")]
     NotANumber(String),
     /// The number is followed by something other than a unit of bytes.
-    #[error(
-        "`{text}`: unknown unit `{unit}`: expected B, K, M, G, T, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
-    )]
+    #[error("`{text}`: unknown unit `{unit}`: expected B, K, M, G, T, KiB, MiB, GiB, TiB, kB, MB, GB or TB")]
     UnknownUnit {
         /// The whole text.
         text: String,
@@ -105,9 +99,7 @@ impl FromStr for Bytes {
 
     fn from_str(text: &str) -> Result<Self, ParseBytesError> {
         let trimmed = text.trim();
-        let digits = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(trimmed.len());
+        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(digits);
         let unit = unit.trim_start();
         let scale: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -122,10 +114,7 @@ impl FromStr for Bytes {
             "tb" => 1_000_000_000_000,
             _ if number.is_empty() => return Err(ParseBytesError::NotANumber(text.to_string())),
             _ => {
-                return Err(ParseBytesError::UnknownUnit {
-                    text: text.to_string(),
-                    unit: unit.to_string(),
-                });
+                return Err(ParseBytesError::UnknownUnit { text: text.to_string(), unit: unit.to_string() });
             }
         };
         let too_large = || ParseBytesError::TooLarge(text.to_string());
@@ -133,15 +122,9 @@ impl FromStr for Bytes {
             return whole.checked_mul(scale).map(Self).ok_or_else(too_large);
         }
         // Left over: fractions, whole numbers beyond 64 bits, and what is not a number at all.
-        let fraction: f64 = number
-            .parse()
-            .map_err(|_| ParseBytesError::NotANumber(text.to_string()))?;
+        let fraction: f64 = number.parse().map_err(|_| ParseBytesError::NotANumber(text.to_string()))?;
         let bytes = fraction * scale as f64;
-        if bytes < u64::MAX as f64 {
-            Ok(Self(bytes as u64))
-        } else {
-            Err(too_large())
-        }
+        if bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err(too_large()) }
     }
 }
 
@@ -163,9 +146,7 @@ impl<'de> Deserialize<'de> for Bytes {
                 Ok(Bytes(bytes))
             }
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
-                u64::try_from(bytes)
-                    .map(Bytes)
-                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+                u64::try_from(bytes).map(Bytes).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 text.parse().map_err(E::custom)
@@ -237,10 +218,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused_with_an_example_of_one() {
-        check_error(
-            "",
-            "is not a size: expected a number and a unit, such as 512MiB",
-        );
+        check_error("", "is not a size: expected a number and a unit, such as 512MiB");
         check_error("lots", "`lots` is not a size");
         check_error("MiB", "is not a size");
         check_error("-1GiB", "is not a size");
@@ -270,17 +248,9 @@ mod tests {
     #[test]
     fn serde_writes_a_number_and_reads_numbers_and_sizes() {
         assert_eq!(serde_json::to_string(&Bytes::kib(1)).unwrap(), "1024");
-        assert_eq!(
-            serde_json::from_str::<Bytes>("1024").unwrap(),
-            Bytes::kib(1)
-        );
-        assert_eq!(
-            serde_json::from_str::<Bytes>("\"1KiB\"").unwrap(),
-            Bytes::kib(1)
-        );
-        let error = serde_json::from_str::<Bytes>("\"1 banana\"")
-            .unwrap_err()
-            .to_string();
+        assert_eq!(serde_json::from_str::<Bytes>("1024").unwrap(), Bytes::kib(1));
+        assert_eq!(serde_json::from_str::<Bytes>("\"1KiB\"").unwrap(), Bytes::kib(1));
+        let error = serde_json::from_str::<Bytes>("\"1 banana\"").unwrap_err().to_string();
         assert!(error.contains("unknown unit `banana`"), "{error}");
         let error = serde_json::from_str::<Bytes>("-5").unwrap_err().to_string();
         assert!(error.contains("expected a number of bytes"), "{error}");

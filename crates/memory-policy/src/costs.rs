@@ -23,11 +23,7 @@ pub struct CostRow {
 impl CostRow {
     /// A row of `bytes` bytes.
     pub fn new(name: impl Into<String>, bytes: u64, note: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            bytes: Bytes(bytes),
-            note: note.into(),
-        }
+        Self { name: name.into(), bytes: Bytes(bytes), note: note.into() }
     }
 }
 

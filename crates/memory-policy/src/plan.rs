@@ -10,9 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::sum;
-use crate::{
-    Bill, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, MemorySnapshot, StepChoice,
-};
+use crate::{Bill, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, MemorySnapshot, StepChoice};
 
 /// How much of what this process could hold it takes when no budget was given, in percent.
 ///
@@ -135,9 +133,7 @@ impl DoesNotFit {
             }
             Limit::Available => format!(
                 "free {} on this machine or raise its limit; `--memory-budget {enough}MiB` would do then",
-                self.smallest_budget
-                    .saturating_sub(self.limit)
-                    .round_up_to_mib()
+                self.smallest_budget.saturating_sub(self.limit).round_up_to_mib()
             ),
         }
     }
@@ -149,11 +145,7 @@ impl fmt::Display for DoesNotFit {
             Limit::Budget => "memory budget",
             Limit::Available => "available memory",
         };
-        write!(
-            f,
-            "{what}: expected at least {} for the smallest plan, got {}",
-            self.smallest_budget, self.limit
-        )
+        write!(f, "{what}: expected at least {} for the smallest plan, got {}", self.smallest_budget, self.limit)
     }
 }
 
@@ -194,18 +186,8 @@ pub(crate) fn plan_within(
         None => {
             let smallest = smallest(&candidates);
             let smallest_budget = smallest.required();
-            let smallest_plan = smallest.plan(
-                costs,
-                frame(smallest_budget),
-                smallest_budget,
-                Limit::Budget,
-            );
-            Err(DoesNotFit {
-                limit,
-                limited_by,
-                smallest_budget,
-                smallest_plan: Box::new(smallest_plan),
-            })
+            let smallest_plan = smallest.plan(costs, frame(smallest_budget), smallest_budget, Limit::Budget);
+            Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan: Box::new(smallest_plan) })
         }
     }
 }
@@ -213,11 +195,7 @@ pub(crate) fn plan_within(
 /// What a plan has to fit: the budget, or the ceiling where that is lower.
 pub(crate) fn limit_of(now: &MemorySnapshot, budget: Bytes) -> (Bytes, Limit) {
     let ceiling = now.ceiling();
-    if ceiling < budget {
-        (ceiling, Limit::Available)
-    } else {
-        (budget, Limit::Budget)
-    }
+    if ceiling < budget { (ceiling, Limit::Available) } else { (budget, Limit::Budget) }
 }
 
 /// What is kept free beside a predicted peak: 5 % of it, and at least 8 MiB.
@@ -249,21 +227,15 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
     assert!(!costs.steps.is_empty(), "costs offer no step choice");
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let fixed = sum(&costs.fixed);
-    let loaders: Vec<_> = costs
-        .loaders
-        .iter()
-        .map(|loader| (loader, sum(&loader.rows)))
-        .collect();
+    let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows))).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
         let step_bytes = fixed + sum(&step.rows);
-        loaders
-            .iter()
-            .map(move |&(loader, loader_bytes)| Candidate {
-                step,
-                loader,
-                predicted_peak: step_bytes + loader_bytes,
-                relative_time: step.relative_time * loader.relative_time,
-            })
+        loaders.iter().map(move |&(loader, loader_bytes)| Candidate {
+            step,
+            loader,
+            predicted_peak: step_bytes + loader_bytes,
+            relative_time: step.relative_time * loader.relative_time,
+        })
     });
     pairs.collect()
 }
@@ -271,14 +243,9 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
 /// The pair that holds least; the fastest of them where several do.
 fn smallest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> &'c Candidate<'a> {
     let by_size = |a: &&Candidate<'_>, b: &&Candidate<'_>| {
-        a.predicted_peak
-            .cmp(&b.predicted_peak)
-            .then(a.relative_time.total_cmp(&b.relative_time))
+        a.predicted_peak.cmp(&b.predicted_peak).then(a.relative_time.total_cmp(&b.relative_time))
     };
-    candidates
-        .iter()
-        .min_by(by_size)
-        .expect("there is at least one pair")
+    candidates.iter().min_by(by_size).expect("there is at least one pair")
 }
 
 impl Candidate<'_> {
@@ -294,19 +261,10 @@ impl Candidate<'_> {
 
     /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
     fn plan(&self, costs: &Costs, frame: Bill, limit: Bytes, limited_by: Limit) -> Plan {
-        let Self {
-            step,
-            loader,
-            predicted_peak,
-            relative_time,
-        } = *self;
+        let Self { step, loader, predicted_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);
         let slack = limit.saturating_sub(predicted_peak);
-        let rows: Vec<CostRow> = [&costs.fixed, &step.rows, &loader.rows]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
+        let rows: Vec<CostRow> = [&costs.fixed, &step.rows, &loader.rows].into_iter().flatten().cloned().collect();
         let bill = Bill {
             rows,
             headroom,

@@ -70,19 +70,12 @@ impl SystemProbe {
 
     /// A probe that finds `proc` and every mounted hierarchy below `root` instead of `/`.
     pub fn with_root(root: impl Into<PathBuf>) -> Self {
-        Self {
-            root: root.into(),
-            peak_seen: AtomicU64::new(0),
-        }
+        Self { root: root.into(), peak_seen: AtomicU64::new(0) }
     }
 
     /// The larger of this resident set and all before it.
     fn peak_with(&self, rss: Bytes) -> Bytes {
-        Bytes(
-            self.peak_seen
-                .fetch_max(rss.0, Ordering::Relaxed)
-                .max(rss.0),
-        )
+        Bytes(self.peak_seen.fetch_max(rss.0, Ordering::Relaxed).max(rss.0))
     }
 }
 
@@ -145,23 +138,14 @@ impl ScriptedProbe {
     ///
     /// When there are none.
     pub fn new(script: Vec<MemorySnapshot>) -> Self {
-        assert!(
-            !script.is_empty(),
-            "a scripted probe needs a snapshot to repeat"
-        );
-        Self {
-            script,
-            next: AtomicUsize::new(0),
-        }
+        assert!(!script.is_empty(), "a scripted probe needs a snapshot to repeat");
+        Self { script, next: AtomicUsize::new(0) }
     }
 }
 
 impl Probe for ScriptedProbe {
     fn snapshot(&self) -> Result<MemorySnapshot, ProbeError> {
-        let next = self
-            .next
-            .fetch_add(1, Ordering::Relaxed)
-            .min(self.script.len() - 1);
+        let next = self.next.fetch_add(1, Ordering::Relaxed).min(self.script.len() - 1);
         Ok(self.script[next].clone())
     }
 }

@@ -50,9 +50,7 @@ pub enum Change {
         available: Bytes,
     },
     /// The plan is the smallest one and not even that fits.
-    #[error(
-        "memory pressure: even the smallest plan's peak is {needed}, only {available} are there"
-    )]
+    #[error("memory pressure: even the smallest plan's peak is {needed}, only {available} are there")]
     DoesNotFit {
         /// The smallest plan's predicted peak.
         needed: Bytes,
@@ -75,38 +73,17 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
     if limit < previous.predicted_peak {
         return shrink(now, costs, budget, previous);
     }
-    let fitting = plan_within(
-        &with_margin(now),
-        costs,
-        budget,
-        &previous.bill.budget_source,
-    );
-    let faster = fitting
-        .ok()
-        .filter(|plan| plan.relative_time < previous.relative_time);
-    let keep = |calm_replans| Plan {
-        calm_replans,
-        squeezed: false,
-        ..previous.clone()
-    };
+    let fitting = plan_within(&with_margin(now), costs, budget, &previous.bill.budget_source);
+    let faster = fitting.ok().filter(|plan| plan.relative_time < previous.relative_time);
+    let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
     match faster {
-        None => Replanned {
-            plan: keep(0),
-            change: None,
-        },
-        Some(_) if previous.calm_replans + 1 < CALM_REPLANS => Replanned {
-            plan: keep(previous.calm_replans + 1),
-            change: None,
-        },
+        None => Replanned { plan: keep(0), change: None },
+        Some(_) if previous.calm_replans + 1 < CALM_REPLANS => {
+            Replanned { plan: keep(previous.calm_replans + 1), change: None }
+        }
         Some(plan) => {
-            let change = Change::Grown {
-                needed: plan.required(),
-                available,
-            };
-            Replanned {
-                plan,
-                change: Some(change),
-            }
+            let change = Change::Grown { needed: plan.required(), available };
+            Replanned { plan, change: Some(change) }
         }
     }
 }
@@ -116,30 +93,14 @@ fn shrink(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan) -
     let available = now.ceiling();
     match plan_within(now, costs, budget, &previous.bill.budget_source) {
         Ok(plan) => {
-            let change = Change::Shrunk {
-                needed: previous.predicted_peak,
-                available,
-            };
-            Replanned {
-                plan,
-                change: Some(change),
-            }
+            let change = Change::Shrunk { needed: previous.predicted_peak, available };
+            Replanned { plan, change: Some(change) }
         }
         Err(refusal) => {
-            let mut plan = Plan {
-                budget,
-                squeezed: true,
-                ..*refusal.smallest_plan
-            };
+            let mut plan = Plan { budget, squeezed: true, ..*refusal.smallest_plan };
             plan.bill.budget = budget;
-            let change = Change::DoesNotFit {
-                needed: plan.predicted_peak,
-                available,
-            };
-            Replanned {
-                change: (!previous.squeezed).then_some(change),
-                plan,
-            }
+            let change = Change::DoesNotFit { needed: plan.predicted_peak, available };
+            Replanned { change: (!previous.squeezed).then_some(change), plan }
         }
     }
 }
@@ -147,10 +108,7 @@ fn shrink(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan) -
 /// A snapshot of a machine with a tenth less to hold: growth has to clear a higher bar.
 fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
     let ceiling = now.ceiling().percent(100 - CALM_MARGIN_PERCENT);
-    MemorySnapshot {
-        available: ceiling.saturating_sub(now.rss),
-        ..now.clone()
-    }
+    MemorySnapshot { available: ceiling.saturating_sub(now.rss), ..now.clone() }
 }
 
 #[cfg(test)]
@@ -164,11 +122,7 @@ mod tests {
             micro_batch_samples: samples,
             recompute_blocks: 0,
             loss_chunk_rows: 128,
-            rows: vec![CostRow::new(
-                "activations",
-                (100 << 20) * samples as u64,
-                "",
-            )],
+            rows: vec![CostRow::new("activations", (100 << 20) * samples as u64, "")],
             relative_time: 1.0 + 1.0 / samples as f64,
         };
         let loader = LoaderChoice {
@@ -187,11 +141,7 @@ mod tests {
     }
 
     fn with_ceiling(mib: u64) -> MemorySnapshot {
-        MemorySnapshot {
-            available: Bytes::mib(mib - 100),
-            rss: Bytes::mib(100),
-            ..Default::default()
-        }
+        MemorySnapshot { available: Bytes::mib(mib - 100), rss: Bytes::mib(100), ..Default::default() }
     }
 
     const BUDGET: Budget = Budget::Explicit(Bytes::gib(1));
@@ -215,11 +165,7 @@ mod tests {
         let mut current = first.clone();
         for ceiling in [4000, 2000, 1024, 960, 900, 3000] {
             let replanned = replan(&with_ceiling(ceiling), &costs(), BUDGET, &current);
-            assert_eq!(
-                (&replanned.plan, &replanned.change),
-                (&first, &None),
-                "at {ceiling} MiB"
-            );
+            assert_eq!((&replanned.plan, &replanned.change), (&first, &None), "at {ceiling} MiB");
             current = replanned.plan;
         }
     }
@@ -231,10 +177,7 @@ mod tests {
         assert_eq!(samples, [8, 8, 8, 4, 4]);
         let [needed, available] = [900, 899].map(Bytes::mib);
         assert_eq!(changes, [Change::Shrunk { needed, available }]);
-        assert_eq!(
-            changes[0].to_string(),
-            "memory pressure: the plan's peak is 900 MiB, only 899 MiB are there"
-        );
+        assert_eq!(changes[0].to_string(), "memory pressure: the plan's peak is 900 MiB, only 899 MiB are there");
     }
 
     #[test]
@@ -246,17 +189,9 @@ mod tests {
         ceilings.extend(vec![2000; calm]);
         let (samples, changes) = follow(BUDGET, &ceilings);
         assert_eq!(samples[..2], [8, 4]);
-        assert!(
-            samples[2..samples.len() - 1]
-                .iter()
-                .all(|&samples| samples == 4),
-            "{samples:?}"
-        );
+        assert!(samples[2..samples.len() - 1].iter().all(|&samples| samples == 4), "{samples:?}");
         assert_eq!(samples.last(), Some(&8));
-        assert!(
-            matches!(changes[..], [Change::Shrunk { .. }, Change::Grown { .. }]),
-            "{changes:?}"
-        );
+        assert!(matches!(changes[..], [Change::Shrunk { .. }, Change::Grown { .. }]), "{changes:?}");
     }
 
     #[test]
@@ -265,10 +200,7 @@ mod tests {
         let mut ceilings = vec![2000, 600];
         ceilings.extend([1000, 946].repeat(50));
         let (samples, changes) = follow(BUDGET, &ceilings);
-        assert!(
-            samples[1..].iter().all(|&samples| samples == 4),
-            "{samples:?}"
-        );
+        assert!(samples[1..].iter().all(|&samples| samples == 4), "{samples:?}");
         assert_eq!(changes.len(), 1);
     }
 

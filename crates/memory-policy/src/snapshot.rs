@@ -51,8 +51,7 @@ pub struct Group {
 impl Group {
     /// What the group may still take before it swaps or kills.
     pub fn available(&self) -> Bytes {
-        self.limit
-            .saturating_sub(self.used.saturating_sub(self.reclaimable))
+        self.limit.saturating_sub(self.used.saturating_sub(self.reclaimable))
     }
 }
 
@@ -94,22 +93,14 @@ impl MemorySnapshot {
 impl fmt::Display for MemorySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rss {}, peak {}; ", self.rss, self.peak_rss)?;
-        write!(
-            f,
-            "{} available ({})",
-            self.usable(),
-            self.usable_is_set_by()
-        )?;
+        write!(f, "{} available ({})", self.usable(), self.usable_is_set_by())?;
         if self.swap_total > Bytes::ZERO {
             write!(f, "; swap {} of {}", self.swap_used, self.swap_total)?;
         }
         if self.swapped > Bytes::ZERO {
             write!(f, ", {} of it ours", self.swapped)?;
         }
-        let worst = [self.pressure, self.group_pressure]
-            .into_iter()
-            .flatten()
-            .map(|p| p.some_percent);
+        let worst = [self.pressure, self.group_pressure].into_iter().flatten().map(|p| p.some_percent);
         if let Some(percent) = worst.reduce(f64::max) {
             write!(f, "; pressure {percent:.1} %")?;
         }
@@ -123,22 +114,13 @@ mod tests {
 
     fn group(limit: u64, used: u64, reclaimable: u64) -> Option<Group> {
         let [limit, used, reclaimable] = [limit, used, reclaimable].map(Bytes::mib);
-        Some(Group {
-            path: "/".into(),
-            limit,
-            used,
-            reclaimable,
-        })
+        Some(Group { path: "/".into(), limit, used, reclaimable })
     }
 
     #[test]
     fn the_smaller_of_host_and_group_is_what_may_still_be_taken() {
         let check = |available: u64, group: Option<Group>, usable: u64, set_by: &str| {
-            let now = MemorySnapshot {
-                available: Bytes::mib(available),
-                group,
-                ..Default::default()
-            };
+            let now = MemorySnapshot { available: Bytes::mib(available), group, ..Default::default() };
             assert_eq!(now.usable(), Bytes::mib(usable));
             assert_eq!(now.usable_is_set_by(), set_by);
         };
@@ -169,22 +151,13 @@ mod tests {
             peak_rss: Bytes::mib(530),
             ..Default::default()
         };
-        assert_eq!(
-            now.to_string(),
-            "rss 412 MiB, peak 530 MiB; 6 GiB available (host)"
-        );
+        assert_eq!(now.to_string(), "rss 412 MiB, peak 530 MiB; 6 GiB available (host)");
         now.group = group(1024, 600, 100);
         now.swap_total = Bytes::gib(2);
         now.swapped = Bytes::kib(12);
         now.swap_used = Bytes::mib(1);
-        now.pressure = Some(Pressure {
-            some_percent: 0.4,
-            full_percent: 0.0,
-        });
-        now.group_pressure = Some(Pressure {
-            some_percent: 12.25,
-            full_percent: 3.0,
-        });
+        now.pressure = Some(Pressure { some_percent: 0.4, full_percent: 0.0 });
+        now.group_pressure = Some(Pressure { some_percent: 12.25, full_percent: 3.0 });
         let line = "rss 412 MiB, peak 530 MiB; 524 MiB available (cgroup); \
                     swap 1 MiB of 2 GiB, 12 KiB of it ours; pressure 12.2 %";
         assert_eq!(now.to_string(), line);
@@ -192,11 +165,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_survives_json() {
-        let now = MemorySnapshot {
-            total: Bytes::gib(16),
-            group: group(9, 3, 1),
-            ..Default::default()
-        };
+        let now = MemorySnapshot { total: Bytes::gib(16), group: group(9, 3, 1), ..Default::default() };
         let json = serde_json::to_string(&now).unwrap();
         assert_eq!(serde_json::from_str::<MemorySnapshot>(&json).unwrap(), now);
     }

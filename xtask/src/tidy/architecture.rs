@@ -18,16 +18,9 @@ pub fn every_crate_is_in_the_table_and_back(tree: &Tree) -> Vec<Finding> {
         .into_iter()
         .filter_map(|row| row.into_iter().next()?.into_iter().next())
         .collect();
-    let missing = members
-        .difference(&rows)
-        .map(|name| format!("`{name}` has no row under `## Allowed edges`"));
-    let left_over = rows
-        .difference(&members)
-        .map(|name| format!("`{name}` has a row and is no crate"));
-    missing
-        .chain(left_over)
-        .map(|what| Finding::new(ARCHITECTURE, 0, what))
-        .collect()
+    let missing = members.difference(&rows).map(|name| format!("`{name}` has no row under `## Allowed edges`"));
+    let left_over = rows.difference(&members).map(|name| format!("`{name}` has a row and is no crate"));
+    missing.chain(left_over).map(|what| Finding::new(ARCHITECTURE, 0, what)).collect()
 }
 
 /// No crate uses another one that the table does not allow it.
@@ -38,13 +31,7 @@ pub fn crates_use_allowed_edges_only(tree: &Tree) -> Vec<Finding> {
         .filter_map(|row| {
             let mut cells = row.into_iter();
             let name = cells.next()?.into_iter().next()?;
-            Some((
-                name,
-                [
-                    cells.next().unwrap_or_default(),
-                    cells.next().unwrap_or_default(),
-                ],
-            ))
+            Some((name, [cells.next().unwrap_or_default(), cells.next().unwrap_or_default()]))
         })
         .collect();
     let mut findings = Vec::new();
@@ -52,11 +39,7 @@ pub fn crates_use_allowed_edges_only(tree: &Tree) -> Vec<Finding> {
         let Some([uses, tests_use]) = allowed.get(name) else {
             continue;
         };
-        for (edge, only_tests) in manifest
-            .dependencies
-            .iter()
-            .filter(|(edge, _)| manifests.contains_key(edge))
-        {
+        for (edge, only_tests) in manifest.dependencies.iter().filter(|(edge, _)| manifests.contains_key(edge)) {
             let is_allowed = uses.contains(edge) || *only_tests && tests_use.contains(edge);
             if !is_allowed {
                 let what = format!("uses `{edge}`, which {ARCHITECTURE} does not allow `{name}`");
@@ -72,17 +55,13 @@ pub fn dependencies_are_named_by_their_owners_only(tree: &Tree) -> Vec<Finding> 
     let manifests = manifests(tree);
     let mut findings = Vec::new();
     for row in table(tree, "## Who may name which dependency") {
-        let [names, owners, tests_of] =
-            [0, 1, 2].map(|cell| row.get(cell).cloned().unwrap_or_default());
+        let [names, owners, tests_of] = [0, 1, 2].map(|cell| row.get(cell).cloned().unwrap_or_default());
         for (name, manifest) in &manifests {
             for (dependency, only_tests) in &manifest.dependencies {
                 let is_tool = *only_tests || name == "xtask";
                 let allowed = owners.contains(name) || is_tool && tests_of.contains(name);
                 if names.contains(dependency) && !allowed {
-                    let what = format!(
-                        "names `{dependency}`, which is left to `{}`",
-                        owners.join("`, `")
-                    );
+                    let what = format!("names `{dependency}`, which is left to `{}`", owners.join("`, `"));
                     findings.push(Finding::new(&manifest.path, 0, what));
                 }
             }
@@ -96,9 +75,7 @@ pub fn versions_and_lints_come_from_the_workspace(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for manifest in manifests(tree).values() {
         for name in &manifest.with_own_version {
-            let what = format!(
-                "`{name}`: expected `workspace = true`, the version belongs in the root Cargo.toml"
-            );
+            let what = format!("`{name}`: expected `workspace = true`, the version belongs in the root Cargo.toml");
             findings.push(Finding::new(&manifest.path, 0, what));
         }
         if !manifest.has_workspace_lints {
@@ -121,15 +98,10 @@ struct Manifest {
 /// The manifest of every member of the workspace, by the name of the crate.
 fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     let is_member = |path: &str| {
-        let crates = path
-            .strip_prefix("crates/")
-            .and_then(|path| path.strip_suffix("/Cargo.toml"));
+        let crates = path.strip_prefix("crates/").and_then(|path| path.strip_suffix("/Cargo.toml"));
         path == "xtask/Cargo.toml" || crates.is_some_and(|name| !name.contains('/'))
     };
-    tree.files()
-        .filter(|(path, _)| is_member(path))
-        .filter_map(|(path, text)| manifest(path, text))
-        .collect()
+    tree.files().filter(|(path, _)| is_member(path)).filter_map(|(path, text)| manifest(path, text)).collect()
 }
 
 fn manifest(path: &str, text: &str) -> Option<(String, Manifest)> {
@@ -142,24 +114,11 @@ fn manifest(path: &str, text: &str) -> Option<(String, Manifest)> {
         has_workspace_lints: from_workspace(file.get("lints")),
     };
     // Dependencies of one platform count like all others.
-    let platforms = file
-        .get("target")
-        .and_then(|target| target.as_table())
-        .into_iter()
-        .flatten();
+    let platforms = file.get("target").and_then(|target| target.as_table()).into_iter().flatten();
     let tables = std::iter::once(&file).chain(platforms.filter_map(|(_, table)| table.as_table()));
     for table in tables {
-        for (key, only_tests) in [
-            ("dependencies", false),
-            ("build-dependencies", false),
-            ("dev-dependencies", true),
-        ] {
-            for (name, value) in table
-                .get(key)
-                .and_then(|value| value.as_table())
-                .into_iter()
-                .flatten()
-            {
+        for (key, only_tests) in [("dependencies", false), ("build-dependencies", false), ("dev-dependencies", true)] {
+            for (name, value) in table.get(key).and_then(|value| value.as_table()).into_iter().flatten() {
                 manifest.dependencies.push((name.clone(), only_tests));
                 if !from_workspace(Some(value)) {
                     manifest.with_own_version.push(name.clone());
@@ -171,36 +130,21 @@ fn manifest(path: &str, text: &str) -> Option<(String, Manifest)> {
 }
 
 fn from_workspace(value: Option<&toml::Value>) -> bool {
-    value
-        .and_then(|value| value.get("workspace"))
-        .and_then(toml::Value::as_bool)
-        == Some(true)
+    value.and_then(|value| value.get("workspace")).and_then(toml::Value::as_bool) == Some(true)
 }
 
 /// The rows of the first table under `heading` in ARCHITECTURE.md; of each cell, the names in it.
 fn table(tree: &Tree, heading: &str) -> Vec<Vec<Vec<String>>> {
     let text = tree.get(ARCHITECTURE).unwrap_or_default();
-    let section = text
-        .lines()
-        .skip_while(|line| line.trim_end() != heading)
-        .skip(1);
-    let lines = section
-        .take_while(|line| !line.starts_with("## "))
-        .filter(|line| line.starts_with('|'));
+    let section = text.lines().skip_while(|line| line.trim_end() != heading).skip(1);
+    let lines = section.take_while(|line| !line.starts_with("## ")).filter(|line| line.starts_with('|'));
     // The first two lines are the header and the rule below it.
-    lines
-        .skip(2)
-        .map(|line| line.trim_matches('|').split('|').map(names).collect())
-        .collect()
+    lines.skip(2).map(|line| line.trim_matches('|').split('|').map(names).collect()).collect()
 }
 
 /// What stands between backticks.
 fn names(cell: &str) -> Vec<String> {
-    cell.split('`')
-        .skip(1)
-        .step_by(2)
-        .map(str::to_string)
-        .collect()
+    cell.split('`').skip(1).step_by(2).map(str::to_string).collect()
 }
 
 #[cfg(test)]
@@ -235,10 +179,7 @@ mod tests {
             ("crates/base/Cargo.toml", &manifest("base", base)),
             ("crates/middle/Cargo.toml", &manifest("middle", middle)),
             ("crates/side/Cargo.toml", &manifest("side", side)),
-            (
-                "crates/side/tests/fixture/Cargo.toml",
-                "not a manifest of ours",
-            ),
+            ("crates/side/tests/fixture/Cargo.toml", "not a manifest of ours"),
         ])
     }
 
@@ -250,27 +191,11 @@ mod tests {
     #[test]
     fn an_edge_outside_of_the_table_is_found() {
         let rule = crates_use_allowed_edges_only;
+        check(rule, &tree("", "[dependencies]\nbase.workspace = true\nserde.workspace = true", ""), &[]);
+        check(rule, &tree("", "[dev-dependencies]\nside.workspace = true", ""), &[]);
         check(
             rule,
-            &tree(
-                "",
-                "[dependencies]\nbase.workspace = true\nserde.workspace = true",
-                "",
-            ),
-            &[],
-        );
-        check(
-            rule,
-            &tree("", "[dev-dependencies]\nside.workspace = true", ""),
-            &[],
-        );
-        check(
-            rule,
-            &tree(
-                "[dependencies]\nmiddle.workspace = true",
-                "[dependencies]\nside.workspace = true",
-                "",
-            ),
+            &tree("[dependencies]\nmiddle.workspace = true", "[dependencies]\nside.workspace = true", ""),
             &[
                 "crates/base/Cargo.toml: uses `middle`, which ARCHITECTURE.md does not allow `base`",
                 "crates/middle/Cargo.toml: uses `side`, which ARCHITECTURE.md does not allow `middle`",
@@ -278,11 +203,7 @@ mod tests {
         );
         check(
             rule,
-            &tree(
-                "",
-                "",
-                "[target.'cfg(unix)'.dependencies]\nbase.workspace = true",
-            ),
+            &tree("", "", "[target.'cfg(unix)'.dependencies]\nbase.workspace = true"),
             &["crates/side/Cargo.toml: uses `base`, which ARCHITECTURE.md does not allow `side`"],
         );
     }
@@ -290,23 +211,11 @@ mod tests {
     #[test]
     fn a_dependency_named_outside_of_its_owner_is_found() {
         let rule = dependencies_are_named_by_their_owners_only;
+        check(rule, &tree("[dependencies]\narrow.workspace = true", "", ""), &[]);
+        check(rule, &tree("", "[dev-dependencies]\narrow.workspace = true", ""), &[]);
         check(
             rule,
-            &tree("[dependencies]\narrow.workspace = true", "", ""),
-            &[],
-        );
-        check(
-            rule,
-            &tree("", "[dev-dependencies]\narrow.workspace = true", ""),
-            &[],
-        );
-        check(
-            rule,
-            &tree(
-                "",
-                "[dependencies]\narrow.workspace = true",
-                "[dev-dependencies]\nparquet.workspace = true",
-            ),
+            &tree("", "[dependencies]\narrow.workspace = true", "[dev-dependencies]\nparquet.workspace = true"),
             &[
                 "crates/middle/Cargo.toml: names `arrow`, which is left to `base`",
                 "crates/side/Cargo.toml: names `parquet`, which is left to `base`",
@@ -337,15 +246,7 @@ mod tests {
     #[test]
     fn a_version_or_a_lint_of_its_own_is_found() {
         let rule = versions_and_lints_come_from_the_workspace;
-        check(
-            rule,
-            &tree(
-                "[dependencies]\nserde = { workspace = true, features = [\"rc\"] }",
-                "",
-                "",
-            ),
-            &[],
-        );
+        check(rule, &tree("[dependencies]\nserde = { workspace = true, features = [\"rc\"] }", "", ""), &[]);
         let own = "[package]\nname = \"base\"\n[dependencies]\nserde = \"1\"\n";
         check(
             rule,

@@ -31,9 +31,7 @@ pub fn without_words(source: &str) -> String {
 
 /// The part of `source` before its tests: they come last, in `#[cfg(test)] mod`.
 pub fn before_tests(source: &str) -> &str {
-    source
-        .find("\n#[cfg(test)]\nmod ")
-        .map_or(source, |end| &source[..end])
+    source.find("\n#[cfg(test)]\nmod ").map_or(source, |end| &source[..end])
 }
 
 /// Whether a file holds tests only.
@@ -49,10 +47,7 @@ pub fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item =
             !before.ends_with(is_identifier) && !after.starts_with(is_identifier)
         })
     };
-    code.lines()
-        .enumerate()
-        .filter(move |(_, line)| stands_in(line))
-        .map(|(at, _)| at + 1)
+    code.lines().enumerate().filter(move |(_, line)| stands_in(line)).map(|(at, _)| at + 1)
 }
 
 fn copy(code: &mut String, c: char) -> usize {
@@ -122,10 +117,7 @@ fn character(rest: &str) -> Option<usize> {
         chars.next()?;
         return chars.find(|&(_, c)| c == '\'').map(|(at, _)| at + 1);
     }
-    chars
-        .next()
-        .filter(|&(_, c)| c == '\'')
-        .map(|(at, _)| at + 1)
+    chars.next().filter(|&(_, c)| c == '\'').map(|(at, _)| at + 1)
 }
 
 #[cfg(test)]
@@ -135,11 +127,7 @@ mod tests {
     #[track_caller]
     fn check(source: &str, expected: &str) {
         let code = without_words(source);
-        assert_eq!(
-            code.split_whitespace().collect::<Vec<_>>().join(" "),
-            expected,
-            "{source}"
-        );
+        assert_eq!(code.split_whitespace().collect::<Vec<_>>().join(" "), expected, "{source}");
         assert_eq!(code.lines().count(), source.lines().count());
     }
 
@@ -152,14 +140,8 @@ mod tests {
         check("let s = r#\"unsafe \" still\"#; t", "let s = ; t");
         check("let s = b\"unsafe\"; t", "let s = ; t");
         check("let s = br\"unsafe\\\"; t", "let s = ; t");
-        check(
-            "let c = '\"'; let d = '\\''; let e = b'\"'; t",
-            "let c = ; let d = ; let e = ; t",
-        );
-        check(
-            "fn f<'a>(x: &'a str) -> &'a str { x }",
-            "fn f<'a>(x: &'a str) -> &'a str { x }",
-        );
+        check("let c = '\"'; let d = '\\''; let e = b'\"'; t", "let c = ; let d = ; let e = ; t");
+        check("fn f<'a>(x: &'a str) -> &'a str { x }", "fn f<'a>(x: &'a str) -> &'a str { x }");
         check("let bar = for_r\n + b;", "let bar = for_r + b;");
         check("let 数 = \"一\n二\"; t", "let 数 = ; t");
         check("open \"never closed\n", "open");
@@ -168,20 +150,13 @@ mod tests {
 
     #[test]
     fn words_are_found_as_words() {
-        let lines: Vec<_> =
-            lines_with_word("unsafe {\nunsafely\nnot_unsafe\n(unsafe)", "unsafe").collect();
+        let lines: Vec<_> = lines_with_word("unsafe {\nunsafely\nnot_unsafe\n(unsafe)", "unsafe").collect();
         assert_eq!(lines, [1, 4]);
     }
 
     #[test]
     fn tests_at_the_end_are_cut_off() {
-        assert_eq!(
-            before_tests("fn a() {}\n\n#[cfg(test)]\nmod tests { b }"),
-            "fn a() {}\n"
-        );
-        assert_eq!(
-            before_tests("fn a() {}\n#[cfg(test)]\nfn b() {}\n"),
-            "fn a() {}\n#[cfg(test)]\nfn b() {}\n"
-        );
+        assert_eq!(before_tests("fn a() {}\n\n#[cfg(test)]\nmod tests { b }"), "fn a() {}\n");
+        assert_eq!(before_tests("fn a() {}\n#[cfg(test)]\nfn b() {}\n"), "fn a() {}\n#[cfg(test)]\nfn b() {}\n");
     }
 }

@@ -7,9 +7,8 @@ use super::{Finding, Tree};
 const MACHINE_PATHS: [(&str, &str); 3] = [("/wo", "rk/"), ("/tm", "p/"), ("/roo", "t/")];
 
 /// Directories whose files documents name.
-const OUR_DIRECTORIES: [&str; 9] = [
-    "crates/", "xtask/", "configs/", "scripts/", "tests/", "docs/", "data/", ".ci/", ".cargo/",
-];
+const OUR_DIRECTORIES: [&str; 9] =
+    ["crates/", "xtask/", "configs/", "scripts/", "tests/", "docs/", "data/", ".ci/", ".cargo/"];
 
 /// No text names a path that exists on one machine only.
 pub fn no_text_names_a_path_of_one_machine(tree: &Tree) -> Vec<Finding> {
@@ -24,11 +23,7 @@ pub fn no_text_names_a_path_of_one_machine(tree: &Tree) -> Vec<Finding> {
                     !line[..at].ends_with(|c: char| c.is_alphanumeric() || "}.-_~*$".contains(c))
                 };
                 if places.any(begins_here) {
-                    findings.push(Finding::new(
-                        path,
-                        at + 1,
-                        format!("names `{machine_path}`, a path of one machine"),
-                    ));
+                    findings.push(Finding::new(path, at + 1, format!("names `{machine_path}`, a path of one machine")));
                 }
             }
         }
@@ -43,15 +38,9 @@ pub fn documents_name_files_that_exist(tree: &Tree) -> Vec<Finding> {
         for (at, line) in text.lines().enumerate() {
             let words = line.split(|c: char| c.is_whitespace() || "`\"'()[]<>|,;:=".contains(c));
             for word in words.map(|word| word.trim_end_matches(['.', '/'])) {
-                let is_ours = OUR_DIRECTORIES
-                    .iter()
-                    .any(|directory| word.starts_with(directory));
+                let is_ours = OUR_DIRECTORIES.iter().any(|directory| word.starts_with(directory));
                 if is_ours && !is_pattern(word) && !tree.has(word) && !is_data(word) {
-                    findings.push(Finding::new(
-                        path,
-                        at + 1,
-                        format!("names `{word}`, which does not exist"),
-                    ));
+                    findings.push(Finding::new(path, at + 1, format!("names `{word}`, which does not exist")));
                 }
             }
         }
@@ -70,9 +59,7 @@ fn is_pattern(path: &str) -> bool {
 
 /// Whether a file is data, which the tree of text files does not hold.
 fn is_data(path: &str) -> bool {
-    [".parquet", ".safetensors", ".png"]
-        .iter()
-        .any(|extension| path.ends_with(extension))
+    [".parquet", ".safetensors", ".png"].iter().any(|extension| path.ends_with(extension))
 }
 
 #[cfg(test)]
@@ -82,10 +69,7 @@ mod tests {
     #[track_caller]
     fn check(rule: super::super::Rule, text: &str, expected: &[&str]) {
         let tree = Tree::of(&[("docs/a.md", text), ("crates/t5/src/lib.rs", "")]);
-        let findings: Vec<String> = rule(&tree)
-            .iter()
-            .map(|finding| finding.what.clone())
-            .collect();
+        let findings: Vec<String> = rule(&tree).iter().map(|finding| finding.what.clone()).collect();
         assert_eq!(findings, expected, "{text}");
     }
 
@@ -96,36 +80,16 @@ mod tests {
             let path = [first, second].concat();
             let expected = format!("names `{path}`, a path of one machine");
             check(rule, &format!("see `{path}file`"), &[&expected]);
-            check(
-                rule,
-                &format!("https://example.org{path}file and ${path}"),
-                &[],
-            );
+            check(rule, &format!("https://example.org{path}file and ${path}"), &[]);
         }
     }
 
     #[test]
     fn a_document_that_names_a_missing_file_is_found() {
         let rule = documents_name_files_that_exist;
-        check(
-            rule,
-            "see `crates/t5/src/lib.rs`, crates/t5/ and [it](crates/t5).",
-            &[],
-        );
-        check(
-            rule,
-            "all of `crates/*/src`, checkpoints/step-1, `data/train.parquet`",
-            &[],
-        );
-        check(
-            rule,
-            "see crates/t6/src",
-            &["names `crates/t6/src`, which does not exist"],
-        );
-        check(
-            rule,
-            "run --config configs/no.toml",
-            &["names `configs/no.toml`, which does not exist"],
-        );
+        check(rule, "see `crates/t5/src/lib.rs`, crates/t5/ and [it](crates/t5).", &[]);
+        check(rule, "all of `crates/*/src`, checkpoints/step-1, `data/train.parquet`", &[]);
+        check(rule, "see crates/t6/src", &["names `crates/t6/src`, which does not exist"]);
+        check(rule, "run --config configs/no.toml", &["names `configs/no.toml`, which does not exist"]);
     }
 }

@@ -21,28 +21,20 @@ impl Tree {
             Some(paths) => paths,
             None => {
                 let mut paths = Vec::new();
-                walk(root, root, &mut paths)
-                    .map_err(|error| format!("{}: cannot be read: {error}", root.display()))?;
+                walk(root, root, &mut paths).map_err(|error| format!("{}: cannot be read: {error}", root.display()))?;
                 paths
             }
         };
         // A file that git tracks may have been deleted from disk and not from the index yet.
         let read = |path: String| Some((fs::read_to_string(root.join(&path)).ok()?, path));
-        let files = paths
-            .into_iter()
-            .filter_map(read)
-            .map(|(text, path)| (path, text))
-            .collect();
+        let files = paths.into_iter().filter_map(read).map(|(text, path)| (path, text)).collect();
         Ok(Self { files })
     }
 
     /// A tree of these files, for tests of rules.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Self {
-        let files = files
-            .iter()
-            .map(|(path, text)| (path.to_string(), text.to_string()))
-            .collect();
+        let files = files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
         Self { files }
     }
 
@@ -65,9 +57,7 @@ impl Tree {
 
     /// Path and text of every file.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.files
-            .iter()
-            .map(|(path, text)| (path.as_str(), text.as_str()))
+        self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
     /// Path and text of every Rust file.
@@ -78,29 +68,10 @@ impl Tree {
 
 /// What git tracks, and what it would track if it were added.
 fn tracked(root: &Path) -> Option<Vec<String>> {
-    let list = [
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ];
-    let output = Command::new("git")
-        .arg("-C")
-        .arg(root)
-        .args(list)
-        .output()
-        .ok()?;
-    let text = output
-        .status
-        .success()
-        .then(|| String::from_utf8(output.stdout).ok())??;
-    Some(
-        text.split('\0')
-            .filter(|path| !path.is_empty())
-            .map(str::to_string)
-            .collect(),
-    )
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let output = Command::new("git").arg("-C").arg(root).args(list).output().ok()?;
+    let text = output.status.success().then(|| String::from_utf8(output.stdout).ok())??;
+    Some(text.split('\0').filter(|path| !path.is_empty()).map(str::to_string).collect())
 }
 
 /// Every file below `directory` that is not a build output or git's own.
@@ -109,10 +80,7 @@ fn walk(root: &Path, directory: &Path, paths: &mut Vec<String>) -> std::io::Resu
         let entry = entry?;
         let path = entry.path();
         if entry.file_type()?.is_dir() {
-            if !["target", ".git"]
-                .iter()
-                .any(|name| entry.file_name() == *name)
-            {
+            if !["target", ".git"].iter().any(|name| entry.file_name() == *name) {
                 walk(root, &path, paths)?;
             }
         } else if let Some(path) = path.strip_prefix(root).ok().and_then(Path::to_str) {
@@ -128,10 +96,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_there_when_a_file_in_it_is() {
-        let tree = Tree::of(&[
-            ("crates/t5/src/lib.rs", ""),
-            ("crates/t5-ops/src/lib.rs", ""),
-        ]);
+        let tree = Tree::of(&[("crates/t5/src/lib.rs", ""), ("crates/t5-ops/src/lib.rs", "")]);
         let check = |path: &str, expected: bool| assert_eq!(tree.has(path), expected, "{path}");
         check("crates", true);
         check("crates/t5/", true);
@@ -147,10 +112,7 @@ mod tests {
         let root = crate::root();
         walk(root, &root.join("xtask/src"), &mut walked).unwrap();
         let tree = Tree::read(root).unwrap();
-        assert!(
-            walked.iter().any(|path| path == "xtask/src/tidy.rs"),
-            "{walked:?}"
-        );
+        assert!(walked.iter().any(|path| path == "xtask/src/tidy.rs"), "{walked:?}");
         assert!(walked.iter().all(|path| tree.has(path)), "{walked:?}");
     }
 }

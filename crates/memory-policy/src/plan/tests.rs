@@ -7,46 +7,21 @@ use crate::{Group, LoaderChoice};
 
 const MIB: u64 = 1 << 20;
 
-fn step(
-    micro_batch_samples: usize,
-    recompute_blocks: usize,
-    mib: u64,
-    relative_time: f64,
-) -> StepChoice {
+fn step(micro_batch_samples: usize, recompute_blocks: usize, mib: u64, relative_time: f64) -> StepChoice {
     let rows = vec![CostRow::new("activations", mib * MIB, "")];
-    StepChoice {
-        micro_batch_samples,
-        recompute_blocks,
-        loss_chunk_rows: 128,
-        rows,
-        relative_time,
-    }
+    StepChoice { micro_batch_samples, recompute_blocks, loss_chunk_rows: 128, rows, relative_time }
 }
 
-fn loader(
-    residency: DatasetResidency,
-    prefetch_batches: usize,
-    mib: u64,
-    relative_time: f64,
-) -> LoaderChoice {
+fn loader(residency: DatasetResidency, prefetch_batches: usize, mib: u64, relative_time: f64) -> LoaderChoice {
     let rows = vec![CostRow::new("loader", mib * MIB, "")];
-    LoaderChoice {
-        residency,
-        decode_threads: 1,
-        prefetch_batches,
-        rows,
-        relative_time,
-    }
+    LoaderChoice { residency, decode_threads: 1, prefetch_batches, rows, relative_time }
 }
 
 /// 200 MiB whatever is chosen; steps of 50 to 800 MiB; loaders of 10 to 300 MiB.
 fn costs() -> Costs {
     Costs {
         batch_samples: 16,
-        fixed: vec![
-            CostRow::new("parameters", 150 * MIB, "f32"),
-            CostRow::new("process", 50 * MIB, ""),
-        ],
+        fixed: vec![CostRow::new("parameters", 150 * MIB, "f32"), CostRow::new("process", 50 * MIB, "")],
         steps: vec![
             step(1, 12, 50, 1.9),
             step(1, 0, 100, 1.4),
@@ -56,14 +31,7 @@ fn costs() -> Costs {
         ],
         loaders: vec![
             loader(DatasetResidency::InMemory, 4, 300, 1.0),
-            loader(
-                DatasetResidency::RowGroupCache {
-                    bytes: Bytes::mib(32),
-                },
-                2,
-                40,
-                1.02,
-            ),
+            loader(DatasetResidency::RowGroupCache { bytes: Bytes::mib(32) }, 2, 40, 1.02),
             loader(DatasetResidency::UltraLowMem, 1, 10, 1.5),
         ],
     }
@@ -71,11 +39,7 @@ fn costs() -> Costs {
 
 /// A machine with so much that only the budget counts.
 fn ample() -> MemorySnapshot {
-    MemorySnapshot {
-        total: Bytes::gib(64),
-        available: Bytes::gib(60),
-        ..Default::default()
-    }
+    MemorySnapshot { total: Bytes::gib(64), available: Bytes::gib(60), ..Default::default() }
 }
 
 fn explicit(mib: u64) -> Budget {
@@ -86,17 +50,8 @@ fn explicit(mib: u64) -> Budget {
 fn the_fastest_plan_that_fits_is_chosen() {
     let check = |budget_mib: u64, samples: usize, recompute: usize, residency: &str| {
         let plan = plan(&ample(), &costs(), explicit(budget_mib)).unwrap();
-        let chosen = (
-            plan.micro_batch_samples,
-            plan.recompute_blocks,
-            plan.residency.name(),
-        );
-        assert_eq!(
-            chosen,
-            (samples, recompute, residency),
-            "at {budget_mib} MiB:\n{}",
-            plan.bill
-        );
+        let chosen = (plan.micro_batch_samples, plan.recompute_blocks, plan.residency.name());
+        assert_eq!(chosen, (samples, recompute, residency), "at {budget_mib} MiB:\n{}", plan.bill);
         assert!(plan.required() <= Bytes::mib(budget_mib));
     };
     check(4000, 8, 0, "in_memory");
@@ -116,85 +71,39 @@ fn what_cannot_fit_is_refused_with_the_smallest_budget_that_would_do() {
     assert_eq!(refusal.smallest_budget, Bytes::mib(273)); // 200 + 50 + 10 and 5 %
     assert_eq!(refusal.limited_by, Limit::Budget);
     assert_eq!(refusal.smallest_plan.predicted_peak, Bytes::mib(260));
-    assert_eq!(
-        refusal.to_string(),
-        "memory budget: expected at least 273 MiB for the smallest plan, got 200 MiB"
-    );
-    assert_eq!(
-        refusal.hint(),
-        "the smallest budget that would do: --memory-budget 273MiB"
-    );
+    assert_eq!(refusal.to_string(), "memory budget: expected at least 273 MiB for the smallest plan, got 200 MiB");
+    assert_eq!(refusal.hint(), "the smallest budget that would do: --memory-budget 273MiB");
 
-    let enough = plan(
-        &ample(),
-        &costs(),
-        Budget::Explicit(refusal.smallest_budget),
-    )
-    .unwrap();
+    let enough = plan(&ample(), &costs(), Budget::Explicit(refusal.smallest_budget)).unwrap();
     assert_eq!(enough, *refusal.smallest_plan);
     let one_less = Budget::Explicit(Bytes(refusal.smallest_budget.0 - 1));
-    assert_eq!(
-        plan(&ample(), &costs(), one_less)
-            .unwrap_err()
-            .smallest_budget,
-        refusal.smallest_budget
-    );
+    assert_eq!(plan(&ample(), &costs(), one_less).unwrap_err().smallest_budget, refusal.smallest_budget);
 }
 
 #[test]
 fn a_machine_with_less_than_the_budget_is_not_promised_away() {
-    let crowded = MemorySnapshot {
-        available: Bytes::mib(330),
-        rss: Bytes::mib(30),
-        ..ample()
-    };
+    let crowded = MemorySnapshot { available: Bytes::mib(330), rss: Bytes::mib(30), ..ample() };
     let tight = plan(&crowded, &costs(), explicit(4000)).unwrap();
-    assert_eq!(
-        (tight.micro_batch_samples, tight.limited_by),
-        (1, Limit::Available)
-    );
+    assert_eq!((tight.micro_batch_samples, tight.limited_by), (1, Limit::Available));
     assert!(tight.required() <= crowded.ceiling());
     assert_eq!(tight.budget, Bytes::mib(4000));
 
-    let full = MemorySnapshot {
-        available: Bytes::mib(100),
-        rss: Bytes::mib(30),
-        ..ample()
-    };
+    let full = MemorySnapshot { available: Bytes::mib(100), rss: Bytes::mib(30), ..ample() };
     let refusal = plan(&full, &costs(), explicit(4000)).unwrap_err();
-    assert_eq!(
-        (refusal.limit, refusal.limited_by),
-        (Bytes::mib(130), Limit::Available)
-    );
-    assert_eq!(
-        refusal.to_string(),
-        "available memory: expected at least 273 MiB for the smallest plan, got 130 MiB"
-    );
-    let hint =
-        "free 143 MiB on this machine or raise its limit; `--memory-budget 273MiB` would do then";
+    assert_eq!((refusal.limit, refusal.limited_by), (Bytes::mib(130), Limit::Available));
+    assert_eq!(refusal.to_string(), "available memory: expected at least 273 MiB for the smallest plan, got 130 MiB");
+    let hint = "free 143 MiB on this machine or raise its limit; `--memory-budget 273MiB` would do then";
     assert_eq!(refusal.hint(), hint);
 }
 
 #[test]
-fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_is_not_counted_against_it()
- {
-    let group = Group {
-        limit: Bytes::mib(1000),
-        used: Bytes::mib(200),
-        ..Default::default()
-    };
-    let now = MemorySnapshot {
-        rss: Bytes::mib(150),
-        group: Some(group),
-        ..ample()
-    };
+fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_is_not_counted_against_it() {
+    let group = Group { limit: Bytes::mib(1000), used: Bytes::mib(200), ..Default::default() };
+    let now = MemorySnapshot { rss: Bytes::mib(150), group: Some(group), ..ample() };
     let plan = plan(&now, &costs(), Budget::ShareOfAvailable).unwrap();
     assert_eq!(plan.budget, Bytes::mib(760)); // 80 % of 1000 - 200 + 150
     let first = plan.bill.to_string().lines().next().unwrap().to_string();
-    assert!(
-        first.ends_with("760.0 MiB  80 % of what is available; 950.0 MiB available (cgroup)"),
-        "{first}"
-    );
+    assert!(first.ends_with("760.0 MiB  80 % of what is available; 950.0 MiB available (cgroup)"), "{first}");
     assert_eq!(plan.micro_batch_samples, 4);
 }
 
@@ -202,11 +111,7 @@ fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_
 fn with_an_explicit_budget_a_quiet_machine_does_not_change_the_plan() {
     let first = plan(&ample(), &costs(), explicit(700)).unwrap();
     for available in [701, 900, 5000, 50_000] {
-        let now = MemorySnapshot {
-            available: Bytes::mib(available),
-            rss: Bytes::mib(3),
-            ..ample()
-        };
+        let now = MemorySnapshot { available: Bytes::mib(available), rss: Bytes::mib(3), ..ample() };
         let mut same = plan(&now, &costs(), explicit(700)).unwrap();
         same.bill.available = first.bill.available;
         assert_eq!(first, same);
@@ -217,11 +122,7 @@ fn with_an_explicit_budget_a_quiet_machine_does_not_change_the_plan() {
 fn equal_speed_goes_to_the_smaller_plan_and_equal_plans_to_the_first_offered() {
     let mut costs = costs();
     costs.loaders.truncate(1);
-    costs.steps = vec![
-        step(8, 0, 500, 1.0),
-        step(4, 0, 300, 1.0),
-        step(2, 1, 300, 1.0),
-    ];
+    costs.steps = vec![step(8, 0, 500, 1.0), step(4, 0, 300, 1.0), step(2, 1, 300, 1.0)];
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
     assert_eq!((plan.micro_batch_samples, plan.recompute_blocks), (4, 0));
 }
@@ -230,23 +131,15 @@ fn equal_speed_goes_to_the_smaller_plan_and_equal_plans_to_the_first_offered() {
 fn a_pinned_lever_is_an_offer_of_that_value_alone() {
     let mut costs = costs();
     costs.steps.retain(|step| step.micro_batch_samples == 4);
-    costs
-        .loaders
-        .retain(|loader| loader.residency == DatasetResidency::UltraLowMem);
+    costs.loaders.retain(|loader| loader.residency == DatasetResidency::UltraLowMem);
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
-    assert_eq!(
-        (plan.micro_batch_samples, plan.residency),
-        (4, DatasetResidency::UltraLowMem)
-    );
+    assert_eq!((plan.micro_batch_samples, plan.residency), (4, DatasetResidency::UltraLowMem));
 }
 
 #[test]
 fn little_slack_clears_the_cache_often_and_much_slack_seldom() {
     let check = |slack: u64, step: u64, expected: u64| {
-        assert_eq!(
-            clear_cache_every_steps(Bytes::mib(slack), Bytes::mib(step)),
-            expected
-        );
+        assert_eq!(clear_cache_every_steps(Bytes::mib(slack), Bytes::mib(step)), expected);
     };
     check(0, 640, 1);
     check(9, 640, 1);
@@ -282,17 +175,10 @@ fn a_plan_survives_json() {
 fn any_costs() -> impl Strategy<Value = Costs> {
     let choice = || (0u64..2000 * MIB, 1.0f64..3.0);
     let fixed = prop::collection::vec(0u64..2000 * MIB, 0..3);
-    (
-        fixed,
-        prop::collection::vec(choice(), 1..8),
-        prop::collection::vec(choice(), 1..5),
-    )
-        .prop_map(|(fixed, steps, loaders)| Costs {
+    (fixed, prop::collection::vec(choice(), 1..8), prop::collection::vec(choice(), 1..5)).prop_map(
+        |(fixed, steps, loaders)| Costs {
             batch_samples: 8,
-            fixed: fixed
-                .into_iter()
-                .map(|bytes| CostRow::new("fixed", bytes, ""))
-                .collect(),
+            fixed: fixed.into_iter().map(|bytes| CostRow::new("fixed", bytes, "")).collect(),
             steps: steps
                 .into_iter()
                 .enumerate()
@@ -306,22 +192,16 @@ fn any_costs() -> impl Strategy<Value = Costs> {
                 .enumerate()
                 .map(|(i, (bytes, time))| {
                     let rows = vec![CostRow::new("loader", bytes, "")];
-                    LoaderChoice {
-                        rows,
-                        ..loader(DatasetResidency::UltraLowMem, i, 0, time)
-                    }
+                    LoaderChoice { rows, ..loader(DatasetResidency::UltraLowMem, i, 0, time) }
                 })
                 .collect(),
-        })
+        },
+    )
 }
 
 fn any_snapshot() -> impl Strategy<Value = MemorySnapshot> {
-    (
-        0u64..9000,
-        0u64..3000,
-        prop::option::of((0u64..9000, 0u64..9000, 0u64..9000)),
-    )
-        .prop_map(|(available, rss, group)| MemorySnapshot {
+    (0u64..9000, 0u64..3000, prop::option::of((0u64..9000, 0u64..9000, 0u64..9000))).prop_map(
+        |(available, rss, group)| MemorySnapshot {
             total: Bytes::gib(16),
             available: Bytes::mib(available),
             rss: Bytes::mib(rss),
@@ -332,7 +212,8 @@ fn any_snapshot() -> impl Strategy<Value = MemorySnapshot> {
                 reclaimable: Bytes::mib(reclaimable),
             }),
             ..Default::default()
-        })
+        },
+    )
 }
 
 proptest! {

@@ -41,11 +41,7 @@ pub(super) fn read(root: &Path) -> Groups {
     };
     let mut groups = Groups::default();
     for (version, path) in membership.lines().filter_map(own_group) {
-        let Some(mount) = mountinfo
-            .lines()
-            .filter_map(|line| Mount::parse(line, version))
-            .next_back()
-        else {
+        let Some(mount) = mountinfo.lines().filter_map(|line| Mount::parse(line, version)).next_back() else {
             continue;
         };
         let mounted_at = root.join(mount.point.trim_start_matches('/'));
@@ -54,14 +50,8 @@ pub(super) fn read(root: &Path) -> Groups {
         if let (Version::V2, Some((own, _))) = (version, levels.first()) {
             groups.pressure = procfs::pressure(&own.join("memory.pressure"));
         }
-        let limits = levels
-            .into_iter()
-            .filter_map(|(directory, name)| level(&directory, name, version));
-        groups.tightest = groups
-            .tightest
-            .into_iter()
-            .chain(limits)
-            .min_by_key(Group::available);
+        let limits = levels.into_iter().filter_map(|(directory, name)| level(&directory, name, version));
+        groups.tightest = groups.tightest.into_iter().chain(limits).min_by_key(Group::available);
     }
     groups
 }
@@ -72,12 +62,7 @@ fn own_group(line: &str) -> Option<(Version, &str)> {
     let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     match controllers {
         "" if id == "0" => Some((Version::V2, path)),
-        _ if controllers
-            .split(',')
-            .any(|controller| controller == "memory") =>
-        {
-            Some((Version::V1, path))
-        }
+        _ if controllers.split(',').any(|controller| controller == "memory") => Some((Version::V1, path)),
         _ => None,
     }
 }
@@ -102,10 +87,7 @@ impl Mount {
         };
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
-        wanted.then(|| Self {
-            root: unescape(root),
-            point: unescape(point),
-        })
+        wanted.then(|| Self { root: unescape(root), point: unescape(point) })
     }
 
     /// The group's path below the mount point, without a leading slash.
@@ -115,9 +97,7 @@ impl Mount {
     fn below(&self, group: &str) -> String {
         let inside = match self.root.as_str() {
             "/" => Some(group),
-            root => group
-                .strip_prefix(root)
-                .filter(|rest| rest.is_empty() || rest.starts_with('/')),
+            root => group.strip_prefix(root).filter(|rest| rest.is_empty() || rest.starts_with('/')),
         };
         let visible = inside.filter(|path| !path.split('/').any(|part| part == ".."));
         visible.unwrap_or("").trim_matches('/').to_string()
@@ -126,16 +106,9 @@ impl Mount {
 
 /// Undoes mountinfo's octal escapes of space, tab, newline and backslash.
 fn unescape(field: &str) -> String {
-    [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ]
-    .iter()
-    .fold(field.to_string(), |text, (escaped, plain)| {
-        text.replace(escaped, plain)
-    })
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(field.to_string(), |text, (escaped, plain)| text.replace(escaped, plain))
 }
 
 /// The directories from the group up to the mount point, each with its name inside the hierarchy.
@@ -144,27 +117,15 @@ fn levels(mounted_at: &Path, below: &str) -> Vec<(PathBuf, String)> {
     while let Some(name) = names.last().filter(|name| !name.is_empty()) {
         names.push(name.rsplit_once('/').map_or("", |(parent, _)| parent));
     }
-    names
-        .into_iter()
-        .map(|name| (mounted_at.join(name), format!("/{name}")))
-        .collect()
+    names.into_iter().map(|name| (mounted_at.join(name), format!("/{name}"))).collect()
 }
 
 /// The limit and use of one level; `None` where it has no limit.
 fn level(directory: &Path, path: String, version: Version) -> Option<Group> {
-    let number = |file: &str| {
-        fs::read_to_string(directory.join(file))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-            .map(Bytes)
-    };
+    let number = |file: &str| fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok().map(Bytes);
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let field = |name: &str| -> Option<Bytes> {
-        let value = stat
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         value.trim().parse().ok().map(Bytes)
     };
     // Version 2's `high` does not kill but stalls the process until it has given memory back: as good
@@ -177,26 +138,14 @@ fn level(directory: &Path, path: String, version: Version) -> Option<Group> {
             "file_mapped",
         ),
         Version::V1 => (
-            [
-                number("memory.limit_in_bytes"),
-                field("hierarchical_memory_limit"),
-            ],
+            [number("memory.limit_in_bytes"), field("hierarchical_memory_limit")],
             number("memory.usage_in_bytes"),
             ["total_inactive_file", "total_active_file"],
             "total_mapped_file",
         ),
     };
-    let limit = limits
-        .into_iter()
-        .flatten()
-        .min()
-        .filter(|&limit| limit < V1_UNLIMITED)?;
+    let limit = limits.into_iter().flatten().min().filter(|&limit| limit < V1_UNLIMITED)?;
     let cached: Bytes = cached.into_iter().filter_map(field).sum();
     let reclaimable = cached.saturating_sub(field(mapped).unwrap_or_default());
-    Some(Group {
-        path,
-        limit,
-        used: used.unwrap_or_default(),
-        reclaimable,
-    })
+    Some(Group { path, limit, used: used.unwrap_or_default(), reclaimable })
 }

@@ -32,9 +32,7 @@ fn available(meminfo: &Fields) -> Result<Bytes, ProbeError> {
         return Ok(available);
     }
     let free = meminfo.required("MemFree", "a line `MemAvailable: N kB` or `MemFree: N kB`")?;
-    Ok(free
-        + meminfo.get("Cached")?.unwrap_or_default()
-        + meminfo.get("Buffers")?.unwrap_or_default())
+    Ok(free + meminfo.get("Cached")?.unwrap_or_default() + meminfo.get("Buffers")?.unwrap_or_default())
 }
 
 /// Pressure stall information of the host or of a control group; `None` where the kernel keeps none.
@@ -43,19 +41,11 @@ fn available(meminfo: &Fields) -> Result<Bytes, ProbeError> {
 pub(super) fn pressure(path: &Path) -> Option<Pressure> {
     let text = fs::read_to_string(path).ok()?;
     let percent_of_ten_seconds = |kind: &str| -> Option<f64> {
-        let line = text
-            .lines()
-            .find(|line| line.split_whitespace().next() == Some(kind))?;
-        line.split_whitespace()
-            .find_map(|field| field.strip_prefix("avg10="))?
-            .parse()
-            .ok()
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(kind))?;
+        line.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
     };
     let some_percent = percent_of_ten_seconds("some")?;
-    Some(Pressure {
-        some_percent,
-        full_percent: percent_of_ten_seconds("full").unwrap_or(0.0),
-    })
+    Some(Pressure { some_percent, full_percent: percent_of_ten_seconds("full").unwrap_or(0.0) })
 }
 
 /// A file of lines `Name:   123 kB`.
@@ -68,25 +58,17 @@ impl Fields {
     fn read(path: PathBuf) -> Result<Self, ProbeError> {
         // Lossy: the process's own name in `status` need not be UTF-8.
         match fs::read(&path) {
-            Ok(bytes) => Ok(Self {
-                text: String::from_utf8_lossy(&bytes).into_owned(),
-                path,
-            }),
+            Ok(bytes) => Ok(Self { text: String::from_utf8_lossy(&bytes).into_owned(), path }),
             Err(source) => Err(ProbeError::Unreadable { path, source }),
         }
     }
 
     fn get(&self, name: &str) -> Result<Option<Bytes>, ProbeError> {
-        let line = self
-            .text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = self.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let Some(value) = line.map(str::trim) else {
             return Ok(None);
         };
-        let kib = value
-            .strip_suffix("kB")
-            .and_then(|number| number.trim().parse().ok());
+        let kib = value.strip_suffix("kB").and_then(|number| number.trim().parse().ok());
         match kib {
             Some(kib) => Ok(Some(Bytes::kib(kib))),
             None => Err(ProbeError::Malformed {
@@ -98,11 +80,7 @@ impl Fields {
     }
 
     fn required(&self, name: &str, expected: &'static str) -> Result<Bytes, ProbeError> {
-        let missing = || ProbeError::Malformed {
-            path: self.path.clone(),
-            expected,
-            got: "none".to_string(),
-        };
+        let missing = || ProbeError::Malformed { path: self.path.clone(), expected, got: "none".to_string() };
         self.get(name)?.ok_or_else(missing)
     }
 }
