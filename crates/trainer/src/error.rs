@@ -1,0 +1,126 @@
+//! What can go wrong in training, one variant per cause a caller can act on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The result of everything in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the trainer. `Display` says what, where, expected and got; [`Error::hint`] says what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An option has a value that no run can be made with, or contradicts another.
+    #[error("`{name}`: expected {expected}, got {got}")]
+    InvalidOption {
+        /// The option, by its name in the configuration.
+        name: &'static str,
+        /// What would do.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// An item of `train.freeze` is neither a part nor a prefix or glob of any parameter's name.
+    #[error("`train.freeze`: `{item}` names no parameter; expected one of {} or a prefix or glob of a parameter's name", known.join(", "))]
+    UnknownFreezeItem {
+        /// The item.
+        item: String,
+        /// The parts that this model has.
+        known: Vec<String>,
+    },
+    /// Everything is frozen.
+    #[error("`train.freeze`: every parameter is frozen, nothing is left to train")]
+    NothingToTrain,
+    /// A batch with different numbers of sources and targets.
+    #[error("batch: expected as many targets as sources, got {targets} targets for {sources} sources")]
+    BatchShape {
+        /// Number of sources.
+        sources: usize,
+        /// Number of targets (or of references).
+        targets: usize,
+    },
+    /// The file system refused.
+    #[error("{}: could not {action}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No space, quota or file-size allowance is left. What was being written is gone; what was there before is intact.
+    #[error("{}: no space left to write it ({source}); everything saved before is intact", path.display())]
+    DiskFull {
+        /// The file that did not fit.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Another process is writing to the output directory.
+    #[error("{}: in use by another run{}", path.display(), pid.map(|pid| format!(", process {pid}")).unwrap_or_default())]
+    Locked {
+        /// The output directory.
+        path: PathBuf,
+        /// The process that holds it, where it could be read.
+        pid: Option<u32>,
+    },
+    /// A checkpoint is torn, damaged or not of this model.
+    #[error("{}: {reason}", path.display())]
+    Checkpoint {
+        /// The checkpoint's directory or file.
+        path: PathBuf,
+        /// What is wrong, with what was expected and found.
+        reason: String,
+    },
+    /// There are checkpoints, and none of them is whole.
+    #[error("{}: none of its {} checkpoints is whole: {}", directory.display(), notes.len(), notes.join("; "))]
+    NoValidCheckpoint {
+        /// The `checkpoints` directory.
+        directory: PathBuf,
+        /// What is wrong with each.
+        notes: Vec<String>,
+    },
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Tensor(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Error::UnknownFreezeItem { .. } => {
+                "name a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
+            }
+            Error::NothingToTrain => "take at least one part out of `train.freeze`",
+            Error::DiskFull { .. } => {
+                "free some space, or set a smaller `checkpoint.keep_last`, then go on with `--keep-training`"
+            }
+            Error::Locked { .. } => "wait for it to end, or choose another `--output`",
+            Error::NoValidCheckpoint { .. } => {
+                "start again in another `--output`, or restore a checkpoint from a backup"
+            }
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn invalid_option(name: &'static str, expected: &str, got: impl ToString) -> Self {
+        Error::InvalidOption { name, expected: expected.to_owned(), got: got.to_string() }
+    }
+
+    /// An I/O error on `path`; a full disk is told apart.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Error::DiskFull { path, source }
+            }
+            _ => Error::Io { action, path, source },
+        }
+    }
+
+    pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
+        Error::Checkpoint { path: path.to_owned(), reason: reason.into() }
+    }
+}

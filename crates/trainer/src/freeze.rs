@@ -1,0 +1,117 @@
+//! Freezing: which parameters train, decided by name before anything is allocated for them.
+//!
+//! An item is a part (`encoder`, `decoder`, `shared`, `lm_head`), a prefix of parameter names that ends at a dot
+//! (`decoder.block.0`), a whole name, or a glob (`*.layer_norm.weight`) in which `*` stands for any characters and `?` for one.
+//!
+//! Invariants:
+//! * An item that names no parameter is an error, so a spelling mistake never trains what should be frozen.
+//! * A prefix ends where a component ends: `decoder.block.1` is not `decoder.block.10`.
+
+use crate::error::{Error, Result};
+
+/// One `bool` per name, in order: does it train?
+///
+/// # Errors
+/// [`Error::UnknownFreezeItem`] for the first item that matches no name; [`Error::NothingToTrain`] when all are frozen.
+pub fn trainable<'a>(names: impl Iterator<Item = &'a str> + Clone, freeze: &[String]) -> Result<Vec<bool>> {
+    for item in freeze {
+        if !names.clone().any(|name| item_matches(item, name)) {
+            return Err(Error::UnknownFreezeItem { item: item.clone(), known: parts(names) });
+        }
+    }
+    let trainable: Vec<bool> = names.map(|name| !freeze.iter().any(|item| item_matches(item, name))).collect();
+    if trainable.contains(&true) { Ok(trainable) } else { Err(Error::NothingToTrain) }
+}
+
+/// The first components of the names, each once, in order.
+fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    for part in names.map(|name| name.split('.').next().unwrap_or(name)) {
+        if !parts.iter().any(|known| known == part) {
+            parts.push(part.to_owned());
+        }
+    }
+    parts
+}
+
+fn item_matches(item: &str, name: &str) -> bool {
+    if item.contains(['*', '?']) {
+        return glob_matches(item.as_bytes(), name.as_bytes());
+    }
+    let item = item.trim_end_matches('.');
+    !item.is_empty() && name.strip_prefix(item).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Linear in the name: on a mismatch only the last `*` takes one character more.
+fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    let mut last_star = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                last_star = Some((p, n));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == name[n] => {
+                p += 1;
+                n += 1;
+            }
+            _ => {
+                let Some((star, taken)) = last_star else { return false };
+                last_star = Some((star, taken + 1));
+                p = star + 1;
+                n = taken + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 6] = [
+        "shared.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "encoder.final_layer_norm.weight",
+        "decoder.block.1.layer.0.layer_norm.weight",
+        "decoder.block.10.layer.0.layer_norm.weight",
+        "lm_head.weight",
+    ];
+
+    fn check(freeze: &[&str], frozen: &[usize]) {
+        let freeze: Vec<String> = freeze.iter().map(|&item| item.to_owned()).collect();
+        let trainable = trainable(NAMES.into_iter(), &freeze).unwrap();
+        let got: Vec<usize> = (0..NAMES.len()).filter(|&i| !trainable[i]).collect();
+        assert_eq!(got, frozen, "{freeze:?}");
+    }
+
+    #[test]
+    fn items_are_parts_prefixes_names_or_globs() {
+        check(&[], &[]);
+        check(&["encoder", "shared"], &[0, 1, 2]);
+        check(&["lm_head"], &[5]);
+        check(&["decoder.block.1"], &[3]);
+        check(&["decoder.block.1."], &[3]);
+        check(&["encoder.final_layer_norm.weight"], &[2]);
+        check(&["*layer_norm.weight"], &[2, 3, 4]);
+        check(&["decoder.block.?.*"], &[3]);
+    }
+
+    #[test]
+    fn an_item_that_names_nothing_is_an_error_that_lists_the_parts() {
+        for item in ["encodr", "enc", "", "*.q.bias", "."] {
+            let error = trainable(NAMES.into_iter(), &[item.to_owned()]).unwrap_err();
+            assert!(matches!(&error, Error::UnknownFreezeItem { item: got, .. } if got == item), "{error}");
+            assert!(error.to_string().contains("shared, encoder, decoder, lm_head"), "{error}");
+        }
+    }
+
+    #[test]
+    fn freezing_everything_is_an_error() {
+        for freeze in ["*", "????*"] {
+            assert!(matches!(trainable(NAMES.into_iter(), &[freeze.to_owned()]), Err(Error::NothingToTrain)));
+        }
+    }
+}

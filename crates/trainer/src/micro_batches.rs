@@ -1,0 +1,57 @@
+//! Cutting an optimizer batch into micro-batches that hold samples of like length.
+//!
+//! Invariants:
+//! * Every sample is in exactly one micro-batch.
+//! * The cut is a function of the samples' lengths and the micro-batch size alone.
+//! * Which samples share a micro-batch never changes the mathematics: the loss is divided by the target tokens of the whole
+//!   optimizer batch, and dropout is keyed by a sample's index in the uncut batch.
+//!
+//! The longest samples come first, so what does not fit fails at the start of a step and later micro-batches reuse the
+//! memory of the first.
+
+/// The indices of each micro-batch's samples, `lengths[i]` being (source, target) tokens of sample `i`.
+///
+/// # Panics
+/// If `micro_batch_samples` is 0.
+pub fn cut(lengths: &[(usize, usize)], micro_batch_samples: usize) -> Vec<Vec<usize>> {
+    assert!(micro_batch_samples > 0, "a micro-batch holds at least one sample");
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    // Stable: samples of one length stay in the order of the batch.
+    order.sort_by_key(|&i| std::cmp::Reverse(lengths[i].0 + lengths[i].1));
+    order.chunks(micro_batch_samples).map(<[usize]>::to_vec).collect()
+}
+
+/// Source and target positions that a micro-batch computes, padding included.
+pub fn padded_tokens(lengths: &[(usize, usize)], samples: &[usize]) -> u64 {
+    let longest =
+        |length: fn(&(usize, usize)) -> usize| samples.iter().map(|&i| length(&lengths[i])).max().unwrap_or(0);
+    (samples.len() * (longest(|l| l.0) + longest(|l| l.1))) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn samples_are_sorted_by_length_longest_first_and_ties_keep_their_order() {
+        let lengths = [(1, 1), (5, 5), (3, 2), (5, 5), (2, 3)];
+        assert_eq!(cut(&lengths, 2), [vec![1, 3], vec![2, 4], vec![0]]);
+        assert_eq!(padded_tokens(&lengths, &[2, 4]), 2 * (3 + 3));
+    }
+
+    #[test]
+    fn a_batch_without_samples_has_no_micro_batches() {
+        assert!(cut(&[], 4).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_is_in_exactly_one_micro_batch(lengths in proptest::collection::vec((0usize..50, 0usize..50), 0..40), size in 1usize..12) {
+            let mut seen: Vec<usize> = cut(&lengths, size).into_iter().flatten().collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
+        }
+    }
+}
