@@ -64,7 +64,7 @@ mod snapshot;
 pub use bill::Bill;
 pub use bytes::{Bytes, ParseBytesError};
 pub use costs::{CostRow, Costs, DatasetResidency, LoaderChoice, StepChoice};
-pub use plan::{Budget, DoesNotFit, Limit, Plan, headroom, plan};
+pub use plan::{Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{Probe, ProbeError, ScriptedProbe, SystemProbe};
 pub use replan::{CALM_REPLANS, Change, Replanned, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure};

@@ -98,8 +98,10 @@ pub struct Plan {
     /// What the predicted peak is made of.
     pub bill: Bill,
     /// Replans in a row in which a faster plan would have fitted; see [`crate::replan`].
+    #[serde(skip)]
     pub(crate) calm_replans: u32,
     /// Whether [`crate::replan`] has reported that not even this smallest plan fits.
+    #[serde(skip)]
     pub(crate) squeezed: bool,
 }
 
