@@ -1,0 +1,518 @@
+//! The command line as typed: flags and subcommands, nothing resolved.
+//!
+//! What the flags mean is decided in [`crate::config`]; here they are only read. `train` is the default
+//! subcommand. In a flag's name `_` and `-` are the same, so `--learn_rate` is `--learn-rate`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use toml::Value;
+
+use crate::config::{Origin, Values};
+use crate::failure::{Failure, Outcome};
+
+const EXAMPLES: &str = "\
+Examples:
+  train_low_mem
+      See a tiny T5 learn from the embedded sample data, in a few minutes.
+  train_low_mem --config configs/t5-small.toml --set 'data.train=[\"rows/*.parquet\"]' --output runs/a
+      Pretrain on your own rows (string columns `prompt` and `response`).
+  train_low_mem --config configs/t5-small.toml --output runs/a --keep-training
+      Go on after a crash, a kill or Ctrl-C: the same bits as if nothing had happened.
+  train_low_mem --finetune --set model.init_from=runs/a/model --set 'data.train=[\"tuning.parquet\"]' --output runs/b
+      Fine-tune: encoder and shared embedding stay as they are.
+  train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB
+      What would it cost, and would it fit? Nothing is allocated.
+
+Files: OUTPUT/resolved.toml, OUTPUT/metrics.jsonl, OUTPUT/checkpoints/, OUTPUT/model/ (Hugging Face layout).
+Exit codes: 0 done, 1 internal error, 2 usage or config, 3 does not fit the budget, 4 data or checkpoint
+unusable, 5 diverged, 75 interrupted (resumable). `train_low_mem keys` lists every config key.";
+
+/// Trains T5 inside a byte budget, with the same mathematics at every budget.
+#[derive(Debug, Parser)]
+#[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(styles = Styles::styled().header(AnsiColor::Green.on_default().bold()).literal(AnsiColor::Cyan.on_default().bold()))]
+pub struct Cli {
+    /// The flags of `train`, the default subcommand.
+    #[command(flatten)]
+    pub train: TrainArgs,
+    /// Another subcommand.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train (the default): pretrain, fine-tune or go on
+    #[command(after_help = EXAMPLES)]
+    Train(Box<TrainArgs>),
+    /// Print the memory bill and the plan; allocate nothing
+    Plan(Box<PlanArgs>),
+    /// Loss, perplexity, BLEU-4 and exact match of a model on parquet rows
+    Eval(EvalArgs),
+    /// Generate text with a model, greedily
+    Generate(GenerateArgs),
+    /// What is in parquet files, and what reading one row of them costs
+    Inspect(InspectArgs),
+    /// Train a tokenizer.json from parquet or text files
+    TrainTokenizer(TrainTokenizerArgs),
+    /// Time and peak memory of optimizer steps on synthetic full-length samples
+    Bench(BenchArgs),
+    /// List every config key with its default and meaning
+    Keys,
+    /// Print a completion script for your shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Flags of `train` and `plan`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TrainArgs {
+    /// Config file (TOML); without one the embedded default is trained
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Start from model.init_from and freeze encoder and shared embedding
+    #[arg(long, visible_alias = "is-finetune", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
+    pub finetune: Option<bool>,
+    /// Go on from the newest valid checkpoint in the output directory
+    #[arg(long, visible_alias = "is-keep-training", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
+    pub keep_training: Option<bool>,
+    /// Bytes that the whole process may hold: 512MiB, 4GiB, 4G
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Bytes of device memory
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory_budget: Option<String>,
+    /// auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Passes over the data
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<String>,
+    /// Optimizer steps, at most
+    #[arg(long, value_name = "N")]
+    pub max_steps: Option<String>,
+    /// Learning rate
+    #[arg(long, visible_alias = "learning-rate", value_name = "X")]
+    pub learn_rate: Option<String>,
+    /// Output directory
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<String>,
+    /// Override any config key, such as train.batch_size=16; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// What --keep-training may find changed: data, tokenizer, model, batch-size, seed, freeze
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub allow_changed: Vec<String>,
+    /// One step, one save, one load; leaves nothing behind
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Flags of `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The same flags as `train`.
+    #[command(flatten)]
+    pub train: TrainArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `eval`.
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    /// Model directory in Hugging Face layout, with its tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Parquet files or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub data: Vec<String>,
+    /// Rows, from the first; 0: all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub samples: u64,
+    /// Of these, rows that are generated for BLEU and exact match; 0: all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub generate_samples: u64,
+    /// Rows computed at a time
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch_samples: usize,
+    /// Generations to show
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub show: usize,
+    /// sacreBLEU's tokenizer: 13a, zh, char or none
+    #[arg(long, value_name = "NAME")]
+    pub bleu_tokenizer: Option<String>,
+    /// Override a config key of `data`, `train` or `memory`
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Bytes that the whole process may hold
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `generate`.
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// Model directory in Hugging Face layout, with its tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// A prompt; may be repeated
+    #[arg(long, value_name = "TEXT", required_unless_present = "input")]
+    pub prompt: Vec<String>,
+    /// A file with one prompt a line; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Longest answer in tokens
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_new_tokens: usize,
+    /// Longer prompts are cut
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub max_source_tokens: usize,
+    /// Prompts computed at a time
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch_samples: usize,
+    /// auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Print one JSON object a line: {"prompt":..,"response":..}
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `inspect`.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// Parquet files or globs
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<String>,
+    /// Print one JSON object a line, one a file
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `train-tokenizer`.
+#[derive(Args, Debug)]
+pub struct TrainTokenizerArgs {
+    /// Parquet (string columns) or text files, or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub input: Vec<String>,
+    /// Entries of the vocabulary, special tokens included
+    #[arg(long, value_name = "N")]
+    pub vocab_size: usize,
+    /// The file to write
+    #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
+    pub output: PathBuf,
+    /// Columns to read of parquet files; default: every string column
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// Sentinel tokens for span corruption
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub sentinels: usize,
+    /// Replace an existing file
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Flags of `bench`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// A preset or a config.json
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub model: String,
+    /// Samples per optimizer step
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch: usize,
+    /// Tokens per source
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub source_tokens: usize,
+    /// Tokens per target
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub target_tokens: usize,
+    /// Precision of activations
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
+    /// Blocks whose activations are computed again in backward: none, full or a number
+    #[arg(long, value_name = "none|full|K", default_value = "none", value_parser = recompute)]
+    pub recompute: Recompute,
+    /// Samples computed at a time; default: the whole batch
+    #[arg(long, value_name = "N")]
+    pub micro_batch: Option<usize>,
+    /// Timed steps, after one that is not timed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub steps: usize,
+    /// auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--precision`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// float32
+    F32,
+    /// bfloat16 activations, float32 weights
+    Bf16,
+}
+
+/// `--recompute`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Every block.
+    Full,
+    /// The first so many blocks.
+    Blocks(usize),
+}
+
+fn recompute(text: &str) -> Result<Recompute, String> {
+    match text {
+        "none" => Ok(Recompute::Blocks(0)),
+        "full" => Ok(Recompute::Full),
+        number => number
+            .parse()
+            .map(Recompute::Blocks)
+            .map_err(|_| "expected none, full or a number of blocks".to_string()),
+    }
+}
+
+/// `True`, `true`, `1`, `yes` and their opposites, as other command-line libraries spell them.
+fn truth(text: &str) -> Result<bool, String> {
+    match text.to_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("expected true or false".to_string()),
+    }
+}
+
+/// What parsing the command line gave.
+#[derive(Debug)]
+pub enum Typed {
+    /// A command to run.
+    Command(Box<Cli>),
+    /// Text that was asked for with `--help` or `--version`.
+    Text(String),
+}
+
+/// Reads the command line.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
+    let arguments = arguments.into_iter().map(hyphenated);
+    let matches = Cli::command().try_get_matches_from(arguments);
+    match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => Ok(Typed::Command(Box::new(cli))),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            ) =>
+        {
+            Ok(Typed::Text(error.render().ansi().to_string()))
+        }
+        Err(error) => Err(usage_failure(&error)),
+    }
+}
+
+/// `--learn_rate=0.1` becomes `--learn-rate=0.1`; what follows the `=` stays as it is.
+fn hyphenated(argument: OsString) -> OsString {
+    let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+        return argument;
+    };
+    let (name, value) = text
+        .split_once('=')
+        .map_or((text, None), |(name, value)| (name, Some(value)));
+    let name = name.replace('_', "-");
+    value
+        .map_or(name.clone(), |value| format!("{name}={value}"))
+        .into()
+}
+
+/// clap's message in the house's form: one `error:` and a `hint:`.
+fn usage_failure(error: &clap::Error) -> Failure {
+    let text = error.render().to_string();
+    let body = text.strip_prefix("error: ").unwrap_or(&text);
+    let message: Vec<&str> = body
+        .split("\n\n")
+        .next()
+        .unwrap_or(body)
+        .lines()
+        .map(str::trim)
+        .collect();
+    let failure = Failure::usage(message.join(" "));
+    match error
+        .get(ContextKind::SuggestedArg)
+        .or_else(|| error.get(ContextKind::SuggestedSubcommand))
+    {
+        Some(ContextValue::String(nearest)) => failure.hint(format!("did you mean `{nearest}`?")),
+        Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
+            failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
+        }
+        _ => failure.hint("see `train_low_mem --help`"),
+    }
+}
+
+impl TrainArgs {
+    /// Lays the flags over the config's values, in their order of weight: named flags, then `--set`.
+    pub fn apply(&self, values: &mut Values) -> Outcome<()> {
+        let flags = [
+            ("--memory-budget", "memory.budget", &self.memory_budget),
+            (
+                "--device-memory-budget",
+                "memory.device_budget",
+                &self.device_memory_budget,
+            ),
+            ("--device", "run.device", &self.device),
+            ("--epochs", "train.epochs", &self.epochs),
+            ("--max-steps", "train.max_steps", &self.max_steps),
+            ("--learn-rate", "optimizer.learning_rate", &self.learn_rate),
+            ("--output", "run.output_dir", &self.output),
+        ];
+        for (flag, key, text) in flags {
+            let Some(text) = text else { continue };
+            let value = match key {
+                "run.device" | "run.output_dir" => Value::String(text.clone()),
+                _ => text.parse().unwrap_or_else(|_| Value::String(text.clone())),
+            };
+            values.set(key, value, Origin::Flag(flag.to_string()))?;
+        }
+        if let Some(finetune) = self.finetune {
+            values.set(
+                "run.finetune",
+                Value::Boolean(finetune),
+                Origin::Flag("--finetune".to_string()),
+            )?;
+        }
+        if !self.allow_changed.is_empty() {
+            values.set(
+                "run.allow_changes",
+                Value::from(self.allow_changed.clone()),
+                Origin::Flag("--allow-changed".to_string()),
+            )?;
+        }
+        self.set
+            .iter()
+            .try_for_each(|assignment| values.apply_assignment(assignment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(line: &str) -> Outcome<Cli> {
+        match parse(
+            format!("train_low_mem {line}")
+                .split_whitespace()
+                .map(OsString::from),
+        )? {
+            Typed::Command(cli) => Ok(*cli),
+            Typed::Text(text) => panic!("{line} printed text:\n{text}"),
+        }
+    }
+
+    #[test]
+    fn clap_finds_no_contradiction_in_the_definitions() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_spelling_of_the_interface_is_accepted() {
+        for line in [
+            "--finetune",
+            "--is-finetune",
+            "--is_finetune",
+            "--is-finetune=True",
+            "--is_finetune=true",
+            "--finetune=1",
+            "train --finetune",
+        ] {
+            let cli = typed(line).unwrap_or_else(|failure| panic!("{line}: {failure}"));
+            let train = match cli.command {
+                Some(Command::Train(train)) => *train,
+                _ => cli.train,
+            };
+            assert_eq!(train.finetune, Some(true), "{line}");
+        }
+        assert_eq!(
+            typed("--is-keep-training=False")
+                .unwrap()
+                .train
+                .keep_training,
+            Some(false)
+        );
+        for line in ["--learn_rate 0.1", "--learn-rate=0.1", "--learn_rate=0.1"] {
+            assert_eq!(
+                typed(line).unwrap().train.learn_rate.as_deref(),
+                Some("0.1"),
+                "{line}"
+            );
+        }
+        assert_eq!(
+            typed("--set train.max_steps=3 --set a_b=c_d")
+                .unwrap()
+                .train
+                .set,
+            ["train.max_steps=3", "a_b=c_d"]
+        );
+    }
+
+    #[test]
+    fn flags_reach_their_keys_and_set_comes_last() {
+        let cli = typed("--epochs 3 --learn-rate 1e-4 --memory-budget 4GiB --output runs/a --set train.epochs=5").unwrap();
+        let mut values = Values::defaults();
+        cli.train.apply(&mut values).unwrap();
+        assert_eq!(values.integer("train.epochs"), Some(5));
+        assert_eq!(values.number("optimizer.learning_rate"), Some(1e-4));
+        assert_eq!(
+            values.origin("memory.budget"),
+            &Origin::Flag("--memory-budget".to_string())
+        );
+    }
+
+    #[test]
+    fn a_wrong_flag_is_an_error_with_a_hint() {
+        for (line, message, hint) in [
+            ("--lean-rate 3", "--lean-rate", "--learn-rate"),
+            ("trian", "trian", "train"),
+            ("eval --model x", "--data", "--help"),
+            ("--is-finetune=maybe", "expected true or false", "--help"),
+            (
+                "bench --model t5-small --recompute some",
+                "expected none, full or a number",
+                "--help",
+            ),
+        ] {
+            let failure = typed(line).expect_err("a wrong flag");
+            assert!(failure.message.contains(message), "{line}\n{failure}");
+            assert!(failure.hints[0].contains(hint), "{line}\n{failure}");
+        }
+        let mut values = Values::defaults();
+        let failure = typed("--epochs three")
+            .unwrap()
+            .train
+            .apply(&mut values)
+            .unwrap_err();
+        assert!(
+            failure
+                .message
+                .starts_with("--epochs: `train.epochs`: expected a whole number"),
+            "{failure}"
+        );
+    }
+}

@@ -1,0 +1,604 @@
+//! The config: what was asked for, resolved into numbers.
+//!
+//! [`Values`] is what was typed (defaults, file, flags, each with its origin); [`Config`] is what it
+//! means, checked across keys, with nothing left to decide but what only data, model and memory can say.
+//! Paths are relative to the directory where the command runs, as on the command line.
+//!
+//! ```text
+//! let mut values = Values::defaults();
+//! values.apply_file("my.toml", &text)?;
+//! values.apply_assignment("train.max_steps=10")?;
+//! let config = Config::resolve(values)?;
+//! ```
+
+pub mod keys;
+pub mod values;
+mod written;
+
+use std::path::PathBuf;
+
+pub use values::{Origin, Values};
+
+use crate::failure::{Failure, Outcome};
+
+/// The resolved config. Field names are the keys' names.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `run.*`
+    pub run: Run,
+    /// `model.*`
+    pub model: Model,
+    /// `data.*`
+    pub data: Data,
+    /// `train.*`
+    pub train: Train,
+    /// `optimizer.*`
+    pub optimizer: Optimizer,
+    /// `schedule.*`
+    pub schedule: Schedule,
+    /// `checkpoint.*`
+    pub checkpoint: Checkpoint,
+    /// `memory.*`
+    pub memory: Memory,
+    /// What was typed, with origins; `resolved.toml` is written from it.
+    pub values: Values,
+}
+
+/// `run.*`
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Everything the run writes is below it.
+    pub output_dir: PathBuf,
+    /// Weights, order and dropout follow from it.
+    pub seed: u64,
+    /// `auto`, `cpu`, `cuda`, `cuda:N`, `metal`.
+    pub device: String,
+    /// Start from `model.init_from`, freeze encoder and shared embedding.
+    pub finetune: bool,
+    /// What may differ from the checkpoint.
+    pub allow_changes: Vec<String>,
+}
+
+/// `model.*`
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// A preset's name or a `config.json`.
+    pub config: Option<String>,
+    /// A Hugging Face directory.
+    pub init_from: Option<PathBuf>,
+    /// Rows of the embedding; `None`: from tokenizer or file.
+    pub vocab_size: Option<u64>,
+    /// Keys laid over the model's `config.json`.
+    pub overrides: toml::Table,
+}
+
+/// `data.*`
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// Files and globs.
+    pub train: Vec<String>,
+    /// Files and globs; may be empty.
+    pub validation: Vec<String>,
+    /// Source column of `text-to-text`.
+    pub prompt_column: String,
+    /// Target column of `text-to-text`.
+    pub response_column: String,
+    /// The column of `span-corruption`.
+    pub text_column: String,
+    /// `None`: beside the model.
+    pub tokenizer: Option<PathBuf>,
+    /// What a row becomes.
+    pub objective: Objective,
+    /// EOS included.
+    pub max_source_tokens: usize,
+    /// EOS included.
+    pub max_target_tokens: usize,
+    /// Shuffle whole files, or keep their order.
+    pub shuffle: bool,
+    /// Rows that move together.
+    pub block_rows: u64,
+    /// Blocks shuffled among each other.
+    pub window_blocks: u64,
+    /// Skip and count bad rows, or stop.
+    pub skip_bad_rows: bool,
+}
+
+/// What a row becomes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Objective {
+    /// Prompt in, response out.
+    TextToText,
+    /// The T5 paper's denoising.
+    SpanCorruption {
+        /// Share of tokens that is masked.
+        noise_density: f64,
+        /// Mean length of a masked span in tokens.
+        mean_span_length: f64,
+    },
+}
+
+/// `train.*`
+#[derive(Clone, Debug)]
+pub struct Train {
+    /// Samples per optimizer step.
+    pub batch_size: usize,
+    /// Passes over the data.
+    pub epochs: u64,
+    /// Optimizer steps, at most.
+    pub max_steps: Option<u64>,
+    /// `None`: the model's.
+    pub dropout: Option<f64>,
+    /// Activations in bfloat16.
+    pub bf16: bool,
+    /// Parts that do not train.
+    pub freeze: Vec<String>,
+    /// 0: off.
+    pub grad_clip_norm: f64,
+    /// Skipped steps in a row that end the run.
+    pub max_non_finite_steps: u64,
+    /// 0: start and end only.
+    pub eval_every_steps: u64,
+    /// 0: all.
+    pub eval_samples: u64,
+    /// 0: all.
+    pub eval_generate_samples: u64,
+    /// Longest generation in tokens.
+    pub eval_max_new_tokens: usize,
+    /// sacreBLEU's name.
+    pub bleu_tokenizer: String,
+    /// Generations shown after each evaluation.
+    pub sample_generations: usize,
+}
+
+/// `optimizer.*`
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    /// `None`: Adafactor's own (relative step).
+    pub learning_rate: Option<f64>,
+    /// transformers' `scale_parameter`.
+    pub scale_parameter: bool,
+    /// transformers' `warmup_init`.
+    pub warmup_init: bool,
+    /// transformers' `clip_threshold`.
+    pub clip_threshold: f64,
+    /// transformers' `decay_rate`.
+    pub decay_rate: f64,
+    /// transformers' `eps[0]`.
+    pub eps1: f64,
+    /// transformers' `eps[1]`.
+    pub eps2: f64,
+    /// transformers' `beta1`.
+    pub beta1: Option<f64>,
+    /// transformers' `weight_decay`.
+    pub weight_decay: f64,
+}
+
+/// `schedule.*`
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// `constant`, `one-cycle`, `linear`, `cosine`, `inverse-sqrt`.
+    pub name: String,
+    /// `None`: the schedule's own.
+    pub warmup_steps: Option<u64>,
+    /// One-cycle: peak over first.
+    pub div_factor: f64,
+    /// One-cycle: first over last.
+    pub final_div_factor: f64,
+}
+
+/// `checkpoint.*`
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// `None`: not by steps.
+    pub every_steps: Option<u64>,
+    /// `None`: not by the clock.
+    pub every_minutes: Option<f64>,
+    /// Newest kept.
+    pub keep_last: usize,
+    /// Best kept beside them.
+    pub keep_best: usize,
+    /// `OUTPUT/model` is the best one, not the final one.
+    pub model_is_best: bool,
+}
+
+/// `memory.*`. `None` is `auto`: the policy decides.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// Bytes that the process may hold.
+    pub budget: Option<u64>,
+    /// Bytes of device memory.
+    pub device_budget: Option<u64>,
+    /// Pin.
+    pub micro_batch_samples: Option<usize>,
+    /// Pin.
+    pub recompute_blocks: Option<usize>,
+    /// Pin.
+    pub loss_chunk_rows: Option<usize>,
+    /// Pin.
+    pub prefetch_batches: Option<usize>,
+    /// Pin.
+    pub decode_threads: Option<usize>,
+    /// Pin: `in_memory`, `row_group_cache`, `ultra_low_mem`.
+    pub dataset_residency: Option<String>,
+    /// Pin; 0: never.
+    pub clear_cache_every_steps: Option<u64>,
+}
+
+impl Config {
+    /// Resolves values into a config, or says which keys contradict each other.
+    pub fn resolve(values: Values) -> Outcome<Self> {
+        let run = Run {
+            output_dir: PathBuf::from(values.text("run.output_dir").unwrap_or_default()),
+            seed: required(&values, "run.seed"),
+            device: device(&values)?,
+            finetune: values.switch("run.finetune"),
+            allow_changes: values.list("run.allow_changes").unwrap_or_default(),
+        };
+        let model = Model {
+            config: values.text("model.config"),
+            init_from: values.text("model.init_from").map(PathBuf::from),
+            vocab_size: values.integer("model.vocab_size"),
+            overrides: values.table("model.overrides"),
+        };
+        let data = data(&values);
+        let train = train(&values, &run, &data)?;
+        let optimizer = optimizer(&values)?;
+        let schedule = Schedule {
+            name: values.text("schedule.name").unwrap_or_default(),
+            warmup_steps: values.integer("schedule.warmup_steps"),
+            div_factor: number(&values, "schedule.div_factor"),
+            final_div_factor: number(&values, "schedule.final_div_factor"),
+        };
+        let checkpoint = Checkpoint {
+            every_steps: values.integer("checkpoint.every_steps"),
+            every_minutes: values.number("checkpoint.every_minutes"),
+            keep_last: size(&values, "checkpoint.keep_last"),
+            keep_best: size(&values, "checkpoint.keep_best"),
+            model_is_best: values.text("checkpoint.model").as_deref() == Some("best"),
+        };
+        let memory = memory(&values);
+        let config = Self {
+            run,
+            model,
+            data,
+            train,
+            optimizer,
+            schedule,
+            checkpoint,
+            memory,
+            values,
+        };
+        config.check_across_keys()?;
+        Ok(config)
+    }
+
+    /// What no single key can say.
+    fn check_across_keys(&self) -> Outcome<()> {
+        let values = &self.values;
+        if self.data.train.is_empty() {
+            return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
+                .hint("`--set 'data.train=[\"rows/*.parquet\"]'`, or no `--config` at all to see the embedded default learn"));
+        }
+        if self.run.finetune && self.model.init_from.is_none() {
+            return Err(Failure::usage(format!("{}: fine-tuning starts from a model, and `model.init_from` is not set", values.origin("run.finetune")))
+                .hint("`--set model.init_from=DIR`, a Hugging Face directory such as the OUTPUT/model of an earlier run"));
+        }
+        if self.model.config.is_none() && self.model.init_from.is_none() {
+            return Err(Failure::usage("neither `model.config` nor `model.init_from` is set: which model?")
+                .hint("`--set model.config=t5-small` starts from scratch, `--set model.init_from=DIR` from a model's weights"));
+        }
+        let is_scheduled = self.schedule.name != "constant"
+            || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);
+        if self.optimizer.learning_rate.is_none() && is_scheduled {
+            return Err(Failure::usage(format!(
+                "`optimizer.relative_step` sets the learning rate itself and cannot follow `schedule.name = \"{}\"` or a warm-up",
+                self.schedule.name
+            ))
+            .hint("`--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
+        }
+        if self.checkpoint.model_is_best
+            && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty())
+        {
+            return Err(Failure::usage("`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1")
+                .hint("`--set checkpoint.model=final` takes the last one"));
+        }
+        Ok(())
+    }
+}
+
+fn required(values: &Values, name: &str) -> u64 {
+    values
+        .integer(name)
+        .unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+}
+
+fn number(values: &Values, name: &str) -> f64 {
+    values
+        .number(name)
+        .unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+}
+
+fn size(values: &Values, name: &str) -> usize {
+    usize::try_from(required(values, name)).unwrap_or(usize::MAX)
+}
+
+fn pin(values: &Values, name: &str) -> Option<usize> {
+    values
+        .integer(name)
+        .map(|value| usize::try_from(value).unwrap_or(usize::MAX))
+}
+
+fn device(values: &Values) -> Outcome<String> {
+    let device = values
+        .text("run.device")
+        .unwrap_or_else(|| "auto".to_string());
+    let numbered = device
+        .strip_prefix("cuda:")
+        .is_some_and(|index| index.parse::<usize>().is_ok());
+    if numbered || ["auto", "cpu", "cuda", "metal"].contains(&device.as_str()) {
+        return Ok(device);
+    }
+    Err(Failure::usage(format!(
+        "{}: `run.device`: expected auto, cpu, cuda, cuda:N or metal, got `{device}`",
+        values.origin("run.device")
+    ))
+    .hint("`--device cpu` works everywhere"))
+}
+
+fn data(values: &Values) -> Data {
+    let objective = match values.text("data.objective").as_deref() {
+        Some("span-corruption") => Objective::SpanCorruption {
+            noise_density: number(values, "data.noise_density"),
+            mean_span_length: number(values, "data.mean_span_length"),
+        },
+        _ => Objective::TextToText,
+    };
+    Data {
+        train: values.list("data.train").unwrap_or_default(),
+        validation: values.list("data.validation").unwrap_or_default(),
+        prompt_column: values.text("data.prompt_column").unwrap_or_default(),
+        response_column: values.text("data.response_column").unwrap_or_default(),
+        text_column: values.text("data.text_column").unwrap_or_default(),
+        tokenizer: values.text("data.tokenizer").map(PathBuf::from),
+        objective,
+        max_source_tokens: size(values, "data.max_source_tokens"),
+        max_target_tokens: size(values, "data.max_target_tokens"),
+        shuffle: values.switch("data.shuffle"),
+        block_rows: required(values, "data.block_rows"),
+        window_blocks: required(values, "data.window_blocks"),
+        skip_bad_rows: values.text("data.bad_rows").as_deref() == Some("skip"),
+    }
+}
+
+fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
+    let finetune_freezes: &[&str] = if run.finetune {
+        &["encoder", "shared"]
+    } else {
+        &[]
+    };
+    Ok(Train {
+        batch_size: batch_size(values)?,
+        epochs: required(values, "train.epochs"),
+        max_steps: values.integer("train.max_steps"),
+        dropout: values.number("train.dropout"),
+        bf16: values.text("train.precision").as_deref() == Some("bf16"),
+        freeze: values
+            .list("train.freeze")
+            .unwrap_or_else(|| finetune_freezes.iter().map(ToString::to_string).collect()),
+        grad_clip_norm: number(values, "train.grad_clip_norm"),
+        max_non_finite_steps: required(values, "train.max_non_finite_steps"),
+        eval_every_steps: required(values, "train.eval_every_steps"),
+        eval_samples: required(values, "train.eval_samples"),
+        eval_generate_samples: required(values, "train.eval_generate_samples"),
+        eval_max_new_tokens: pin(values, "train.eval_max_new_tokens")
+            .unwrap_or(data.max_target_tokens),
+        bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
+        sample_generations: size(values, "train.sample_generations"),
+    })
+}
+
+/// One number from the two ways of saying it: `batch_size`, or per device x accumulation steps.
+fn batch_size(values: &Values) -> Outcome<usize> {
+    const DEFAULT: usize = 32;
+    let whole = pin(values, "train.batch_size");
+    let per_device = pin(values, "train.batch_size_per_device");
+    let accumulation = pin(values, "train.gradient_accumulation_steps");
+    let product = match (per_device, accumulation) {
+        (None, None) => return Ok(whole.unwrap_or(DEFAULT)),
+        (Some(per_device), accumulation) => Some(per_device * accumulation.unwrap_or(1)),
+        (None, Some(accumulation)) => match whole {
+            Some(whole) if whole % accumulation == 0 => Some(whole),
+            Some(_) => None,
+            None => {
+                return Err(Failure::usage("`train.gradient_accumulation_steps` is set without `train.batch_size_per_device`")
+                    .hint("set both, or `train.batch_size` alone"));
+            }
+        },
+    };
+    match (whole, product) {
+        (Some(whole), Some(product)) if whole == product => Ok(whole),
+        (None, Some(product)) => Ok(product),
+        (Some(whole), _) => Err(Failure::usage(format!(
+            "`train.batch_size` ({whole}, {}) is not `train.batch_size_per_device` x `train.gradient_accumulation_steps` ({} x {})",
+            values.origin("train.batch_size"),
+            per_device.map_or("auto".to_string(), |value| value.to_string()),
+            accumulation.unwrap_or(1),
+        ))
+        .hint("set one of the two; the whole batch is what the mathematics sees")),
+        (None, None) => Ok(DEFAULT),
+    }
+}
+
+fn optimizer(values: &Values) -> Outcome<Optimizer> {
+    let typed_rate = values.number("optimizer.learning_rate");
+    let relative_step = values.switch("optimizer.relative_step");
+    let warmup_init = values.switch("optimizer.warmup_init");
+    if relative_step && typed_rate.is_some() {
+        return Err(Failure::usage(format!(
+            "`optimizer.learning_rate` ({}) and `optimizer.relative_step = true` ({}) contradict each other",
+            values.origin("optimizer.learning_rate"),
+            values.origin("optimizer.relative_step")
+        ))
+        .hint("set `optimizer.relative_step = false` to use a learning rate of your own"));
+    }
+    if warmup_init && !relative_step {
+        return Err(Failure::usage(
+            "`optimizer.warmup_init = true` needs `optimizer.relative_step = true`",
+        )
+        .hint("`schedule.warmup_steps` warms up a learning rate of your own"));
+    }
+    Ok(Optimizer {
+        learning_rate: if relative_step {
+            None
+        } else {
+            Some(typed_rate.unwrap_or(1e-3))
+        },
+        scale_parameter: values.switch("optimizer.scale_parameter"),
+        warmup_init,
+        clip_threshold: number(values, "optimizer.clip_threshold"),
+        decay_rate: number(values, "optimizer.decay_rate"),
+        eps1: number(values, "optimizer.eps1"),
+        eps2: number(values, "optimizer.eps2"),
+        beta1: values.number("optimizer.beta1"),
+        weight_decay: number(values, "optimizer.weight_decay"),
+    })
+}
+
+fn memory(values: &Values) -> Memory {
+    let bytes = |name: &str| values.text(name).and_then(|text| values::parse_size(&text));
+    Memory {
+        budget: bytes("memory.budget"),
+        device_budget: bytes("memory.device_budget"),
+        micro_batch_samples: pin(values, "memory.micro_batch_samples"),
+        recompute_blocks: pin(values, "memory.recompute_blocks"),
+        loss_chunk_rows: pin(values, "memory.loss_chunk_rows"),
+        prefetch_batches: pin(values, "memory.prefetch_batches"),
+        decode_threads: pin(values, "memory.decode_threads"),
+        dataset_residency: values.text("memory.dataset_residency"),
+        clear_cache_every_steps: values.integer("memory.clear_cache_every_steps"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(assignments: &[&str]) -> Outcome<Config> {
+        let mut values = Values::defaults();
+        for assignment in ["data.train=a.parquet", "model.config=t5-small"]
+            .iter()
+            .chain(assignments)
+        {
+            values.apply_assignment(assignment)?;
+        }
+        Config::resolve(values)
+    }
+
+    #[test]
+    fn the_batch_size_is_one_number_however_it_is_said() {
+        for (assignments, expected) in [
+            (&[][..], 32),
+            (&["train.batch_size=24"], 24),
+            (
+                &[
+                    "train.batch_size_per_device=16",
+                    "train.gradient_accumulation_steps=8",
+                ],
+                128,
+            ),
+            (&["train.batch_size_per_device=16"], 16),
+            (
+                &[
+                    "train.batch_size=128",
+                    "train.batch_size_per_device=16",
+                    "train.gradient_accumulation_steps=8",
+                ],
+                128,
+            ),
+            (
+                &[
+                    "train.batch_size=128",
+                    "train.gradient_accumulation_steps=8",
+                ],
+                128,
+            ),
+        ] {
+            assert_eq!(
+                resolve(assignments).unwrap().train.batch_size,
+                expected,
+                "{assignments:?}"
+            );
+        }
+        for assignments in [
+            &["train.gradient_accumulation_steps=8"][..],
+            &[
+                "train.batch_size=100",
+                "train.batch_size_per_device=16",
+                "train.gradient_accumulation_steps=8",
+            ],
+            &[
+                "train.batch_size=100",
+                "train.gradient_accumulation_steps=8",
+            ],
+        ] {
+            assert_eq!(
+                resolve(assignments).unwrap_err().exit,
+                crate::failure::Exit::Usage,
+                "{assignments:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_that_contradict_each_other_are_named() {
+        for (assignments, expected) in [
+            (
+                &[
+                    "optimizer.relative_step=true",
+                    "optimizer.learning_rate=0.1",
+                ][..],
+                "contradict",
+            ),
+            (&["optimizer.warmup_init=true"], "optimizer.relative_step"),
+            (
+                &["optimizer.relative_step=true", "schedule.name=cosine"],
+                "schedule.name",
+            ),
+            (&["data.train=[]"], "`data.train` is empty"),
+            (
+                &["model.config=none"],
+                "neither `model.config` nor `model.init_from`",
+            ),
+            (&["run.finetune=true"], "`model.init_from` is not set"),
+            (&["checkpoint.model=best"], "data.validation"),
+            (
+                &["run.device=gpu"],
+                "expected auto, cpu, cuda, cuda:N or metal, got `gpu`",
+            ),
+        ] {
+            let failure = resolve(assignments).expect_err("a contradiction");
+            assert!(
+                failure.message.contains(expected),
+                "{assignments:?}\n{failure}"
+            );
+            assert!(!failure.hints.is_empty(), "{failure}");
+        }
+    }
+
+    #[test]
+    fn finetune_freezes_encoder_and_shared_unless_told_otherwise() {
+        let finetune = ["run.finetune=true", "model.init_from=m"];
+        assert_eq!(
+            resolve(&finetune).unwrap().train.freeze,
+            ["encoder", "shared"]
+        );
+        assert!(
+            resolve(&[finetune[0], finetune[1], "train.freeze=[]"])
+                .unwrap()
+                .train
+                .freeze
+                .is_empty()
+        );
+        assert!(resolve(&[]).unwrap().train.freeze.is_empty());
+    }
+}

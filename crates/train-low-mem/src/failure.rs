@@ -1,0 +1,136 @@
+//! What goes wrong, in the one form that users and scripts see.
+//!
+//! A [`Failure`] is an exit code, a message that says what, where, expected and got, and hints that say
+//! what to do next. Every library error becomes one here, in one place, so that the same mistake has
+//! the same exit code from every subcommand:
+//!
+//! ```text
+//! error: train.parquet: row group 3: column `response` is INT64, expected a string column
+//! hint: set `data.response_column` to one of: prompt, answer, source
+//! ```
+
+use std::fmt;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The exit codes of the public interface. A script may branch on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Our bug, or the system failed in a way that has no code of its own (a full disk).
+    Internal = 1,
+    /// The command line or the config is wrong; nothing was started.
+    Usage = 2,
+    /// The smallest plan does not fit the memory budget.
+    DoesNotFit = 3,
+    /// Data, tokenizer, model or checkpoint cannot be used.
+    Unusable = 4,
+    /// Too many non-finite steps in a row.
+    Diverged = 5,
+    /// A signal stopped the run after it saved; `--keep-training` goes on.
+    Interrupted = 75,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// An error on its way to the user.
+#[derive(Debug)]
+pub struct Failure {
+    /// The process's exit code.
+    pub exit: Exit,
+    /// What, where, expected, got: one sentence or a few lines, without the `error: `.
+    pub message: String,
+    /// What to do about it, one line each, without the `hint: `.
+    pub hints: Vec<String>,
+}
+
+/// The result of everything in this binary that can fail because of the world.
+pub type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    /// A failure with this exit code and message and no hint yet.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self {
+            exit,
+            message: message.into(),
+            hints: Vec::new(),
+        }
+    }
+
+    /// Exit 1: the system refused something that has no code of its own.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Exit::Internal, message)
+    }
+
+    /// Exit 2: the command line or the config.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// Exit 4: data, tokenizer, model or checkpoint.
+    pub fn unusable(message: impl Into<String>) -> Self {
+        Self::new(Exit::Unusable, message)
+    }
+
+    /// Adds a `hint:` line.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    /// Reading or writing `path` failed: a full disk and a missing permission get a hint of their own.
+    pub fn io(doing: &str, path: &Path, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let failure = Self::internal(format!("{}: cannot {doing}: {error}", path.display()));
+        match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                failure.hint("free some space, then run the same command with `--keep-training`; older checkpoints are intact")
+            }
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                failure.hint("choose a directory that you may write to with `--output DIR`")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    /// Writes the `error:` line and the `hint:` lines.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        for hint in &self.hints {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_comes_first_and_each_hint_has_its_line() {
+        let failure = Failure::usage("`--epochs`: expected an integer, got `x`")
+            .hint("write `--epochs 3`")
+            .hint("see `--help`");
+        assert_eq!(
+            failure.to_string(),
+            "error: `--epochs`: expected an integer, got `x`\nhint: write `--epochs 3`\nhint: see `--help`"
+        );
+    }
+
+    #[test]
+    fn a_full_disk_says_that_older_checkpoints_are_intact() {
+        let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let failure = Failure::io("write", Path::new("runs/a/model"), &error);
+        assert!(
+            failure.hints[0].contains("older checkpoints are intact"),
+            "{failure}"
+        );
+    }
+}
