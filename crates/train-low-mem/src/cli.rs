@@ -18,18 +18,23 @@ const EXAMPLES: &str = "\
 Examples:
   train_low_mem
       See a tiny T5 learn from the embedded sample data, in a few minutes.
-  train_low_mem --config configs/t5-small.toml --set 'data.train=[\"rows/*.parquet\"]' --output runs/a
+  train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet --output runs/a
       Pretrain on your own rows (string columns `prompt` and `response`).
   train_low_mem --config configs/t5-small.toml --output runs/a --keep-training
       Go on after a crash, a kill or Ctrl-C: the same bits as if nothing had happened.
-  train_low_mem --finetune --set model.init_from=runs/a/model --set 'data.train=[\"tuning.parquet\"]' --output runs/b
+  train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet
       Fine-tune: encoder and shared embedding stay as they are.
   train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB
       What would it cost, and would it fit? Nothing is allocated.
 
-Files: OUTPUT/resolved.toml, OUTPUT/metrics.jsonl, OUTPUT/checkpoints/, OUTPUT/model/ (Hugging Face layout).
-Exit codes: 0 done, 1 internal error, 2 usage or config, 3 does not fit the budget, 4 data or checkpoint
-unusable, 5 diverged, 75 interrupted (resumable). `train_low_mem keys` lists every config key.";
+Files of a run:
+  OUTPUT/resolved.toml  OUTPUT/metrics.jsonl  OUTPUT/checkpoints/  OUTPUT/model/ (Hugging Face)
+
+Exit codes:
+  0 done, 1 internal error, 2 usage or config, 3 does not fit the budget,
+  4 data or checkpoint unusable, 5 diverged, 75 interrupted (resumable)
+
+`train_low_mem keys` lists every config key.";
 
 /// Trains T5 inside a byte budget, with the same mathematics at every budget.
 #[derive(Debug, Parser)]
@@ -305,8 +310,8 @@ fn truth(text: &str) -> Result<bool, String> {
 pub enum Typed {
     /// A command to run.
     Command(Box<Cli>),
-    /// Text that was asked for with `--help` or `--version`.
-    Text(String),
+    /// What `--help` or `--version` asked for.
+    Help(clap::Error),
 }
 
 /// Reads the command line.
@@ -323,7 +328,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
                     | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
             ) =>
         {
-            Ok(Typed::Text(error.render().ansi().to_string()))
+            Ok(Typed::Help(error))
         }
         Err(error) => Err(usage_failure(&error)),
     }
@@ -422,7 +427,7 @@ mod tests {
                 .map(OsString::from),
         )? {
             Typed::Command(cli) => Ok(*cli),
-            Typed::Text(text) => panic!("{line} printed text:\n{text}"),
+            Typed::Help(text) => panic!("{line} printed help:\n{text}"),
         }
     }
 

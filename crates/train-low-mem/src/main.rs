@@ -27,8 +27,9 @@ fn main() -> ExitCode {
 fn run(typed: Typed) -> Outcome<()> {
     let cli = match typed {
         Typed::Command(cli) => cli,
-        Typed::Text(text) => {
-            print!("{text}");
+        Typed::Help(help) => {
+            // Coloured on a terminal only; a reader that went away is no error.
+            let _ = help.print();
             return Ok(());
         }
     };
@@ -36,7 +37,10 @@ fn run(typed: Typed) -> Outcome<()> {
     match command {
         Some(Command::Keys) => print!("{}", listing::keys()),
         Some(Command::Completions { shell }) => print!("{}", listing::completions(shell)),
-        _ => return Err(Failure::internal("this command is not wired yet").hint("`keys` and `completions` are")),
+        _ => {
+            return Err(Failure::internal("this command is not wired yet")
+                .hint("`keys` and `completions` are"));
+        }
     }
     Ok(())
 }
