@@ -76,6 +76,7 @@ def arguments():
     parser.add_argument("--loss-tolerance", type=float, default=1e-5, help="relative, or 10 x noise if larger")
     parser.add_argument("--norm-tolerance", type=float, default=1e-4)
     parser.add_argument("--parameter-tolerance", type=float, default=1e-4)
+    parser.add_argument("--movement-tolerance", type=float, default=5e-3)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args()
     if not options.case and not (options.init and options.data):
@@ -266,6 +267,7 @@ def verdict(options, found, noise):
         "loss": options.loss_tolerance,
         "grad_norm": options.norm_tolerance,
         "parameters": options.parameter_tolerance,
+        "parameters_by_movement": options.movement_tolerance,
     }
     return [key for key, tolerance in tolerances.items() if not found[key] <= max(tolerance, 10 * noise[key])]
 

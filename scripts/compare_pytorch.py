@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Step time and peak memory of train_low_mem beside PyTorch + transformers, interleaved, one process a run.
+
+    python scripts/compare_pytorch.py --binary target/release/train_low_mem --model t5-small \
+        --batch 8 --source-tokens 256 --target-tokens 256 --rounds 3 --steps 3 [--modes f32 bf16-autocast ...]
+    python scripts/compare_pytorch.py --model tiny --batch 4 ...        # PyTorch alone
+
+A step is forward, backward, clipping to norm 1 and transformers' Adafactor over full-length random samples with
+dropout 0.1; train_low_mem runs `bench`, which is the same. In each round every contender runs once, in a process
+of its own, so that a slow minute of the machine is shared; the table holds the median of all timed steps, the
+largest peak RSS, and the ratio of PyTorch's time and memory to those of train_low_mem in the same precision.
+Prints Markdown; --json FILE also keeps every single number.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import measured_machine
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+PRESETS = {
+    "tiny": {"d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4, "num_layers": 4, "vocab_size": 8192},
+    "t5-small": {"d_model": 512, "d_ff": 2048, "d_kv": 64, "num_heads": 8, "num_layers": 6, "vocab_size": 32128},
+    "t5-base": {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12, "vocab_size": 32128},
+    "chatlm-0.2b": {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 10, "vocab_size": 29298},
+}
+
+# mode -> (weights, autocast, compile, gradient checkpointing)
+PYTORCH_MODES = {
+    "f32": ("float32", False, False, False),
+    "f32-checkpointing": ("float32", False, False, True),
+    "f32-compile": ("float32", False, True, False),
+    "bf16-autocast": ("float32", True, False, False),
+    "bf16-autocast-checkpointing": ("float32", True, False, True),
+    "bf16-autocast-compile": ("float32", True, True, False),
+    "bf16-pure": ("bfloat16", False, False, False),
+    "bf16-pure-checkpointing": ("bfloat16", False, False, True),
+}
+DEFAULT_MODES = ["f32", "bf16-autocast", "bf16-pure"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, help="train_low_mem; without it PyTorch is measured alone")
+    parser.add_argument("--model", default="t5-small", help=f"a config.json or one of: {', '.join(PRESETS)}")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--source-tokens", type=int, default=256)
+    parser.add_argument("--target-tokens", type=int, default=256)
+    parser.add_argument("--modes", nargs="+", default=DEFAULT_MODES, choices=list(PYTORCH_MODES))
+    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: by --modes")
+    parser.add_argument("--recompute", nargs="+", default=["none"], help="of train_low_mem: none, full or K")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--worker", choices=list(PYTORCH_MODES), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def model_config(name):
+    if name in PRESETS:
+        return PRESETS[name] | {"decoder_start_token_id": 0}
+    return json.loads(pathlib.Path(name).read_text())
+
+
+def work(options):
+    """One PyTorch run: prints its step times and peaks as JSON. This is the whole life of a child process."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers.optimization import Adafactor
+
+    base = measured_machine.rss_bytes()
+    weights, autocast, compiled, checkpointing = PYTORCH_MODES[options.worker]
+    torch.manual_seed(0)
+    config = T5Config(**model_config(options.model) | {"dropout_rate": 0.1})
+    model = T5ForConditionalGeneration(config).to(device=options.device, dtype=getattr(torch, weights)).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    optimizer = Adafactor(model.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
+
+    def random_ids(tokens):
+        return torch.randint(3, config.vocab_size, (options.batch, tokens), device=options.device)
+
+    inputs = {"input_ids": random_ids(options.source_tokens), "labels": random_ids(options.target_tokens)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    forward = torch.compile(model) if compiled else model
+
+    def step():
+        with torch.autocast(options.device, dtype=torch.bfloat16, enabled=autocast):
+            loss = forward(**inputs, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()  # waits for the device
+
+    times = []
+    for _ in range(options.steps + 1):
+        start = time.perf_counter()
+        loss = step()
+        times.append(1000 * (time.perf_counter() - start))
+    result = {
+        "step_ms": times[1:],
+        "peak_rss_bytes": measured_machine.peak_rss_bytes(),
+        "base_rss_bytes": base,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "threads": torch.get_num_threads(),
+        "loss": loss,
+    }
+    if options.device == "cuda":
+        result["peak_device_bytes"] = torch.cuda.max_memory_reserved()
+    print(json.dumps(result))
+
+
+def shape_flags(options):
+    names = ("model", "batch", "source_tokens", "target_tokens", "steps", "device")
+    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+
+
+def run_child(command):
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        sys.stderr.write(f"error: exit code {done.returncode}: {' '.join(command)}\n{done.stderr[-3000:]}")
+        return None
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def contenders(options):
+    """(name, precision, command) of everything that takes part in a round."""
+    rows = []
+    for mode in options.modes:
+        command = [sys.executable, __file__, "--worker", mode, *shape_flags(options)]
+        rows.append((f"PyTorch {mode}", mode.split("-")[0], command))
+    if options.binary:
+        precisions = options.precisions or sorted({mode.split("-")[0] for mode in options.modes}, reverse=True)
+        for precision in precisions:
+            for recompute in options.recompute:
+                command = [str(options.binary.resolve()), "bench", "--json", "--precision", precision]
+                command += ["--recompute", recompute, *shape_flags(options)]
+                name = f"train_low_mem {precision}" + ("" if recompute == "none" else f", recompute {recompute}")
+                rows.append((name, precision, command))
+    return rows
+
+
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+def summarize(options, rows, results):
+    tokens = options.batch * (options.source_tokens + options.target_tokens)
+    summary = {}
+    for name, precision, _ in rows:
+        runs = [result for result in results[name] if result]
+        if not runs:
+            continue
+        step_ms = statistics.median(value for run in runs for value in as_list(run["step_ms"]))
+        summary[name] = {
+            "precision": precision,
+            "step_ms": step_ms,
+            "tokens_per_second": 1000 * tokens / step_ms,
+            "peak_rss_mib": max(run["peak_rss_bytes"] for run in runs) / 2**20,
+            "base_rss_mib": max(run.get("base_rss_bytes", 0) for run in runs) / 2**20,
+            "predicted_peak_mib": max(run.get("predicted_peak_bytes") or 0 for run in runs) / 2**20,
+            "device_mib": max(run.get("peak_device_bytes") or 0 for run in runs) / 2**20,
+        }
+    return summary
+
+
+def table(summary):
+    """Markdown; ratios of each PyTorch row to train_low_mem's first row of the same precision."""
+    ours = {}
+    for name, row in summary.items():
+        if name.startswith("train_low_mem"):
+            ours.setdefault(row["precision"], row)
+    lines = [
+        "| contender | step ms | tokens/s | peak RSS MiB | of it before the model | predicted MiB | time / ours | memory / ours |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in summary.items():
+        base = ours.get(row["precision"]) if name.startswith("PyTorch") else None
+        ratios = ["", ""]
+        if base:
+            ratios = [f"{row[key] / base[key]:.2f}" for key in ("step_ms", "peak_rss_mib")]
+        optional = [f"{row[key]:.0f}" if row[key] else "" for key in ("base_rss_mib", "predicted_peak_mib")]
+        cells = [name, f"{row['step_ms']:.0f}", f"{row['tokens_per_second']:.0f}", f"{row['peak_rss_mib']:.0f}"]
+        lines.append("| " + " | ".join(cells + optional + ratios) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    options = arguments()
+    if options.worker:
+        return work(options)
+    rows = contenders(options)
+    results = {name: [] for name, _, _ in rows}
+    for number in range(options.rounds):
+        # Every second round backwards, so that nobody always runs after the same neighbour.
+        for name, _, command in rows if number % 2 == 0 else rows[::-1]:
+            result = run_child(command)
+            results[name].append(result)
+            told = "failed" if result is None else f"{statistics.median(as_list(result['step_ms'])):.0f} ms"
+            print(f"round {number + 1}: {name}: {told}", file=sys.stderr, flush=True)
+    summary = summarize(options, rows, results)
+    shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {options.source_tokens}+{options.target_tokens} tokens"
+    threads = {run["threads"] for runs in results.values() for run in runs if run and "threads" in run}
+    machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"])
+    print(f"{shape}; {options.rounds} rounds of {options.steps} timed steps, {options.device}, threads {sorted(threads)}")
+    print(f"{machine}\n\n{table(summary)}")
+    if options.json:
+        kept = {"command": sys.argv[1:], "machine": machine, "shape": shape, "summary": summary, "runs": results}
+        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    return 0 if all(result for runs in results.values() for result in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

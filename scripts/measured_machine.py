@@ -1,0 +1,45 @@
+"""What a table of measurements must say about where its numbers come from."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+
+
+def processor():
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def total_memory_gib():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def commit(repository):
+    def git(*words):
+        done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    name = git("rev-parse", "--short=10", "HEAD") or "unknown"
+    return name + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def describe(repository, packages):
+    """One paragraph: machine, commit, versions."""
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+    cores = len(os.sched_getaffinity(0))
+    return f"{processor()}, {cores} cores, {total_memory_gib():.0f} GiB; commit {commit(repository)}; {versions}"
+
+
+def rss_bytes():
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_rss_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
