@@ -3,6 +3,7 @@
 //! Invariant: nothing here is needed to build, test or use the trainer; everything here can be run
 //! again at any time and gives the same files.
 
+mod sample_data;
 mod tidy;
 
 use std::path::Path;
@@ -13,11 +14,13 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
 commands:
-  tidy    check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
+  sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
+  tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
+        Some("sample-data") => sample_data::run(&root().join("data")),
         Some("tidy") => tidy::run(root()),
         Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),
         None => Err(USAGE.to_string()),

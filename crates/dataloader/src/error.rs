@@ -1,0 +1,119 @@
+//! Everything that can go wrong between a row and a batch, said with what, where, expected and got.
+
+use std::path::PathBuf;
+
+/// Errors of this crate. Each names what it is about; [`Error::hint`] says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A row cannot be a sample and [`BadRows::Error`](crate::BadRows::Error) is in force.
+    #[error("{0}")]
+    BadRow(BadRow),
+    /// A `tokenizer.json` cannot be read or understood.
+    #[error("{}: not a usable tokenizer: {reason}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What the reader of the file said.
+        reason: String,
+    },
+    /// A tokenizer has none of the tokens that a role is usually given to.
+    #[error("{}: no {role} token: expected one of {expected}", path.display())]
+    MissingToken {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// `end-of-sequence` or `padding`.
+        role: &'static str,
+        /// The names that were looked for.
+        expected: String,
+    },
+    /// The tokenizer refused a text.
+    #[error("tokenizing failed: {0}")]
+    Encode(String),
+    /// Options that contradict each other, the tokenizer, or the data.
+    #[error("{0}")]
+    Options(String),
+    /// A position that this data does not have: it was saved by a run over other data.
+    #[error("position {{epoch {epoch}, sample {sample}}} is not in this data: an epoch has {rows} samples")]
+    Position {
+        /// The epoch asked for.
+        epoch: u64,
+        /// The sample asked for.
+        sample: u64,
+        /// Samples of an epoch.
+        rows: u64,
+    },
+    /// Training a tokenizer failed.
+    #[error("training the tokenizer: {0}")]
+    Training(String),
+    /// A text file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A decoding thread could not be started or died; a bug or an exhausted machine.
+    #[error("a decoding thread failed: {0}")]
+    Thread(String),
+}
+
+impl Error {
+    /// What the user can do about it, where there is something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::BadRow(_) => Some("set `data.bad_rows = \"skip\"` to leave such rows out; they are counted and reported"),
+            Self::Tokenizer { .. } => {
+                Some("`data.tokenizer` takes a Hugging Face `tokenizer.json`; `train_low_mem train-tokenizer` makes one")
+            }
+            Self::MissingToken { .. } => {
+                Some("name the token in the model's config, or add it to the tokenizer as a special token")
+            }
+            Self::Position { .. } => Some("the data changed since the checkpoint was written"),
+            _ => None,
+        }
+    }
+}
+
+/// Why a row cannot be a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BadValue {
+    /// The value is null.
+    Null,
+    /// The value is the empty string, or white space only.
+    Empty,
+    /// The bytes are not UTF-8.
+    NotUtf8,
+}
+
+impl std::fmt::Display for BadValue {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Null => "is null",
+            Self::Empty => "is empty",
+            Self::NotUtf8 => "is not UTF-8",
+        })
+    }
+}
+
+/// A row that cannot be a sample, and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRow {
+    /// The file that holds the row.
+    pub file: PathBuf,
+    /// The row group in that file, from 0.
+    pub row_group: usize,
+    /// The row in that file, from 0.
+    pub row: u64,
+    /// The column with the bad value.
+    pub column: String,
+    /// What is wrong with it.
+    pub value: BadValue,
+}
+
+impl std::fmt::Display for BadRow {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { file, row_group, row, column, value } = self;
+        write!(formatter, "{}: row group {row_group}: row {row}: column `{column}` {value}", file.display())
+    }
+}

@@ -1,0 +1,226 @@
+//! [`Tokenizer`]: text to token ids and back, from a Hugging Face `tokenizer.json`.
+//!
+//! Invariants:
+//! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
+//!   file asks for. Those are the loader's business and are done on ids.
+//! - Memory does not grow with use: the tokenizer's own word cache is capped at [`CACHED_WORDS`] words a thread
+//!   and never stores a word of more than 256 bytes.
+//!
+//! ```no_run
+//! let tokenizer = dataloader::Tokenizer::load("data/sample-tokenizer.json".as_ref())?;
+//! assert_eq!(tokenizer.decode(&tokenizer.encode("3 + 4")?), "3 + 4");
+//! # Ok::<(), dataloader::Error>(())
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tokenizers::ModelWrapper;
+
+use crate::Error;
+
+/// Words that the tokenizer remembers the tokens of, for each thread that encodes.
+///
+/// The most common words of a language are worth remembering; a longer list is not measurably faster.
+pub const CACHED_WORDS: usize = 4096;
+
+const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|im_end|>"];
+const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
+const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
+
+/// A loaded tokenizer. Cheap to share between threads behind an `Arc`.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    path: PathBuf,
+    fingerprint: String,
+    vocab_size: usize,
+}
+
+impl Tokenizer {
+    /// Loads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|error| unusable(path, error))?;
+        Self::from_bytes(&bytes, path)
+    }
+
+    /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the bytes are not a tokenizer.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, Error> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| unusable(path, error))?;
+        inner.with_truncation(None).map_err(|error| unusable(path, error))?;
+        inner.with_padding(None);
+        let mut model = inner.get_model().clone();
+        match &mut model {
+            ModelWrapper::BPE(bpe) => bpe.resize_cache(CACHED_WORDS),
+            ModelWrapper::Unigram(unigram) => unigram.resize_cache(CACHED_WORDS),
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => {} // These two have no cache.
+        }
+        inner.with_model(model);
+        // Ids may have gaps; a model needs a row for the largest of them.
+        let largest = inner.get_vocab(true).into_values().max();
+        let vocab_size = largest.map_or(0, |id| id as usize + 1);
+        if vocab_size == 0 {
+            return Err(unusable(path, "its vocabulary is empty"));
+        }
+        let fingerprint = hexadecimal(&Sha256::digest(bytes));
+        Ok(Self { inner, path: path.to_owned(), fingerprint, vocab_size })
+    }
+
+    /// The token ids of `text`, without an end-of-sequence token.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when the tokenizer cannot represent the text and has no unknown token.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|error| Error::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`, special tokens left out, ids outside the vocabulary too.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.inner.decode(ids, true).unwrap_or_default()
+    }
+
+    /// Rows that a model's embedding needs: the largest id plus one.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id of a token by its exact name.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The end-of-sequence id: `</s>`, or the first of its other usual names.
+    ///
+    /// # Errors
+    /// [`Error::MissingToken`] when the tokenizer has none of them.
+    pub fn eos_id(&self) -> Result<u32, Error> {
+        self.first_of(&END_OF_SEQUENCE, "end-of-sequence")
+    }
+
+    /// The padding id: `<pad>`, or the first of its other usual names.
+    ///
+    /// # Errors
+    /// [`Error::MissingToken`] when the tokenizer has none of them.
+    pub fn pad_id(&self) -> Result<u32, Error> {
+        self.first_of(&PADDING, "padding")
+    }
+
+    /// The id of unknown text, for tokenizers that have one.
+    pub fn unknown_id(&self) -> Option<u32> {
+        UNKNOWN.iter().find_map(|name| self.token_id(name))
+    }
+
+    /// The ids of `<extra_id_0>`, `<extra_id_1>`, ... up to the first that is missing.
+    ///
+    /// Span corruption marks its spans with these. T5 keeps them at the end of the vocabulary in falling order,
+    /// but they are found by name.
+    pub fn sentinels(&self) -> Vec<u32> {
+        (0..).map_while(|number| self.token_id(&format!("<extra_id_{number}>"))).collect()
+    }
+
+    /// SHA-256 of the file, in hexadecimal.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Where the tokenizer came from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn first_of(&self, names: &[&str], role: &'static str) -> Result<u32, Error> {
+        names.iter().find_map(|name| self.token_id(name)).ok_or_else(|| Error::MissingToken {
+            path: self.path.clone(),
+            role,
+            expected: names.join(", "),
+        })
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { path, vocab_size, fingerprint, .. } = self;
+        write!(formatter, "Tokenizer({}, {vocab_size} tokens, sha256 {fingerprint})", path.display())
+    }
+}
+
+fn unusable(path: &Path, reason: impl ToString) -> Error {
+    Error::Tokenizer { path: path.to_owned(), reason: reason.to_string() }
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::sample_tokenizer;
+    use proptest::prelude::*;
+
+    #[test]
+    fn special_tokens_have_the_ids_that_t5_gives_them() {
+        let tokenizer = sample_tokenizer();
+        assert_eq!(tokenizer.pad_id().unwrap(), 0);
+        assert_eq!(tokenizer.eos_id().unwrap(), 1);
+        assert_eq!(tokenizer.unknown_id(), Some(2));
+        let last = tokenizer.vocab_size() as u32 - 1;
+        assert_eq!(tokenizer.sentinels(), (0..100).map(|number| last - number).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn encoding_adds_no_special_tokens_though_the_file_asks_for_them() {
+        let tokenizer = sample_tokenizer();
+        assert!(!tokenizer.encode("7 + 9").unwrap().contains(&1));
+        assert!(tokenizer.encode("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn decoding_leaves_out_special_tokens_and_ids_outside_the_vocabulary() {
+        let tokenizer = sample_tokenizer();
+        let mut ids = tokenizer.encode("12 km").unwrap();
+        ids.insert(0, 0);
+        ids.extend([1, 0, 5_000_000]);
+        assert_eq!(tokenizer.decode(&ids), "12 km");
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_a_typed_error() {
+        let check = |bytes: &[u8], expected: &str| {
+            let error = Tokenizer::from_bytes(bytes, Path::new("some/tokenizer.json")).unwrap_err().to_string();
+            assert!(error.starts_with("some/tokenizer.json: not a usable tokenizer: "), "{error}");
+            assert!(error.contains(expected), "{error}");
+        };
+        check(b"", "EOF");
+        check(b"{}", "");
+        check(b"{\"version\":\"1.0\",\"model\":{\"type\":\"WordLevel\",\"vocab\":{},\"unk_token\":\"x\"}}", "");
+        check(&[0xff, 0xfe, 0x00], "");
+        let missing = Tokenizer::load(Path::new("no/such/tokenizer.json")).unwrap_err();
+        assert!(matches!(missing, Error::Tokenizer { .. }) && missing.hint().is_some());
+    }
+
+    #[test]
+    fn the_fingerprint_follows_the_bytes() {
+        let bytes = std::fs::read(sample_tokenizer().path()).unwrap();
+        let mut changed = bytes.clone();
+        changed.push(b'\n');
+        let load = |bytes: &[u8]| Tokenizer::from_bytes(bytes, Path::new("t.json")).unwrap().fingerprint().to_owned();
+        assert_eq!(load(&bytes), load(&bytes));
+        assert_ne!(load(&bytes), load(&changed));
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_survives_encoding_and_decoding(text in any::<String>()) {
+            prop_assume!(!text.contains('<'));
+            let tokenizer = sample_tokenizer();
+            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()), text);
+        }
+    }
+}

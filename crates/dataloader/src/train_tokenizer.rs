@@ -1,0 +1,296 @@
+//! Trains a T5 tokenizer: byte-level BPE, made for mixed Chinese and English.
+//!
+//! Text is first cut into words: a digit at a time (numbers are spelled, so arithmetic can be learned), runs of
+//! Han characters, runs of other letters and of punctuation with the space before them. Merges never cross a
+//! word. The alphabet is the 256 bytes, so nothing is ever unknown, every text decodes to itself byte for byte,
+//! and a rare character costs a few tokens instead of a place in the vocabulary.
+//!
+//! Ids are laid out like T5's: `<pad>` 0, `</s>` 1, `<unk>` 2 (never produced), the bytes, the merges, and the
+//! sentinels last, `<extra_id_0>` the very last.
+//!
+//! Invariants: the result is a function of the texts in their order and of [`TokenizerTraining`], not of threads
+//! or hash seeds; memory is bounded by [`TokenizerTraining::max_counted_bytes`], however long the texts are.
+//!
+//! BPE: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", ACL 2016.
+//! Bytes as the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
+
+use std::collections::HashMap;
+
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{
+    AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+};
+
+use crate::Error;
+
+/// Cuts text into the words that merges stay inside. Read by `fancy-regex` here and by Oniguruma in Python, so
+/// it keeps to what both read alike, and it has no look-around, which keeps it linear.
+const WORDS: &str = r"\p{N}|\p{Han}+| ?[^\s\p{Han}\p{N}\p{P}\p{S}]+| ?[\p{P}\p{S}]+|\s+";
+
+const SPECIAL: [&str; 3] = ["<pad>", "</s>", "<unk>"];
+const BYTES: usize = 256;
+/// Longer words are counted in pieces of this many bytes, so that no text can make training quadratic.
+const MAX_WORD_BYTES: usize = 256;
+
+/// How to train. The default is a T5-sized vocabulary.
+#[derive(Clone, Debug)]
+pub struct TokenizerTraining {
+    /// Tokens, special ones and sentinels included. Fewer come out when the texts have too few words.
+    pub vocab_size: usize,
+    /// Sentinels `<extra_id_N>` for span corruption.
+    pub sentinels: usize,
+    /// A pair is merged only if it occurs this often.
+    pub min_frequency: u64,
+    /// Words are counted in at most about this many bytes; beyond, the rarest words are forgotten.
+    pub max_counted_bytes: usize,
+}
+
+impl Default for TokenizerTraining {
+    fn default() -> Self {
+        Self { vocab_size: 32_100, sentinels: 100, min_frequency: 2, max_counted_bytes: 64 << 20 }
+    }
+}
+
+/// What training gives.
+#[derive(Clone, Debug)]
+pub struct TrainedTokenizer {
+    /// The bytes of `tokenizer.json`.
+    pub json: Vec<u8>,
+    /// Tokens in it.
+    pub vocab_size: usize,
+    /// Texts read.
+    pub texts: u64,
+    /// Bytes of text read.
+    pub text_bytes: u64,
+    /// True when rare words were forgotten to stay within `max_counted_bytes`.
+    pub pruned: bool,
+}
+
+/// Trains a tokenizer on `texts`, read once and in order.
+///
+/// # Errors
+/// The first error of `texts`; [`Error::Training`] when `vocab_size` has no room for the bytes, the special
+/// tokens and the sentinels, or when there is no text.
+pub fn train_tokenizer_on(
+    texts: impl IntoIterator<Item = Result<String, Error>>,
+    training: &TokenizerTraining,
+) -> Result<TrainedTokenizer, Error> {
+    let smallest = SPECIAL.len() + BYTES + training.sentinels;
+    if training.vocab_size < smallest {
+        return Err(Error::Training(format!(
+            "a vocabulary of {} is too small: expected at least {smallest} ({} special tokens, {BYTES} bytes, {} sentinels)",
+            training.vocab_size,
+            SPECIAL.len(),
+            training.sentinels
+        )));
+    }
+    let pre_tokenizer = pre_tokenizer()?;
+    let mut words = WordCounts::new(training.max_counted_bytes);
+    let (mut read, mut text_bytes) = (0, 0);
+    for text in texts {
+        let text = text?;
+        read += 1;
+        text_bytes += text.len() as u64;
+        words.count(&text, &pre_tokenizer)?;
+    }
+    if words.counts.is_empty() {
+        return Err(Error::Training("the inputs hold no text".to_owned()));
+    }
+    let pruned = words.forgotten > 0;
+    let tokenizer = assemble(words, pre_tokenizer, training)?;
+    let json = tokenizer.to_string(true).map_err(failed)?.into_bytes();
+    Ok(TrainedTokenizer { json, vocab_size: tokenizer.get_vocab_size(true), texts: read, text_bytes, pruned })
+}
+
+fn pre_tokenizer() -> Result<PreTokenizerWrapper, Error> {
+    let words = Split::new(SplitPattern::Regex(WORDS.to_owned()), SplitDelimiterBehavior::Isolated, false);
+    let bytes = ByteLevel::new(false, false, false);
+    Ok(Sequence::new(vec![words.map_err(failed)?.into(), bytes.into()]).into())
+}
+
+/// Learns the merges and puts the tokenizer together around them.
+fn assemble(
+    words: WordCounts,
+    pre_tokenizer: PreTokenizerWrapper,
+    training: &TokenizerTraining,
+) -> Result<tokenizers::Tokenizer, Error> {
+    let special = |name: &str| AddedToken::from(name, true);
+    let trainer = BpeTrainer::builder()
+        .vocab_size(training.vocab_size - training.sentinels)
+        .min_frequency(training.min_frequency)
+        .special_tokens(SPECIAL.map(special).to_vec())
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .show_progress(false)
+        .build();
+    let mut bpe = BPE::default();
+    let counts = words.counts.into_iter().map(|(word, count)| (word.into(), count)).collect();
+    trainer.do_train(&counts, &mut bpe).map_err(failed)?;
+    drop(counts);
+    bpe.unk_token = Some("<unk>".to_owned());
+    let eos = bpe.token_to_id("</s>").expect("the trainer keeps its special tokens");
+
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe);
+    let template = TemplateProcessing::builder()
+        .try_single("$A </s>")
+        .and_then(|template| template.try_pair("$A </s> $B </s>"))
+        .map_err(failed)?
+        .special_tokens(vec![("</s>", eos)])
+        .build()
+        .map_err(failed)?;
+    tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    tokenizer.with_post_processor(Some(template));
+    tokenizer.add_special_tokens(SPECIAL.map(special)).map_err(failed)?;
+    let sentinels = (0..training.sentinels).rev().map(|number| special(&format!("<extra_id_{number}>")));
+    tokenizer.add_special_tokens(sentinels.collect::<Vec<_>>()).map_err(failed)?;
+    Ok(tokenizer)
+}
+
+/// Words and how often they occur, in bounded memory.
+///
+/// When the table is full, every word seen no more often than a rising threshold is forgotten, as word2vec does
+/// (`ReduceVocab` in Mikolov et al.'s word2vec.c). What is forgotten depends on the order of the texts only.
+struct WordCounts {
+    counts: HashMap<String, u64>,
+    bytes: usize,
+    max_bytes: usize,
+    forgotten: u64,
+}
+
+/// What an entry of the table costs beside its letters, about.
+const ENTRY_BYTES: usize = 64;
+
+impl WordCounts {
+    fn new(max_bytes: usize) -> Self {
+        Self { counts: HashMap::new(), bytes: 0, max_bytes, forgotten: 0 }
+    }
+
+    fn count(&mut self, text: &str, pre_tokenizer: &PreTokenizerWrapper) -> Result<(), Error> {
+        let mut cut = PreTokenizedString::from(text);
+        pre_tokenizer.pre_tokenize(&mut cut).map_err(failed)?;
+        for (word, ..) in cut.get_splits(OffsetReferential::Original, OffsetType::None) {
+            let mut rest = word;
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(rest.floor_char_boundary(MAX_WORD_BYTES));
+                self.add(piece);
+                rest = after;
+            }
+        }
+        if self.bytes > self.max_bytes {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, word: &str) {
+        if let Some(count) = self.counts.get_mut(word) {
+            *count += 1;
+        } else {
+            self.bytes += word.len() + ENTRY_BYTES;
+            self.counts.insert(word.to_owned(), 1);
+        }
+    }
+
+    fn forget(&mut self) {
+        // Down to half, so that forgetting is rare.
+        while self.bytes > self.max_bytes / 2 {
+            self.forgotten += 1;
+            let threshold = self.forgotten;
+            self.counts.retain(|_, count| *count > threshold);
+            self.bytes = self.counts.keys().map(|word| word.len() + ENTRY_BYTES).sum();
+        }
+        self.counts.shrink_to_fit();
+    }
+}
+
+fn failed(error: impl ToString) -> Error {
+    Error::Training(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tokenizer;
+    use std::path::Path;
+
+    const TEXTS: [&str; 6] = [
+        "the cat sat on the mat, the cat sat",
+        "显存不足时，训练器会减小微批大小。显存不足！",
+        "on 2024-03-15 the trainer used 512 MiB",
+        "训练 T5 on mixed 中文 and English text",
+        "the the the 训练器 训练器",
+        "tabs\tand\nlines  and   spaces",
+    ];
+
+    fn train(vocab_size: usize) -> TrainedTokenizer {
+        let training = TokenizerTraining { vocab_size, ..TokenizerTraining::default() };
+        train_tokenizer_on(TEXTS.iter().map(|text| Ok((*text).to_owned())), &training).unwrap()
+    }
+
+    fn load(trained: &TrainedTokenizer) -> Tokenizer {
+        Tokenizer::from_bytes(&trained.json, Path::new("trained.json")).unwrap()
+    }
+
+    #[test]
+    fn the_same_texts_always_give_the_same_bytes() {
+        assert!((0..5).all(|_| train(420).json == train(420).json));
+    }
+
+    #[test]
+    fn common_words_become_tokens_and_digits_stay_single() {
+        let tokenizer = load(&train(420));
+        for (text, tokens) in [(" the", 1), ("训练器", 1), ("2024", 4), (" 512", 4)] {
+            assert_eq!(tokenizer.encode(text).unwrap().len(), tokens, "{text}");
+        }
+    }
+
+    #[test]
+    fn text_of_any_script_decodes_to_itself_though_never_seen_in_training() {
+        let tokenizer = load(&train(360));
+        for text in ["ὕδωρ", "👩‍👩‍👧 🇨🇳", "龘靐齉", " leading", "trailing ", "\u{0}\u{7f}\u{85}", "a\r\n\tb"] {
+            assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()), text);
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_without_room_for_the_bytes_is_refused() {
+        let training = TokenizerTraining { vocab_size: 300, ..TokenizerTraining::default() };
+        let error = train_tokenizer_on([Ok("text".to_owned())], &training).unwrap_err().to_string();
+        assert!(error.contains("expected at least 359"), "{error}");
+    }
+
+    #[test]
+    fn no_text_at_all_is_an_error_and_few_words_give_a_smaller_vocabulary() {
+        let training = TokenizerTraining { vocab_size: 1000, ..TokenizerTraining::default() };
+        assert!(train_tokenizer_on([], &training).is_err());
+        assert!(train_tokenizer_on([Ok(String::new())], &training).is_err());
+        let trained = train_tokenizer_on([Ok("abc abc abc".to_owned())], &training).unwrap();
+        assert!(trained.vocab_size < 1000 && load(&trained).vocab_size() == trained.vocab_size);
+    }
+
+    #[test]
+    fn counting_words_stays_within_its_memory_and_keeps_the_common_ones() {
+        let training = TokenizerTraining { vocab_size: 420, max_counted_bytes: 100_000, ..TokenizerTraining::default() };
+        let texts = (0..20_000).map(|number: u64| {
+            let rare: String = number.to_string().bytes().map(|digit| char::from(digit + 49)).collect();
+            Ok(format!("common words {rare}"))
+        });
+        let trained = train_tokenizer_on(texts, &training).unwrap();
+        assert!(trained.pruned);
+        assert_eq!(load(&trained).encode(" words").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_very_long_word_is_counted_in_pieces() {
+        let training = TokenizerTraining { vocab_size: 420, ..TokenizerTraining::default() };
+        let text = "存".repeat(100_000);
+        let trained = train_tokenizer_on([Ok(text.clone())], &training).unwrap();
+        let tokenizer = load(&trained);
+        assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()), text);
+    }
+}
