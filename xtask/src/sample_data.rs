@@ -90,11 +90,10 @@ fn train_sample_tokenizer(rows: &[Row]) -> Result<Vec<u8>, String> {
 }
 
 fn write_rows(path: &Path, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
-    let column = |value: fn(&Row) -> &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(rows.iter().map(value))) };
-    let batch = RecordBatch::try_from_iter([
-        ("prompt", column(|row| &row.prompt)),
-        ("response", column(|row| &row.response)),
-    ])?;
+    let column =
+        |value: fn(&Row) -> &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(rows.iter().map(value))) };
+    let batch =
+        RecordBatch::try_from_iter([("prompt", column(|row| &row.prompt)), ("response", column(|row| &row.response))])?;
     let properties = WriterProperties::builder()
         .set_created_by("low-mem-t5 sample data".to_owned())
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(12)?))
@@ -122,7 +121,8 @@ mod tests {
         let mut rows = Vec::new();
         for batch in reader {
             let batch = batch.unwrap();
-            let column = |name: &str| -> &StringArray { batch.column_by_name(name).unwrap().as_any().downcast_ref().unwrap() };
+            let column =
+                |name: &str| -> &StringArray { batch.column_by_name(name).unwrap().as_any().downcast_ref().unwrap() };
             for (prompt, response) in column("prompt").iter().zip(column("response")) {
                 rows.push(Row { prompt: prompt.unwrap().to_owned(), response: response.unwrap().to_owned() });
             }

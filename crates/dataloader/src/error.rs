@@ -62,10 +62,12 @@ impl Error {
     /// What the user can do about it, where there is something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::BadRow(_) => Some("set `data.bad_rows = \"skip\"` to leave such rows out; they are counted and reported"),
-            Self::Tokenizer { .. } => {
-                Some("`data.tokenizer` takes a Hugging Face `tokenizer.json`; `train_low_mem train-tokenizer` makes one")
+            Self::BadRow(_) => {
+                Some("set `data.bad_rows = \"skip\"` to leave such rows out; they are counted and reported")
             }
+            Self::Tokenizer { .. } => Some(
+                "`data.tokenizer` takes a Hugging Face `tokenizer.json`; `train_low_mem train-tokenizer` makes one",
+            ),
             Self::MissingToken { .. } => {
                 Some("name the token in the model's config, or add it to the tokenizer as a special token")
             }

@@ -252,7 +252,8 @@ mod tests {
     #[test]
     fn text_of_any_script_decodes_to_itself_though_never_seen_in_training() {
         let tokenizer = load(&train(360));
-        for text in ["ὕδωρ", "👩‍👩‍👧 🇨🇳", "龘靐齉", " leading", "trailing ", "\u{0}\u{7f}\u{85}", "a\r\n\tb"] {
+        for text in ["ὕδωρ", "👩‍👩‍👧 🇨🇳", "龘靐齉", " leading", "trailing ", "\u{0}\u{7f}\u{85}", "a\r\n\tb"]
+        {
             assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()), text);
         }
     }
@@ -275,7 +276,8 @@ mod tests {
 
     #[test]
     fn counting_words_stays_within_its_memory_and_keeps_the_common_ones() {
-        let training = TokenizerTraining { vocab_size: 420, max_counted_bytes: 100_000, ..TokenizerTraining::default() };
+        let training =
+            TokenizerTraining { vocab_size: 420, max_counted_bytes: 100_000, ..TokenizerTraining::default() };
         let texts = (0..20_000).map(|number: u64| {
             let rare: String = number.to_string().bytes().map(|digit| char::from(digit + 49)).collect();
             Ok(format!("common words {rare}"))
