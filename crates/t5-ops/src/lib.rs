@@ -47,11 +47,15 @@ mod dispatch;
 mod dropout;
 mod embedding;
 mod linear;
+mod matmul;
 mod norm;
+mod parallel;
 mod reduce;
 mod relative_bias;
+mod storage;
 #[cfg(test)]
 mod testing;
+mod vector;
 
 pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
 pub use adafactor::{AdafactorHyper, SecondMoment, adafactor};

@@ -4,7 +4,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::dispatch::{check_accumulator, check_shape, rows_and_width};
+use crate::dispatch::{check_accumulator, check_shape, has_kernel, rows_and_width};
 
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`.
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -12,7 +12,7 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let (_, k) = rows_and_width("linear", "x", x)?;
     let (n, _) = w.dims2()?;
     check_shape("linear", "weight", w, &[n, k])?;
-    reference::linear(x, w)
+    if has_kernel(&[x, w]) { kernel::linear(x, w) } else { reference::linear(x, w) }
 }
 
 /// The gradient with respect to the input: `dy W`, plus `accumulate` if given.
@@ -33,7 +33,11 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
             bail!("linear_backward_input: accumulate: expected {:?}, got {:?}", dy.dtype(), accumulate.dtype())
         }
     }
-    reference::linear_backward_input(dy, w, accumulate)
+    if has_kernel(&[dy, w]) {
+        kernel::linear_backward_input(dy, w, accumulate)
+    } else {
+        reference::linear_backward_input(dy, w, accumulate)
+    }
 }
 
 /// The gradient with respect to the weight: `dw += dyᵀ x`, in place.
@@ -47,7 +51,80 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()
         bail!("linear_backward_weight: expected as many rows in dy as in x, got {rows} and {x_rows}")
     }
     check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
-    reference::linear_backward_weight(dy, x, dw)
+    if has_kernel(&[dy, x, dw]) {
+        kernel::linear_backward_weight(dy, x, dw)
+    } else {
+        reference::linear_backward_weight(dy, x, dw)
+    }
+}
+
+mod kernel {
+    use candle_core::{Result, Tensor};
+
+    use crate::dispatch::rows_and_width;
+    use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
+    use crate::storage::{View, filled, update, with_element};
+
+    pub(super) fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let (rows, k) = rows_and_width("linear", "x", x)?;
+        let n = w.dim(0)?;
+        let (x, w) = (x.contiguous()?, w.contiguous()?);
+        let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+        let a = Matrix::new(x_view.operand()?, rows, k);
+        let b = Matrix::new(w_view.operand()?, n, k).t();
+        with_element!(x.dtype(), T, {
+            filled::<T>(with_width(&x, n), |y| {
+                multiply(MatrixMut::new(y, rows, n), a, b, false, Threads::All);
+                Ok(())
+            })
+        })
+    }
+
+    pub(super) fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
+        let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
+        let k = w.dim(1)?;
+        let (dy, w) = (dy.contiguous()?, w.contiguous()?);
+        let (dy_view, w_view) = (View::new(&dy)?, View::new(&w)?);
+        let a = Matrix::new(dy_view.operand()?, rows, n);
+        let b = Matrix::new(w_view.operand()?, n, k);
+        with_element!(dy.dtype(), T, {
+            let Some(sum) = accumulate else {
+                return filled::<T>(with_width(&dy, k), |dx| {
+                    multiply(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
+                    Ok(())
+                });
+            };
+            let sum = sum.contiguous()?;
+            update::<T, _>("linear_backward_input", &sum, &[&dy, &w], |dx| {
+                multiply(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
+                Ok(())
+            })?;
+            Ok(sum)
+        })
+    }
+
+    pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()> {
+        let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
+        let (_, k) = rows_and_width("linear_backward_weight", "x", x)?;
+        let (dy, x) = (dy.contiguous()?, x.contiguous()?);
+        let (dy_view, x_view) = (View::new(&dy)?, View::new(&x)?);
+        let a = Matrix::new(dy_view.operand()?, rows, n).t();
+        let b = Matrix::new(x_view.operand()?, rows, k);
+        with_element!(dw.dtype(), T, {
+            update::<T, _>("linear_backward_weight", dw, &[&dy, &x], |dw| {
+                multiply(MatrixMut::new(dw, n, k), a, b, true, Threads::All);
+                Ok(())
+            })
+        })
+    }
+
+    /// The shape of `x` with another last dimension.
+    fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
+        let mut shape = x.dims().to_vec();
+        shape.pop();
+        shape.push(width);
+        shape
+    }
 }
 
 pub(crate) mod reference {
@@ -89,5 +166,84 @@ pub(crate) mod reference {
         let dy = dy.reshape((rows, n))?.to_dtype(dtype)?;
         let x = x.reshape((rows, k))?.to_dtype(dtype)?;
         add_into(dw, &dy.t()?.matmul(&x)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::testing::{Numbers, assert_close, autograd, check_gradient, tolerance, weighted};
+
+    #[test]
+    fn the_reference_agrees_with_finite_differences_and_autograd() {
+        let mut numbers = Numbers::new(1);
+        let [x, w, dy] = [&[2, 3, 5][..], &[4, 5], &[2, 3, 4]].map(|shape| numbers.tensor(shape, DType::F64));
+        let dx = linear_backward_input(&dy, &w, None).unwrap();
+        let dw = w.zeros_like().unwrap();
+        linear_backward_weight(&dy, &x, &dw).unwrap();
+        check_gradient("dx", &x, &dx, |x| weighted(&linear(x, &w)?, &dy));
+        check_gradient("dw", &w, &dw, |w| weighted(&linear(&x, w)?, &dy));
+        let expected = autograd(&[&x, &w], &dy, |t| reference::linear(&t[0], &t[1]));
+        assert_close("dx", &dx, &expected[0], 1e-12);
+        assert_close("dw", &dw, &expected[1], 1e-12);
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        for (case, (b, t, n, k)) in
+            [(1, 1, 1, 1), (2, 7, 65, 33), (3, 65, 1, 7), (1, 100, 96, 64), (2, 128, 300, 257)].into_iter().enumerate()
+        {
+            for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+            {
+                let mut numbers = Numbers::new(case as u64);
+                let x = numbers.tensor(&[t, b, k], dtype).transpose(0, 1).unwrap();
+                let dy = numbers.tensor(&[t, b, n], dtype).transpose(0, 1).unwrap();
+                let w = numbers.tensor(&[k, n], weight_dtype).t().unwrap();
+                let sum = numbers.tensor(&[b, t, k], dtype);
+                let dw = numbers.tensor(&[n, k], DType::F32);
+                let what = format!("({b}, {t}, {n}, {k}) {dtype:?}");
+                let close = |name, got: &Tensor, expected: &Tensor| {
+                    assert_eq!(got.dtype(), expected.dtype());
+                    assert_close(&format!("{what} {name}"), got, expected, tolerance(dtype));
+                };
+                close("y", &linear(&x, &w).unwrap(), &reference::linear(&x, &w).unwrap());
+                let expected = reference::linear_backward_input(&dy, &w, None).unwrap();
+                close("dx", &linear_backward_input(&dy, &w, None).unwrap(), &expected);
+                let expected = reference::linear_backward_input(&dy, &w, Some(sum.clone())).unwrap();
+                close("dx +=", &linear_backward_input(&dy, &w, Some(sum)).unwrap(), &expected);
+                let expected = dw.copy().unwrap();
+                reference::linear_backward_weight(&dy, &x, &expected).unwrap();
+                linear_backward_weight(&dy, &x, &dw).unwrap();
+                close("dw", &dw, &expected);
+            }
+        }
+    }
+
+    #[test]
+    fn accumulating_twice_adds_twice() {
+        for dtype in [DType::F32, DType::F64] {
+            let mut numbers = Numbers::new(7);
+            let (x, dy) = (numbers.tensor(&[6, 3], dtype), numbers.tensor(&[6, 2], dtype));
+            let (once, twice) = (Tensor::zeros((2, 3), dtype, x.device()).unwrap(), Tensor::zeros((2, 3), dtype, x.device()).unwrap());
+            linear_backward_weight(&dy, &x, &once).unwrap();
+            linear_backward_weight(&dy, &x, &twice).unwrap();
+            linear_backward_weight(&dy, &x, &twice).unwrap();
+            assert_close("twice", &twice, &(once * 2.0).unwrap(), tolerance(dtype));
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_errors() {
+        let mut numbers = Numbers::new(3);
+        let (x, w) = (numbers.tensor(&[2, 3], DType::F32), numbers.tensor(&[4, 5], DType::F32));
+        let message = linear(&x, &w).unwrap_err().to_string();
+        assert!(message.contains("expected shape [4, 3], got [4, 5]"), "{message}");
+        assert!(linear_backward_input(&x, &w, None).is_err());
+        assert!(linear_backward_weight(&x, &x, &w).is_err());
+        let square = numbers.tensor(&[3, 3], DType::F32);
+        assert!(linear_backward_weight(&square, &square, &square).is_err(), "an accumulator that is an operand");
+        assert!(linear_backward_weight(&square, &x.t().unwrap(), &w.t().unwrap()).is_err());
     }
 }

@@ -4,9 +4,9 @@
 //!
 //! Shapes: x, dy (.., D), weight (D), inv_rms (..) without the last dimension.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-use crate::dispatch::{check_accumulator, check_shape, rows_and_width};
+use crate::dispatch::{check_accumulator, check_shape, has_kernel, rows_and_width};
 
 /// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
 /// row, `F32` or `F64`), which the backward needs.
@@ -14,7 +14,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     let _span = tracing::debug_span!("rms_norm").entered();
     let (_, width) = rows_and_width("rms_norm", "x", x)?;
     check_shape("rms_norm", "weight", weight, &[width])?;
-    reference::rms_norm(x, weight, eps)
+    if has_kernel(&[x, weight]) { kernel::rms_norm(x, weight, eps) } else { reference::rms_norm(x, weight, eps) }
 }
 
 /// The gradient with respect to `x`, in its dtype; adds the weight's to `dweight` if given.
@@ -33,7 +33,137 @@ pub fn rms_norm_backward(
     if let Some(dweight) = dweight {
         check_accumulator("rms_norm_backward", "dweight", dweight, &[width])?;
     }
-    reference::rms_norm_backward(x, weight, inv_rms, dy, dweight)
+    // The accumulator of the kernel is f32.
+    let accumulates = dweight.is_none_or(|dweight| dweight.dtype() == DType::F32);
+    if has_kernel(&[x, weight, inv_rms, dy]) && x.dtype() == dy.dtype() && accumulates {
+        kernel::rms_norm_backward(x, weight, inv_rms, dy, dweight)
+    } else {
+        reference::rms_norm_backward(x, weight, inv_rms, dy, dweight)
+    }
+}
+
+mod kernel {
+    use candle_core::{Result, Tensor};
+
+    use crate::dispatch::rows_and_width;
+    use crate::parallel::{Shared, for_each_part, rows_per_part};
+    use crate::storage::{Element, View, filled, update, with_element};
+    use crate::vector::{self, sum, vectorized};
+
+    pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+        let (rows, width) = rows_and_width("rms_norm", "x", x)?;
+        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+        let (x_view, weight_view) = (View::new(&x)?, View::new(&weight)?);
+        let weight = weight_view.to_f32()?;
+        let part = rows_per_part(rows, width);
+        let mut inv_rms = vec![0f32; rows];
+        let inv = Shared::new(&mut inv_rms);
+        let y = with_element!(x.dtype(), T, {
+            let x_data = x_view.slice::<T>()?;
+            filled::<T>(x.shape(), |y| {
+                let y = Shared::new(y);
+                for_each_part(rows.div_ceil(part), |p| {
+                    let (first, count) = (p * part, part.min(rows - p * part));
+                    // SAFETY: parts are disjoint ranges of rows.
+                    let (y, inv) = unsafe { (y.slice(first * width, count * width), inv.slice(first, count)) };
+                    forward(&x_data[first * width..][..count * width], &weight, eps as f32, y, inv);
+                });
+                Ok(())
+            })?
+        });
+        Ok((y, Tensor::from_vec(inv_rms, rows, x.device())?))
+    }
+
+    pub(super) fn rms_norm_backward(
+        x: &Tensor,
+        weight: &Tensor,
+        inv_rms: &Tensor,
+        dy: &Tensor,
+        dweight: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
+        let (x, weight, inv_rms, dy) =
+            (x.contiguous()?, weight.contiguous()?, inv_rms.contiguous()?, dy.contiguous()?);
+        let (weight_view, inv_view) = (View::new(&weight)?, View::new(&inv_rms)?);
+        let (weight_data, inv_data) = (weight_view.to_f32()?, inv_view.to_f32()?);
+        let (x_view, dy_view) = (View::new(&x)?, View::new(&dy)?);
+        let part = rows_per_part(rows, width);
+        let parts = rows.div_ceil(part);
+        // Each part sums its own gradient of the weight; they are added in order at the end.
+        let mut partial = vec![0f32; if dweight.is_some() { parts * width } else { 0 }];
+        let partials = Shared::new(&mut partial);
+        let dx = with_element!(x.dtype(), T, {
+            let (x_data, dy_data) = (x_view.slice::<T>()?, dy_view.slice::<T>()?);
+            filled::<T>(x.shape(), |dx| {
+                let dx = Shared::new(dx);
+                for_each_part(parts, |p| {
+                    let (first, count) = (p * part, part.min(rows - p * part));
+                    let range = first * width..(first + count) * width;
+                    // SAFETY: parts are disjoint ranges of rows.
+                    let dx = unsafe { dx.slice(range.start, range.len()) };
+                    let inv = &inv_data[first..first + count];
+                    backward(&x_data[range.clone()], &weight_data, inv, &dy_data[range.clone()], dx);
+                    if dweight.is_some() {
+                        // SAFETY: each part has its own row of partial sums.
+                        let partial = unsafe { partials.slice(p * width, width) };
+                        weight_gradient(&x_data[range.clone()], inv, &dy_data[range], partial);
+                    }
+                });
+                Ok(())
+            })?
+        });
+        if let Some(dweight) = dweight {
+            update::<f32, _>("rms_norm_backward", dweight, &[&x, &weight, &inv_rms, &dy], |dweight| {
+                for partial in partial.chunks_exact(width.max(1)) {
+                    vector::add(dweight, partial);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(dx)
+    }
+
+    vectorized! {
+        fn forward<T: Element>(x: &[T], weight: &[f32], eps: f32, y: &mut [T], inv_rms: &mut [f32]) {
+            let width = weight.len();
+            for (row, inv_rms) in inv_rms.iter_mut().enumerate() {
+                let x = &x[row * width..][..width];
+                let y = &mut y[row * width..][..width];
+                let squares = sum(width, |i| x[i].to_f32() * x[i].to_f32());
+                let inv = 1.0 / (squares / width as f32 + eps).sqrt();
+                for i in 0..width {
+                    y[i] = T::from_f32(x[i].to_f32() * inv * weight[i]);
+                }
+                *inv_rms = inv;
+            }
+        }
+
+        /// dx = inv_rms * (g - n * mean(g * n)) with n = x * inv_rms, g = dy * weight.
+        fn backward<T: Element>(x: &[T], weight: &[f32], inv_rms: &[f32], dy: &[T], dx: &mut [T]) {
+            let width = weight.len();
+            for (row, &inv) in inv_rms.iter().enumerate() {
+                let x = &x[row * width..][..width];
+                let dy = &dy[row * width..][..width];
+                let dx = &mut dx[row * width..][..width];
+                let product = sum(width, |i| x[i].to_f32() * dy[i].to_f32() * weight[i]);
+                let mean = product * inv * inv / width as f32;
+                for i in 0..width {
+                    dx[i] = T::from_f32(inv * (dy[i].to_f32() * weight[i] - x[i].to_f32() * mean));
+                }
+            }
+        }
+
+        fn weight_gradient<T: Element>(x: &[T], inv_rms: &[f32], dy: &[T], dweight: &mut [f32]) {
+            let width = dweight.len();
+            for (row, &inv) in inv_rms.iter().enumerate() {
+                let x = &x[row * width..][..width];
+                let dy = &dy[row * width..][..width];
+                for i in 0..width {
+                    dweight[i] += dy[i].to_f32() * (x[i].to_f32() * inv);
+                }
+            }
+        }
+    }
 }
 
 pub(crate) mod reference {
@@ -70,5 +200,65 @@ pub(crate) mod reference {
         let mean = (&g * &normalised)?.mean_keepdim(1)?;
         let dx = (g - normalised.broadcast_mul(&mean)?)?.broadcast_mul(&inv_rms)?;
         dx.to_dtype(x.dtype())?.reshape(x.shape())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Numbers, assert_close, autograd, check_gradient, tolerance, weighted};
+
+    const EPS: f64 = 1e-6;
+
+    #[test]
+    fn the_reference_agrees_with_finite_differences_and_autograd() {
+        let mut numbers = Numbers::new(2);
+        let [x, weight, dy] = [&[2, 3, 5][..], &[5], &[2, 3, 5]].map(|shape| numbers.tensor(shape, DType::F64));
+        let (_, inv_rms) = rms_norm(&x, &weight, EPS).unwrap();
+        let dweight = weight.zeros_like().unwrap();
+        let dx = rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&dweight)).unwrap();
+        check_gradient("dx", &x, &dx, |x| weighted(&rms_norm(x, &weight, EPS)?.0, &dy));
+        check_gradient("dweight", &weight, &dweight, |w| weighted(&rms_norm(&x, w, EPS)?.0, &dy));
+        let expected = autograd(&[&x, &weight], &dy, |t| Ok(reference::rms_norm(&t[0], &t[1], EPS)?.0));
+        assert_close("dx", &dx, &expected[0], 1e-12);
+        assert_close("dweight", &dweight, &expected[1], 1e-12);
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        for (rows, width) in [(1, 1), (7, 65), (65, 7), (3, 512), (700, 96)] {
+            for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)] {
+                let mut numbers = Numbers::new(rows as u64);
+                let x = numbers.tensor(&[width, rows], dtype).t().unwrap();
+                let dy = numbers.tensor(&[width, rows], dtype).t().unwrap();
+                let weight = numbers.tensor(&[width], weight_dtype);
+                let dweight = numbers.tensor(&[width], DType::F32);
+                let expected_dweight = dweight.copy().unwrap();
+                let (y, inv_rms) = rms_norm(&x, &weight, EPS).unwrap();
+                let (expected_y, expected_inv) = reference::rms_norm(&x, &weight, EPS).unwrap();
+                let close = |name, got: &Tensor, expected: &Tensor, tolerance| {
+                    assert_eq!(got.dtype(), expected.dtype());
+                    assert_close(&format!("({rows}, {width}) {dtype:?} {name}"), got, expected, tolerance);
+                };
+                close("y", &y, &expected_y, tolerance(dtype));
+                close("inv_rms", &inv_rms, &expected_inv, 1e-5);
+                let dx = rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&dweight)).unwrap();
+                let expected =
+                    reference::rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&expected_dweight)).unwrap();
+                // With a single channel the gradient is a difference of equals.
+                close("dx", &dx, &expected, if width == 1 { 1.0 } else { tolerance(dtype) });
+                close("dweight", &dweight, &expected_dweight, 1e-4);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_zeros_stays_finite() {
+        let x = Tensor::zeros((2, 8), DType::F32, &candle_core::Device::Cpu).unwrap();
+        let weight = x.get(0).unwrap().ones_like().unwrap();
+        let (y, inv_rms) = rms_norm(&x, &weight, EPS).unwrap();
+        assert_eq!(y.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
+        let dx = rms_norm_backward(&x, &weight, &inv_rms, &y.ones_like().unwrap(), None).unwrap();
+        assert!(dx.sum_all().unwrap().to_scalar::<f32>().unwrap().is_finite());
     }
 }

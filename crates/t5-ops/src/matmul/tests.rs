@@ -1,0 +1,126 @@
+use half::bf16;
+
+use super::*;
+use crate::testing::Numbers;
+
+/// A matrix stored with a stride, by rows or transposed, and its values.
+struct Stored<T> {
+    data: Vec<T>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+    stride: usize,
+}
+
+impl<T: Element> Stored<T> {
+    fn random(rows: usize, cols: usize, transposed: bool, gap: usize, seed: u64) -> Self {
+        let (outer, inner) = if transposed { (cols, rows) } else { (rows, cols) };
+        let stride = inner + gap;
+        let mut numbers = Numbers::new(seed);
+        let data = (0..outer * stride).map(|_| T::from_f32(numbers.next() as f32)).collect();
+        Self { data, rows, cols, transposed, stride }
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        let (i, j) = if self.transposed { (j, i) } else { (i, j) };
+        f64::from(self.data[i * self.stride + j].to_f32())
+    }
+
+    fn matrix<'a>(&'a self) -> Matrix<'a>
+    where
+        Operand<'a>: From<&'a [T]>,
+    {
+        let data = Operand::from(&self.data[..]);
+        if self.transposed {
+            Matrix::strided(data, self.cols, self.rows, self.stride).t()
+        } else {
+            Matrix::strided(data, self.rows, self.cols, self.stride)
+        }
+    }
+}
+
+const SIZES: [(usize, usize, usize); 12] = [
+    (1, 1, 1),
+    (7, 5, 3),
+    (16, 16, 32),
+    (17, 33, 31),
+    (32, 32, 64),
+    (65, 64, 7),
+    (64, 1, 65),
+    (1, 128, 100),
+    (100, 97, 129),
+    (256, 48, 256),
+    (33, 300, 513),
+    (300, 257, 65),
+];
+
+fn check_all<A: Element, B: Element, C: Element>(tolerance: f64)
+where
+    for<'a> Operand<'a>: From<&'a [A]> + From<&'a [B]>,
+{
+    for (case, (m, n, k)) in SIZES.into_iter().enumerate() {
+        for variant in 0..16 {
+            let [a_t, b_t, gap, accumulate] = [1, 2, 4, 8].map(|bit| variant & bit != 0);
+            let gap = if gap { 5 } else { 0 };
+            let a = Stored::<A>::random(m, k, a_t, gap, 1 + case as u64);
+            let b = Stored::<B>::random(k, n, b_t, gap, 100 + case as u64);
+            let before = Stored::<C>::random(m, n, false, gap, 200 + case as u64);
+            for threads in [Threads::One, Threads::All] {
+                let mut c = before.data.clone();
+                // SAFETY: `c` lives to the end of this block and nothing else writes it.
+                let target = unsafe { MatrixMut::part(Shared::new(&mut c), 0, m, n, n + gap) };
+                multiply(target, a.matrix(), b.matrix(), accumulate, threads);
+                for i in 0..m {
+                    for j in 0..n {
+                        let product: f64 = (0..k).map(|l| a.at(i, l) * b.at(l, j)).sum();
+                        let expected = product + if accumulate { before.at(i, j) } else { 0.0 };
+                        let got = f64::from(c[i * (n + gap) + j].to_f32());
+                        let error = (got - expected).abs();
+                        assert!(
+                            error <= tolerance * (1.0 + (k as f64).sqrt()),
+                            "({m}, {n}, {k}) variant {variant} {threads:?}: ({i}, {j}): expected {expected}, got {got}"
+                        );
+                    }
+                    for j in n..if i + 1 < m { n + gap } else { n } {
+                        let at = i * (n + gap) + j;
+                        assert_eq!(c[at].to_f32(), before.data[at].to_f32(), "written between rows");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_products_of_every_shape_and_stride() {
+    check_all::<f32, f32, f32>(1e-6);
+}
+
+#[test]
+fn bf16_products_of_every_shape_and_stride() {
+    check_all::<bf16, bf16, f32>(1e-6);
+    check_all::<bf16, bf16, bf16>(1e-2);
+}
+
+#[test]
+fn mixed_products_round_the_f32_operand_to_bf16() {
+    check_all::<bf16, f32, bf16>(1e-2);
+    check_all::<f32, bf16, f32>(1e-2);
+    let a = [1.0f32 + 1.0 / 1024.0];
+    let b = [bf16::ONE];
+    let mut c = [0f32];
+    let target = MatrixMut::new(&mut c, 1, 1);
+    multiply(target, Matrix::new((&a[..]).into(), 1, 1), Matrix::new((&b[..]).into(), 1, 1), false, Threads::One);
+    assert_eq!(c[0], 1.0);
+}
+
+#[test]
+fn an_empty_sum_clears_or_keeps_the_result() {
+    let mut c = [3f32; 4];
+    let empty: &[f32] = &[];
+    let (a, b) = (Matrix::new(empty.into(), 2, 0), Matrix::new(empty.into(), 0, 2));
+    multiply(MatrixMut::new(&mut c, 2, 2), a, b, true, Threads::All);
+    assert_eq!(c, [3.0; 4]);
+    multiply(MatrixMut::new(&mut c, 2, 2), a, b, false, Threads::All);
+    assert_eq!(c, [0.0; 4]);
+}

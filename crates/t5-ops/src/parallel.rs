@@ -1,0 +1,76 @@
+//! Cutting work into parts for the threads.
+//!
+//! Parts depend on the sizes and on the number of threads only, never on timing, so that partial results
+//! can be combined in a fixed order.
+
+use rayon::prelude::*;
+
+/// Below this many elements a kernel runs on the calling thread: waking others costs more.
+const SERIAL_ELEMENTS: usize = 16 * 1024;
+
+/// How many of `rows` rows of `width` elements a part takes.
+pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
+    let threads = rayon::current_num_threads();
+    if threads == 1 || rows * width <= SERIAL_ELEMENTS {
+        return rows.max(1);
+    }
+    // A few parts for each thread even out other work on the machine.
+    rows.div_ceil(4 * threads).max(1)
+}
+
+/// Calls `f` with the number of each part, on any thread.
+pub(crate) fn for_each_part(parts: usize, f: impl Fn(usize) + Sync + Send) {
+    if parts <= 1 || rayon::current_num_threads() == 1 {
+        (0..parts).for_each(f);
+    } else {
+        // One part a task: parts are few and large.
+        (0..parts).into_par_iter().with_max_len(1).for_each(f);
+    }
+}
+
+/// A buffer that several threads write, each its own elements.
+pub(crate) struct Shared<T> {
+    data: *mut T,
+    len: usize,
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: the accessors are unsafe and ask that no element is reached from two threads at once.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub(crate) fn new(data: &mut [T]) -> Self {
+        Self { data: data.as_mut_ptr(), len: data.len() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The elements `[start, start + len)`.
+    ///
+    /// # Safety
+    ///
+    /// The buffer outlives the result, and until the result is gone nothing else reaches these elements.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn slice<'a>(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(start + len <= self.len, "part {start}+{len} of a buffer of {}", self.len);
+        // SAFETY: in bounds by the assertion, alone by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+
+    /// A pointer to element `start`, for strided writes.
+    pub(crate) fn pointer(&self, start: usize) -> *mut T {
+        assert!(start <= self.len, "element {start} of a buffer of {}", self.len);
+        self.data.wrapping_add(start)
+    }
+}

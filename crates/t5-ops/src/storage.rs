@@ -1,0 +1,263 @@
+//! Slices of CPU tensors: read views, outputs written in full before they are read, and in-place access.
+//!
+//! Kernels see `F32` and `BF16` elements through [`Element`] and always contiguous data.
+
+use std::ops::Range;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
+use half::bf16;
+
+use crate::matmul::Target;
+use crate::parallel::Shared;
+
+/// An element that the kernels read and write as f32.
+pub(crate) trait Element: WithDType {
+    fn to_f32(self) -> f32;
+    fn from_f32(x: f32) -> Self;
+    /// The elements of a CPU storage if they are of this type.
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+    /// A buffer of this type as the result of a matrix product.
+    fn target(data: Shared<Self>) -> Target;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::F32(data) = storage { Some(data) } else { None }
+    }
+    fn target(data: Shared<Self>) -> Target {
+        Target::F32(data)
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    /// Rounds to nearest, ties to even; without the branches of `half`, so that loops vectorise.
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::BF16(data) = storage { Some(data) } else { None }
+    }
+    fn target(data: Shared<Self>) -> Target {
+        Target::Bf16(data)
+    }
+}
+
+/// Calls `$body` with the type alias `$element` set to the element type of a tensor that
+/// [`has_kernel`](crate::dispatch::has_kernel) accepts.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident, $body:expr) => {
+        match $dtype {
+            candle_core::DType::BF16 => {
+                type $element = half::bf16;
+                $body
+            }
+            _ => {
+                type $element = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
+/// The elements of a contiguous CPU tensor, under its read lock.
+pub(crate) struct View<'a> {
+    storage: StorageRef<'a>,
+    range: Range<usize>,
+}
+
+impl<'a> View<'a> {
+    /// The view of a tensor that must be contiguous and on the CPU.
+    pub(crate) fn new(t: &'a Tensor) -> Result<Self> {
+        let (storage, layout) = t.storage_and_layout();
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            bail!("expected a contiguous tensor, got strides {:?}", layout.stride())
+        };
+        Ok(Self { storage, range: start..end })
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// The elements, if they are of type `T`.
+    pub(crate) fn slice<T: Element>(&self) -> Result<&[T]> {
+        match &*self.storage {
+            Storage::Cpu(storage) => Ok(&T::cpu_storage_as_slice(storage)?[self.range.clone()]),
+            _ => bail!("expected a tensor on the CPU"),
+        }
+    }
+
+    /// The elements as f32, converted if they are not.
+    pub(crate) fn to_f32(&self) -> Result<std::borrow::Cow<'_, [f32]>> {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::BF16(_)) => {
+                Ok(self.slice::<bf16>()?.iter().map(|x| x.to_f32()).collect::<Vec<_>>().into())
+            }
+            _ => Ok(self.slice::<f32>()?.into()),
+        }
+    }
+
+    /// The ids of a tensor of `U32`.
+    pub(crate) fn ids(&self) -> Result<&[u32]> {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::U32(data)) => Ok(&data[self.range.clone()]),
+            _ => bail!("expected ids of U32 on the CPU"),
+        }
+    }
+}
+
+/// A new CPU tensor whose elements `write` sets, every one of them.
+pub(crate) fn filled<T: Element>(
+    shape: impl Into<Shape>,
+    write: impl FnOnce(&mut [T]) -> Result<()>,
+) -> Result<Tensor> {
+    let shape = shape.into();
+    let n = shape.elem_count();
+    let mut data = Vec::<T>::with_capacity(n);
+    // SAFETY: the capacity is n. The elements are floats, for which every bit pattern is a value, and the
+    // callers in this crate write each of them before anything reads it.
+    write(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr(), n) })?;
+    // SAFETY: as above: n elements are allocated and written.
+    unsafe { data.set_len(n) };
+    Tensor::from_vec(data, shape, &candle_core::Device::Cpu)
+}
+
+/// A scratch buffer of a kernel, whose contents are unspecified until written.
+pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
+    let mut data = Vec::<T>::with_capacity(n);
+    // SAFETY: the capacity is n, and every bit pattern of a float is a value; kernels write before they read.
+    #[allow(clippy::uninit_vec)]
+    unsafe {
+        data.set_len(n)
+    };
+    data
+}
+
+/// Calls `f` with the elements of `t`, to be changed in place, under its write lock.
+///
+/// Fails if `t` is not contiguous, not on the CPU or not of type `T`, or if it shares storage with one of
+/// `operands`, whose locks `f` may hold.
+pub(crate) fn update<T: Element, R>(
+    op: &'static str,
+    t: &Tensor,
+    operands: &[&Tensor],
+    f: impl FnOnce(&mut [T]) -> Result<R>,
+) -> Result<R> {
+    struct Update<F, R>(&'static str, std::cell::Cell<Option<F>>, std::cell::Cell<Option<R>>);
+    impl<F, R> Update<F, R> {
+        fn run<T: Element>(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()>
+        where
+            F: FnOnce(&mut [T]) -> Result<R>,
+        {
+            let Some((start, end)) = layout.contiguous_offsets() else {
+                bail!("{}: expected a contiguous tensor, got strides {:?}", self.0, layout.stride())
+            };
+            let dtype = storage.dtype();
+            let Some(data) = T::slice_mut(storage) else {
+                bail!("{}: expected {:?}, got {dtype:?}", self.0, T::DTYPE)
+            };
+            if let Some(f) = self.1.take() {
+                self.2.set(Some(f(&mut data[start..end])?));
+            }
+            Ok(())
+        }
+    }
+    /// Fixes the element type, which `InplaceOp1` has no place for.
+    struct Typed<T, F, R>(Update<F, R>, std::marker::PhantomData<T>);
+    impl<T: Element, R, F: FnOnce(&mut [T]) -> Result<R>> InplaceOp1 for Typed<T, F, R> {
+        fn name(&self) -> &'static str {
+            self.0.0
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+            self.0.run(storage, layout)
+        }
+    }
+
+    for operand in operands {
+        if share_storage(t, operand) {
+            bail!("{op}: the tensor to be changed in place shares its storage with an operand")
+        }
+    }
+    let cell = |f| Update(op, std::cell::Cell::new(Some(f)), std::cell::Cell::new(None));
+    let typed = Typed(cell(f), std::marker::PhantomData);
+    t.inplace_op1(&typed)?;
+    match typed.0.2.take() {
+        Some(result) => Ok(result),
+        None => bail!("{op}: expected a tensor on the CPU"),
+    }
+}
+
+/// True when two tensors live in one allocation. candle's locks are not re-entrant, so an in-place operation
+/// on one while reading the other would wait for itself.
+pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
+    address(a) == address(b)
+}
+
+/// The address of the storage object that a tensor refers to.
+fn address(t: &Tensor) -> *const Storage {
+    let (storage, _) = t.storage_and_layout();
+    &*storage
+}
+
+/// Whether `t` holds bf16.
+pub(crate) fn is_bf16(t: &Tensor) -> bool {
+    t.dtype() == DType::BF16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn rounding_to_bf16_is_that_of_half() {
+        let specials = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45];
+        let mut bits = 1u32;
+        let patterns = (0..200_000).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(bits)
+        });
+        for x in specials.into_iter().chain(patterns) {
+            let (got, expected) = (<bf16 as Element>::from_f32(x), bf16::from_f32(x));
+            assert!(got == expected || (got.is_nan() && expected.is_nan()), "{x}: {got} and {expected}");
+        }
+    }
+
+    #[test]
+    fn an_accumulator_that_is_also_an_operand_is_an_error_and_not_a_deadlock() {
+        let x = Tensor::zeros((4, 4), DType::F32, &Device::Cpu).unwrap();
+        let row = x.narrow(0, 1, 1).unwrap();
+        assert!(update::<f32, ()>("test", &x, &[&row], |_| Ok(())).is_err());
+        update::<f32, ()>("test", &row, &[], |data| {
+            data.fill(2.0);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(x.sum_all().unwrap().to_scalar::<f32>().unwrap(), 8.0);
+    }
+
+    #[test]
+    fn the_wrong_dtype_is_an_error() {
+        let x = Tensor::zeros(4, DType::F64, &Device::Cpu).unwrap();
+        assert!(update::<f32, ()>("test", &x, &[], |_| Ok(())).is_err());
+        assert!(View::new(&x).unwrap().slice::<f32>().is_err());
+    }
+}

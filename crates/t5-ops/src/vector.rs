@@ -1,0 +1,230 @@
+//! Loops over slices, compiled for several instruction sets and chosen at run time.
+//!
+//! The crate is compiled for the baseline of its target. [`vectorized!`] compiles a function twice more, for
+//! AVX2 and for AVX-512, and its body is plain Rust that the compiler vectorises: fixed-width inner loops
+//! over [`LANES`] elements where a sum is to be kept in lanes.
+
+use std::sync::OnceLock;
+
+/// Partial sums are kept in this many lanes, in a fixed assignment, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// The instruction sets that kernels are compiled for, each including those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Isa {
+    Portable,
+    Avx2,
+    Avx512,
+    Avx512Bf16,
+    Amx,
+}
+
+/// The instruction set in use: the best that the machine has, or what `LOW_MEM_T5_ISA` names
+/// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`) if the machine has that. Fixed for the process.
+pub(crate) fn isa() -> Isa {
+    static CHOSEN: OnceLock<Isa> = OnceLock::new();
+    *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
+}
+
+fn choose(wish: Option<&str>, best: Isa) -> Isa {
+    let wish = match wish {
+        Some("portable") => Isa::Portable,
+        Some("avx2") => Isa::Avx2,
+        Some("avx512") => Isa::Avx512,
+        Some("avx512bf16") => Isa::Avx512Bf16,
+        Some("amx") => Isa::Amx,
+        Some(other) => {
+            tracing::warn!("LOW_MEM_T5_ISA: expected portable, avx2, avx512, avx512bf16 or amx, got {other}");
+            best
+        }
+        None => best,
+    };
+    wish.min(best)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Isa {
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+        return Isa::Portable;
+    }
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    if !avx512 {
+        return Isa::Avx2;
+    }
+    if !is_x86_feature_detected!("avx512bf16") { Isa::Avx512 } else { Isa::Avx512Bf16 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Isa {
+    Isa::Portable
+}
+
+/// Defines functions whose bodies are compiled for the baseline, AVX2 and AVX-512, and dispatch at run time.
+macro_rules! vectorized {
+    ($(
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident $(<$($generic:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    )+) => {$(
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                fn avx512 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                match $crate::vector::isa() {
+                    $crate::vector::Isa::Portable => {}
+                    // SAFETY: `isa` names only instruction sets that this machine was found to have.
+                    $crate::vector::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    // SAFETY: as above; what comes after AVX-512 includes it.
+                    _ => return unsafe { avx512($($arg),*) },
+                }
+            }
+            #[allow(unreachable_code)]
+            body($($arg),*)
+        }
+    )+};
+}
+pub(crate) use vectorized;
+
+/// e^x to about 2 units in the last place; 0 below and large above the range of f32, NaN for NaN.
+///
+/// Cephes' `expf`: x = n ln 2 + r, a polynomial in r, then n added to the exponent.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    let clamped = if x < -87.0 { -87.0 } else { x };
+    let clamped = if clamped > 88.0 { 88.0 } else { clamped };
+    let shifted = clamped * std::f32::consts::LOG2_E + MAGIC;
+    let n = shifted - MAGIC;
+    let r = clamped - n * 0.693_359_4;
+    let r = r + n * 2.121_944_4e-4;
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_199_9e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 5.000_000_3e-1;
+    let e = p * r * r + r + 1.0;
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
+    if x < -87.0 { 0.0 } else { e * power }
+}
+
+/// The logistic function 1 / (1 + e^-x).
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// The cumulative distribution of the standard normal, to 1e-7 (Abramowitz and Stegun 7.1.26).
+#[inline(always)]
+pub(crate) fn normal_cdf(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let p = 1.061_405_4;
+    let p = p * t - 1.453_152;
+    let p = p * t + 1.421_413_8;
+    let p = p * t - 0.284_496_74;
+    let p = p * t + 0.254_829_6;
+    let tail = 0.5 * p * t * exp(-z * z);
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// The sum of `term(i)` for i below `n`, in lanes.
+#[inline(always)]
+pub(crate) fn sum(n: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let whole = n - n % LANES;
+    let mut i = 0;
+    while i < whole {
+        for (lane, total) in lanes.iter_mut().enumerate() {
+            *total += term(i + lane);
+        }
+        i += LANES;
+    }
+    let mut total = 0.0;
+    for i in whole..n {
+        total += term(i);
+    }
+    lanes.iter().sum::<f32>() + total
+}
+
+vectorized! {
+    /// The largest element; `-inf` of none. A NaN may be skipped.
+    pub(crate) fn max(x: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for chunk in whole {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = if x > *lane { x } else { *lane };
+            }
+        }
+        lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+
+    /// `y += x`.
+    pub(crate) fn add(y: &mut [f32], x: &[f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_accurate_over_its_range() {
+        for i in -870_000..880_000 {
+            let x = i as f32 / 10_000.0;
+            let expected = f64::from(x).exp();
+            let error = (f64::from(exp(x)) / expected - 1.0).abs();
+            assert!(error < 3e-7, "exp({x}): relative error {error}");
+        }
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-100.0), 0.0);
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(f32::INFINITY) > 1e38);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn normal_cdf_is_accurate() {
+        for (x, expected) in [(0.0, 0.5), (1.0, 0.841_344_75), (-1.0, 0.158_655_25), (-3.0, 0.001_349_898), (9.0, 1.0)] {
+            assert!((normal_cdf(x) - expected).abs() < 2e-7, "{x}: {}", normal_cdf(x));
+        }
+    }
+
+    #[test]
+    fn a_forced_instruction_set_is_never_better_than_the_machine() {
+        for (wish, best, expected) in [
+            (None, Isa::Avx512, Isa::Avx512),
+            (Some("avx2"), Isa::Amx, Isa::Avx2),
+            (Some("amx"), Isa::Avx2, Isa::Avx2),
+            (Some("portable"), Isa::Amx, Isa::Portable),
+            (Some("sse9"), Isa::Avx2, Isa::Avx2),
+        ] {
+            assert_eq!(choose(wish, best), expected, "{wish:?} on {best:?}");
+        }
+    }
+
+    #[test]
+    fn a_sum_in_lanes_covers_every_element() {
+        for n in [0, 1, 15, 16, 17, 100] {
+            assert_eq!(sum(n, |i| i as f32), (n * n.saturating_sub(1) / 2) as f32);
+        }
+    }
+}
