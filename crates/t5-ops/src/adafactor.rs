@@ -16,7 +16,7 @@
 //!
 //! Shapes: parameter and gradient (.., N, K); row (.., N); col (.., K).
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape};
 
@@ -67,7 +67,16 @@ pub fn adafactor(
 ) -> Result<()> {
     let _span = tracing::debug_span!("adafactor").entered();
     check(param, grad, second, first, h)?;
-    reference::adafactor(param, grad, second, first, h)
+    let is_f32 = |t: &Tensor| t.device().is_cpu() && t.dtype() == DType::F32;
+    let moments = match second {
+        SecondMoment::Factored { row, col } => param.rank() == 2 && is_f32(row) && is_f32(col),
+        SecondMoment::Full(v) => is_f32(v),
+    };
+    if is_f32(param) && is_f32(grad) && moments && first.is_none_or(is_f32) && param.elem_count() > 0 {
+        kernel::adafactor(param, grad, second, first, h)
+    } else {
+        reference::adafactor(param, grad, second, first, h)
+    }
 }
 
 fn check(
@@ -94,6 +103,256 @@ fn check(
         bail!("adafactor: expected a first moment exactly when beta1 is set, got beta1 {:?}", h.beta1)
     }
     first.map_or(Ok(()), |m| check_accumulator("adafactor", "first moment", m, shape))
+}
+
+/// Three passes over the gradient (statistics, size of the update, update) and two over the parameter; the
+/// update is computed twice instead of stored. Row and column sums are combined in f64.
+mod kernel {
+    use candle_core::{Result, Tensor, bail};
+
+    use super::{AdafactorHyper, SecondMoment};
+    use crate::parallel::{Shared, for_each_part, rows_per_part};
+    use crate::reduce::kernel::square_sum_of;
+    use crate::storage::{View, share_storage, update};
+    use crate::vector::{LANES, sum, vectorized};
+
+    /// Rows whose columns are summed in f32 before they are added to the sums in f64.
+    const BLOCK_ROWS: usize = 32;
+
+    pub(super) fn adafactor(
+        param: &Tensor,
+        grad: &Tensor,
+        second: &SecondMoment,
+        first: Option<&Tensor>,
+        h: &AdafactorHyper,
+    ) -> Result<()> {
+        let grad = grad.contiguous()?;
+        let view = View::new(&grad)?;
+        let g = view.slice::<f32>()?;
+        // Several tensors are locked for writing at once, so they are compared before the first lock.
+        let state: Vec<&Tensor> = match second {
+            SecondMoment::Factored { row, col } => [row, col].into_iter().chain(first).collect(),
+            SecondMoment::Full(v) => [v].into_iter().chain(first).collect(),
+        };
+        for (i, a) in state.iter().enumerate() {
+            let others = state[i + 1..].iter().copied().chain([param, &grad]);
+            if others.into_iter().any(|b| share_storage(a, b)) {
+                bail!("adafactor: expected parameter, gradient and moments in separate storage")
+            }
+        }
+        update::<f32, _>("adafactor", param, &[&grad], |p| {
+            let lr = if h.scale_parameter {
+                h.learning_rate * (square_sum_of(p) / p.len() as f64).sqrt().max(h.eps2)
+            } else {
+                h.learning_rate
+            };
+            let (row_factor, col_factor, clip) = match second {
+                SecondMoment::Factored { row, col } => {
+                    let (rows, width) = grad.dims2()?;
+                    let factors = update::<f32, _>("adafactor", row, &[], |row| {
+                        update::<f32, _>("adafactor", col, &[], |col| {
+                            Ok(factored(g, rows, width, row, col, h))
+                        })
+                    })?;
+                    let clip = update_rms(g, &factors.0, &factors.1) / h.clip_threshold;
+                    (factors.0, factors.1, clip.max(1.0))
+                }
+                SecondMoment::Full(v) => {
+                    let factor = update::<f32, _>("adafactor", v, &[], |v| {
+                        decay(v, g, h.beta2, h.gradient_scale, h.eps1);
+                        Ok(v.iter().map(|v| v.sqrt().recip()).collect::<Vec<f32>>())
+                    })?;
+                    // One row whose columns have a factor each; the gradient's scale is the factor of the row.
+                    let scale = vec![h.gradient_scale as f32];
+                    let clip = update_rms(g, &scale, &factor) / h.clip_threshold;
+                    (scale, factor, clip.max(1.0))
+                }
+            };
+            let step = Step {
+                lr: (lr / clip) as f32,
+                beta1: h.beta1.unwrap_or(0.0) as f32,
+                keep: (1.0 - h.weight_decay * lr) as f32,
+            };
+            match first {
+                None => {
+                    apply(p, g, None, &row_factor, &col_factor, step);
+                    Ok(())
+                }
+                Some(first) => update::<f32, _>("adafactor", first, &[], |m| {
+                    apply(p, g, Some(m), &row_factor, &col_factor, step);
+                    Ok(())
+                }),
+            }
+        })
+    }
+
+    /// Moves the factored second moment on. Returns the factors of rows (the gradient's scale included) and
+    /// columns whose product with the gradient is the update before clipping.
+    fn factored(
+        g: &[f32],
+        rows: usize,
+        width: usize,
+        row: &mut [f32],
+        col: &mut [f32],
+        h: &AdafactorHyper,
+    ) -> (Vec<f32>, Vec<f32>) {
+        let part = rows_per_part(rows, width);
+        let parts = rows.div_ceil(part);
+        let mut row_sums = vec![0f32; rows];
+        let mut col_sums = vec![0f64; parts * width];
+        let (row_out, col_out) = (Shared::new(&mut row_sums), Shared::new(&mut col_sums));
+        for_each_part(parts, |p| {
+            let (start, count) = (p * part, part.min(rows - p * part));
+            // SAFETY: each part has its own rows and its own row of partial sums.
+            let (row_sums, col_sums) = unsafe { (row_out.slice(start, count), col_out.slice(p * width, width)) };
+            square_sums(&g[start * width..][..count * width], row_sums, col_sums);
+        });
+        let (first, rest) = col_sums.split_at_mut(width);
+        for partial in rest.chunks_exact(width) {
+            for (total, partial) in first.iter_mut().zip(partial) {
+                *total += partial;
+            }
+        }
+        // The statistics are of the scaled gradient.
+        let square = h.gradient_scale * h.gradient_scale;
+        let moved = |moment: f32, total: f64, n: usize| {
+            (h.beta2 * f64::from(moment) + (1.0 - h.beta2) * (total * square / n as f64 + h.eps1)) as f32
+        };
+        for (row, &total) in row.iter_mut().zip(&row_sums) {
+            *row = moved(*row, f64::from(total), width);
+        }
+        for (col, &total) in col.iter_mut().zip(first.iter()) {
+            *col = moved(*col, total, rows);
+        }
+        let mean = row.iter().map(|&r| f64::from(r)).sum::<f64>() / rows as f64;
+        let row_factor = row.iter().map(|&r| (h.gradient_scale * (mean / f64::from(r)).sqrt()) as f32).collect();
+        let col_factor = col.iter().map(|&c| (1.0 / f64::from(c).sqrt()) as f32).collect();
+        (row_factor, col_factor)
+    }
+
+    /// The root mean square of `g * row_factor * col_factor`.
+    fn update_rms(g: &[f32], row_factor: &[f32], col_factor: &[f32]) -> f64 {
+        let (rows, width) = (row_factor.len(), col_factor.len());
+        let part = rows_per_part(rows, width);
+        let mut totals = vec![0f64; rows.div_ceil(part)];
+        let out = Shared::new(&mut totals);
+        for_each_part(rows.div_ceil(part), |p| {
+            let (start, count) = (p * part, part.min(rows - p * part));
+            // SAFETY: each part has its own element.
+            let total = unsafe { out.slice(p, 1) };
+            let g = &g[start * width..][..count * width];
+            total[0] = update_square_sum(g, &row_factor[start..start + count], col_factor);
+        });
+        (totals.iter().sum::<f64>() / g.len() as f64).sqrt()
+    }
+
+    #[derive(Clone, Copy)]
+    struct Step {
+        lr: f32,
+        beta1: f32,
+        /// What weight decay leaves of the parameter.
+        keep: f32,
+    }
+
+    fn apply(
+        p: &mut [f32],
+        g: &[f32],
+        first: Option<&mut [f32]>,
+        row_factor: &[f32],
+        col_factor: &[f32],
+        step: Step,
+    ) {
+        let (rows, width) = (row_factor.len(), col_factor.len());
+        let part = rows_per_part(rows, width);
+        let (p, first) = (Shared::new(p), first.map(Shared::new));
+        for_each_part(rows.div_ceil(part), |i| {
+            let (start, count) = (i * part, part.min(rows - i * part));
+            let range = start * width..(start + count) * width;
+            // SAFETY: parts are disjoint ranges of rows.
+            let p = unsafe { p.slice(range.start, range.len()) };
+            // SAFETY: as above.
+            let first = first.map(|first| unsafe { first.slice(range.start, range.len()) });
+            apply_rows(p, &g[range], first, &row_factor[start..start + count], col_factor, step);
+        });
+    }
+
+    vectorized! {
+        /// Adds the squares of rows of `g` by row and by column.
+        fn square_sums(g: &[f32], row_sums: &mut [f32], col_sums: &mut [f64]) {
+            let width = col_sums.len();
+            let mut block = vec![0f32; width];
+            for (g, row_sums) in g.chunks(BLOCK_ROWS * width).zip(row_sums.chunks_mut(BLOCK_ROWS)) {
+                block.fill(0.0);
+                for (g, row_sum) in g.chunks_exact(width).zip(row_sums) {
+                    let mut lanes = [0f32; LANES];
+                    let (g, g_rest) = g.as_chunks::<LANES>();
+                    let (cols, cols_rest) = block.as_chunks_mut::<LANES>();
+                    for (g, cols) in g.iter().zip(cols) {
+                        for lane in 0..LANES {
+                            let square = g[lane] * g[lane];
+                            cols[lane] += square;
+                            lanes[lane] += square;
+                        }
+                    }
+                    let mut total = lanes.iter().sum::<f32>();
+                    for (g, col) in g_rest.iter().zip(cols_rest) {
+                        *col += g * g;
+                        total += g * g;
+                    }
+                    *row_sum = total;
+                }
+                for (total, block) in col_sums.iter_mut().zip(&block) {
+                    *total += f64::from(*block);
+                }
+            }
+        }
+
+        fn update_square_sum(g: &[f32], row_factor: &[f32], col_factor: &[f32]) -> f64 {
+            let width = col_factor.len();
+            let mut total = 0.0;
+            for (g, &row) in g.chunks_exact(width).zip(row_factor) {
+                let squares = sum(width, |i| {
+                    let u = g[i] * row * col_factor[i];
+                    u * u
+                });
+                total += f64::from(squares);
+            }
+            total
+        }
+
+        fn apply_rows(
+            p: &mut [f32],
+            g: &[f32],
+            first: Option<&mut [f32]>,
+            row_factor: &[f32],
+            col_factor: &[f32],
+            step: Step,
+        ) {
+            let width = col_factor.len();
+            let rows = p.chunks_exact_mut(width).zip(g.chunks_exact(width)).zip(row_factor);
+            match first {
+                None => for ((p, g), &row) in rows {
+                    for ((p, g), col) in p.iter_mut().zip(g).zip(col_factor) {
+                        *p = *p * step.keep - g * row * col * step.lr;
+                    }
+                },
+                Some(first) => for (((p, g), &row), m) in rows.zip(first.chunks_exact_mut(width)) {
+                    for (((p, g), col), m) in p.iter_mut().zip(g).zip(col_factor).zip(m) {
+                        *m = *m * step.beta1 + g * row * col * step.lr * (1.0 - step.beta1);
+                        *p = *p * step.keep - *m;
+                    }
+                },
+            }
+        }
+
+        /// Moves a full second moment on.
+        fn decay(v: &mut [f32], g: &[f32], beta2: f64, scale: f64, eps1: f64) {
+            for (v, &g) in v.iter_mut().zip(g) {
+                let g = f64::from(g) * scale;
+                *v = (f64::from(*v) * beta2 + (1.0 - beta2) * (g * g + eps1)) as f32;
+            }
+        }
+    }
 }
 
 pub(crate) mod reference {
@@ -140,5 +399,106 @@ pub(crate) mod reference {
     fn rms(x: &Tensor) -> Result<f64> {
         let squares: f64 = x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()?;
         Ok((squares / x.elem_count() as f64).sqrt())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::testing::{Numbers, assert_close};
+
+    fn hyper() -> AdafactorHyper {
+        AdafactorHyper {
+            learning_rate: 1e-2,
+            beta2: 0.4,
+            eps1: 1e-30,
+            eps2: 1e-3,
+            clip_threshold: 1.0,
+            scale_parameter: true,
+            beta1: None,
+            weight_decay: 0.0,
+            gradient_scale: 1.0,
+        }
+    }
+
+    fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+        Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
+    }
+
+    fn second_moment(shape: &[usize], dtype: DType) -> SecondMoment {
+        match shape {
+            [outer @ .., n, k] => SecondMoment::Factored {
+                row: zeros(&[outer, &[*n]].concat(), dtype),
+                col: zeros(&[outer, &[*k]].concat(), dtype),
+            },
+            shape => SecondMoment::Full(zeros(shape, dtype)),
+        }
+    }
+
+    type Update = fn(&Tensor, &Tensor, &SecondMoment, Option<&Tensor>, &AdafactorHyper) -> Result<()>;
+
+    /// The parameter after five steps with the same stream of gradients.
+    fn run(shape: &[usize], dtype: DType, h: &AdafactorHyper, update: Update) -> Tensor {
+        let mut numbers = Numbers::new(21);
+        let param = numbers.tensor(shape, dtype);
+        let second = second_moment(shape, dtype);
+        let first = h.beta1.map(|_| zeros(shape, dtype));
+        for step in 1..=5 {
+            let grad = (numbers.tensor(shape, dtype) * 0.01).unwrap();
+            let h = AdafactorHyper { beta2: 1.0 - f64::from(step).powf(-0.8), ..*h };
+            update(&param, &grad, &second, first.as_ref(), &h).unwrap();
+        }
+        param
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference_in_f64() {
+        let variants = [
+            hyper(),
+            AdafactorHyper { scale_parameter: false, ..hyper() },
+            AdafactorHyper { beta1: Some(0.9), ..hyper() },
+            AdafactorHyper { weight_decay: 0.1, gradient_scale: 0.01, clip_threshold: 0.3, ..hyper() },
+            AdafactorHyper { beta1: Some(0.5), weight_decay: 0.1, eps1: 1e-6, ..hyper() },
+        ];
+        for shape in [&[1][..], &[7], &[65], &[1, 1], &[7, 65], &[65, 7], &[300, 96], &[1, 40], &[2, 3, 5]] {
+            for h in &variants {
+                let expected = run(shape, DType::F64, h, reference::adafactor);
+                let what = format!("{shape:?} {h:?}");
+                assert_close(&what, &run(shape, DType::F32, h, adafactor), &expected, 2e-6);
+                assert_close(&what, &run(shape, DType::F64, h, adafactor), &expected, 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_step_of_a_uniform_gradient_is_the_clipped_learning_rate() {
+        // By hand: with beta2 = 0 and |g| equal everywhere, u = sign(g), RMS(u) = 1, lr = 1e-2 * RMS(p) = 2e-2.
+        let param = Tensor::new(&[[2f32, -2.0], [2.0, -2.0]], &Device::Cpu).unwrap();
+        let grad = Tensor::new(&[[0.5f32, -0.5], [-0.5, 0.5]], &Device::Cpu).unwrap();
+        let h = AdafactorHyper { beta2: 0.0, ..hyper() };
+        adafactor(&param, &grad, &second_moment(&[2, 2], DType::F32), None, &h).unwrap();
+        let expected = Tensor::new(&[[1.98f32, -1.98], [2.02, -2.02]], &Device::Cpu).unwrap();
+        assert_close("param", &param, &expected, 1e-6);
+    }
+
+    #[test]
+    fn a_zero_gradient_leaves_the_parameter_alone() {
+        let param = Numbers::new(5).tensor(&[8, 8], DType::F32);
+        let before = param.copy().unwrap();
+        adafactor(&param, &zeros(&[8, 8], DType::F32), &second_moment(&[8, 8], DType::F32), None, &hyper()).unwrap();
+        assert_close("param", &param, &before, 0.0);
+    }
+
+    #[test]
+    fn state_of_the_wrong_shape_is_an_error() {
+        let (p, g) = (zeros(&[4, 3], DType::F32), zeros(&[4, 3], DType::F32));
+        let good = second_moment(&[4, 3], DType::F32);
+        assert!(adafactor(&p, &g, &second_moment(&[3, 4], DType::F32), None, &hyper()).is_err());
+        assert!(adafactor(&p, &g.t().unwrap(), &good, None, &hyper()).is_err());
+        assert!(adafactor(&p, &g, &good, Some(&g), &hyper()).is_err(), "a first moment without beta1");
+        assert!(adafactor(&p, &g, &good, None, &AdafactorHyper { beta1: Some(0.9), ..hyper() }).is_err());
+        assert!(adafactor(&p, &p, &good, None, &hyper()).is_err(), "the parameter as its own gradient");
     }
 }

@@ -7,7 +7,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::dispatch::{check_accumulator, check_shape};
+use crate::dispatch::{check_accumulator, check_shape, has_kernel};
 
 /// Rows with this label count for nothing and cost nothing.
 pub const IGNORED_LABEL: u32 = u32::MAX;
@@ -27,7 +27,11 @@ pub struct CrossEntropy {
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let _span = tracing::debug_span!("linear_cross_entropy").entered();
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    reference::loss(x, w, labels, &rows, c)
+    if has_kernel(&[x, w]) {
+        kernel::loss(x, w, labels, &rows, c)
+    } else {
+        reference::loss(x, w, labels, &rows, c)
+    }
 }
 
 /// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
@@ -44,7 +48,11 @@ pub fn linear_cross_entropy_backward(
     if let Some(dw) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
     }
-    reference::gradients(x, w, labels, &rows, c, dw)
+    if has_kernel(&[x, w]) && dw.is_none_or(|dw| has_kernel(&[dw])) {
+        kernel::gradients(x, w, labels, &rows, c, dw)
+    } else {
+        reference::gradients(x, w, labels, &rows, c, dw)
+    }
 }
 
 /// The rows that count, in order.
@@ -65,6 +73,152 @@ fn valid_rows(op: &str, x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy
         rows.push(row as u32);
     }
     Ok(rows)
+}
+
+mod kernel {
+    use candle_core::{Result, Tensor};
+
+    use super::CrossEntropy;
+    use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
+    use crate::parallel::{Shared, for_each_part};
+    use crate::storage::{Element, View, filled, scratch, update, with_element};
+    use crate::vector::{self, exp, sum, vectorized};
+
+    pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
+        let (x, w) = (x.contiguous()?, w.contiguous()?);
+        let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+        let (v, d) = w.dims2()?;
+        let w = Matrix::new(w_view.operand()?, v, d);
+        with_element!(x.dtype(), T, {
+            let mut chunks = Chunks::<T>::new(x_view.slice::<T>()?, w, labels, rows, c);
+            let mut loss = 0.0;
+            for rows in rows.chunks(c.chunk_rows) {
+                loss += chunks.logits(rows, None);
+            }
+            Ok(loss)
+        })
+    }
+
+    pub(super) fn gradients(
+        x: &Tensor,
+        w: &Tensor,
+        labels: &[u32],
+        rows: &[u32],
+        c: &CrossEntropy,
+        dw: Option<&Tensor>,
+    ) -> Result<(f64, Tensor)> {
+        let (x, w) = (x.contiguous()?, w.contiguous()?);
+        let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+        let (v, d) = w.dims2()?;
+        let w_matrix = Matrix::new(w_view.operand()?, v, d);
+        let mut loss = 0.0;
+        let dx = with_element!(x.dtype(), T, {
+            let mut chunks = Chunks::<T>::new(x_view.slice::<T>()?, w_matrix, labels, rows, c);
+            filled::<T>(x.shape(), |dx| {
+                dx.fill(T::from_f32(0.0));
+                let mut dx_rows = scratch::<T>(c.chunk_rows.min(rows.len()) * d);
+                for rows in rows.chunks(c.chunk_rows) {
+                    loss += chunks.logits(rows, Some((c.gradient_scale * c.logit_scale) as f32));
+                    // The logits are now their own gradient.
+                    let dlogits = Matrix::new((&chunks.logits[..rows.len() * v]).into(), rows.len(), v);
+                    let dx_rows = &mut dx_rows[..rows.len() * d];
+                    multiply(MatrixMut::new(dx_rows, rows.len(), d), dlogits, w_matrix, false, Threads::All);
+                    for (&row, dx_row) in rows.iter().zip(dx_rows.chunks_exact(d.max(1))) {
+                        dx[row as usize * d..][..d].copy_from_slice(dx_row);
+                    }
+                    let Some(dw) = dw else { continue };
+                    let x_rows = Matrix::new(T::operand(&chunks.x_rows[..rows.len() * d]), rows.len(), d);
+                    with_element!(dw.dtype(), G, {
+                        update::<G, _>("linear_cross_entropy_backward", dw, &[&x, &w], |dw| {
+                            multiply(MatrixMut::new(dw, v, d), dlogits.t(), x_rows, true, Threads::All);
+                            Ok(())
+                        })?
+                    });
+                }
+                Ok(())
+            })?
+        });
+        Ok((loss, dx))
+    }
+
+    /// The buffers of a pass over the chunks.
+    struct Chunks<'a, T> {
+        x: &'a [T],
+        w: Matrix<'a>,
+        labels: &'a [u32],
+        logit_scale: f32,
+        width: usize,
+        vocabulary: usize,
+        x_rows: Vec<T>,   // (C, D): the rows of the chunk, gathered
+        logits: Vec<f32>, // (C, V)
+    }
+
+    impl<'a, T: Element> Chunks<'a, T> {
+        fn new(x: &'a [T], w: Matrix<'a>, labels: &'a [u32], rows: &[u32], c: &CrossEntropy) -> Self {
+            let chunk = c.chunk_rows.min(rows.len());
+            let (vocabulary, width) = w.dims();
+            Self {
+                x,
+                w,
+                labels,
+                logit_scale: c.logit_scale as f32,
+                width,
+                vocabulary,
+                x_rows: scratch(chunk * width),
+                logits: scratch(chunk * vocabulary),
+            }
+        }
+
+        /// Computes the logits of some rows and returns the sum of their losses. With a scale the logits are
+        /// replaced by `scale * (softmax - one-hot of the label)`.
+        fn logits(&mut self, rows: &[u32], gradient_scale: Option<f32>) -> f64 {
+            let (d, v) = (self.width, self.vocabulary);
+            for (&row, x) in rows.iter().zip(self.x_rows.chunks_exact_mut(d.max(1))) {
+                x.copy_from_slice(&self.x[row as usize * d..][..d]);
+            }
+            let logits = &mut self.logits[..rows.len() * v];
+            let x_rows = Matrix::new(T::operand(&self.x_rows[..rows.len() * d]), rows.len(), d);
+            multiply(MatrixMut::new(logits, rows.len(), v), x_rows, self.w.t(), false, Threads::All);
+            let mut losses = vec![0f64; rows.len()];
+            let (logits, out) = (Shared::new(logits), Shared::new(&mut losses));
+            let part = rows.len().div_ceil(4 * rayon::current_num_threads()).max(1);
+            for_each_part(rows.len().div_ceil(part), |p| {
+                for i in p * part..rows.len().min((p + 1) * part) {
+                    // SAFETY: each row belongs to one part.
+                    let (logits, loss) = unsafe { (logits.slice(i * v, v), out.slice(i, 1)) };
+                    let label = self.labels[rows[i] as usize] as usize;
+                    loss[0] = row_loss(logits, label, self.logit_scale, gradient_scale);
+                }
+            });
+            losses.iter().sum()
+        }
+    }
+
+    vectorized! {
+        fn row_loss(logits: &mut [f32], label: usize, logit_scale: f32, gradient_scale: Option<f32>) -> f64 {
+            for logit in logits.iter_mut() {
+                *logit *= logit_scale;
+            }
+            let max = vector::max(logits);
+            let of_label = f64::from(logits[label]);
+            let total = match gradient_scale {
+                None => sum(logits.len(), |i| exp(logits[i] - max)),
+                Some(scale) => {
+                    for logit in logits.iter_mut() {
+                        *logit = exp(*logit - max);
+                    }
+                    let total = sum(logits.len(), |i| logits[i]);
+                    let factor = scale / total;
+                    for logit in logits.iter_mut() {
+                        *logit *= factor;
+                    }
+                    logits[label] -= scale;
+                    total
+                }
+            };
+            f64::from(max) + f64::from(total).ln() - of_label
+        }
+    }
 }
 
 pub(crate) mod reference {
@@ -154,5 +308,108 @@ pub(crate) mod reference {
             let losses = (&self.lse - self.logits.gather(&self.labels, 1)?)?;
             losses.to_dtype(DType::F64)?.sum_all()?.to_scalar()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::testing::{Numbers, assert_close, check_gradient, tolerance, values};
+
+    fn scales(chunk_rows: usize) -> CrossEntropy {
+        CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows }
+    }
+
+    fn some_labels(rows: usize, vocabulary: usize) -> Vec<u32> {
+        let mut numbers = Numbers::new(31);
+        (0..rows).map(|row| if row % 3 == 1 { IGNORED_LABEL } else { numbers.below(vocabulary) as u32 }).collect()
+    }
+
+    #[test]
+    fn the_reference_agrees_with_finite_differences() {
+        let mut numbers = Numbers::new(30);
+        let (x, w) = (numbers.tensor(&[5, 3], DType::F64), numbers.tensor(&[7, 3], DType::F64));
+        let labels = some_labels(5, 7);
+        for chunk_rows in [1, 2, 100] {
+            let c = scales(chunk_rows);
+            let dw = w.zeros_like().unwrap();
+            let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&dw)).unwrap();
+            assert!((loss - linear_cross_entropy(&x, &w, &labels, &c).unwrap()).abs() < 1e-12);
+            check_gradient("dx", &x, &dx, |x| Ok(0.25 * linear_cross_entropy(x, &w, &labels, &c)?));
+            check_gradient("dw", &w, &dw, |w| Ok(0.25 * linear_cross_entropy(&x, w, &labels, &c)?));
+        }
+    }
+
+    #[test]
+    fn the_reference_agrees_with_the_cross_entropy_of_candle() {
+        let mut numbers = Numbers::new(33);
+        let (x, w) = (numbers.tensor(&[6, 4], DType::F64), numbers.tensor(&[9, 4], DType::F64));
+        let labels = [0u32, 8, 3, 3, 1, 5];
+        let logits = (reference_logits(&x, &w) * 0.7).unwrap();
+        let mean = candle_nn::loss::cross_entropy(&logits, &Tensor::new(&labels, x.device()).unwrap()).unwrap();
+        let expected = mean.to_scalar::<f64>().unwrap() * 6.0;
+        let got = linear_cross_entropy(&x, &w, &labels, &scales(4)).unwrap();
+        assert!((got - expected).abs() < 1e-12, "expected {expected}, got {got}");
+    }
+
+    fn reference_logits(x: &Tensor, w: &Tensor) -> Tensor {
+        crate::reference::linear(x, w).unwrap()
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference_for_every_chunk_size() {
+        for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64)] {
+            for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32)] {
+                for chunk_rows in [1, 7, 64, 1000] {
+                    let mut numbers = Numbers::new(32);
+                    let (x, w) = (numbers.tensor(&[rows, d], dtype), numbers.tensor(&[v, d], weight_dtype));
+                    let (labels, c) = (some_labels(rows, v), scales(chunk_rows));
+                    let dw = numbers.tensor(&[v, d], DType::F32);
+                    let expected_dw = dw.copy().unwrap();
+                    let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&dw)).unwrap();
+                    let (expected, expected_dx) =
+                        reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&expected_dw)).unwrap();
+                    let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows}");
+                    let close = |a: f64, b: f64| (a - b).abs() <= tolerance(dtype) * (1.0 + b.abs());
+                    assert!(close(loss, expected), "{what}: expected {expected}, got {loss}");
+                    assert!(close(linear_cross_entropy(&x, &w, &labels, &c).unwrap(), expected), "{what}");
+                    assert_eq!(dx.dtype(), dtype);
+                    if v > 1 {
+                        assert_close(&format!("{what} dx"), &dx, &expected_dx, tolerance(dtype));
+                    }
+                    assert_close(&format!("{what} dw"), &dw, &expected_dw, tolerance(dtype));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ignored_rows_have_no_loss_and_no_gradient_whatever_they_hold() {
+        let mut numbers = Numbers::new(34);
+        let w = numbers.tensor(&[6, 3], DType::F32);
+        let x = numbers.tensor(&[2, 3], DType::F32);
+        let bad = Tensor::cat(&[&x, &(&x * f64::NAN).unwrap()], 0).unwrap();
+        let c = scales(8);
+        let expected = linear_cross_entropy(&x, &w, &[1, 2], &c).unwrap();
+        let labels = [1, 2, IGNORED_LABEL, IGNORED_LABEL];
+        let (loss, dx) = linear_cross_entropy_backward(&bad, &w, &labels, &c, None).unwrap();
+        assert_eq!(loss, expected);
+        assert!(values(&dx.narrow(0, 2, 2).unwrap()).iter().all(|&x| x == 0.0));
+        let (loss, dx) = linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, None).unwrap();
+        assert_eq!(loss, 0.0);
+        assert!(values(&dx).iter().all(|&x| x == 0.0));
+        assert!(linear_cross_entropy(&bad, &w, &[1, 2, 3, 4], &c).unwrap().is_nan());
+    }
+
+    #[test]
+    fn a_label_outside_the_vocabulary_is_an_error() {
+        let mut numbers = Numbers::new(35);
+        let (x, w) = (numbers.tensor(&[2, 3], DType::F32), numbers.tensor(&[6, 3], DType::F32));
+        let message = linear_cross_entropy(&x, &w, &[1, 6], &scales(8)).unwrap_err().to_string();
+        assert!(message.contains("row 1: expected a label below 6, got 6"), "{message}");
+        assert!(linear_cross_entropy(&x, &w, &[1], &scales(8)).is_err());
+        assert!(linear_cross_entropy(&x, &w, &[1, 2], &scales(0)).is_err());
     }
 }

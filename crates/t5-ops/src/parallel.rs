@@ -3,6 +3,8 @@
 //! Parts depend on the sizes and on the number of threads only, never on timing, so that partial results
 //! can be combined in a fixed order.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 /// Below this many elements a kernel runs on the calling thread: waking others costs more.
@@ -26,6 +28,26 @@ pub(crate) fn for_each_part(parts: usize, f: impl Fn(usize) + Sync + Send) {
         // One part a task: parts are few and large.
         (0..parts).into_par_iter().with_max_len(1).for_each(f);
     }
+}
+
+/// As [`for_each_part`], with a scratch value that `init` makes for each run of parts.
+pub(crate) fn for_each_part_with<S>(
+    parts: usize,
+    init: impl Fn() -> S + Sync + Send,
+    f: impl Fn(&mut S, usize) + Sync + Send,
+) {
+    if parts <= 1 || rayon::current_num_threads() == 1 {
+        let mut scratch = init();
+        (0..parts).for_each(|part| f(&mut scratch, part));
+    } else {
+        (0..parts).into_par_iter().for_each_init(init, f);
+    }
+}
+
+/// Cuts `rows` rows of `width` elements into parts and calls `f` with the range of rows of each.
+pub(crate) fn for_each_rows(rows: usize, width: usize, f: impl Fn(Range<usize>) + Sync + Send) {
+    let part = rows_per_part(rows, width);
+    for_each_part(rows.div_ceil(part), |p| f(p * part..rows.min((p + 1) * part)));
 }
 
 /// A buffer that several threads write, each its own elements.

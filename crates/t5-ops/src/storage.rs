@@ -8,7 +8,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
 use half::bf16;
 
-use crate::matmul::Target;
+use crate::matmul::{Operand, Target};
 use crate::parallel::Shared;
 
 /// An element that the kernels read and write as f32.
@@ -17,6 +17,8 @@ pub(crate) trait Element: WithDType {
     fn from_f32(x: f32) -> Self;
     /// The elements of a CPU storage if they are of this type.
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+    /// A slice of this type as an operand of a matrix product.
+    fn operand(data: &[Self]) -> Operand<'_>;
     /// A buffer of this type as the result of a matrix product.
     fn target(data: Shared<Self>) -> Target;
 }
@@ -32,6 +34,9 @@ impl Element for f32 {
     }
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::F32(data) = storage { Some(data) } else { None }
+    }
+    fn operand(data: &[Self]) -> Operand<'_> {
+        Operand::F32(data)
     }
     fn target(data: Shared<Self>) -> Target {
         Target::F32(data)
@@ -53,6 +58,9 @@ impl Element for bf16 {
     }
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::BF16(data) = storage { Some(data) } else { None }
+    }
+    fn operand(data: &[Self]) -> Operand<'_> {
+        Operand::Bf16(data)
     }
     fn target(data: Shared<Self>) -> Target {
         Target::Bf16(data)
@@ -215,11 +223,6 @@ pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
 fn address(t: &Tensor) -> *const Storage {
     let (storage, _) = t.storage_and_layout();
     &*storage
-}
-
-/// Whether `t` holds bf16.
-pub(crate) fn is_bf16(t: &Tensor) -> bool {
-    t.dtype() == DType::BF16
 }
 
 #[cfg(test)]

@@ -78,22 +78,22 @@ macro_rules! vectorized {
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
                 fn avx512 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
-                    body($($arg),*)
+                    body $(::<$($generic),+>)? ($($arg),*)
                 }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
-                    body($($arg),*)
+                    body $(::<$($generic),+>)? ($($arg),*)
                 }
                 match $crate::vector::isa() {
                     $crate::vector::Isa::Portable => {}
                     // SAFETY: `isa` names only instruction sets that this machine was found to have.
-                    $crate::vector::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::vector::Isa::Avx2 => return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) },
                     // SAFETY: as above; what comes after AVX-512 includes it.
-                    _ => return unsafe { avx512($($arg),*) },
+                    _ => return unsafe { avx512 $(::<$($generic),+>)? ($($arg),*) },
                 }
             }
             #[allow(unreachable_code)]
-            body($($arg),*)
+            body $(::<$($generic),+>)? ($($arg),*)
         }
     )+};
 }

@@ -6,11 +6,14 @@
 //!
 //! Shapes: q, out (B, T, H*K); k, v (B, S, H*K); lse (B, H, T); bias, dbias (H, T+S-1).
 
+mod cpu;
 pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
-use crate::dispatch::{check_accumulator, check_shape};
+use crate::dispatch::{check_accumulator, check_shape, has_kernel};
 use crate::dropout::{Dropout, active};
 
 /// What attention needs besides queries, keys and values.
@@ -75,8 +78,12 @@ impl Attention<'_> {
 /// row of scores (B, H, T), `F32` or `F64`, for the backward. A query that sees no key gives zeros.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
     let _span = tracing::debug_span!("attention").entered();
-    a.sizes("attention", q, k, v)?;
-    reference::attention(q, k, v, a)
+    let s = a.sizes("attention", q, k, v)?;
+    if has_kernel(&[q, k, v]) && a.bias.is_none_or(|bias| has_kernel(&[bias])) {
+        cpu::attention(q, k, v, a, &s)
+    } else {
+        reference::attention(q, k, v, a)
+    }
 }
 
 /// The gradients with respect to `q`, `k` and `v`; adds the bias's to `dbias` if given.
@@ -101,5 +108,12 @@ pub fn attention_backward(
     if let Some(dbias) = dbias {
         check_accumulator("attention_backward", "dbias", dbias, &[s.heads, s.queries + s.keys - 1])?;
     }
-    reference::attention_backward(q, k, v, out, lse, dout, a, dbias)
+    let inputs = has_kernel(&[q, k, v, out, lse, dout]) && a.bias.is_none_or(|bias| has_kernel(&[bias]));
+    let same = out.dtype() == q.dtype() && dout.dtype() == q.dtype() && lse.dtype() == DType::F32;
+    // The accumulator of the kernel is f32.
+    if inputs && same && dbias.is_none_or(|dbias| dbias.dtype() == DType::F32) {
+        cpu::attention_backward(q, k, v, out, lse, dout, a, &s, dbias)
+    } else {
+        reference::attention_backward(q, k, v, out, lse, dout, a, dbias)
+    }
 }

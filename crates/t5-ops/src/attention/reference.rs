@@ -6,7 +6,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::{Attention, Sizes};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
-use crate::dropout::{active, factor};
+use crate::dropout::{active, kept};
 
 /// See [`crate::attention`].
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
@@ -121,16 +121,16 @@ fn diagonals(s: &Sizes, device: &Device) -> Result<Tensor> {
 /// The dropout mask of the probabilities times its scale: (B, H, T, S).
 fn mask(like: &Tensor, a: &Attention, s: &Sizes) -> Result<Option<Tensor>> {
     let Some(d) = active("attention", a.dropout.as_ref(), s.batch)? else { return Ok(None) };
-    let mut kept = Vec::with_capacity(s.batch * s.heads * s.queries * s.keys);
+    let mut factors = Vec::with_capacity(s.batch * s.heads * s.queries * s.keys);
     for b in 0..s.batch {
         for h in 0..s.heads {
             for i in 0..s.queries {
                 let key = d.query_key(b, h, i);
-                kept.extend((0..s.keys as u32).map(|j| factor(key, j, d.threshold(), 1.0)));
+                factors.extend((0..s.keys as u32).map(|j| kept(d, key, j)));
             }
         }
     }
-    let kept = Tensor::from_vec(kept, (s.batch, s.heads, s.queries, s.keys), &Device::Cpu)?;
+    let factors = Tensor::from_vec(factors, (s.batch, s.heads, s.queries, s.keys), &Device::Cpu)?;
     let dtype: DType = wide_dtype(like);
-    Ok(Some((kept.to_dtype(dtype)? * d.scale())?.to_device(like.device())?))
+    Ok(Some((factors.to_dtype(dtype)? * d.scale())?.to_device(like.device())?))
 }

@@ -60,6 +60,11 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// (rows, columns).
+    pub(crate) fn dims(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
     fn is_bf16(&self) -> bool {
         matches!(self.data, Operand::Bf16(_))
     }
@@ -193,9 +198,9 @@ fn clear(c: &MatrixMut) {
     for i in 0..c.rows {
         match c.data {
             // SAFETY: the matrix is handed over to `multiply`, which alone writes it; one row at a time.
-            Target::F32(data) => unsafe { c.row(data, i) }.fill(0.0),
+            Target::F32(data) => unsafe { c.row(data, i).fill(0.0) },
             // SAFETY: as above.
-            Target::Bf16(data) => unsafe { c.row(data, i) }.fill(bf16::ZERO),
+            Target::Bf16(data) => unsafe { c.row(data, i).fill(bf16::ZERO) },
         }
     }
 }

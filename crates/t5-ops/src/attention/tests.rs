@@ -1,0 +1,168 @@
+use candle_core::{DType, Device, IndexOp};
+
+use super::*;
+use crate::testing::{Numbers, assert_close, autograd, check_gradient, tolerance, values, weighted};
+
+struct Case {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    dout: Tensor,
+    heads: usize,
+    lengths: Vec<usize>,
+    samples: Vec<u32>,
+}
+
+impl Case {
+    fn new((b, t, s, heads, size): (usize, usize, usize, usize, usize), dtype: DType) -> Self {
+        let mut numbers = Numbers::new((b * t * s * heads * size) as u64);
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut tensor = |shape: &[usize], dtype| numbers.tensor(shape, dtype);
+        Self {
+            q: tensor(&[b, t, heads * size], dtype),
+            k: tensor(&[b, s, heads * size], dtype),
+            v: tensor(&[b, s, heads * size], dtype),
+            bias: tensor(&[heads, t + s - 1], wide),
+            dout: tensor(&[b, t, heads * size], dtype),
+            heads,
+            // The first sequence is whole, the others are shorter.
+            lengths: (0..b).map(|i| if i == 0 { s } else { (s * i / b).max(1) }).collect(),
+            samples: (0..b as u32).map(|i| 3 * i + 1).collect(),
+        }
+    }
+
+    /// Every combination of bias, causal mask and dropout.
+    fn variants(&self) -> Vec<Attention<'_>> {
+        let mut variants = Vec::new();
+        for bias in [None, Some(&self.bias)] {
+            for causal in [false, true] {
+                for probability in [0.0, 0.3] {
+                    let dropout = Some(Dropout { probability, seed: 9, step: 4, site: 2, samples: &self.samples });
+                    variants.push(Attention { heads: self.heads, bias, key_lengths: &self.lengths, causal, dropout });
+                }
+            }
+        }
+        variants
+    }
+}
+
+#[test]
+fn the_reference_agrees_with_finite_differences_and_autograd() {
+    let case = Case::new((2, 4, 5, 2, 3), DType::F64);
+    let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
+    for a in case.variants() {
+        let what = format!("bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
+        let (out, lse) = attention(q, k, v, &a).unwrap();
+        let dbias = case.bias.zeros_like().unwrap();
+        let (dq, dk, dv) = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
+        check_gradient(&what, q, &dq, |q| weighted(&attention(q, k, v, &a)?.0, dout));
+        check_gradient(&what, k, &dk, |k| weighted(&attention(q, k, v, &a)?.0, dout));
+        check_gradient(&what, v, &dv, |v| weighted(&attention(q, k, v, &a)?.0, dout));
+        if a.bias.is_some() {
+            check_gradient(&what, &case.bias, &dbias, |bias| {
+                weighted(&attention(q, k, v, &Attention { bias: Some(bias), ..a })?.0, dout)
+            });
+            let expected = autograd(&[q, k, v, &case.bias], dout, |t| {
+                Ok(reference::attention(&t[0], &t[1], &t[2], &Attention { bias: Some(&t[3]), ..a })?.0)
+            });
+            for (got, expected) in [&dq, &dk, &dv, &dbias].into_iter().zip(&expected) {
+                assert_close(&what, got, expected, 1e-10);
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_agree_with_the_reference() {
+    let sizes =
+        [(1, 1, 1, 1, 1), (2, 7, 7, 3, 5), (3, 1, 65, 2, 8), (2, 65, 40, 2, 16), (2, 300, 300, 2, 64), (1, 20, 5000, 1, 4)];
+    for size in sizes {
+        for dtype in [DType::F32, DType::BF16] {
+            let case = Case::new(size, dtype);
+            let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
+            for a in case.variants() {
+                let what = format!("{size:?} {dtype:?} bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
+                let (out, lse) = attention(q, k, v, &a).unwrap();
+                let (expected_out, expected_lse) = reference::attention(q, k, v, &a).unwrap();
+                assert_eq!(out.dtype(), dtype);
+                assert_close(&format!("{what} out"), &out, &expected_out, tolerance(dtype));
+                assert_close(&format!("{what} lse"), &lse, &expected_lse, 1e-5);
+                let dbias = case.bias.copy().unwrap();
+                let expected_dbias = case.bias.copy().unwrap();
+                let got = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
+                let expected =
+                    reference::attention_backward(q, k, v, &out, &lse, dout, &a, Some(&expected_dbias)).unwrap();
+                // Where there is one visible key its probability is 1 and dq, dk are differences of equals.
+                let tolerance = |what: &str| if size.2 == 1 && what != "dv" { 1.0 } else { tolerance(dtype) };
+                assert_close(&format!("{what} dq"), &got.0, &expected.0, tolerance("dq"));
+                assert_close(&format!("{what} dk"), &got.1, &expected.1, tolerance("dk"));
+                assert_close(&format!("{what} dv"), &got.2, &expected.2, tolerance("dv"));
+                assert_close(&format!("{what} dbias"), &dbias, &expected_dbias, tolerance("dbias"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_that_sees_no_key_gives_zeros_and_zero_gradients() {
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let mut case = Case::new((2, 6, 4, 2, 3), dtype);
+        case.lengths = vec![0, 3];
+        let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
+        // With six queries and four keys a causal mask hides everything from the first two queries, too.
+        for a in case.variants() {
+            let (out, lse) = attention(q, k, v, &a).unwrap();
+            assert!(values(&out).iter().all(|x| x.is_finite()));
+            assert!(values(&out.i(0).unwrap()).iter().all(|&x| x == 0.0));
+            let dbias = case.bias.zeros_like().unwrap();
+            let (dq, dk, dv) = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
+            for gradient in [&dq, &dk, &dv, &dbias] {
+                assert!(values(gradient).iter().all(|x| x.is_finite()));
+            }
+            for gradient in [dq, dk, dv] {
+                assert!(values(&gradient.i(0).unwrap()).iter().all(|&x| x == 0.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_changes_nothing() {
+    let case = Case::new((1, 9, 9, 2, 4), DType::F32);
+    let longer = Case::new((1, 9, 14, 2, 4), DType::F32);
+    let pad = |x: &Tensor, like: &Tensor| Tensor::cat(&[x, &like.narrow(1, 9, 5).unwrap()], 1).unwrap();
+    let (k, v) = (pad(&case.k, &longer.k), pad(&case.v, &longer.v));
+    // The bias of the padded call begins with that of the other: both start at j - i = -(T - 1).
+    let bias = Tensor::cat(&[&case.bias, &longer.bias.narrow(1, 0, 5).unwrap()], 1).unwrap();
+    for a in case.variants().into_iter().filter(|a| !a.causal) {
+        let padded = Attention { bias: a.bias.map(|_| &bias), ..a };
+        let (out, lse) = attention(&case.q, &case.k, &case.v, &a).unwrap();
+        let (padded_out, padded_lse) = attention(&case.q, &k, &v, &padded).unwrap();
+        assert_eq!(values(&out), values(&padded_out));
+        assert_eq!(values(&lse), values(&padded_lse));
+    }
+}
+
+#[test]
+fn scores_that_are_not_finite_are_not_hidden() {
+    let mut case = Case::new((1, 4, 4, 1, 2), DType::F32);
+    case.q = (case.q * f64::NAN).unwrap();
+    let a = &case.variants()[0];
+    let (out, _) = attention(&case.q, &case.k, &case.v, a).unwrap();
+    assert!(values(&out).iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_errors() {
+    let case = Case::new((2, 4, 5, 2, 3), DType::F32);
+    let a = case.variants()[0];
+    let run = |a: &Attention| attention(&case.q, &case.k, &case.v, a);
+    assert!(run(&Attention { heads: 4, ..a }).is_err());
+    assert!(run(&Attention { heads: 0, ..a }).is_err());
+    assert!(run(&Attention { key_lengths: &[1], ..a }).is_err());
+    assert!(run(&Attention { bias: Some(&case.q), ..a }).is_err());
+    assert!(attention(&case.q, &case.k, &case.q, &a).is_err());
+    let empty = Tensor::zeros((2, 0, 6), DType::F32, &Device::Cpu).unwrap();
+    assert!(attention(&empty, &case.k, &case.v, &a).is_err());
+}
