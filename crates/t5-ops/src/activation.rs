@@ -202,7 +202,7 @@ mod kernel {
         /// x (1 + tanh u) / 2 = x s(2u), with the logistic function s and u = sqrt(2/pi) (x + 0.044715 x³).
         #[inline(always)]
         fn at(x: f32) -> (f32, f32) {
-            const A: f32 = 1.595_769_1; // 2 sqrt(2/pi)
+            const A: f32 = 1.595_769; // 2 sqrt(2/pi)
             const B: f32 = 0.044_715;
             let s = sigmoid(A * (x + B * x * x * x));
             (x * s, s + x * s * (1.0 - s) * A * (1.0 + 3.0 * B * x * x))
@@ -420,7 +420,8 @@ mod tests {
                 let value = |gate: &Tensor, up: &Tensor| weighted(&feed_forward_activation(gate, Some(up), a, d)?, &dh);
                 check_gradient(&what, &gate, &dgate, |gate| value(gate, &up));
                 check_gradient(&what, &up, &dup, |up| value(&gate, up));
-                let expected = autograd(&[&gate, &up], &dh, |t| reference::feed_forward_activation(&t[0], Some(&t[1]), a, d));
+                let expected =
+                    autograd(&[&gate, &up], &dh, |t| reference::feed_forward_activation(&t[0], Some(&t[1]), a, d));
                 assert_close(&what, &dgate, &expected[0], 1e-9);
                 assert_close(&what, &dup, &expected[1], 1e-9);
                 let (dgate, none) = feed_forward_activation_backward(&gate, None, a, d, &dh).unwrap();
@@ -435,7 +436,8 @@ mod tests {
         for shape in [[1, 1, 1], [2, 7, 65], [2, 100, 96]] {
             for dtype in [DType::F32, DType::BF16] {
                 let mut numbers = Numbers::new(12);
-                let [gate, up, dh] = [0; 3].map(|_| (numbers.tensor(&shape, DType::F32) * 4.0).unwrap().to_dtype(dtype).unwrap());
+                let [gate, up, dh] =
+                    [0; 3].map(|_| (numbers.tensor(&shape, DType::F32) * 4.0).unwrap().to_dtype(dtype).unwrap());
                 let samples = [4, 5];
                 let d = place(&samples[..shape[0]]);
                 for a in ALL {

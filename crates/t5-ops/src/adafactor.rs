@@ -150,9 +150,7 @@ mod kernel {
                 SecondMoment::Factored { row, col } => {
                     let (rows, width) = grad.dims2()?;
                     let factors = update::<f32, _>("adafactor", row, &[], |row| {
-                        update::<f32, _>("adafactor", col, &[], |col| {
-                            Ok(factored(g, rows, width, row, col, h))
-                        })
+                        update::<f32, _>("adafactor", col, &[], |col| Ok(factored(g, rows, width, row, col, h)))
                     })?;
                     let clip = update_rms(g, &factors.0, &factors.1) / h.clip_threshold;
                     (factors.0, factors.1, clip.max(1.0))
@@ -254,14 +252,7 @@ mod kernel {
         keep: f32,
     }
 
-    fn apply(
-        p: &mut [f32],
-        g: &[f32],
-        first: Option<&mut [f32]>,
-        row_factor: &[f32],
-        col_factor: &[f32],
-        step: Step,
-    ) {
+    fn apply(p: &mut [f32], g: &[f32], first: Option<&mut [f32]>, row_factor: &[f32], col_factor: &[f32], step: Step) {
         let (rows, width) = (row_factor.len(), col_factor.len());
         let part = rows_per_part(rows, width);
         let (p, first) = (Shared::new(p), first.map(Shared::new));

@@ -27,11 +27,7 @@ pub struct CrossEntropy {
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let _span = tracing::debug_span!("linear_cross_entropy").entered();
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    if has_kernel(&[x, w]) {
-        kernel::loss(x, w, labels, &rows, c)
-    } else {
-        reference::loss(x, w, labels, &rows, c)
-    }
+    if has_kernel(&[x, w]) { kernel::loss(x, w, labels, &rows, c) } else { reference::loss(x, w, labels, &rows, c) }
 }
 
 /// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
@@ -80,7 +76,7 @@ mod kernel {
 
     use super::CrossEntropy;
     use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
-    use crate::parallel::{Shared, for_each_part};
+    use crate::parallel::{Shared, for_each_rows};
     use crate::storage::{Element, View, filled, scratch, update, with_element};
     use crate::vector::{self, exp, sum, vectorized};
 
@@ -181,9 +177,8 @@ mod kernel {
             multiply(MatrixMut::new(logits, rows.len(), v), x_rows, self.w.t(), false, Threads::All);
             let mut losses = vec![0f64; rows.len()];
             let (logits, out) = (Shared::new(logits), Shared::new(&mut losses));
-            let part = rows.len().div_ceil(4 * rayon::current_num_threads()).max(1);
-            for_each_part(rows.len().div_ceil(part), |p| {
-                for i in p * part..rows.len().min((p + 1) * part) {
+            for_each_rows(rows.len(), v, |part| {
+                for i in part {
                     // SAFETY: each row belongs to one part.
                     let (logits, loss) = unsafe { (logits.slice(i * v, v), out.slice(i, 1)) };
                     let label = self.labels[rows[i] as usize] as usize;

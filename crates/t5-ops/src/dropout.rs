@@ -343,7 +343,12 @@ mod tests {
                 let d = place(&samples[..shape[0]], 9, 2);
                 for d in [Some(&d), None] {
                     let what = format!("{shape:?} {dtype:?}");
-                    assert_close(&what, &dropout(&x, d).unwrap(), &reference::dropout(&x, d).unwrap(), tolerance(dtype));
+                    assert_close(
+                        &what,
+                        &dropout(&x, d).unwrap(),
+                        &reference::dropout(&x, d).unwrap(),
+                        tolerance(dtype),
+                    );
                     let expected = reference::dropout_add(&residual, &x, d).unwrap();
                     assert_close(&what, &dropout_add(&residual, &x, d).unwrap(), &expected, tolerance(dtype));
                 }

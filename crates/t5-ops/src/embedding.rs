@@ -168,7 +168,9 @@ mod tests {
     #[test]
     fn kernels_agree_with_the_reference() {
         for (b, t, v, d) in [(1, 1, 1, 1), (2, 7, 9, 65), (4, 100, 50, 300)] {
-            for (dtype, table_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)] {
+            for (dtype, table_dtype) in
+                [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+            {
                 let mut numbers = Numbers::new(10);
                 let (ids, table) = (random_ids(b, t, v), numbers.tensor(&[v, d], table_dtype));
                 let what = format!("({b}, {t}, {v}, {d}) {dtype:?}");

@@ -195,7 +195,8 @@ mod tests {
         for (case, (b, t, n, k)) in
             [(1, 1, 1, 1), (2, 7, 65, 33), (3, 65, 1, 7), (1, 100, 96, 64), (2, 128, 300, 257)].into_iter().enumerate()
         {
-            for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+            for (dtype, weight_dtype) in
+                [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
             {
                 let mut numbers = Numbers::new(case as u64);
                 let x = numbers.tensor(&[t, b, k], dtype).transpose(0, 1).unwrap();
@@ -226,7 +227,8 @@ mod tests {
         for dtype in [DType::F32, DType::F64] {
             let mut numbers = Numbers::new(7);
             let (x, dy) = (numbers.tensor(&[6, 3], dtype), numbers.tensor(&[6, 2], dtype));
-            let (once, twice) = (Tensor::zeros((2, 3), dtype, x.device()).unwrap(), Tensor::zeros((2, 3), dtype, x.device()).unwrap());
+            let (once, twice) =
+                (Tensor::zeros((2, 3), dtype, x.device()).unwrap(), Tensor::zeros((2, 3), dtype, x.device()).unwrap());
             linear_backward_weight(&dy, &x, &once).unwrap();
             linear_backward_weight(&dy, &x, &twice).unwrap();
             linear_backward_weight(&dy, &x, &twice).unwrap();

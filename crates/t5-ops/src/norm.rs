@@ -82,8 +82,7 @@ mod kernel {
         dweight: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
-        let (x, weight, inv_rms, dy) =
-            (x.contiguous()?, weight.contiguous()?, inv_rms.contiguous()?, dy.contiguous()?);
+        let (x, weight, inv_rms, dy) = (x.contiguous()?, weight.contiguous()?, inv_rms.contiguous()?, dy.contiguous()?);
         let (weight_view, inv_view) = (View::new(&weight)?, View::new(&inv_rms)?);
         let (weight_data, inv_data) = (weight_view.to_f32()?, inv_view.to_f32()?);
         let (x_view, dy_view) = (View::new(&x)?, View::new(&dy)?);
@@ -227,7 +226,9 @@ mod tests {
     #[test]
     fn kernels_agree_with_the_reference() {
         for (rows, width) in [(1, 1), (7, 65), (65, 7), (3, 512), (700, 96)] {
-            for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)] {
+            for (dtype, weight_dtype) in
+                [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+            {
                 let mut numbers = Numbers::new(rows as u64);
                 let x = numbers.tensor(&[width, rows], dtype).t().unwrap();
                 let dy = numbers.tensor(&[width, rows], dtype).t().unwrap();

@@ -167,7 +167,9 @@ mod tests {
     fn an_entry_is_the_bucket_of_key_minus_query() {
         let table = Numbers::new(40).tensor(&[32, 3], DType::F64);
         let rows = table.to_vec2::<f64>().unwrap();
-        for (r, queries, keys, first_query) in [(ENCODER, 5, 9, 0), (DECODER, 4, 4, 0), (DECODER, 1, 12, 11), (DECODER, 3, 40, 37)] {
+        for (r, queries, keys, first_query) in
+            [(ENCODER, 5, 9, 0), (DECODER, 4, 4, 0), (DECODER, 1, 12, 11), (DECODER, 3, 40, 37)]
+        {
             let bias = relative_bias(&table, &r, queries, keys, first_query).unwrap().to_vec2::<f64>().unwrap();
             for (head, bias) in bias.iter().enumerate() {
                 for i in 0..queries {
@@ -197,7 +199,10 @@ mod tests {
     fn tables_that_do_not_fit_are_errors() {
         let table = Numbers::new(42).tensor(&[16, 2], DType::F32);
         assert!(relative_bias(&table, &ENCODER, 2, 2, 0).is_err());
-        assert!(relative_bias(&table, &RelativePosition { buckets: 16, max_distance: 4, bidirectional: true }, 2, 2, 0).is_err());
+        assert!(
+            relative_bias(&table, &RelativePosition { buckets: 16, max_distance: 4, bidirectional: true }, 2, 2, 0)
+                .is_err()
+        );
         assert!(relative_bias(&table, &RelativePosition { buckets: 16, ..ENCODER }, 0, 2, 0).is_err());
     }
 }

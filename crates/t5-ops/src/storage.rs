@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
 use half::bf16;
 
 use crate::matmul::{Operand, Target};
@@ -179,9 +179,7 @@ pub(crate) fn update<T: Element, R>(
                 bail!("{}: expected a contiguous tensor, got strides {:?}", self.0, layout.stride())
             };
             let dtype = storage.dtype();
-            let Some(data) = T::slice_mut(storage) else {
-                bail!("{}: expected {:?}, got {dtype:?}", self.0, T::DTYPE)
-            };
+            let Some(data) = T::slice_mut(storage) else { bail!("{}: expected {:?}, got {dtype:?}", self.0, T::DTYPE) };
             if let Some(f) = self.1.take() {
                 self.2.set(Some(f(&mut data[start..end])?));
             }
@@ -228,7 +226,7 @@ fn address(t: &Tensor) -> *const Storage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     #[test]
     fn rounding_to_bf16_is_that_of_half() {

@@ -153,14 +153,18 @@ pub(super) fn attention_backward(
                 let dk = Shared::new(dk);
                 dv = Some(filled::<T>(v.shape(), |dv| {
                     let dv = Shared::new(dv);
-                    for_each_part_with(s.batch * s.heads, || Scratch::new(s), |scratch, task| {
-                        let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
-                        let dbias = dbias.is_some().then(|| {
-                            // SAFETY: each task has its own row of partial sums.
-                            unsafe { partials.slice(task * offsets, offsets) }
-                        });
-                        head_backward(&head, a, &input, dropout, scratch, Output { dq, dk, dv }, dbias);
-                    });
+                    for_each_part_with(
+                        s.batch * s.heads,
+                        || Scratch::new(s),
+                        |scratch, task| {
+                            let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
+                            let dbias = dbias.is_some().then(|| {
+                                // SAFETY: each task has its own row of partial sums.
+                                unsafe { partials.slice(task * offsets, offsets) }
+                            });
+                            head_backward(&head, a, &input, dropout, scratch, Output { dq, dk, dv }, dbias);
+                        },
+                    );
                     Ok(())
                 })?);
                 Ok(())

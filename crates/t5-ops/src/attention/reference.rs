@@ -112,9 +112,8 @@ fn seen(q: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
 
 /// For query i and key j, flat (T*S): the entry `j - i + T - 1` of the bias.
 fn diagonals(s: &Sizes, device: &Device) -> Result<Tensor> {
-    let entries: Vec<u32> = (0..s.queries)
-        .flat_map(|i| (0..s.keys).map(move |j| (j + s.queries - 1 - i) as u32))
-        .collect();
+    let entries: Vec<u32> =
+        (0..s.queries).flat_map(|i| (0..s.keys).map(move |j| (j + s.queries - 1 - i) as u32)).collect();
     Tensor::from_vec(entries, s.queries * s.keys, device)
 }
 

@@ -75,8 +75,14 @@ fn the_reference_agrees_with_finite_differences_and_autograd() {
 
 #[test]
 fn kernels_agree_with_the_reference() {
-    let sizes =
-        [(1, 1, 1, 1, 1), (2, 7, 7, 3, 5), (3, 1, 65, 2, 8), (2, 65, 40, 2, 16), (2, 300, 300, 2, 64), (1, 20, 5000, 1, 4)];
+    let sizes = [
+        (1, 1, 1, 1, 1),
+        (2, 7, 7, 3, 5),
+        (3, 1, 65, 2, 8),
+        (2, 65, 40, 2, 16),
+        (2, 300, 300, 2, 64),
+        (1, 20, 5000, 1, 4),
+    ];
     for size in sizes {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case::new(size, dtype);

@@ -51,13 +51,7 @@ impl<'a> Matrix<'a> {
 
     /// The transpose, without moving anything.
     pub(crate) fn t(self) -> Self {
-        Self {
-            rows: self.cols,
-            cols: self.rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-            ..self
-        }
+        Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
     /// (rows, columns).

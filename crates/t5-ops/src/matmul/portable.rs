@@ -52,9 +52,9 @@ fn widen(m: &Matrix, first: usize, rows: usize, round: bool, out: &mut [f32]) {
         }
     }
     match m.data {
-        Operand::F32(data) if round => copy(data, m, first, rows, out, |x| {
-            <half::bf16 as Element>::from_f32(x).to_f32()
-        }),
+        Operand::F32(data) if round => {
+            copy(data, m, first, rows, out, |x| <half::bf16 as Element>::from_f32(x).to_f32())
+        }
         Operand::F32(data) => copy(data, m, first, rows, out, |x| x),
         Operand::Bf16(data) => copy(data, m, first, rows, out, |x| x.to_f32()),
     }
