@@ -3,8 +3,10 @@
 
     python scripts/check_transformers.py --model RUN/model --data valid.parquet \
         --max-source-tokens 256 --max-target-tokens 256
-    train_low_mem eval --model RUN/model --data valid.parquet --json ... > eval.json
-    python scripts/check_transformers.py ... --eval-json eval.json      # exit 1 if the losses differ by over 1e-4
+    python scripts/check_transformers.py ... --binary target/release/train_low_mem   # runs its `eval` beside
+    python scripts/check_transformers.py ... --eval-json eval.json                   # or takes what it printed
+
+With one of the last two, exits 1 if the losses differ by more than 1e-4.
 
 The loss is the sum of the token losses over all rows divided by the number of target tokens, EOS included.
 Prints one JSON object: loss, perplexity, samples, source_tokens, target_tokens, parameters, and what
@@ -16,6 +18,7 @@ import argparse
 import json
 import math
 import pathlib
+import subprocess
 import sys
 
 import torch
@@ -38,7 +41,9 @@ def arguments():
     parser.add_argument("--bad-rows", choices=["error", "skip"], default="error")
     parser.add_argument("--generate", type=int, default=0, metavar="N", help="answer the first N rows too")
     parser.add_argument("--bleu-tokenizer", default="13a", choices=["13a", "zh", "char", "none"])
-    parser.add_argument("--eval-json", help="output of `train_low_mem eval --json` to compare with")
+    ours = parser.add_mutually_exclusive_group()
+    ours.add_argument("--binary", help="train_low_mem, whose `eval` is run on the same rows")
+    ours.add_argument("--eval-json", help="output of `train_low_mem eval --json` to compare with")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest absolute difference of the losses")
     return parser.parse_args()
 
@@ -88,6 +93,31 @@ def answers(model, encoder, pairs, options):
     return texts
 
 
+def our_evaluation(options):
+    """What `train_low_mem eval --json` says about the same rows, or None where it was not asked for."""
+    if options.eval_json:
+        return json.loads(pathlib.Path(options.eval_json).read_text())
+    if not options.binary:
+        return None
+    settings = {
+        "data.prompt_column": options.prompt_column,
+        "data.response_column": options.response_column,
+        "data.max_source_tokens": options.max_source_tokens,
+        "data.max_target_tokens": options.max_target_tokens,
+        "data.bad_rows": options.bad_rows,
+    }
+    if options.tokenizer:
+        settings["data.tokenizer"] = options.tokenizer
+    command = [options.binary, "eval", "--json", "--model", options.model, "--data", *options.data]
+    command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command += ["--samples", str(options.limit or 0), "--generate-samples", str(options.generate or 1)]
+    command += ["--bleu-tokenizer", options.bleu_tokenizer]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        sys.exit(f"error: `eval` left with exit code {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def main():
     options = arguments()
     transformers.logging.set_verbosity_error()
@@ -119,8 +149,8 @@ def main():
         report["bleu"] = bleu.corpus_score(found, [wanted]).score
         report["bleu_signature"] = str(bleu.get_signature())
     failed = bool(complaints)
-    if options.eval_json:
-        ours = json.loads(pathlib.Path(options.eval_json).read_text())
+    ours = our_evaluation(options)
+    if ours:
         report["train_low_mem"] = ours
         report["loss_difference"] = abs(ours["loss"] - loss)
         failed |= not report["loss_difference"] <= options.tolerance

@@ -54,7 +54,8 @@ def make_file(options):
         table = parquet.read_table(options.source, columns=COLUMNS)
         texts = {name: table[name].to_pylist() for name in COLUMNS}
     else:
-        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz今天气很好", k=rng.randint(2, 9))) for _ in range(5000)]
+        letters = "abcdefghijklmnopqrstuvwxyz今天气很好"
+        words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(5000)]
         texts = {name: [" ".join(rng.choices(words, k=rng.randint(5, 60))) for _ in range(3000)] for name in COLUMNS}
 
     def column(rows):
@@ -69,7 +70,7 @@ def make_file(options):
     print(f"{options.file.name}: {metadata.num_rows} rows, {metadata.num_row_groups} row groups, {size:.0f} MB")
 
 
-# Each reader takes (file, deadline in seconds), and returns (rows read, seconds of reading, seconds before the first row).
+# Each reader takes (file, seconds to read for), and returns (rows read, seconds of reading, seconds before that).
 
 
 def pyarrow_table(file, seconds):
@@ -220,7 +221,8 @@ def main():
     size = options.file.stat().st_size / 1e6
     print(f"{options.file.name}, {size:.0f} MB; {options.rounds} rounds\n{machine}\n\n{table(results)}")
     if options.json:
-        options.json.write_text(json.dumps({"command": sys.argv[1:], "machine": machine, "runs": results}, indent=1) + "\n")
+        kept = {"command": sys.argv[1:], "machine": machine, "runs": results}
+        options.json.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 

@@ -53,7 +53,7 @@ def arguments():
     parser.add_argument("--source-tokens", type=int, default=256)
     parser.add_argument("--target-tokens", type=int, default=256)
     parser.add_argument("--modes", nargs="+", default=DEFAULT_MODES, choices=list(PYTORCH_MODES))
-    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: by --modes")
+    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: as --modes")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="of train_low_mem: none, full or K")
     parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
     parser.add_argument("--rounds", type=int, default=3)
@@ -179,7 +179,7 @@ def table(summary):
         if name.startswith("train_low_mem"):
             ours.setdefault(row["precision"], row)
     lines = [
-        "| contender | step ms | tokens/s | peak RSS MiB | of it before the model | predicted MiB | time / ours | memory / ours |",
+        "| contender | step ms | tokens/s | peak RSS MiB | before the model | predicted | time / ours | memory / ours |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in summary.items():
@@ -188,7 +188,7 @@ def table(summary):
         if base:
             ratios = [f"{row[key] / base[key]:.2f}" for key in ("step_ms", "peak_rss_mib")]
         optional = [f"{row[key]:.0f}" if row[key] else "" for key in ("base_rss_mib", "predicted_peak_mib")]
-        cells = [name, f"{row['step_ms']:.0f}", f"{row['tokens_per_second']:.0f}", f"{row['peak_rss_mib']:.0f}"]
+        cells = [name] + [f"{row[key]:.0f}" for key in ("step_ms", "tokens_per_second", "peak_rss_mib")]
         lines.append("| " + " | ".join(cells + optional + ratios) + " |")
     return "\n".join(lines)
 
@@ -210,8 +210,8 @@ def main():
     shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {options.source_tokens}+{options.target_tokens} tokens"
     threads = {run["threads"] for runs in results.values() for run in runs if run and "threads" in run}
     machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"])
-    print(f"{shape}; {options.rounds} rounds of {options.steps} timed steps, {options.device}, threads {sorted(threads)}")
-    print(f"{machine}\n\n{table(summary)}")
+    rounds = f"{options.rounds} rounds of {options.steps} timed steps"
+    print(f"{shape}; {rounds}, {options.device}, threads {sorted(threads)}\n{machine}\n\n{table(summary)}")
     if options.json:
         kept = {"command": sys.argv[1:], "machine": machine, "shape": shape, "summary": summary, "runs": results}
         options.json.write_text(json.dumps(kept, indent=1) + "\n")

@@ -290,21 +290,24 @@ def compare_case(options, settings):
     found = compare(reference, actual)
     found["failed"] = verdict(options, found, noise)
     kept = {key: noise[key] for key in ("loss", "grad_norm", "parameters", "parameters_by_movement")}
-    return report | {"their_losses": actual["losses"], "their_grad_norms": actual["grad_norms"]} | found | {"noise": kept}
+    theirs = {"their_losses": actual["losses"], "their_grad_norms": actual["grad_norms"]}
+    return report | theirs | found | {"noise": kept}
 
 
 def describe(report):
     lines = [f"{report['name']}: {'FAILED: ' + ', '.join(report['failed']) if report['failed'] else 'agrees'}"]
     if "noise" not in report:
         columns = zip(report["losses"], report["grad_norms"])
-        return "\n".join(lines + [f"  step {i}: loss {a:.6f} grad_norm {b:.6f}" for i, (a, b) in enumerate(columns, 1)])
+        steps = [f"  step {step}: loss {a:.6f} grad_norm {b:.6f}" for step, (a, b) in enumerate(columns, 1)]
+        return "\n".join(lines + steps)
     for key in ("loss", "grad_norm", "parameters", "parameters_by_movement"):
         lines.append(f"  {key:24} {report[key]:.1e}   noise {report['noise'][key]:.1e}")
     if report["failed"]:
         for step, (a, b) in enumerate(zip(report["losses"], report["their_losses"]), 1):
             norms = report["grad_norms"][step - 1], report["their_grad_norms"][step - 1]
             lines.append(f"  step {step}: loss {a:.7f} / {b:.7f}  grad_norm {norms[0]:.6f} / {norms[1]:.6f}")
-        lines += [f"  {row['name']}: {row['by_size']:.1e}, by movement {row['by_movement']:.1e}" for row in report["worst_parameters"]]
+        for row in report["worst_parameters"]:
+            lines.append(f"  {row['name']}: {row['by_size']:.1e}, by movement {row['by_movement']:.1e}")
     if report["unknown_parameters"]:
         lines.append(f"  tensors that transformers does not have: {', '.join(report['unknown_parameters'])}")
     return "\n".join(lines)

@@ -96,7 +96,7 @@ V4_T5_SMALL = (
 )
 
 HUB_MT5_SMALL = HUB_V1_1_SMALL | {
-    "_name_or_path": "/home/patrick/hugging_face/t5/mt5-small",
+    "_name_or_path": "google/mt5-small",
     "architectures": ["MT5ForConditionalGeneration"],
     "model_type": "mt5",
     "tokenizer_class": "T5Tokenizer",

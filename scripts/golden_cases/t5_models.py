@@ -306,7 +306,8 @@ def write_hub_layout(source_folder, folder):
     model, batch = copy_of(source_folder)
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    for key in ("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "tie_word_embeddings", "dtype", "num_decoder_layers"):
+    later_keys = ("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "tie_word_embeddings", "dtype")
+    for key in (*later_keys, "num_decoder_layers"):
         config.pop(key)
     config |= {"n_positions": 512, "output_past": True}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

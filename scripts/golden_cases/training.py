@@ -91,13 +91,14 @@ def write_case(folder, config, options, schedule, clip_norm, seed):
 
 
 def make_batches(config, generator):
-    """Batches of unlike lengths over a copying task; the last one is smaller, as at the end of an epoch."""
+    """Batches of unlike lengths over a reversing task; the last one is smaller, as at the end of an epoch."""
     batches = []
     for step in range(STEPS):
         samples = 2 if step == STEPS - 1 else 5
         lengths = torch.randint(2, 15, (samples,), generator=generator).tolist()
         batch = make_batch(config, lengths, lengths, generator)
-        targets = [source[:-1][::-1][: 2 + row] + [config["eos_token_id"]] for row, source in enumerate(batch["sources"])]
+        backwards = [source[-2::-1] for source in batch["sources"]]
+        targets = [words[: 2 + row] + [config["eos_token_id"]] for row, words in enumerate(backwards)]
         longest = max(map(len, targets))
         batch["targets"] = targets
         batch["labels"] = torch.tensor([target + [-100] * (longest - len(target)) for target in targets])
