@@ -1,1 +1,59 @@
-//! Skeleton.
+//! T5 for training: layers with explicit forward and backward, Hugging Face names, generation, and what
+//! everything costs in bytes.
+//!
+//! A training step is [`T5::forward_backward`] over the [`MicroBatch`]es of one optimizer batch, which adds
+//! to [`Gradients`]; an optimizer then changes [`T5::parameters`] in place. What is kept between forward and
+//! backward is visible in the layers' `Saved` types and predicted by [`costs`].
+//!
+//! ```
+//! use candle_core::{DType, Device};
+//! use t5::{Config, Gradients, MicroBatch, StepContext, T5};
+//!
+//! let config = Config { vocab_size: 50, d_model: 16, d_ff: 32, d_kv: 4, num_heads: 4, ..Config::default() };
+//! let model = T5::init(&config, 1, DType::F32, &Device::Cpu)?;
+//! let mut grads = Gradients::new(&model, &|_| true);
+//! let batch = MicroBatch::new(&[&[7, 8, 9, 1]], &[&[9, 8, 1]], &[0], &config, model.device())?;
+//! let cx = StepContext {
+//!     seed: 1,
+//!     step: 1,
+//!     dropout: 0.1,
+//!     activations: DType::F32,
+//!     recompute_blocks: 0,
+//!     loss_chunk_rows: 256,
+//!     target_tokens: 3,
+//! };
+//! let loss_sum = model.forward_backward(&batch, &cx, &mut grads)?;
+//! assert!(loss_sum > 0.0);
+//! assert_eq!(grads.iter().count(), model.parameters().len());
+//! # Ok::<(), t5::Error>(())
+//! ```
+//!
+//! Invariants: memory never changes the mathematics (the cut into micro-batches, recompute and chunk sizes
+//! change summation order at most); a frozen parameter costs no gradient and no activation below it; no
+//! file's content makes this crate panic.
+
+mod config;
+mod context;
+pub mod costs;
+mod error;
+mod generate;
+mod gradients;
+mod hf;
+mod init;
+mod layers;
+mod micro_batch;
+mod model;
+mod parameters;
+mod presets;
+mod reach;
+
+pub use config::{Config, Rest};
+pub use context::{EvalContext, StepContext};
+pub use costs::CostRow;
+pub use error::{Error, Result};
+pub use generate::GenerateOptions;
+pub use gradients::Gradients;
+pub use hf::safetensors;
+pub use micro_batch::MicroBatch;
+pub use model::T5;
+pub use parameters::{Initial, Parameter, ParameterSpec, Part};

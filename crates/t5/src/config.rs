@@ -1,0 +1,451 @@
+//! The architecture of one T5, as `config.json` says it.
+//!
+//! [`Config`] reads every key that transformers 4 and 5 write for T5 and keeps the ones it does not
+//! know, so that what is saved says everything that was loaded. Three rules of transformers are worth
+//! naming, because files in the wild depend on them:
+//!
+//! * `dense_act_fn` and `is_gated_act` are derived from `feed_forward_proj` (`gated-gelu` means the tanh
+//!   form, `gelu_new`), and win over it where the file has them.
+//! * `scale_decoder_outputs` (transformers 5) says whether the decoder's output is scaled by
+//!   `d_model^-0.5` before the head. Without the key it is `tie_word_embeddings` that says so.
+//! * Whether the head is tied is decided by the weights: a separate `lm_head.weight` makes it untied,
+//!   whatever the file says. [`crate::T5::load`] sets `tie_word_embeddings` to what it found.
+//!
+//! ```
+//! let config = t5::Config::preset("t5-small").unwrap();
+//! assert_eq!(config.inner_dim(), 512);
+//! assert_eq!(t5::ParameterSpec::all(&config).iter().map(|p| p.elements()).sum::<u64>(), 60_506_624);
+//! ```
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use t5_ops::Activation;
+
+use crate::error::{Error, Result};
+
+/// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
+const LARGEST_DIMENSION: u64 = 1 << 24;
+const LARGEST_LAYERS: u64 = 1 << 12;
+
+/// The architecture of one T5. Field names are those of `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Rows of the embedding table: at least the tokenizer's vocabulary.
+    pub vocab_size: usize,
+    /// Width of the residual stream (D).
+    pub d_model: usize,
+    /// Size of one attention head (K). Independent of `d_model`.
+    pub d_kv: usize,
+    /// Inner width of the feed-forward layers (F).
+    pub d_ff: usize,
+    /// Blocks of the encoder.
+    pub num_layers: usize,
+    /// Blocks of the decoder.
+    pub num_decoder_layers: usize,
+    /// Attention heads (H).
+    pub num_heads: usize,
+    /// Rows of each relative-position table.
+    pub relative_attention_num_buckets: usize,
+    /// Distance from which on all positions share the last bucket.
+    pub relative_attention_max_distance: usize,
+    /// Dropout of the model as published; a training run may choose another.
+    pub dropout_rate: f64,
+    /// Added to the mean square in every norm.
+    pub layer_norm_epsilon: f64,
+    /// Factor on every standard deviation of the initialisation.
+    pub initializer_factor: f64,
+    /// `relu`, `gated-gelu`, ... as written in the file.
+    pub feed_forward_proj: String,
+    /// The activation's transformers name (`relu`, `gelu_new`, `gelu`, `silu`, ...).
+    pub dense_act_fn: String,
+    /// Whether the feed-forward layer has a gate (`wi_0`, `wi_1`) or not (`wi`).
+    pub is_gated_act: bool,
+    /// Whether the head's weight is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// Whether the decoder's output is scaled by `d_model^-0.5` before the head.
+    pub scale_decoder_outputs: bool,
+    /// Fills padded positions. Never seen by attention or loss.
+    pub pad_token_id: u32,
+    /// Generation stops at any of these. The first one ends training targets.
+    pub eos_token_ids: Vec<u32>,
+    /// First input of the decoder.
+    pub decoder_start_token_id: u32,
+    /// What the file said beside these.
+    pub rest: Rest,
+}
+
+/// The file a [`Config`] came from, as far as the fields do not say it: what is unknown here survives a load
+/// and a save.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rest {
+    /// The file's object, known keys included.
+    raw: Map<String, Value>,
+    /// `generation_config.json`, where one was beside the file.
+    generation: Option<Map<String, Value>>,
+    /// The file, for error messages.
+    origin: String,
+}
+
+impl Default for Config {
+    /// transformers' defaults (the shape of `t5-small`).
+    fn default() -> Self {
+        Config {
+            vocab_size: 32128,
+            d_model: 512,
+            d_kv: 64,
+            d_ff: 2048,
+            num_layers: 6,
+            num_decoder_layers: 6,
+            num_heads: 8,
+            relative_attention_num_buckets: 32,
+            relative_attention_max_distance: 128,
+            dropout_rate: 0.1,
+            layer_norm_epsilon: 1e-6,
+            initializer_factor: 1.0,
+            feed_forward_proj: "relu".into(),
+            dense_act_fn: "relu".into(),
+            is_gated_act: false,
+            tie_word_embeddings: true,
+            scale_decoder_outputs: true,
+            pad_token_id: 0,
+            eos_token_ids: vec![1],
+            decoder_start_token_id: 0,
+            rest: Rest::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and validates a `config.json`, and a `generation_config.json` beside it for the token ids
+    /// that transformers 5 may keep only there.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let raw = read_object(path)?;
+        let beside = path.with_file_name("generation_config.json");
+        let generation = if beside.is_file() { Some(read_object(&beside)?) } else { None };
+        Self::from_objects(raw, generation, path.display().to_string())
+    }
+
+    /// Reads and validates the text of a `config.json`. `origin` names it in errors.
+    pub fn from_json(text: &str, origin: &str) -> Result<Self> {
+        match serde_json::from_str(text) {
+            Ok(Value::Object(raw)) => Self::from_objects(raw, None, origin.into()),
+            Ok(_) => Err(Error::Json { path: origin.into(), problem: "expected a JSON object".into() }),
+            Err(e) => Err(Error::Json { path: origin.into(), problem: e.to_string() }),
+        }
+    }
+
+    fn from_objects(raw: Map<String, Value>, generation: Option<Map<String, Value>>, origin: String) -> Result<Self> {
+        let read = Reader { raw: &raw, origin: &origin };
+        let default = Config::default();
+        if let Some(kind) = raw.get("model_type").and_then(Value::as_str)
+            && !["t5", "mt5", "umt5"].contains(&kind)
+        {
+            return Err(read.error("model_type", "t5", raw.get("model_type")));
+        }
+        if raw.get("model_type").and_then(Value::as_str) == Some("umt5") {
+            return Err(read.error(
+                "model_type",
+                "t5 or mt5 (umt5 has a position table in every block)",
+                raw.get("model_type"),
+            ));
+        }
+        let num_layers = read.size(&["num_layers", "num_hidden_layers"], default.num_layers)?;
+        let feed_forward_proj = read.text("feed_forward_proj", &default.feed_forward_proj)?;
+        let (act, gated) = split_projection(&feed_forward_proj)
+            .ok_or_else(|| read.error("feed_forward_proj", "`{ACT}` or `gated-{ACT}`", raw.get("feed_forward_proj")))?;
+        let tie_word_embeddings = read.flag("tie_word_embeddings", true)?;
+        let pad = read.token("pad_token_id")?.or(token_of(&generation, "pad_token_id")).unwrap_or(0);
+        let start = read.token("decoder_start_token_id")?.or(token_of(&generation, "decoder_start_token_id"));
+        let config = Config {
+            vocab_size: read.size(&["vocab_size"], default.vocab_size)?,
+            d_model: read.size(&["d_model", "hidden_size"], default.d_model)?,
+            d_kv: read.size(&["d_kv", "head_dim"], default.d_kv)?,
+            d_ff: read.size(&["d_ff"], default.d_ff)?,
+            num_layers,
+            num_decoder_layers: read.size(&["num_decoder_layers"], num_layers)?,
+            num_heads: read.size(&["num_heads", "num_attention_heads"], default.num_heads)?,
+            relative_attention_num_buckets: read
+                .size(&["relative_attention_num_buckets"], default.relative_attention_num_buckets)?,
+            relative_attention_max_distance: read
+                .size(&["relative_attention_max_distance"], default.relative_attention_max_distance)?,
+            dropout_rate: read.number("dropout_rate", default.dropout_rate)?,
+            layer_norm_epsilon: read.number("layer_norm_epsilon", default.layer_norm_epsilon)?,
+            initializer_factor: read.number("initializer_factor", default.initializer_factor)?,
+            dense_act_fn: read.text("dense_act_fn", &act)?,
+            is_gated_act: read.flag("is_gated_act", gated)?,
+            feed_forward_proj,
+            tie_word_embeddings,
+            scale_decoder_outputs: read.flag("scale_decoder_outputs", tie_word_embeddings)?,
+            pad_token_id: pad,
+            eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
+            decoder_start_token_id: start.unwrap_or(pad),
+            rest: Rest { raw, generation, origin },
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Sets `feed_forward_proj` and what transformers derives from it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the projection is not `{ACT}` or `gated-{ACT}` with an activation known here.
+    pub fn set_feed_forward_proj(&mut self, projection: &str) -> Result<()> {
+        let (act, gated) = split_projection(projection)
+            .ok_or_else(|| self.invalid("feed_forward_proj", projection, "`{ACT}` or `gated-{ACT}`"))?;
+        self.feed_forward_proj = projection.into();
+        self.dense_act_fn = act;
+        self.is_gated_act = gated;
+        self.activation().map(|_| ())
+    }
+
+    /// Refuses what no T5 can be: zero sizes, sizes beyond any T5, odd bucket counts, unknown
+    /// activations, token ids outside the vocabulary.
+    pub fn validate(&self) -> Result<()> {
+        for (key, value, largest) in [
+            ("vocab_size", self.vocab_size, LARGEST_DIMENSION),
+            ("d_model", self.d_model, LARGEST_DIMENSION),
+            ("d_kv", self.d_kv, LARGEST_DIMENSION),
+            ("d_ff", self.d_ff, LARGEST_DIMENSION),
+            ("num_heads", self.num_heads, LARGEST_DIMENSION),
+            ("num_layers", self.num_layers, LARGEST_LAYERS),
+            ("num_decoder_layers", self.num_decoder_layers, LARGEST_LAYERS),
+            ("relative_attention_max_distance", self.relative_attention_max_distance, LARGEST_DIMENSION),
+        ] {
+            if value == 0 || value as u64 > largest {
+                return Err(self.invalid(key, &value.to_string(), &format!("a number from 1 to {largest}")));
+            }
+        }
+        let inner = self.num_heads as u64 * self.d_kv as u64;
+        if inner > LARGEST_DIMENSION {
+            return Err(self.invalid(
+                "d_kv",
+                &self.d_kv.to_string(),
+                &format!("num_heads x d_kv of at most {LARGEST_DIMENSION}"),
+            ));
+        }
+        let buckets = self.relative_attention_num_buckets;
+        if buckets < 4 || buckets as u64 > LARGEST_DIMENSION {
+            return Err(self.invalid("relative_attention_num_buckets", &buckets.to_string(), "a number of at least 4"));
+        }
+        // Half of the buckets are exact distances; the logarithmic rest must have room beyond them.
+        if self.relative_attention_max_distance <= buckets / 2 {
+            let got = self.relative_attention_max_distance.to_string();
+            let expected = format!("more than half of relative_attention_num_buckets ({buckets})");
+            return Err(self.invalid("relative_attention_max_distance", &got, &expected));
+        }
+        if !(0.0..1.0).contains(&self.dropout_rate) {
+            return Err(self.invalid("dropout_rate", &self.dropout_rate.to_string(), "a number from 0 to below 1"));
+        }
+        if !(self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon < 1.0) {
+            return Err(self.invalid(
+                "layer_norm_epsilon",
+                &self.layer_norm_epsilon.to_string(),
+                "a number between 0 and 1",
+            ));
+        }
+        if !(self.initializer_factor.is_finite() && self.initializer_factor > 0.0) {
+            return Err(self.invalid("initializer_factor", &self.initializer_factor.to_string(), "a number above 0"));
+        }
+        self.activation()?;
+        let ids = [("pad_token_id", self.pad_token_id), ("decoder_start_token_id", self.decoder_start_token_id)];
+        for (key, id) in ids.into_iter().chain(self.eos_token_ids.iter().map(|&id| ("eos_token_id", id))) {
+            if id as usize >= self.vocab_size {
+                return Err(self.invalid(
+                    key,
+                    &id.to_string(),
+                    &format!("a token id below vocab_size ({})", self.vocab_size),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The activation of the feed-forward layers.
+    pub fn activation(&self) -> Result<Activation> {
+        match self.dense_act_fn.as_str() {
+            "relu" => Ok(Activation::Relu),
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_accurate" => Ok(Activation::GeluNew),
+            "gelu" | "gelu_python" => Ok(Activation::Gelu),
+            "silu" | "swish" => Ok(Activation::Silu),
+            other => Err(self.invalid("dense_act_fn", other, "one of relu, gelu, gelu_new, silu")),
+        }
+    }
+
+    /// Width of queries, keys and values: heads x head size.
+    pub fn inner_dim(&self) -> usize {
+        self.num_heads * self.d_kv
+    }
+
+    /// Blocks of both stacks together.
+    pub fn blocks(&self) -> usize {
+        self.num_layers + self.num_decoder_layers
+    }
+
+    /// The scale on the decoder's output before the head.
+    pub fn logit_scale(&self) -> f64 {
+        if self.scale_decoder_outputs { (self.d_model as f64).powf(-0.5) } else { 1.0 }
+    }
+
+    /// The `config.json` of this model: the keys it was loaded with, in their order, brought up to date.
+    pub fn to_json(&self) -> Value {
+        let mut json = self.rest.raw.clone();
+        let mut set = |key: &str, value: Value| {
+            // Keep the file's own spelling of a number that has not changed (`1e-06`, `0` for `0.0`).
+            let same =
+                json.get(key).is_some_and(|old| old == &value || (old.is_number() && old.as_f64() == value.as_f64()));
+            if !same {
+                json.insert(key.into(), value);
+            }
+        };
+        set("model_type", self.rest.raw.get("model_type").cloned().unwrap_or_else(|| "t5".into()));
+        set("architectures", vec!["T5ForConditionalGeneration"].into());
+        set("is_encoder_decoder", true.into());
+        set("vocab_size", self.vocab_size.into());
+        set("d_model", self.d_model.into());
+        set("d_kv", self.d_kv.into());
+        set("d_ff", self.d_ff.into());
+        set("num_layers", self.num_layers.into());
+        set("num_decoder_layers", self.num_decoder_layers.into());
+        set("num_heads", self.num_heads.into());
+        set("relative_attention_num_buckets", self.relative_attention_num_buckets.into());
+        set("relative_attention_max_distance", self.relative_attention_max_distance.into());
+        set("dropout_rate", self.dropout_rate.into());
+        set("layer_norm_epsilon", self.layer_norm_epsilon.into());
+        set("initializer_factor", self.initializer_factor.into());
+        set("feed_forward_proj", self.feed_forward_proj.clone().into());
+        set("dense_act_fn", self.dense_act_fn.clone().into());
+        set("is_gated_act", self.is_gated_act.into());
+        set("tie_word_embeddings", self.tie_word_embeddings.into());
+        if self.rest.raw.contains_key("scale_decoder_outputs") || self.scale_decoder_outputs != self.tie_word_embeddings
+        {
+            set("scale_decoder_outputs", self.scale_decoder_outputs.into());
+        }
+        set("pad_token_id", self.pad_token_id.into());
+        set("eos_token_id", eos_value(&self.eos_token_ids));
+        set("decoder_start_token_id", self.decoder_start_token_id.into());
+        Value::Object(json)
+    }
+
+    /// The `generation_config.json` to write beside [`Config::to_json`].
+    pub fn generation_json(&self) -> Value {
+        let mut json = self.rest.generation.clone().unwrap_or_default();
+        json.insert("decoder_start_token_id".into(), self.decoder_start_token_id.into());
+        json.insert("eos_token_id".into(), eos_value(&self.eos_token_ids));
+        json.insert("pad_token_id".into(), self.pad_token_id.into());
+        Value::Object(json)
+    }
+
+    /// Says in the file which dtype the weights beside it are stored in, under the key that is there
+    /// (`dtype` in transformers 5, `torch_dtype` before; both versions read the latter).
+    pub(crate) fn set_stored_dtype(&mut self, name: &str) {
+        let key = if self.rest.raw.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+        self.rest.raw.insert(key.into(), name.into());
+    }
+
+    fn invalid(&self, key: &str, got: &str, expected: &str) -> Error {
+        let origin = if self.rest.origin.is_empty() { "model config" } else { &self.rest.origin };
+        Error::Config { origin: origin.into(), key: key.into(), got: format!("`{got}`"), expected: expected.into() }
+    }
+}
+
+/// `gated-gelu` -> (`gelu_new`, gated), as transformers' `T5Config` derives it.
+fn split_projection(projection: &str) -> Option<(String, bool)> {
+    if projection == "gated-gelu" {
+        return Some(("gelu_new".into(), true));
+    }
+    match projection.split('-').collect::<Vec<_>>()[..] {
+        [act] => Some((act.into(), false)),
+        ["gated", act] => Some((act.into(), true)),
+        _ => None,
+    }
+}
+
+fn eos_value(ids: &[u32]) -> Value {
+    match ids {
+        [] => Value::Null,
+        [id] => (*id).into(),
+        ids => ids.to_vec().into(),
+    }
+}
+
+fn token_of(object: &Option<Map<String, Value>>, key: &str) -> Option<u32> {
+    object.as_ref()?.get(key)?.as_u64()?.try_into().ok()
+}
+
+/// Largest JSON file that is believed to be a configuration or an index.
+const LARGEST_JSON_BYTES: u64 = 64 << 20;
+
+/// A JSON file that holds one object.
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    let json = |problem: String| Error::Json { path: path.into(), problem };
+    if bytes > LARGEST_JSON_BYTES {
+        return Err(json(format!("{bytes} bytes, expected at most {LARGEST_JSON_BYTES}")));
+    }
+    let text = std::fs::read(path).map_err(Error::io(path))?;
+    match serde_json::from_slice(&text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(json("expected a JSON object".into())),
+        Err(e) => Err(json(e.to_string())),
+    }
+}
+
+/// Typed access to the raw object; `null` counts as absent, as in transformers.
+struct Reader<'a> {
+    raw: &'a Map<String, Value>,
+    origin: &'a str,
+}
+
+impl Reader<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key).filter(|value| !value.is_null())
+    }
+
+    fn size(&self, keys: &[&str], default: usize) -> Result<usize> {
+        let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return Ok(default) };
+        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        size.ok_or_else(|| self.error(key, "a whole number", Some(value)))
+    }
+
+    fn number(&self, key: &str, default: f64) -> Result<f64> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_f64().ok_or_else(|| self.error(key, "a number", Some(value)))
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.error(key, "true or false", Some(value)))
+    }
+
+    fn text(&self, key: &str, default: &str) -> Result<String> {
+        let Some(value) = self.get(key) else { return Ok(default.into()) };
+        value.as_str().map(String::from).ok_or_else(|| self.error(key, "a string", Some(value)))
+    }
+
+    fn token(&self, key: &str) -> Result<Option<u32>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        id.map(Some).ok_or_else(|| self.error(key, "a token id", Some(value)))
+    }
+
+    fn tokens(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
+        match self.raw.get(key) {
+            None => Ok(default.to_vec()),
+            Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(values)) => {
+                let id = |value: &Value| {
+                    let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
+                    id.ok_or_else(|| self.error(key, "token ids", Some(value)))
+                };
+                values.iter().map(id).collect()
+            }
+            Some(_) => Ok(self.token(key)?.into_iter().collect()),
+        }
+    }
+
+    fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
+        let got = got.map_or("absent".into(), |value| format!("`{value}`"));
+        Error::Config { origin: self.origin.into(), key: key.into(), got, expected: expected.into() }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a pass over the model is told: by the caller (once per optimizer batch) and by a stack to its layers.
+//!
+//! Dropout places are numbered, so that a mask is a function of (seed, step, place, sample, position,
+//! channel) and of nothing that memory decides. The numbers are part of exact resume: never renumber.
+
+use candle_core::{DType, Tensor};
+use t5_ops::Dropout;
+
+/// Settings of one optimizer batch, the same for each of its micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub struct StepContext {
+    /// Seed of the run.
+    pub seed: u64,
+    /// The optimizer step: every step draws other dropout masks.
+    pub step: u64,
+    /// Probability of dropping; 0 switches dropout off.
+    pub dropout: f64,
+    /// Dtype in which activations are computed and kept.
+    pub activations: DType,
+    /// How many blocks keep only their input and run forward again in backward: those of the encoder
+    /// first, then those of the decoder.
+    pub recompute_blocks: usize,
+    /// Rows of logits that exist at one time.
+    pub loss_chunk_rows: usize,
+    /// Target tokens of the whole optimizer batch: the loss is divided by it, so micro-batches just add.
+    pub target_tokens: u64,
+}
+
+/// Settings of a pass without gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct EvalContext {
+    /// Dtype in which activations are computed.
+    pub activations: DType,
+    /// Rows of logits that exist at one time.
+    pub loss_chunk_rows: usize,
+}
+
+impl Default for EvalContext {
+    fn default() -> Self {
+        EvalContext { activations: DType::F32, loss_chunk_rows: 256 }
+    }
+}
+
+/// Places of dropout inside a block, and beside the blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Embedding = 0,
+    FinalNorm = 1,
+    SelfProbabilities = 2,
+    SelfResidual = 3,
+    CrossProbabilities = 4,
+    CrossResidual = 5,
+    FeedForwardInner = 6,
+    FeedForwardResidual = 7,
+}
+
+/// The number of a dropout place. `block` is `None` for what is beside the blocks.
+pub(crate) fn site(decoder: bool, block: Option<usize>, place: Place) -> u32 {
+    let block = block.map_or(0, |block| block as u32 + 1);
+    (u32::from(decoder) << 24) | (block << 4) | place as u32
+}
+
+/// What every layer of a stack is told.
+pub(crate) struct LayerContext<'a> {
+    pub seed: u64,
+    pub step: u64,
+    pub dropout: f64,
+    /// The samples' indices in the optimizer batch.
+    pub samples: &'a [u32],
+    /// Valid positions of each sample in this stack.
+    pub lengths: &'a [usize],
+    /// The stack's relative-position bias, (H, 2T-1).
+    pub bias: &'a Tensor,
+    /// For a decoder: the encoder's output (B, S, D) and its valid positions.
+    pub source: Option<(&'a Tensor, &'a [usize])>,
+}
+
+impl<'a> LayerContext<'a> {
+    pub fn dropout(&self, site: u32) -> Option<Dropout<'a>> {
+        let probability = self.dropout as f32;
+        (probability > 0.0).then_some(Dropout {
+            probability,
+            seed: self.seed,
+            step: self.step,
+            site,
+            samples: self.samples,
+        })
+    }
+
+    /// What cross attention looks at.
+    ///
+    /// # Panics
+    /// In an encoder: only decoder blocks have cross attention.
+    pub fn source(&self) -> (&'a Tensor, &'a [usize]) {
+        self.source.expect("a decoder is given the encoder's output")
+    }
+}

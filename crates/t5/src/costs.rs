@@ -1,0 +1,473 @@
+//! What a T5 costs in bytes, before anything is allocated: pure functions of configuration and shapes.
+//!
+//! The pass over a micro-batch is walked through tensor by tensor, in the order in which the layers
+//! allocate and drop; a test holds what the walk says is kept against the bytes of the real `Saved`s.
+//!
+//! ```
+//! use candle_core::DType;
+//! use t5::{Config, costs};
+//! let config = Config::preset("t5-small").unwrap();
+//! assert_eq!(costs::parameters(&config, DType::F32), 60_506_624 * 4);
+//! let shape = costs::Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
+//! let pass = costs::Pass { shape, activations: DType::F32, recompute_blocks: 0, loss_chunk_rows: 256, dropout: true };
+//! let all: u64 = costs::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum();
+//! let decoder: u64 = costs::training(&config, &pass, &|p| p.part.is_decoder()).iter().map(|row| row.bytes).sum();
+//! assert!(decoder < all); // a frozen encoder keeps nothing
+//! ```
+
+use candle_core::DType;
+
+use crate::config::Config;
+use crate::generate::FIRST_CAPACITY;
+use crate::hf::safetensors::PIECE_BYTES;
+use crate::parameters::ParameterSpec;
+use crate::reach::{Keep, Reach};
+
+/// One line of the bill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CostRow {
+    /// What it is.
+    pub name: &'static str,
+    /// How much of it.
+    pub bytes: u64,
+}
+
+/// A micro-batch's rectangle: samples, and the longest source and target among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Samples (B).
+    pub samples: usize,
+    /// Tokens of the longest source (S).
+    pub source_tokens: usize,
+    /// Tokens of the longest target (T).
+    pub target_tokens: usize,
+}
+
+/// A pass over one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// The micro-batch.
+    pub shape: Shape,
+    /// Dtype of activations.
+    pub activations: DType,
+    /// Blocks that keep only their input.
+    pub recompute_blocks: usize,
+    /// Rows of logits at a time.
+    pub loss_chunk_rows: usize,
+    /// Whether dropout is on: it needs a copy where it is applied alone.
+    pub dropout: bool,
+}
+
+/// Bytes of all parameters.
+pub fn parameters(config: &Config, dtype: DType) -> u64 {
+    let elements: u64 = ParameterSpec::all(config).iter().map(ParameterSpec::elements).sum();
+    elements * dtype.size_in_bytes() as u64
+}
+
+/// Bytes of the gradient accumulators: f32, trained parameters only.
+pub fn gradients(config: &Config, trained: &dyn Fn(&ParameterSpec) -> bool) -> u64 {
+    let specs = ParameterSpec::all(config);
+    specs.iter().filter(|spec| trained(spec)).map(ParameterSpec::elements).sum::<u64>() * 4
+}
+
+/// Bytes of the largest parameter.
+pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
+    let specs = ParameterSpec::all(config);
+    specs.iter().map(ParameterSpec::elements).max().unwrap_or(0) * dtype.size_in_bytes() as u64
+}
+
+/// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept
+/// between the two (`activations`), a chunk of logits (`loss`) and the largest momentary need (`workspace`).
+pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -> bool) -> Vec<CostRow> {
+    let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
+    let reach = Reach::to(config, parts);
+    let mut walk = Walk::new(config, pass);
+    walk.forward(reach);
+    let activations = walk.live;
+    walk.head();
+    walk.backward(reach);
+    let loss = walk.loss_chunk();
+    vec![
+        CostRow { name: "activations", bytes: activations },
+        CostRow { name: "loss", bytes: loss },
+        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) },
+    ]
+}
+
+/// The most blocks that `recompute_blocks` can mean: those that backward enters.
+pub fn recomputable_blocks(config: &Config, trained: &dyn Fn(&ParameterSpec) -> bool) -> usize {
+    let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
+    Reach::to(config, parts).blocks_entered()
+}
+
+/// The peak of [`crate::T5::loss`] beside the parameters. `recompute_blocks` and `dropout` do not matter.
+pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
+    let pass = Pass { dropout: false, ..*pass };
+    let mut walk = Walk::new(config, &pass);
+    walk.forward(Reach::nothing(config));
+    let loss = walk.loss_chunk();
+    walk.momentary(loss);
+    vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) }]
+}
+
+/// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
+pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activations: DType) -> Vec<CostRow> {
+    let size = activations.size_in_bytes();
+    let of = |positions: usize| (shape.samples * positions * config.inner_dim() * size) as u64;
+    let cache = 2 * config.num_decoder_layers as u64 * (of(max_new_tokens) + of(shape.source_tokens));
+    let growing = if max_new_tokens > FIRST_CAPACITY { of(max_new_tokens) } else { 0 };
+    let logits = (shape.samples * config.vocab_size * (size + 8)) as u64;
+    let pass = Pass {
+        shape: Shape { target_tokens: 1, ..*shape },
+        activations,
+        recompute_blocks: 0,
+        loss_chunk_rows: 1,
+        dropout: false,
+    };
+    let mut walk = Walk::new(config, &pass);
+    walk.forward(Reach::nothing(config));
+    vec![
+        CostRow { name: "key/value cache", bytes: cache },
+        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits },
+    ]
+}
+
+/// What [`crate::T5::load`] needs beside the parameters: pieces on their way, and, where a separate head
+/// has to be compared with the shared table, that table once more.
+pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
+    let table = (config.vocab_size * config.d_model * dtype.size_in_bytes()) as u64;
+    let compared = if config.tie_word_embeddings { 0 } else { table };
+    vec![CostRow { name: "load", bytes: 6 * PIECE_BYTES as u64 + compared }]
+}
+
+/// What [`crate::T5::save`] needs beside the parameters.
+pub fn save() -> Vec<CostRow> {
+    vec![CostRow { name: "save", bytes: 4 * PIECE_BYTES as u64 }]
+}
+
+/// Walks through a pass, tensor by tensor. Names are those of the layers' code.
+struct Walk<'a> {
+    config: &'a Config,
+    pass: &'a Pass,
+    live: u64,
+    peak: u64,
+}
+
+/// One stack's sizes in bytes.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// (B, T, D)
+    x: u64,
+    /// (B, T, HK)
+    q: u64,
+    /// (B, S, HK) of the source, in a decoder.
+    source_k: u64,
+    /// (B, T, F)
+    gate: u64,
+    /// (B, H, T), f32
+    lse: u64,
+    /// (H, 2T-1), f32
+    bias: u64,
+}
+
+impl Walk<'_> {
+    fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
+        Walk { config, pass, live: 0, peak: 0 }
+    }
+
+    fn sizes(&self, decoder: bool) -> Sizes {
+        let Shape { samples, source_tokens, target_tokens } = self.pass.shape;
+        let tokens = if decoder { target_tokens } else { source_tokens };
+        let size = self.pass.activations.size_in_bytes();
+        // Statistics and bias are f32, or f64 in an f64 model.
+        let wide = if self.pass.activations == DType::F64 { 8 } else { 4 };
+        let of = |tokens: usize, width: usize| (samples * tokens * width * size) as u64;
+        Sizes {
+            x: of(tokens, self.config.d_model),
+            q: of(tokens, self.config.inner_dim()),
+            source_k: of(source_tokens, self.config.inner_dim()),
+            gate: of(tokens, self.config.d_ff),
+            lse: (samples * self.config.num_heads * tokens * wide) as u64,
+            bias: (self.config.num_heads * (2 * tokens - 1) * wide) as u64,
+        }
+    }
+
+    fn hold(&mut self, bytes: u64) {
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+    }
+
+    fn free(&mut self, bytes: u64) {
+        self.live -= bytes;
+    }
+
+    fn momentary(&mut self, bytes: u64) {
+        self.hold(bytes);
+        self.free(bytes);
+    }
+
+    /// A copy, where dropout is applied by itself.
+    fn dropout_copy(&self, bytes: u64) -> u64 {
+        if self.pass.dropout { bytes } else { 0 }
+    }
+
+    fn projections(&self) -> u64 {
+        if self.config.is_gated_act { 2 } else { 1 }
+    }
+
+    /// Logits of one chunk of rows, in f32, and their gradient in the same place.
+    fn loss_chunk(&self) -> u64 {
+        let rows = self.pass.loss_chunk_rows.min(self.pass.shape.samples * self.pass.shape.target_tokens);
+        (rows * self.config.vocab_size * 4) as u64
+    }
+
+    /// Ends with what is kept, the encoder's output and the decoder's output alive.
+    fn forward(&mut self, reach: Reach) {
+        for decoder in [false, true] {
+            let sizes = self.sizes(decoder);
+            self.hold(sizes.bias);
+            self.hold(sizes.x);
+            self.momentary(self.dropout_copy(sizes.x));
+            let blocks = if decoder { self.config.num_decoder_layers } else { self.config.num_layers };
+            for block in 0..blocks {
+                self.block_forward(&sizes, decoder, self.keep(reach, decoder, block));
+            }
+            self.hold(sizes.x); // the final norm's output
+            self.momentary(self.dropout_copy(sizes.x));
+            let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
+            if !enters_norm {
+                self.free(sizes.x);
+            }
+        }
+    }
+
+    fn keep(&self, reach: Reach, decoder: bool, block: usize) -> Keep {
+        match decoder {
+            false => reach.keep_encoder_block(block, self.pass.recompute_blocks),
+            true => reach.keep_decoder_block(block, self.pass.recompute_blocks),
+        }
+    }
+
+    /// The block's input is alive before; its output, and what it keeps, after.
+    fn block_forward(&mut self, s: &Sizes, decoder: bool, keep: Keep) {
+        self.attention_forward(s, s.q, keep == Keep::Everything);
+        if keep == Keep::Input {
+            self.hold(s.x); // the input, which the layer has not freed after all
+        }
+        let keep = keep == Keep::Everything;
+        if decoder {
+            self.attention_forward(s, s.source_k, keep);
+        }
+        self.feed_forward_forward(s, keep);
+    }
+
+    fn attention_forward(&mut self, s: &Sizes, k: u64, keep: bool) {
+        self.hold(s.x + s.q + 2 * k); // n, q, k, v
+        self.free(s.x);
+        self.hold(s.q + s.lse); // out
+        if !keep {
+            self.free(s.q + 2 * k + s.lse);
+        }
+        self.hold(s.x); // projected
+        if !keep {
+            self.free(s.q);
+        }
+        self.hold(s.x); // y
+        self.free(s.x + if keep { 0 } else { s.x });
+    }
+
+    fn feed_forward_forward(&mut self, s: &Sizes, keep: bool) {
+        let products = self.projections() * s.gate;
+        self.hold(s.x + products);
+        self.free(s.x);
+        self.hold(s.gate); // h
+        if !keep {
+            self.free(products);
+        }
+        self.hold(s.x); // projected
+        self.free(s.gate);
+        self.hold(s.x); // y
+        self.free(s.x + if keep { 0 } else { s.x });
+    }
+
+    fn head(&mut self) {
+        let z = self.sizes(true).x;
+        self.hold(z); // dz
+        self.momentary(self.loss_chunk());
+        self.free(z);
+    }
+
+    /// Starts with dz of the decoder alive; ends with nothing but what no backward frees.
+    fn backward(&mut self, reach: Reach) {
+        let encoded = self.sizes(false).x;
+        for decoder in [true, false] {
+            let sizes = self.sizes(decoder);
+            let (enters_norm, blocks) = match decoder {
+                true => (reach.decoder.enters_norm(), self.config.num_decoder_layers),
+                false => (reach.encoder.enters_norm(), self.config.num_layers),
+            };
+            if !enters_norm {
+                break;
+            }
+            self.momentary(sizes.x); // the mask's copy, the norm again, dx: one after the other
+            self.free(sizes.x);
+            if decoder && reach.encoder.enters_norm() {
+                self.hold(encoded); // the gradient of the encoder's output
+            }
+            for block in (0..blocks).rev() {
+                self.block_backward(&sizes, decoder, self.keep(reach, decoder, block));
+            }
+            self.momentary(self.dropout_copy(sizes.x)); // the embedding's gradient
+            self.free(sizes.x);
+            if decoder {
+                self.free(encoded);
+            }
+        }
+    }
+
+    /// dy is alive before, dx after; what the block kept is gone.
+    fn block_backward(&mut self, s: &Sizes, decoder: bool, keep: Keep) {
+        match keep {
+            Keep::Nothing => return,
+            Keep::Everything => {}
+            Keep::Input => {
+                // Forward again, without the feed-forward's output.
+                self.attention_forward(s, s.q, true);
+                if decoder {
+                    self.attention_forward(s, s.source_k, true);
+                }
+                self.hold(s.x + self.projections() * s.gate);
+                self.free(s.x);
+            }
+        }
+        self.feed_forward_backward(s);
+        if decoder {
+            self.attention_backward(s, s.source_k);
+        }
+        self.attention_backward(s, s.q);
+    }
+
+    fn feed_forward_backward(&mut self, s: &Sizes) {
+        let (dprojected, products) = (self.dropout_copy(s.x), self.projections() * s.gate);
+        self.hold(dprojected);
+        self.momentary(s.gate); // h
+        self.hold(s.gate); // dh
+        self.free(dprojected);
+        self.hold(products); // dgate, dup
+        self.free(products + s.gate); // gate, up, dh
+        self.momentary(s.x); // n
+        self.hold(s.x); // dn
+        self.free(products);
+        self.hold(s.x); // dx
+        self.free(2 * s.x); // x, dn
+        self.hold(s.x); // dx + dy
+        self.free(2 * s.x);
+    }
+
+    fn attention_backward(&mut self, s: &Sizes, k: u64) {
+        let dprojected = self.dropout_copy(s.x);
+        self.hold(dprojected + s.q); // dout
+        self.free(dprojected);
+        self.hold(s.q + 2 * k); // dq, dk, dv
+        self.free(3 * s.q + 2 * k + s.lse); // q, k, v, out, lse, dout
+        self.momentary(s.x); // n
+        self.hold(s.x); // dn
+        self.free(s.q + 2 * k);
+        self.hold(s.x); // dx
+        self.free(2 * s.x); // x, dn
+        self.hold(s.x); // dx + dy
+        self.free(2 * s.x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::{MicroBatch, Part, StepContext, T5};
+
+    /// What forward really keeps, and what the walk says.
+    fn kept(
+        config: &Config,
+        shape: Shape,
+        recompute_blocks: usize,
+        dtype: DType,
+        trained: &dyn Fn(Part) -> bool,
+    ) -> (u64, u64) {
+        let model = T5::init(config, 1, if dtype == DType::F64 { dtype } else { DType::F32 }, &Device::Cpu).unwrap();
+        let (source, target) = (vec![5; shape.source_tokens], vec![6; shape.target_tokens]);
+        let sources = vec![source.as_slice(); shape.samples];
+        let targets = vec![target.as_slice(); shape.samples];
+        let samples: Vec<u32> = (0..shape.samples as u32).collect();
+        let batch = MicroBatch::new(&sources, &targets, &samples, config, &Device::Cpu).unwrap();
+        let parts = model.parameters().iter().map(|p| p.part).filter(|&part| trained(part));
+        let reach = Reach::to(config, parts);
+        let cx = StepContext {
+            seed: 1,
+            step: 1,
+            dropout: 0.1,
+            activations: dtype,
+            recompute_blocks,
+            loss_chunk_rows: 8,
+            target_tokens: 1,
+        };
+        let real = model.forward(&batch, &cx, reach).unwrap().bytes();
+        let pass = Pass { shape, activations: dtype, recompute_blocks, loss_chunk_rows: 8, dropout: true };
+        (real, training(config, &pass, &|spec| trained(spec.part))[0].bytes)
+    }
+
+    #[test]
+    fn what_forward_keeps_is_what_was_predicted() {
+        let relu = Config {
+            vocab_size: 40,
+            d_model: 24,
+            d_ff: 40,
+            d_kv: 5,
+            num_heads: 3,
+            num_layers: 3,
+            num_decoder_layers: 2,
+            ..Config::default()
+        };
+        let mut gated = relu.clone();
+        gated.set_feed_forward_proj("gated-gelu").unwrap();
+        let shapes = [(1, 1, 1), (2, 7, 5), (3, 4, 9)];
+        let trained: [&dyn Fn(Part) -> bool; 4] =
+            [&|_| true, &|part| part.is_decoder(), &|part| matches!(part, Part::Encoder { block: 1 }), &|part| {
+                matches!(part, Part::DecoderNorm)
+            }];
+        for config in [&relu, &gated] {
+            for (samples, source_tokens, target_tokens) in shapes {
+                let shape = Shape { samples, source_tokens, target_tokens };
+                for recompute_blocks in [0, 1, 4, 9] {
+                    for dtype in [DType::F32, DType::BF16, DType::F64] {
+                        for trained in trained {
+                            let (real, predicted) = kept(config, shape, recompute_blocks, dtype, trained);
+                            assert_eq!(real, predicted, "{shape:?}, {recompute_blocks} recomputed, {dtype:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_walk_frees_what_it_holds_and_recompute_saves() {
+        let config = Config::preset("t5-small").unwrap();
+        let shape = Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
+        let sum = |recompute_blocks| {
+            let pass = Pass { shape, activations: DType::F32, recompute_blocks, loss_chunk_rows: 256, dropout: true };
+            let mut walk = Walk::new(&config, &pass);
+            let reach = Reach::to(&config, ParameterSpec::all(&config).into_iter().map(|spec| spec.part));
+            walk.forward(reach);
+            walk.head();
+            walk.backward(reach);
+            assert_eq!(walk.live, walk.sizes(false).bias + walk.sizes(true).bias);
+            training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
+        };
+        let totals: Vec<u64> = (0..=12).map(sum).collect();
+        assert!(totals.is_sorted_by(|a, b| a > b), "{totals:?}");
+        assert_eq!(recomputable_blocks(&config, &|_| true), 12);
+        assert_eq!(recomputable_blocks(&config, &|spec| spec.part.is_decoder()), 6);
+    }
+}

@@ -1,0 +1,126 @@
+//! What can go wrong, with enough in it to act on: what, where, expected, got, and a hint.
+
+use std::path::{Path, PathBuf};
+
+/// `Result` with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every failure of this crate. `Display` is one line; [`Error::hint`] says what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused to open, read, write or sync a file.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A model directory does not hold what a model directory holds.
+    #[error("{}: {problem}", .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A JSON file that is not JSON, or not an object.
+    #[error("{}: {problem}", .path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words.
+        problem: String,
+    },
+    /// A configuration value that no T5 can have.
+    #[error("{origin}: `{key}` is {got}, expected {expected}")]
+    Config {
+        /// The file, or the name of the preset.
+        origin: String,
+        /// The key at fault.
+        key: String,
+        /// The value found.
+        got: String,
+        /// What would have been accepted.
+        expected: String,
+    },
+    /// A safetensors file whose header is damaged, truncated or hostile.
+    #[error("{}: not a usable safetensors file: {problem}", .path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A tensor that the model needs and no file has.
+    #[error("{}: tensor `{tensor}` is missing, expected shape {expected:?}", .path.display())]
+    MissingTensor {
+        /// The model directory.
+        path: PathBuf,
+        /// The Hugging Face name.
+        tensor: String,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+    },
+    /// A tensor that the configuration has no place for.
+    #[error("{}: tensor `{tensor}` has no place in this model", .path.display())]
+    UnexpectedTensor {
+        /// The file that has it.
+        path: PathBuf,
+        /// Its name.
+        tensor: String,
+    },
+    /// A tensor with another shape, dtype or content than the model needs.
+    #[error("{}: tensor `{tensor}`: expected {expected}, got {got}", .path.display())]
+    TensorMismatch {
+        /// The file that has it.
+        path: PathBuf,
+        /// Its name.
+        tensor: String,
+        /// What the configuration implies.
+        expected: String,
+        /// What the file says.
+        got: String,
+    },
+    /// A micro-batch or a list of sources that no model can be run on.
+    #[error("{what}: expected {expected}, got {got}")]
+    Batch {
+        /// Which sample or list.
+        what: String,
+        /// What was expected.
+        expected: String,
+        /// What was there.
+        got: String,
+    },
+    /// A tensor operation failed: our bug, or the device ran out of memory.
+    #[error("tensor operation: {0}")]
+    Tensor(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// What the user can do about it, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Io { .. } | Error::Tensor(_) => None,
+            Error::Directory { hint, .. } => Some((*hint).into()),
+            Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
+            Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
+            Error::Safetensors { .. } => {
+                Some("fetch or save the file again: its bytes are not what its header says".into())
+            }
+            Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::TensorMismatch { .. } => {
+                Some("config.json and the weights beside it must describe the same T5ForConditionalGeneration".into())
+            }
+            Error::Batch { .. } => {
+                Some("the tokenizer, the vocabulary size in config.json and the data must belong together".into())
+            }
+        }
+    }
+
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    }
+}

@@ -1,0 +1,87 @@
+//! Gradient accumulators: one per trainable parameter, updated in place, and none for a frozen one.
+//!
+//! Invariants: a frozen parameter never has memory here; a trainable one has none until its first
+//! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter.
+//! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through.
+
+use candle_core::{DType, Tensor};
+
+use crate::error::Result;
+use crate::model::T5;
+use crate::parameters::{Parameter, Weight};
+
+/// The gradient of the loss by parameter index.
+#[derive(Debug)]
+pub struct Gradients {
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    trainable: bool,
+    accumulator: Option<Tensor>,
+}
+
+impl Gradients {
+    /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
+    pub fn new(model: &T5, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
+        let slot = |parameter: &Parameter| Slot { trainable: trainable(parameter), accumulator: None };
+        Gradients { slots: model.parameters().iter().map(slot).collect() }
+    }
+
+    /// Whether parameter `index` is trained.
+    pub fn is_trainable(&self, index: usize) -> bool {
+        self.slots[index].trainable
+    }
+
+    /// The gradient of parameter `index`; `None` when it is frozen or nothing has been added yet.
+    pub fn get(&self, index: usize) -> Option<&Tensor> {
+        self.slots.get(index)?.accumulator.as_ref()
+    }
+
+    /// The gradients that exist, with their parameters' indices, in the model's order.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.accumulator.as_ref()?)))
+    }
+
+    /// Sets every accumulator to zero and keeps its memory for the next optimizer batch.
+    pub fn zero(&mut self) -> Result<()> {
+        for slot in &self.slots {
+            if let Some(accumulator) = &slot.accumulator {
+                t5_ops::zero(accumulator)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one gradient out and frees its slot, for an optimizer that consumes them one by one.
+    pub fn take(&mut self, index: usize) -> Option<Tensor> {
+        self.slots[index].accumulator.take()
+    }
+
+    /// Frees every accumulator.
+    pub fn release(&mut self) {
+        for slot in &mut self.slots {
+            slot.accumulator = None;
+        }
+    }
+
+    /// Bytes of the accumulators that exist.
+    pub fn bytes(&self) -> u64 {
+        self.iter().map(|(_, t)| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
+    }
+
+    pub(crate) fn trains(&self, weight: &Weight) -> bool {
+        self.slots[weight.index].trainable
+    }
+
+    /// The accumulator to add to, made of zeros at its first use. `None` for a frozen parameter.
+    pub(crate) fn accumulator(&mut self, weight: &Weight) -> Result<Option<Tensor>> {
+        let slot = &mut self.slots[weight.index];
+        if slot.trainable && slot.accumulator.is_none() {
+            let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            slot.accumulator = Some(Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?);
+        }
+        Ok(slot.accumulator.clone())
+    }
+}

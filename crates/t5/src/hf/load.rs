@@ -1,0 +1,164 @@
+//! Reading a model directory, as forgiving as transformers and no more: tied duplicates may be there or
+//! not, under any of their names; anything else missing, left over or mis-shaped is an error.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+use super::safetensors::Reader;
+use crate::config::{Config, read_object};
+use crate::error::{Error, Result};
+use crate::parameters::{Parameter, ParameterSpec};
+
+const SHARED: &str = "shared.weight";
+const LM_HEAD: &str = "lm_head.weight";
+/// Other names of the shared table. Writers that drop duplicates keep whichever comes first to them.
+const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+/// In T5's first published checkpoints, and unused: cross attention has no position bias.
+const IGNORED: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+
+/// Loads configuration and parameters, values converted to `dtype`.
+pub(crate) fn load(directory: &Path, dtype: DType, device: &Device) -> Result<(Config, Vec<Parameter>)> {
+    let mut config = Config::from_file(&directory.join("config.json"))?;
+    let files = Files::open(directory)?;
+    config.tie_word_embeddings = files.is_tied(&config, dtype, device)?;
+    let mut parameters = Vec::new();
+    for spec in ParameterSpec::all(&config) {
+        let name = files.name_of(&spec.name);
+        let reader = files.reader(name).ok_or_else(|| Error::MissingTensor {
+            path: directory.into(),
+            tensor: spec.name.clone(),
+            expected: spec.shape.clone(),
+        })?;
+        if reader.shape(name) != Some(&spec.shape) {
+            return Err(Error::TensorMismatch {
+                path: reader.path().into(),
+                tensor: name.into(),
+                expected: format!("shape {:?}", spec.shape),
+                got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
+            });
+        }
+        let tensor = reader.read(name, dtype, device)?;
+        parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
+    }
+    files.check_the_rest(&config, &parameters)?;
+    Ok((config, parameters))
+}
+
+/// The weight files of a directory and who holds what.
+struct Files {
+    readers: Vec<Reader>,
+    holder: BTreeMap<String, usize>,
+}
+
+impl Files {
+    fn open(directory: &Path) -> Result<Files> {
+        let (single, index) = (directory.join("model.safetensors"), directory.join("model.safetensors.index.json"));
+        if single.is_file() {
+            let reader = Reader::open(&single)?;
+            let holder = reader.names().into_iter().map(|name| (name, 0)).collect();
+            return Ok(Files { readers: vec![reader], holder });
+        }
+        if !index.is_file() {
+            return Err(Error::Directory {
+                path: directory.into(),
+                problem: "has no model.safetensors and no model.safetensors.index.json".into(),
+                hint: "save the model with `save_pretrained`; pytorch_model.bin is a pickle and is not read here",
+            });
+        }
+        Self::open_shards(directory, &index)
+    }
+
+    fn open_shards(directory: &Path, index: &Path) -> Result<Files> {
+        let bad = |problem: String| Error::Json { path: index.into(), problem };
+        let object = read_object(index)?;
+        let Some(Value::Object(weight_map)) = object.get("weight_map") else {
+            return Err(bad("expected an object `weight_map`".into()));
+        };
+        let (mut readers, mut by_file, mut holder) = (Vec::new(), HashMap::new(), BTreeMap::new());
+        for (tensor, file) in weight_map {
+            let file = file.as_str().filter(|file| is_plain_name(file));
+            let file =
+                file.ok_or_else(|| bad(format!("`{tensor}`: expected the name of a file in the same directory")))?;
+            let shard = match by_file.get(file) {
+                Some(&shard) => shard,
+                None => {
+                    readers.push(Reader::open(&directory.join(file))?);
+                    by_file.insert(file.to_owned(), readers.len() - 1);
+                    readers.len() - 1
+                }
+            };
+            if readers[shard].shape(tensor).is_none() {
+                let path: PathBuf = readers[shard].path().into();
+                return Err(Error::Safetensors {
+                    path,
+                    problem: format!("it has no tensor `{tensor}`, though the index says so"),
+                });
+            }
+            holder.insert(tensor.clone(), shard);
+        }
+        // A tensor that the index leaves out is no less unexpected, or welcome, than one it lists.
+        for (shard, reader) in readers.iter().enumerate() {
+            for name in reader.names() {
+                holder.entry(name).or_insert(shard);
+            }
+        }
+        Ok(Files { readers, holder })
+    }
+
+    fn reader(&self, name: &str) -> Option<&Reader> {
+        self.holder.get(name).map(|&shard| &self.readers[shard])
+    }
+
+    /// The name under which a parameter is stored: its own, or, for the shared table, one of its others.
+    fn name_of<'a>(&self, name: &'a str) -> &'a str {
+        if name != SHARED || self.holder.contains_key(SHARED) {
+            return name;
+        }
+        EMBEDDINGS.into_iter().chain([LM_HEAD]).find(|other| self.holder.contains_key(*other)).unwrap_or(name)
+    }
+
+    /// transformers 5's rule: a head of its own in the file is a head of its own, unless it is equal to
+    /// the shared table.
+    fn is_tied(&self, config: &Config, dtype: DType, device: &Device) -> Result<bool> {
+        let embedding = self.name_of(SHARED);
+        let (Some(head), Some(shared)) = (self.reader(LM_HEAD), self.reader(embedding)) else { return Ok(true) };
+        if embedding == LM_HEAD {
+            return Ok(true);
+        }
+        let table = [config.vocab_size, config.d_model];
+        if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
+            return Ok(false); // loading will say which one is mis-shaped
+        }
+        head.equals(LM_HEAD, &shared.read(embedding, dtype, device)?)
+    }
+
+    /// Refuses tensors without a place, and duplicates of the shared table that differ from it.
+    fn check_the_rest(&self, config: &Config, parameters: &[Parameter]) -> Result<()> {
+        let known: HashMap<&str, &Tensor> = parameters.iter().map(|p| (p.name.as_str(), &p.tensor)).collect();
+        for (name, &shard) in &self.holder {
+            let reader = &self.readers[shard];
+            let is_duplicate = EMBEDDINGS.contains(&name.as_str()) || (name == LM_HEAD && config.tie_word_embeddings);
+            if is_duplicate {
+                if !reader.equals(name, known[SHARED])? {
+                    return Err(Error::TensorMismatch {
+                        path: reader.path().into(),
+                        tensor: name.clone(),
+                        expected: "the same values as `shared.weight`".into(),
+                        got: "others (T5 has one embedding table)".into(),
+                    });
+                }
+            } else if !known.contains_key(name.as_str()) && name != IGNORED {
+                return Err(Error::UnexpectedTensor { path: reader.path().into(), tensor: name.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// No path may leave the model's directory.
+fn is_plain_name(file: &str) -> bool {
+    !file.is_empty() && Path::new(file).file_name().is_some_and(|name| name == file)
+}

@@ -1,0 +1,11 @@
+//! Hugging Face model directories: `config.json`, `generation_config.json`, `model.safetensors` (sharded too).
+//!
+//! Both directions go tensor by tensor in pieces of [`crate::safetensors::PIECE_BYTES`]: neither loading nor
+//! saving a model needs a second copy of anything.
+
+mod load;
+pub mod safetensors;
+mod save;
+
+pub(crate) use load::load;
+pub(crate) use save::save;

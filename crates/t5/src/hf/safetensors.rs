@@ -1,0 +1,380 @@
+//! safetensors files, streamed: a reader and a writer that hold one piece of one tensor.
+//!
+//! The format: eight bytes of header length, a JSON header with dtype, shape and byte range of every
+//! tensor, then the tensors' bytes, little endian, without gaps.
+//!
+//! Invariants: nothing that a header declares is believed before it is checked against the file's real
+//! length; what is written is a function of the tensors and the metadata alone (byte-deterministic);
+//! [`Writer::finish`] returns after the bytes are on the disk.
+//!
+//! ```
+//! # use candle_core::{Device, Tensor, DType};
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let path = directory.path().join("state.safetensors");
+//! let row = Tensor::arange(0f32, 6., &Device::Cpu)?;
+//! t5::safetensors::write(&path, &[("step", &row)], &[("step", "7")])?;
+//! let file = t5::safetensors::Reader::open(&path)?;
+//! assert_eq!(file.metadata("step"), Some("7"));
+//! assert_eq!(file.read("step", DType::F32, &Device::Cpu)?.to_vec1::<f32>()?, row.to_vec1::<f32>()?);
+//! # Ok::<(), t5::Error>(())
+//! ```
+
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+
+/// Bytes of a tensor in flight between file and memory.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// A header longer than this is not a T5's (the largest published one has about 100 KB).
+const LARGEST_HEADER_BYTES: u64 = 16 << 20;
+
+/// An open file whose header has been checked against its length.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    file: Mutex<File>,
+    data_start: u64,
+    header: Metadata,
+}
+
+impl Reader {
+    /// Opens a file and checks its header: sizes, overlaps, gaps, total length.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or [`Error::Safetensors`] for a damaged file.
+    pub fn open(path: &Path) -> Result<Reader> {
+        let damaged = |problem: String| Error::Safetensors { path: path.into(), problem };
+        let mut file = File::open(path).map_err(Error::io(path))?;
+        let file_bytes = file.metadata().map_err(Error::io(path))?.len();
+        if file_bytes < 8 {
+            return Err(damaged(format!("{file_bytes} bytes, expected at least 8")));
+        }
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(Error::io(path))?;
+        let header_bytes = u64::from_le_bytes(length);
+        if header_bytes > LARGEST_HEADER_BYTES || header_bytes > file_bytes - 8 {
+            return Err(damaged(format!("a header of {header_bytes} bytes in a file of {file_bytes}")));
+        }
+        let mut header = vec![0; header_bytes as usize];
+        file.read_exact(&mut header).map_err(Error::io(path))?;
+        // Deserializing checks shapes, dtypes, overflow, gaps and overlaps.
+        let header: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(e.to_string()))?;
+        let data_start = 8 + header_bytes;
+        if header.data_len() as u64 != file_bytes - data_start {
+            let (declared, found) = (header.data_len(), file_bytes - data_start);
+            return Err(damaged(format!("the header declares {declared} bytes of tensors, the file has {found}")));
+        }
+        Ok(Reader { path: path.into(), file: Mutex::new(file), data_start, header })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensors' names, in the order of the file.
+    pub fn names(&self) -> Vec<String> {
+        self.header.offset_keys()
+    }
+
+    /// The shape of a tensor, or `None` when the file does not have it.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.header.info(name).map(|info| info.shape.as_slice())
+    }
+
+    /// A value of the header's `__metadata__`.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.header.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Reads one tensor into memory as `dtype`, piece by piece.
+    ///
+    /// # Errors
+    /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is stored in a dtype that
+    /// is not f32, f16, bf16, f64 or u32, [`Error::Io`].
+    pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        let info = self.info(name)?;
+        let stored = self.stored_dtype(name, info)?;
+        let tensor = Tensor::zeros(info.shape.as_slice(), dtype, device)?;
+        if tensor.elem_count() == 0 {
+            return Ok(tensor);
+        }
+        let flat = tensor.flatten_all()?;
+        let mut first = 0;
+        self.pieces(info, |bytes| {
+            let count = bytes.len() / stored.size_in_bytes();
+            let piece = Tensor::from_raw_buffer(bytes, stored, &[count], device)?.to_dtype(dtype)?;
+            flat.slice_set(&piece, 0, first)?;
+            first += count;
+            Ok(())
+        })?;
+        Ok(tensor)
+    }
+
+    /// Whether the stored tensor has exactly the values of `tensor` (compared in f32, or f64 for f64).
+    pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
+        let info = self.info(name)?;
+        if info.shape != tensor.dims() {
+            return Ok(false);
+        }
+        let stored = self.stored_dtype(name, info)?;
+        let flat = tensor.flatten_all()?;
+        let (mut first, mut equal) = (0, true);
+        self.pieces(info, |bytes| {
+            if equal {
+                let count = bytes.len() / stored.size_in_bytes();
+                let piece =
+                    Tensor::from_raw_buffer(bytes, stored, &[count], tensor.device())?.to_dtype(tensor.dtype())?;
+                let different = flat.narrow(0, first, count)?.ne(&piece)?.to_dtype(DType::F32)?.sum_all()?;
+                equal = different.to_scalar::<f32>()? == 0.0;
+                first += count;
+            }
+            Ok(())
+        })?;
+        Ok(equal)
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        let missing = || Error::Safetensors { path: self.path.clone(), problem: format!("it has no tensor `{name}`") };
+        self.header.info(name).ok_or_else(missing)
+    }
+
+    fn stored_dtype(&self, name: &str, info: &TensorInfo) -> Result<DType> {
+        match info.dtype {
+            Dtype::F32 => Ok(DType::F32),
+            Dtype::F16 => Ok(DType::F16),
+            Dtype::BF16 => Ok(DType::BF16),
+            Dtype::F64 => Ok(DType::F64),
+            Dtype::U32 => Ok(DType::U32),
+            other => Err(Error::TensorMismatch {
+                path: self.path.clone(),
+                tensor: name.into(),
+                expected: "values in F32, F16, BF16 or F64".into(),
+                got: format!("{other:?}"),
+            }),
+        }
+    }
+
+    /// Calls `f` with successive pieces of a tensor's bytes. [`PIECE_BYTES`] is a multiple of every dtype's size.
+    fn pieces(&self, info: &TensorInfo, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let (start, end) = info.data_offsets;
+        let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(Error::io(&self.path))?;
+        let mut buffer = vec![0; PIECE_BYTES.min(end - start)];
+        let mut left = end - start;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(PIECE_BYTES)];
+            file.read_exact(piece).map_err(Error::io(&self.path))?;
+            f(piece)?;
+            left -= piece.len();
+        }
+        Ok(())
+    }
+}
+
+/// What a file will hold, declared before the first value is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorHeader {
+    /// The tensor's name.
+    pub name: String,
+    /// The dtype it is stored in: F32, BF16, F16, F64 or U32.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// A file being written: the header first, then tensor by tensor.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: BufWriter<File>,
+    declared: std::vec::IntoIter<TensorHeader>,
+}
+
+impl Writer {
+    /// Creates (or truncates) the file and writes its header. Tensors must follow in the order given here.
+    /// Wider dtypes must come before narrower ones, so that every tensor starts at a multiple of its
+    /// element's size, as readers that map the file expect.
+    pub fn create(path: &Path, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Writer> {
+        assert!(
+            tensors.is_sorted_by_key(|t| std::cmp::Reverse(t.dtype.size_in_bytes())),
+            "wider dtypes come first in {}",
+            path.display()
+        );
+        let mut header = Map::new();
+        if !metadata.is_empty() {
+            let metadata: Map<String, Value> = metadata.iter().map(|&(k, v)| (k.into(), v.into())).collect();
+            header.insert("__metadata__".into(), metadata.into());
+        }
+        let mut start = 0;
+        for TensorHeader { name, dtype, shape } in &tensors {
+            let end = start + shape.iter().product::<usize>() * dtype.size_in_bytes();
+            let entry = json!({ "dtype": dtype_name(*dtype)?, "shape": shape, "data_offsets": [start, end] });
+            assert!(header.insert(name.clone(), entry).is_none(), "tensor `{name}` is declared twice");
+            start = end;
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let file = File::create(path).map_err(Error::io(path))?;
+        let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
+        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path))?;
+        file.write_all(&header).map_err(Error::io(path))?;
+        Ok(Writer { path: path.into(), file, declared: tensors.into_iter() })
+    }
+
+    /// Writes the next tensor, converting to the declared dtype.
+    pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let next = self.declared.next();
+        let TensorHeader { dtype, shape, .. } = next.filter(|next| next.name == name).unwrap_or_else(|| {
+            panic!("tensor `{name}` is written out of the order declared for {}", self.path.display())
+        });
+        assert_eq!(shape, tensor.dims(), "tensor `{name}` is written with another shape than declared");
+        let flat = tensor.flatten_all()?;
+        let piece_values = PIECE_BYTES / 8;
+        for first in (0..flat.elem_count()).step_by(piece_values) {
+            let piece = flat.narrow(0, first, piece_values.min(flat.elem_count() - first))?;
+            let bytes = little_endian(&piece.to_device(&Device::Cpu)?, dtype)?;
+            self.file.write_all(&bytes).map_err(Error::io(&self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Flushes and syncs to the disk. Fails when a declared tensor was not written.
+    pub fn finish(mut self) -> Result<()> {
+        let missing = self.declared.next();
+        assert!(missing.is_none(), "{}: {missing:?} was declared and not written", self.path.display());
+        self.file.flush().map_err(Error::io(&self.path))?;
+        self.file.get_ref().sync_all().map_err(Error::io(&self.path))
+    }
+}
+
+/// Writes tensors in their own dtypes, in the given order (wider dtypes moved to the front), and syncs.
+pub fn write(path: &Path, tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<()> {
+    let mut tensors = tensors.to_vec();
+    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size_in_bytes()));
+    let header = |&(name, tensor): &(&str, &Tensor)| TensorHeader {
+        name: name.into(),
+        dtype: tensor.dtype(),
+        shape: tensor.dims().to_vec(),
+    };
+    let mut writer = Writer::create(path, tensors.iter().map(header).collect(), metadata)?;
+    for (name, tensor) in tensors {
+        writer.write(name, tensor)?;
+    }
+    writer.finish()
+}
+
+/// safetensors' word for a dtype.
+fn dtype_name(dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F64 => Ok("F64"),
+        DType::F32 => Ok("F32"),
+        DType::BF16 => Ok("BF16"),
+        DType::F16 => Ok("F16"),
+        DType::U32 => Ok("U32"),
+        other => Err(candle_core::Error::Msg(format!("no safetensors name for {other:?} here")).into()),
+    }
+}
+
+fn little_endian(values: &Tensor, dtype: DType) -> Result<Vec<u8>> {
+    let values = if values.dtype() == dtype { values.clone() } else { values.to_dtype(dtype)? };
+    Ok(match dtype {
+        DType::F64 => values.to_vec1::<f64>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::U32 => values.to_vec1::<u32>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F32 => values.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        // A bf16 is the upper half of the f32 with the same value.
+        DType::BF16 => {
+            let values = values.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
+        }
+        other => return Err(candle_core::Error::Msg(format!("{other:?} cannot be written")).into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.safetensors");
+        std::fs::write(&path, bytes).unwrap();
+        (directory, path)
+    }
+
+    fn with_header(header: &str, data_bytes: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + data_bytes, 0);
+        bytes
+    }
+
+    #[test]
+    fn damaged_and_hostile_headers_are_errors_that_name_the_file() {
+        let info = |shape: &str, offsets: &str| {
+            format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let cases: &[(&str, Vec<u8>)] = &[
+            ("empty", vec![]),
+            ("seven bytes", vec![1; 7]),
+            ("a header of 2^64-1 bytes", u64::MAX.to_le_bytes().to_vec()),
+            ("a header longer than the file", with_header("{}", 0)[..9].to_vec()),
+            ("no JSON", with_header("{\"a\":", 0)),
+            ("an array", with_header("[]", 0)),
+            ("binary", with_header("\u{1}\u{2}", 4)),
+            ("deep nesting", with_header(&"[".repeat(100_000), 0)),
+            ("data cut short", with_header(&info("[2]", "[0,8]"), 4)),
+            ("data too long", with_header(&info("[2]", "[0,8]"), 12)),
+            ("a shape that overflows", with_header(&info("[4294967296,4294967296,16]", "[0,8]"), 8)),
+            ("a shape of 2^62 elements", with_header(&info("[4611686018427387904]", "[0,18446744073709551615]"), 8)),
+            ("offsets backwards", with_header(&info("[2]", "[8,0]"), 8)),
+            ("a gap", with_header(&info("[2]", "[4,12]"), 12)),
+            ("a negative size", with_header(&info("[-2]", "[0,8]"), 8)),
+            ("an unknown dtype", with_header(r#"{"a":{"dtype":"Q7","shape":[2],"data_offsets":[0,8]}}"#, 8)),
+        ];
+        for (what, bytes) in cases {
+            let (_directory, path) = file(bytes);
+            let error = Reader::open(&path).expect_err(what).to_string();
+            assert!(error.contains("x.safetensors: not a usable safetensors file: "), "{what}: {error}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_deterministic_and_wider_dtypes_come_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let narrow = Tensor::new(&[[1.5f32, -2.0, 3.25]], &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap();
+        let wide = Tensor::new(&[0.1f64], &Device::Cpu).unwrap();
+        let tensors = [("narrow", &narrow), ("wide", &wide)];
+        let bytes = |name: &str| {
+            let path = directory.path().join(name);
+            write(&path, &tensors, &[("format", "pt"), ("b", "2"), ("a", "1")]).unwrap();
+            std::fs::read(&path).unwrap()
+        };
+        let first = bytes("one");
+        assert_eq!(first, bytes("two"));
+        assert_eq!(&first[first.len() - 6..], [0xc0, 0x3f, 0x00, 0xc0, 0x50, 0x40]);
+        let reader = Reader::open(&directory.path().join("one")).unwrap();
+        assert_eq!(reader.names(), ["wide", "narrow"]);
+        assert_eq!(reader.read("wide", DType::F64, &Device::Cpu).unwrap().to_vec1::<f64>().unwrap(), [0.1]);
+        assert!(reader.equals("narrow", &narrow).unwrap());
+        assert!(!reader.equals("narrow", &narrow.affine(2.0, 0.0).unwrap()).unwrap());
+    }
+
+    #[test]
+    fn a_tensor_larger_than_a_piece_comes_back_bit_by_bit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("large.safetensors");
+        let large = Tensor::arange(0f32, (PIECE_BYTES as f32) * 0.6, &Device::Cpu).unwrap();
+        write(&path, &[("large", &large)], &[]).unwrap();
+        let back = Reader::open(&path).unwrap().read("large", DType::F32, &Device::Cpu).unwrap();
+        assert_eq!(large.to_vec1::<f32>().unwrap(), back.to_vec1::<f32>().unwrap());
+    }
+}

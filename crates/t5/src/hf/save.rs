@@ -1,0 +1,46 @@
+//! Writing a model directory. No rename and no temporary name here: the caller owns the directory's fate.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use candle_core::DType;
+use serde_json::Value;
+
+use super::safetensors::{TensorHeader, Writer};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::parameters::Parameter;
+
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` into an existing directory.
+pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) -> Result<()> {
+    // f64 exists for tests; what others load is f32 or bf16.
+    let stored = |parameter: &Parameter| match parameter.tensor.dtype() {
+        DType::BF16 => DType::BF16,
+        _ => DType::F32,
+    };
+    let mut config = config.clone();
+    config.set_stored_dtype(if parameters.iter().all(|p| stored(p) == DType::BF16) { "bfloat16" } else { "float32" });
+    write_json(&directory.join("config.json"), &config.to_json())?;
+    write_json(&directory.join("generation_config.json"), &config.generation_json())?;
+    let mut order: Vec<&Parameter> = parameters.iter().collect();
+    order.sort_by_key(|parameter| std::cmp::Reverse(stored(parameter).size_in_bytes()));
+    let header =
+        |p: &&Parameter| TensorHeader { name: p.name.clone(), dtype: stored(p), shape: p.tensor.dims().to_vec() };
+    let headers = order.iter().map(header).collect();
+    // transformers refuses files that do not say which framework wrote them.
+    let mut writer = Writer::create(&directory.join("model.safetensors"), headers, &[("format", "pt")])?;
+    for parameter in order {
+        writer.write(&parameter.name, &parameter.tensor)?;
+    }
+    writer.finish()
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let mut text =
+        serde_json::to_string_pretty(value).map_err(|e| Error::Json { path: path.into(), problem: e.to_string() })?;
+    text.push('\n');
+    let mut file = File::create(path).map_err(Error::io(path))?;
+    file.write_all(text.as_bytes()).map_err(Error::io(path))?;
+    file.sync_all().map_err(Error::io(path))
+}

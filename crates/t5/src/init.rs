@@ -1,0 +1,118 @@
+//! Initialisation from scratch: transformers' `_init_weights` with a counter-based normal generator.
+//!
+//! Value `i` of a parameter is a pure function of (seed, parameter name, i): neither the number of
+//! threads nor the order of the parameters changes it. Two consecutive values are one Box-Muller pair of
+//! two splitmix64 outputs.
+
+use std::f64::consts::TAU;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::Result;
+use crate::parameters::{Initial, ParameterSpec};
+
+/// Values a thread fills at a time; even, so that pairs stay together.
+const CHUNK_VALUES: usize = 1 << 16;
+
+/// The first values of one parameter.
+pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = spec.shape.as_slice();
+    let std = match spec.initial {
+        Initial::Constant(value) => return Ok(Tensor::full(value as f32, shape, device)?.to_dtype(dtype)?),
+        Initial::Normal { std } => std,
+    };
+    let key = key(seed, &spec.name);
+    let count = spec.elements() as usize;
+    let tensor = if dtype == DType::F64 {
+        let mut values = vec![0f64; count];
+        fill(&mut values, |value| value * std, key);
+        Tensor::from_vec(values, shape, device)?
+    } else {
+        let mut values = vec![0f32; count];
+        fill(&mut values, |value| (value * std) as f32, key);
+        Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?
+    };
+    Ok(tensor)
+}
+
+/// FNV-1a over the name, mixed with the seed.
+fn key(seed: u64, name: &str) -> u64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    mix(mix(seed).wrapping_add(hash))
+}
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
+fn mix(z: u64) -> u64 {
+    let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Uniform in (0, 1]: never zero, so its logarithm is finite.
+fn uniform(bits: u64) -> f64 {
+    ((bits >> 11) + 1) as f64 * (-53f64).exp2()
+}
+
+fn fill<T: Send>(values: &mut [T], convert: impl Fn(f64) -> T + Copy + Send, key: u64) {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let per_thread = values.len().div_ceil(threads).next_multiple_of(CHUNK_VALUES);
+    std::thread::scope(|scope| {
+        for (part, values) in values.chunks_mut(per_thread).enumerate() {
+            let first_pair = (part * per_thread / 2) as u64;
+            scope.spawn(move || {
+                for (pair, out) in values.chunks_mut(2).enumerate() {
+                    let counter = key.wrapping_add((first_pair + pair as u64) << 1);
+                    let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt();
+                    let (sin, cos) = (TAU * uniform(mix(counter ^ 1))).sin_cos();
+                    for (out, value) in out.iter_mut().zip([radius * cos, radius * sin]) {
+                        *out = convert(value);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn moments_are_those_that_transformers_asks_for() {
+        let config = Config { d_model: 96, d_kv: 24, num_heads: 5, d_ff: 160, vocab_size: 700, ..Config::default() };
+        for spec in ParameterSpec::all(&config).iter().filter(|spec| spec.elements() > 1000) {
+            let Initial::Normal { std } = spec.initial else { continue };
+            let values = initial_tensor(spec, 7, DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap();
+            let values = values.to_vec1::<f32>().unwrap();
+            let n = values.len() as f64;
+            let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+            let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+            assert!(mean.abs() < 4.0 * std / n.sqrt(), "{}: mean {mean}", spec.name);
+            assert!((variance.sqrt() / std - 1.0).abs() < 3.0 / n.sqrt(), "{}: std {}", spec.name, variance.sqrt());
+        }
+    }
+
+    #[test]
+    fn a_value_depends_on_seed_name_and_index_only() {
+        let spec = |name: &str, n| ParameterSpec {
+            name: name.into(),
+            shape: vec![n],
+            part: crate::Part::Shared,
+            initial: Initial::Normal { std: 1.0 },
+        };
+        let values = |spec: &ParameterSpec, seed| {
+            initial_tensor(spec, seed, DType::F32, &Device::Cpu).unwrap().to_vec1::<f32>().unwrap()
+        };
+        let long = values(&spec("a", 3 * CHUNK_VALUES + 5), 1);
+        assert_eq!(long[..CHUNK_VALUES - 1], values(&spec("a", CHUNK_VALUES - 1), 1));
+        assert_ne!(long[..8], values(&spec("b", 8), 1));
+        assert_ne!(long[..8], values(&spec("a", 8), 2));
+        // No two values of a stretch are alike: the counter does not repeat.
+        let mut sorted = long.clone();
+        sorted.sort_by(f32::total_cmp);
+        sorted.dedup();
+        assert!(sorted.len() > long.len() * 98 / 100);
+    }
+}

@@ -1,0 +1,204 @@
+//! Attention with its norm, projections and residual: `y = x + dropout(o(attention(q(n), k(m), v(m))))`,
+//! where `n = norm(x)` and `m` is `n` (self attention) or the encoder's output (cross attention).
+//!
+//! Kept for backward: x, q, k, v, the heads' output and its log-sum-exp. Probabilities are recomputed from
+//! the last inside `t5_ops`, `n` from x.
+
+use candle_core::Tensor;
+use t5_ops::Attention as Settings;
+
+use super::norm::Norm;
+use super::{Weights, add_weight_gradient, bytes, dropout_backward};
+use crate::config::Config;
+use crate::context::{LayerContext, Place, site};
+use crate::error::Result;
+use crate::gradients::Gradients;
+use crate::parameters::Weight;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attention {
+    pub norm: Norm,
+    pub q: Weight,
+    pub k: Weight,
+    pub v: Weight,
+    pub o: Weight,
+    heads: usize,
+    kind: Kind,
+    probabilities: u32,
+    residual: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// Keys and values from the same positions; `causal` in the decoder.
+    Own { causal: bool },
+    /// Keys and values from the encoder's output; no position bias.
+    Cross,
+}
+
+/// What attention keeps: x (B,T,D), q (B,T,HK), k and v (B,S,HK), out (B,T,HK), log-sum-exp (B,H,T).
+#[derive(Debug)]
+pub(crate) struct AttentionSaved {
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+}
+
+impl AttentionSaved {
+    pub fn bytes(&self) -> u64 {
+        bytes(&[&self.x, &self.q, &self.k, &self.v, &self.out, &self.lse])
+    }
+}
+
+/// What backward gives to others than the layer below.
+pub(crate) struct SideGradients<'a> {
+    /// Accumulator of the stack's position bias, (H, 2T-1); `None` when its table is frozen.
+    pub bias: Option<&'a Tensor>,
+    /// Gradient of the encoder's output so far, where it is wanted.
+    pub source: &'a mut SourceGradient,
+}
+
+/// The gradient of the encoder's output, which every cross attention adds to.
+#[derive(Debug)]
+pub(crate) enum SourceGradient {
+    /// Nothing trained lies below it.
+    NotWanted,
+    /// Wanted; `None` before the first contribution.
+    Wanted(Option<Tensor>),
+}
+
+impl Attention {
+    /// The attention at layer `layer` ("encoder.block.3.layer.0") of block `block`.
+    pub fn new(weights: &Weights, config: &Config, layer: &str, decoder: bool, cross: bool, block: usize) -> Attention {
+        let name = if cross { "EncDecAttention" } else { "SelfAttention" };
+        let weight = |w: &str| weights.get(format!("{layer}.{name}.{w}.weight"));
+        let (probabilities, residual) = match cross {
+            false => (Place::SelfProbabilities, Place::SelfResidual),
+            true => (Place::CrossProbabilities, Place::CrossResidual),
+        };
+        Attention {
+            norm: Norm {
+                weight: weights.get(format!("{layer}.layer_norm.weight")),
+                epsilon: config.layer_norm_epsilon,
+            },
+            q: weight("q"),
+            k: weight("k"),
+            v: weight("v"),
+            o: weight("o"),
+            heads: config.num_heads,
+            kind: if cross { Kind::Cross } else { Kind::Own { causal: decoder } },
+            probabilities: site(decoder, Some(block), probabilities),
+            residual: site(decoder, Some(block), residual),
+        }
+    }
+
+    pub fn is_trained(&self, grads: &Gradients) -> bool {
+        self.norm.is_trained(grads) || [&self.q, &self.k, &self.v, &self.o].into_iter().any(|w| grads.trains(w))
+    }
+
+    /// `x` is (B, T, D).
+    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: bool) -> Result<(Tensor, Option<AttentionSaved>)> {
+        let (n, _) = self.norm.forward(&x)?;
+        let q = t5_ops::linear(&n, &self.q.tensor)?; // (B, T, HK)
+        let m = self.keys_from(&n, cx);
+        let k = t5_ops::linear(m, &self.k.tensor)?; // (B, S, HK)
+        let v = t5_ops::linear(m, &self.v.tensor)?; // (B, S, HK)
+        drop(n);
+        let (out, lse) = t5_ops::attention(&q, &k, &v, &self.settings(cx))?; // (B, T, HK), (B, H, T)
+        let saved = keep.then(|| AttentionSaved { x: x.clone(), q, k, v, out: out.clone(), lse });
+        let projected = t5_ops::linear(&out, &self.o.tensor)?; // (B, T, D)
+        drop(out);
+        let y = t5_ops::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
+        Ok((y, saved))
+    }
+
+    /// Adds the weights' gradients. Returns the gradient of `x` where `wanted`.
+    pub fn backward(
+        &self,
+        saved: AttentionSaved,
+        dy: Tensor,
+        cx: &LayerContext,
+        side: &mut SideGradients,
+        wanted: bool,
+        grads: &mut Gradients,
+    ) -> Result<Option<Tensor>> {
+        let AttentionSaved { x, q, k, v, out, lse } = saved;
+        let dprojected = dropout_backward(&dy, cx.dropout(self.residual).as_ref())?;
+        add_weight_gradient(grads, &self.o, &dprojected, &out)?;
+        let dout = t5_ops::linear_backward_input(&dprojected, &self.o.tensor, None)?;
+        drop(dprojected);
+        let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
+        let (dq, dk, dv) = t5_ops::attention_backward(&q, &k, &v, &out, &lse, &dout, &self.settings(cx), dbias)?;
+        drop((q, k, v, out, lse, dout));
+
+        let (n, inv_rms) = self.norm.forward(&x)?;
+        add_weight_gradient(grads, &self.q, &dq, &n)?;
+        let m = self.keys_from(&n, cx);
+        add_weight_gradient(grads, &self.k, &dk, m)?;
+        add_weight_gradient(grads, &self.v, &dv, m)?;
+        drop(n);
+        let through_input = wanted || self.norm.is_trained(grads);
+        let dn = match self.kind {
+            Kind::Own { .. } if through_input => {
+                let dn = t5_ops::linear_backward_input(&dq, &self.q.tensor, None)?;
+                drop(dq);
+                Some(self.keys_backward(dk, dv, Some(dn))?)
+            }
+            Kind::Own { .. } => None,
+            Kind::Cross => {
+                if let SourceGradient::Wanted(dm) = side.source {
+                    *dm = Some(self.keys_backward(dk, dv, dm.take())?);
+                }
+                through_input.then(move || t5_ops::linear_backward_input(&dq, &self.q.tensor, None)).transpose()?
+            }
+        };
+        let Some(dn) = dn else { return Ok(None) };
+        let dx = self.norm.backward(&x, &inv_rms, &dn, grads)?;
+        drop((x, dn));
+        Ok(if wanted { Some(t5_ops::dropout_add(&dy, &dx, None)?) } else { None })
+    }
+
+    /// `sum + dk Wk + dv Wv`.
+    fn keys_backward(&self, dk: Tensor, dv: Tensor, sum: Option<Tensor>) -> Result<Tensor> {
+        let sum = t5_ops::linear_backward_input(&dk, &self.k.tensor, sum)?;
+        drop(dk);
+        Ok(t5_ops::linear_backward_input(&dv, &self.v.tensor, Some(sum))?)
+    }
+
+    fn keys_from<'a>(&self, n: &'a Tensor, cx: &LayerContext<'a>) -> &'a Tensor {
+        match self.kind {
+            Kind::Own { .. } => n,
+            Kind::Cross => cx.source().0,
+        }
+    }
+
+    fn settings<'a>(&self, cx: &LayerContext<'a>) -> Settings<'a> {
+        let dropout = cx.dropout(self.probabilities);
+        match self.kind {
+            Kind::Own { causal } => {
+                Settings { heads: self.heads, bias: Some(cx.bias), key_lengths: cx.lengths, causal, dropout }
+            }
+            Kind::Cross => {
+                Settings { heads: self.heads, bias: None, key_lengths: cx.source().1, causal: false, dropout }
+            }
+        }
+    }
+
+    /// One position of generation: attention of `x` (B, 1, D) over given keys and values (B, S, HK).
+    pub fn attend(
+        &self,
+        x: &Tensor,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        bias: Option<&Tensor>,
+        lengths: &[usize],
+    ) -> Result<Tensor> {
+        let settings = Settings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
+        let (out, _) = t5_ops::attention(q, k, v, &settings)?;
+        Ok(t5_ops::dropout_add(x, &t5_ops::linear(&out, &self.o.tensor)?, None)?)
+    }
+}

@@ -1,0 +1,175 @@
+//! The encoder or the decoder: embedding, blocks with one shared position bias, final norm.
+//!
+//! The parts are visible one by one (`embed`, `blocks`, `finish`, and their backward), so that a caller may
+//! run all micro-batches through one block before the next.
+
+use candle_core::{DType, Tensor};
+use t5_ops::RelativePosition;
+
+use super::attention::{SideGradients, SourceGradient};
+use super::block::{Block, BlockSaved};
+use super::norm::Norm;
+use super::{Weights, bytes, dropout_backward};
+use crate::config::Config;
+use crate::context::{LayerContext, Place, site};
+use crate::error::Result;
+use crate::gradients::Gradients;
+use crate::parameters::Weight;
+use crate::reach::{Keep, StackReach};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    pub blocks: Vec<Block>,
+    /// Block 0's relative-position table, (buckets, H): every block uses its bias.
+    table: Weight,
+    relative: RelativePosition,
+    final_norm: Norm,
+    embedding_site: u32,
+    final_site: u32,
+}
+
+/// What a stack keeps: what its blocks keep, and the input of the final norm (B, T, D).
+#[derive(Debug)]
+pub(crate) struct StackSaved {
+    blocks: Vec<Option<BlockSaved>>,
+    last: Option<Tensor>,
+}
+
+impl StackSaved {
+    pub fn bytes(&self) -> u64 {
+        let blocks: u64 = self.blocks.iter().flatten().map(BlockSaved::bytes).sum();
+        blocks + self.last.as_ref().map_or(0, |last| bytes(&[last]))
+    }
+}
+
+impl Stack {
+    pub fn new(weights: &Weights, config: &Config, decoder: bool) -> Result<Stack> {
+        let (name, blocks) = match decoder {
+            false => ("encoder", config.num_layers),
+            true => ("decoder", config.num_decoder_layers),
+        };
+        let table = format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
+        let norm = format!("{name}.final_layer_norm.weight");
+        Ok(Stack {
+            blocks: (0..blocks).map(|block| Block::new(weights, config, decoder, block)).collect::<Result<_>>()?,
+            table: weights.get(table),
+            relative: RelativePosition {
+                buckets: config.relative_attention_num_buckets,
+                max_distance: config.relative_attention_max_distance,
+                bidirectional: !decoder,
+            },
+            final_norm: Norm { weight: weights.get(norm), epsilon: config.layer_norm_epsilon },
+            embedding_site: site(decoder, None, Place::Embedding),
+            final_site: site(decoder, None, Place::FinalNorm),
+        })
+    }
+
+    /// The bias of `queries` positions from `first_query` on over `keys` positions, (H, queries + keys - 1).
+    pub fn position_bias(&self, queries: usize, keys: usize, first_query: usize) -> Result<Tensor> {
+        Ok(t5_ops::relative_bias(&self.table.tensor, &self.relative, queries, keys, first_query)?)
+    }
+
+    /// The stack's first activations (B, T, D).
+    pub fn embed(&self, ids: &Tensor, embedding: &Weight, dtype: DType, cx: &LayerContext) -> Result<Tensor> {
+        let x = t5_ops::embedding(ids, &embedding.tensor, dtype)?;
+        match cx.dropout(self.embedding_site) {
+            None => Ok(x),
+            some => Ok(t5_ops::dropout(&x, some.as_ref())?),
+        }
+    }
+
+    fn embed_backward(
+        &self,
+        ids: &Tensor,
+        embedding: &Weight,
+        dx: Tensor,
+        cx: &LayerContext,
+        grads: &mut Gradients,
+    ) -> Result<()> {
+        if let Some(dtable) = grads.accumulator(embedding)? {
+            let dx = dropout_backward(&dx, cx.dropout(self.embedding_site).as_ref())?;
+            t5_ops::embedding_backward(ids, &dx, &dtable)?;
+        }
+        Ok(())
+    }
+
+    /// Final norm and its dropout.
+    pub fn finish(&self, x: &Tensor, cx: &LayerContext) -> Result<Tensor> {
+        let (n, _) = self.final_norm.forward(x)?;
+        match cx.dropout(self.final_site) {
+            None => Ok(n),
+            some => Ok(t5_ops::dropout(&n, some.as_ref())?),
+        }
+    }
+
+    fn finish_backward(&self, x: &Tensor, dz: Tensor, cx: &LayerContext, grads: &mut Gradients) -> Result<Tensor> {
+        let dn = dropout_backward(&dz, cx.dropout(self.final_site).as_ref())?;
+        drop(dz);
+        let (_, inv_rms) = self.final_norm.forward(x)?;
+        self.final_norm.backward(x, &inv_rms, &dn, grads)
+    }
+
+    /// Ids (B, T) to the stack's output (B, T, D).
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        embedding: &Weight,
+        dtype: DType,
+        cx: &LayerContext,
+        reach: StackReach,
+        keep: &dyn Fn(usize) -> Keep,
+    ) -> Result<(Tensor, StackSaved)> {
+        let mut x = self.embed(ids, embedding, dtype, cx)?;
+        let mut blocks = Vec::with_capacity(self.blocks.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let (y, saved) = block.forward(x, cx, keep(index))?;
+            blocks.push(saved);
+            x = y;
+        }
+        let z = self.finish(&x, cx)?;
+        Ok((z, StackSaved { blocks, last: reach.enters_norm().then_some(x) }))
+    }
+
+    /// Consumes what forward kept, block by block, adding every trained parameter's gradient.
+    #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and its three outputs")]
+    pub fn backward(
+        &self,
+        ids: &Tensor,
+        embedding: &Weight,
+        saved: StackSaved,
+        dz: Tensor,
+        cx: &LayerContext,
+        reach: StackReach,
+        source: &mut SourceGradient,
+        grads: &mut Gradients,
+    ) -> Result<()> {
+        let Some(last) = saved.last else { return Ok(()) };
+        let mut dx = self.finish_backward(&last, dz, cx, grads)?;
+        drop(last);
+        let dbias = match grads.trains(&self.table) {
+            true => Some(cx.bias.zeros_like()?),
+            false => None,
+        };
+        let mut side = SideGradients { bias: dbias.as_ref(), source };
+        for (index, (block, saved)) in self.blocks.iter().zip(saved.blocks).enumerate().rev() {
+            let Some(saved) = saved else { break };
+            match block.backward(saved, dx, cx, &mut side, reach.passes_block(index), grads)? {
+                Some(below) => dx = below,
+                None => return self.bias_backward(dbias, ids, grads),
+            }
+        }
+        self.bias_backward(dbias, ids, grads)?;
+        if reach.enters_embedding() {
+            self.embed_backward(ids, embedding, dx, cx, grads)?;
+        }
+        Ok(())
+    }
+
+    fn bias_backward(&self, dbias: Option<Tensor>, ids: &Tensor, grads: &mut Gradients) -> Result<()> {
+        if let (Some(dbias), Some(dtable)) = (dbias, grads.accumulator(&self.table)?) {
+            let length = ids.dim(1)?;
+            t5_ops::relative_bias_backward(&dbias, &self.relative, length, length, 0, &dtable)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! A micro-batch: some samples of an optimizer batch, padded to the longest of them.
+
+use candle_core::{Device, Tensor};
+use t5_ops::IGNORED_LABEL;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Samples padded to a rectangle. Sources (B, S), targets (B, T); padding is on the right.
+///
+/// The decoder's inputs are the targets shifted right behind `decoder_start_token_id`. Padded positions
+/// hold `pad_token_id`, are masked in attention and have no label.
+#[derive(Clone, Debug)]
+pub struct MicroBatch {
+    pub(crate) sources: Tensor,
+    pub(crate) source_lengths: Vec<usize>,
+    pub(crate) decoder_inputs: Tensor,
+    pub(crate) target_lengths: Vec<usize>,
+    pub(crate) labels: Vec<u32>,
+    pub(crate) samples: Vec<u32>,
+}
+
+impl MicroBatch {
+    /// Pads `sources` and `targets` (token ids, EOS included). `samples` are the samples' indices in the
+    /// whole optimizer batch: dropout masks follow them, so that no cut of the batch changes a mask.
+    ///
+    /// # Errors
+    /// [`Error::Batch`] for no samples, lists of unequal length, an empty source or target, or a token id
+    /// outside the vocabulary.
+    pub fn new(
+        sources: &[&[u32]],
+        targets: &[&[u32]],
+        samples: &[u32],
+        config: &Config,
+        device: &Device,
+    ) -> Result<MicroBatch> {
+        if sources.len() != targets.len() || sources.len() != samples.len() {
+            return Err(Error::Batch {
+                what: "micro-batch".into(),
+                expected: "as many targets and sample indices as sources".into(),
+                got: format!("{} sources, {} targets, {} indices", sources.len(), targets.len(), samples.len()),
+            });
+        }
+        let (sources, source_lengths) = pad(sources, "source", samples, config, device)?;
+        let longest = check(targets, "target", samples, config)?;
+        let mut labels = Vec::with_capacity(targets.len() * longest);
+        let mut inputs = Vec::with_capacity(targets.len() * longest);
+        for target in targets {
+            labels.extend_from_slice(target);
+            labels.resize(labels.len() + longest - target.len(), IGNORED_LABEL);
+            inputs.push(config.decoder_start_token_id);
+            inputs.extend_from_slice(&target[..target.len() - 1]);
+            inputs.resize(inputs.len() + longest - target.len(), config.pad_token_id);
+        }
+        Ok(MicroBatch {
+            sources,
+            source_lengths,
+            decoder_inputs: Tensor::from_vec(inputs, (targets.len(), longest), device)?,
+            target_lengths: targets.iter().map(|target| target.len()).collect(),
+            labels,
+            samples: samples.to_vec(),
+        })
+    }
+
+    /// Samples in it (B).
+    pub fn samples(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// Tokens that are not padding: (source, target).
+    pub fn tokens(&self) -> (u64, u64) {
+        let sum = |lengths: &[usize]| lengths.iter().map(|&n| n as u64).sum();
+        (sum(&self.source_lengths), sum(&self.target_lengths))
+    }
+
+    /// Positions of the rectangles, padding included: (B x S, B x T).
+    pub fn padded_tokens(&self) -> (u64, u64) {
+        (self.sources.elem_count() as u64, self.decoder_inputs.elem_count() as u64)
+    }
+}
+
+/// Checks and pads token lists into one (B, longest) tensor.
+pub(crate) fn pad(
+    lists: &[&[u32]],
+    what: &str,
+    samples: &[u32],
+    config: &Config,
+    device: &Device,
+) -> Result<(Tensor, Vec<usize>)> {
+    let longest = check(lists, what, samples, config)?;
+    let mut ids = Vec::with_capacity(lists.len() * longest);
+    for list in lists {
+        ids.extend_from_slice(list);
+        ids.resize(ids.len() + longest - list.len(), config.pad_token_id);
+    }
+    let ids = Tensor::from_vec(ids, (lists.len(), longest), device)?;
+    Ok((ids, lists.iter().map(|list| list.len()).collect()))
+}
+
+/// The longest list's length, after refusing what the model cannot be run on.
+fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Result<usize> {
+    let problem = |i: usize, expected: String, got: String| Error::Batch {
+        what: format!("{what} of sample {}", samples[i]),
+        expected,
+        got,
+    };
+    for (i, list) in lists.iter().enumerate() {
+        if list.is_empty() {
+            return Err(problem(i, "at least one token".into(), "none".into()));
+        }
+        if let Some(&id) = list.iter().find(|&&id| id as usize >= config.vocab_size) {
+            let expected = format!("token ids below the model's vocab_size, {}", config.vocab_size);
+            return Err(problem(i, expected, id.to_string()));
+        }
+    }
+    lists.iter().map(|list| list.len()).max().ok_or_else(|| Error::Batch {
+        what: "micro-batch".into(),
+        expected: "at least one sample".into(),
+        got: "none".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config { vocab_size: 20, decoder_start_token_id: 3, pad_token_id: 2, ..Config::default() }
+    }
+
+    #[test]
+    fn targets_are_shifted_right_and_padding_has_no_label() {
+        let batch =
+            MicroBatch::new(&[&[5, 1], &[6, 7, 1]], &[&[8, 9, 1], &[1]], &[0, 1], &config(), &Device::Cpu).unwrap();
+        assert_eq!(batch.sources.to_vec2::<u32>().unwrap(), [[5, 1, 2], [6, 7, 1]]);
+        assert_eq!(batch.decoder_inputs.to_vec2::<u32>().unwrap(), [[3, 8, 9], [3, 2, 2]]);
+        assert_eq!(batch.labels, [8, 9, 1, 1, IGNORED_LABEL, IGNORED_LABEL]);
+        assert_eq!((batch.tokens(), batch.padded_tokens()), ((5, 4), (6, 6)));
+    }
+
+    #[test]
+    fn what_no_model_can_run_on_is_refused_by_name() {
+        let check = |sources: &[&[u32]], targets: &[&[u32]], samples: &[u32], expected: &str| {
+            let error = MicroBatch::new(sources, targets, samples, &config(), &Device::Cpu).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        };
+        check(&[], &[], &[], "micro-batch: expected at least one sample, got none");
+        check(&[&[4]], &[&[]], &[7], "target of sample 7: expected at least one token, got none");
+        check(
+            &[&[4, 20]],
+            &[&[1]],
+            &[7],
+            "source of sample 7: expected token ids below the model's vocab_size, 20, got 20",
+        );
+        check(
+            &[&[4]],
+            &[&[1]],
+            &[],
+            "micro-batch: expected as many targets and sample indices as sources, got 1 sources, 1 targets, 0 indices",
+        );
+    }
+}

@@ -1,0 +1,248 @@
+//! The whole model: its parameters, and the passes over a micro-batch.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use t5_ops::CrossEntropy;
+
+use crate::config::Config;
+use crate::context::{EvalContext, LayerContext, StepContext};
+use crate::error::{Error, Result};
+use crate::gradients::Gradients;
+use crate::hf;
+use crate::init::initial_tensor;
+use crate::layers::attention::SourceGradient;
+use crate::layers::stack::{Stack, StackSaved};
+use crate::layers::{Weights, bytes};
+use crate::micro_batch::MicroBatch;
+use crate::parameters::{Parameter, ParameterSpec, Weight};
+use crate::reach::{Keep, Reach, StackReach};
+
+/// A T5 with its parameters in memory.
+///
+/// Passes borrow it; an optimizer changes the parameters' storage in place between them.
+#[derive(Debug)]
+pub struct T5 {
+    config: Config,
+    parameters: Vec<Parameter>,
+    pub(crate) shared: Weight,
+    pub(crate) encoder: Stack,
+    pub(crate) decoder: Stack,
+    pub(crate) head: Weight,
+}
+
+impl T5 {
+    /// A model from scratch, initialised as transformers does it. The same seed gives the same bits.
+    pub fn init(config: &Config, seed: u64, dtype: DType, device: &Device) -> Result<T5> {
+        config.validate()?;
+        let parameter = |spec: ParameterSpec| {
+            let tensor = initial_tensor(&spec, seed, dtype, device)?;
+            Ok(Parameter { name: spec.name, tensor, part: spec.part })
+        };
+        let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
+        T5::assemble(config.clone(), parameters)
+    }
+
+    /// Loads a Hugging Face directory, values converted to `dtype`. Needs no second copy of any tensor.
+    ///
+    /// # Errors
+    /// Typed, naming file and tensor: see [`Error`].
+    pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
+        let (config, parameters) = hf::load(directory, dtype, device)?;
+        T5::assemble(config, parameters)
+    }
+
+    /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `directory`, tensor by
+    /// tensor, and syncs each file. The bytes are a function of configuration and parameters. Atomicity is
+    /// the caller's: write into a new directory and rename it.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        std::fs::create_dir_all(directory).map_err(Error::io(directory))?;
+        hf::save(directory, &self.config, &self.parameters)
+    }
+
+    fn assemble(config: Config, parameters: Vec<Parameter>) -> Result<T5> {
+        let weights = Weights { parameters: &parameters };
+        let shared = weights.get("shared.weight".into());
+        let head = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
+        let (encoder, decoder) = (Stack::new(&weights, &config, false)?, Stack::new(&weights, &config, true)?);
+        Ok(T5 { config, parameters, shared, encoder, decoder, head })
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Every parameter, in the order of [`ParameterSpec::all`].
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Where the parameters are.
+    pub fn device(&self) -> &Device {
+        self.shared.tensor.device()
+    }
+
+    /// One micro-batch: the sum of its token losses, and the gradient of that sum divided by
+    /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
+    /// the gradient of the mean token loss, however the batch is cut.
+    pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
+        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
+        let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
+        let kept = self.forward(batch, cx, reach)?;
+        tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
+        let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
+        let pass = Pass::of(cx);
+        let (loss, dz) = self.head_backward(z, batch, cx, grads)?;
+
+        let mut source = match reach.encoder.enters_norm() {
+            true => SourceGradient::Wanted(None),
+            false => SourceGradient::NotWanted,
+        };
+        let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
+        self.decoder.backward(ids, &self.shared, decoder, dz, &layer_cx, reach.decoder, &mut source, grads)?;
+        drop(encoded);
+        if let SourceGradient::Wanted(Some(dz)) = source {
+            let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
+            let none = &mut SourceGradient::NotWanted;
+            self.encoder.backward(ids, &self.shared, encoder, dz, &layer_cx, reach.encoder, none, grads)?;
+        }
+        Ok(loss)
+    }
+
+    /// Forward of a micro-batch that keeps what backward within `reach` needs.
+    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
+        let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
+        let source_bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
+        let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
+        let keep = |block| reach.keep_encoder_block(block, k);
+        let (encoded, encoder) =
+            self.encoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep)?;
+
+        let target_bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
+        let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
+        let keep = |block| reach.keep_decoder_block(block, k);
+        let (z, decoder) = self.decoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep)?;
+        Ok(Kept { source_bias, target_bias, encoded, encoder, decoder, z })
+    }
+
+    /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
+    fn head_backward(
+        &self,
+        z: Tensor,
+        batch: &MicroBatch,
+        cx: &StepContext,
+        grads: &mut Gradients,
+    ) -> Result<(f64, Tensor)> {
+        let settings = CrossEntropy {
+            logit_scale: self.config.logit_scale(),
+            gradient_scale: 1.0 / cx.target_tokens.max(1) as f64,
+            chunk_rows: cx.loss_chunk_rows.max(1),
+        };
+        let dw = grads.accumulator(&self.head)?;
+        let rows = z.flatten_to(1)?; // (B T, D)
+        let (loss, drows) =
+            t5_ops::linear_cross_entropy_backward(&rows, &self.head.tensor, &batch.labels, &settings, dw.as_ref())?;
+        Ok((loss, drows.reshape(z.shape())?))
+    }
+
+    /// The sum of a micro-batch's token losses, without dropout and without keeping anything.
+    pub fn loss(&self, batch: &MicroBatch, cx: &EvalContext) -> Result<f64> {
+        let z = self.decoder_output(batch, cx.activations)?;
+        let settings = CrossEntropy {
+            logit_scale: self.config.logit_scale(),
+            gradient_scale: 1.0,
+            chunk_rows: cx.loss_chunk_rows.max(1),
+        };
+        Ok(t5_ops::linear_cross_entropy(&z.flatten_to(1)?, &self.head.tensor, &batch.labels, &settings)?)
+    }
+
+    /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
+    pub fn logits(&self, batch: &MicroBatch) -> Result<Tensor> {
+        self.head_logits(&self.decoder_output(batch, self.shared.tensor.dtype())?)
+    }
+
+    /// The encoder's output (B, S, D), without dropout.
+    pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
+        let pass = Pass::without_dropout(activations);
+        let bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
+        Ok(self.run(&self.encoder, &batch.sources, &pass, &pass.encoder(batch, &bias))?.0)
+    }
+
+    fn decoder_output(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
+        let encoded = self.encode(batch, activations)?;
+        let pass = Pass::without_dropout(activations);
+        let bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
+        Ok(self.run(&self.decoder, &batch.decoder_inputs, &pass, &pass.decoder(batch, &bias, &encoded))?.0)
+    }
+
+    /// A stack's forward that keeps nothing.
+    fn run(&self, stack: &Stack, ids: &Tensor, pass: &Pass, cx: &LayerContext) -> Result<(Tensor, StackSaved)> {
+        let reach = StackReach::nothing(stack.blocks.len());
+        stack.forward(ids, &self.shared, pass.dtype, cx, reach, &|_| Keep::Nothing)
+    }
+
+    /// Logits of decoder outputs (.., D).
+    pub(crate) fn head_logits(&self, z: &Tensor) -> Result<Tensor> {
+        let scale = self.config.logit_scale();
+        let scaled = if scale == 1.0 { z.clone() } else { z.affine(scale, 0.0)? };
+        Ok(t5_ops::linear(&scaled, &self.head.tensor)?)
+    }
+}
+
+/// Everything between forward and backward of one micro-batch.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    source_bias: Tensor,
+    target_bias: Tensor,
+    /// The encoder's output (B, S, D).
+    encoded: Tensor,
+    encoder: StackSaved,
+    decoder: StackSaved,
+    /// The decoder's output (B, T, D).
+    z: Tensor,
+}
+
+impl Kept {
+    pub fn bytes(&self) -> u64 {
+        let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded, &self.z]);
+        tensors + self.encoder.bytes() + self.decoder.bytes()
+    }
+}
+
+/// What the layers of both stacks are told alike.
+struct Pass {
+    seed: u64,
+    step: u64,
+    dropout: f64,
+    dtype: DType,
+}
+
+impl Pass {
+    fn of(cx: &StepContext) -> Pass {
+        Pass { seed: cx.seed, step: cx.step, dropout: cx.dropout, dtype: cx.activations }
+    }
+
+    fn without_dropout(dtype: DType) -> Pass {
+        Pass { seed: 0, step: 0, dropout: 0.0, dtype }
+    }
+
+    fn encoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor) -> LayerContext<'a> {
+        let &Pass { seed, step, dropout, .. } = self;
+        LayerContext {
+            seed,
+            step,
+            dropout,
+            samples: &batch.samples,
+            lengths: &batch.source_lengths,
+            bias,
+            source: None,
+        }
+    }
+
+    fn decoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor, encoded: &'a Tensor) -> LayerContext<'a> {
+        let &Pass { seed, step, dropout, .. } = self;
+        let source = Some((encoded, batch.source_lengths.as_slice()));
+        LayerContext { seed, step, dropout, samples: &batch.samples, lengths: &batch.target_lengths, bias, source }
+    }
+}

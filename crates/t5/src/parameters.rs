@@ -1,0 +1,168 @@
+//! The parameters of a T5: names, shapes, order. One list, from which everything else is read off.
+//!
+//! Names and layouts are those of transformers' `T5ForConditionalGeneration` (a weight is (out, in)). The
+//! order is the model's: shared embedding, encoder, decoder, head. Parameter `i` is the same parameter in
+//! [`crate::T5::parameters`], in [`crate::Gradients`] and in an optimizer's state.
+
+use candle_core::Tensor;
+
+use crate::config::Config;
+
+/// Where in the model a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The embedding table that both stacks share (and the head, when tied).
+    Shared,
+    /// A block of the encoder. Block 0 owns the stack's relative-position table.
+    Encoder {
+        /// Index of the block.
+        block: usize,
+    },
+    /// The norm after the encoder's last block.
+    EncoderNorm,
+    /// A block of the decoder. Block 0 owns the stack's relative-position table.
+    Decoder {
+        /// Index of the block.
+        block: usize,
+    },
+    /// The norm after the decoder's last block.
+    DecoderNorm,
+    /// The head's own table, when it is not tied.
+    LmHead,
+}
+
+impl Part {
+    /// Whether the part belongs to the encoder stack.
+    pub fn is_encoder(&self) -> bool {
+        matches!(self, Part::Encoder { .. } | Part::EncoderNorm)
+    }
+
+    /// Whether the part belongs to the decoder stack.
+    pub fn is_decoder(&self) -> bool {
+        matches!(self, Part::Decoder { .. } | Part::DecoderNorm)
+    }
+}
+
+/// One parameter of a model in memory. Optimizers update `tensor` in place.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// The Hugging Face name.
+    pub name: String,
+    /// Its values. Layers hold the same storage.
+    pub tensor: Tensor,
+    /// Where it is.
+    pub part: Part,
+}
+
+/// How a parameter starts when a model is trained from scratch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// The same value everywhere.
+    Constant(f64),
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+}
+
+/// One parameter as the configuration implies it, without memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
+    /// The Hugging Face name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Where it is.
+    pub part: Part,
+    /// transformers' `_init_weights` for it (Mesh TensorFlow's scales).
+    pub initial: Initial,
+}
+
+impl ParameterSpec {
+    /// Number of values.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|&n| n as u64).product()
+    }
+
+    /// Every parameter of the model, in the model's order.
+    pub fn all(config: &Config) -> Vec<ParameterSpec> {
+        let mut list = List { config, specs: Vec::new() };
+        let table = vec![config.vocab_size, config.d_model];
+        list.normal("shared.weight".into(), table.clone(), Part::Shared, 1.0);
+        for block in 0..config.num_layers {
+            list.block("encoder", block, Part::Encoder { block });
+        }
+        list.norm("encoder.final_layer_norm.weight".into(), Part::EncoderNorm);
+        for block in 0..config.num_decoder_layers {
+            list.block("decoder", block, Part::Decoder { block });
+        }
+        list.norm("decoder.final_layer_norm.weight".into(), Part::DecoderNorm);
+        if !config.tie_word_embeddings {
+            list.normal("lm_head.weight".into(), table, Part::LmHead, 1.0);
+        }
+        list.specs
+    }
+}
+
+struct List<'a> {
+    config: &'a Config,
+    specs: Vec<ParameterSpec>,
+}
+
+impl List<'_> {
+    fn normal(&mut self, name: String, shape: Vec<usize>, part: Part, std: f64) {
+        let initial = Initial::Normal { std: std * self.config.initializer_factor };
+        self.specs.push(ParameterSpec { name, shape, part, initial });
+    }
+
+    fn norm(&mut self, name: String, part: Part) {
+        let initial = Initial::Constant(self.config.initializer_factor);
+        self.specs.push(ParameterSpec { name, shape: vec![self.config.d_model], part, initial });
+    }
+
+    fn block(&mut self, stack: &str, block: usize, part: Part) {
+        let prefix = format!("{stack}.block.{block}.layer");
+        self.attention(&format!("{prefix}.0"), "SelfAttention", block == 0, part);
+        if part.is_decoder() {
+            self.attention(&format!("{prefix}.1"), "EncDecAttention", false, part);
+            self.feed_forward(&format!("{prefix}.2"), part);
+        } else {
+            self.feed_forward(&format!("{prefix}.1"), part);
+        }
+    }
+
+    fn attention(&mut self, layer: &str, name: &str, has_table: bool, part: Part) {
+        let Config { d_model, d_kv, num_heads, relative_attention_num_buckets: buckets, .. } = *self.config;
+        let inner = num_heads * d_kv;
+        let power = |n: usize| (n as f64).powf(-0.5);
+        // The query carries the 1/sqrt(K) that T5's attention leaves out.
+        self.normal(format!("{layer}.{name}.q.weight"), vec![inner, d_model], part, power(d_model * d_kv));
+        self.normal(format!("{layer}.{name}.k.weight"), vec![inner, d_model], part, power(d_model));
+        self.normal(format!("{layer}.{name}.v.weight"), vec![inner, d_model], part, power(d_model));
+        self.normal(format!("{layer}.{name}.o.weight"), vec![d_model, inner], part, power(inner));
+        if has_table {
+            let name = format!("{layer}.{name}.relative_attention_bias.weight");
+            self.normal(name, vec![buckets, num_heads], part, power(d_model));
+        }
+        self.norm(format!("{layer}.layer_norm.weight"), part);
+    }
+
+    fn feed_forward(&mut self, layer: &str, part: Part) {
+        let Config { d_model, d_ff, is_gated_act, .. } = *self.config;
+        let power = |n: usize| (n as f64).powf(-0.5);
+        let inputs: &[&str] = if is_gated_act { &["wi_0", "wi_1"] } else { &["wi"] };
+        for wi in inputs {
+            self.normal(format!("{layer}.DenseReluDense.{wi}.weight"), vec![d_ff, d_model], part, power(d_model));
+        }
+        self.normal(format!("{layer}.DenseReluDense.wo.weight"), vec![d_model, d_ff], part, power(d_ff));
+        self.norm(format!("{layer}.layer_norm.weight"), part);
+    }
+}
+
+/// A parameter as a layer holds it: the storage that the optimizer updates, and its index in the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Weight {
+    pub index: usize,
+    pub tensor: Tensor,
+}

@@ -1,0 +1,85 @@
+//! Published shapes by name, for `model.config = "t5-small"`.
+
+use crate::config::Config;
+
+/// One preset: name, (d_model, d_ff, d_kv, heads, encoder layers, decoder layers), vocabulary, projection.
+type Preset = (&'static str, [usize; 6], usize, &'static str);
+
+const PRESETS: &[Preset] = &[
+    // Ours: learns small tasks on two cores in minutes.
+    ("tiny", [128, 512, 32, 4, 3, 3], 4096, "relu"),
+    // Raffel et al. 2020, section 2.1 and 3.7.
+    ("t5-small", [512, 2048, 64, 8, 6, 6], 32128, "relu"),
+    ("t5-base", [768, 3072, 64, 12, 12, 12], 32128, "relu"),
+    ("t5-large", [1024, 4096, 64, 16, 24, 24], 32128, "relu"),
+    ("t5-3b", [1024, 16384, 128, 32, 24, 24], 32128, "relu"),
+    // T5 v1.1: gated-gelu, separate head, no dropout in pretraining.
+    ("t5-v1.1-small", [512, 1024, 64, 6, 8, 8], 32128, "gated-gelu"),
+    ("t5-v1.1-base", [768, 2048, 64, 12, 12, 12], 32128, "gated-gelu"),
+    ("t5-v1.1-large", [1024, 2816, 64, 16, 24, 24], 32128, "gated-gelu"),
+    ("t5-v1.1-xl", [2048, 5120, 64, 32, 24, 24], 32128, "gated-gelu"),
+    // charent/ChatLM-mini-Chinese.
+    ("chatlm-0.2b", [768, 3072, 64, 12, 10, 10], 29298, "relu"),
+];
+
+impl Config {
+    /// The names that [`Config::preset`] knows, smallest family first.
+    pub fn preset_names() -> impl Iterator<Item = &'static str> {
+        PRESETS.iter().map(|preset| preset.0)
+    }
+
+    /// The architecture with this name, or `None`. The vocabulary size is the published one; set
+    /// `vocab_size` to train with another tokenizer.
+    pub fn preset(name: &str) -> Option<Config> {
+        let &(_, [d_model, d_ff, d_kv, num_heads, num_layers, num_decoder_layers], vocab_size, projection) =
+            PRESETS.iter().find(|preset| preset.0 == name)?;
+        let tied = projection == "relu";
+        let mut config = Config {
+            d_model,
+            d_ff,
+            d_kv,
+            num_heads,
+            num_layers,
+            num_decoder_layers,
+            vocab_size,
+            tie_word_embeddings: tied,
+            scale_decoder_outputs: tied,
+            ..Config::default()
+        };
+        config.set_feed_forward_proj(projection).ok()?;
+        Some(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ParameterSpec;
+
+    #[test]
+    fn every_preset_is_a_valid_model_from_a_million_to_three_billion_parameters() {
+        for name in Config::preset_names() {
+            let config = Config::preset(name).unwrap();
+            config.validate().unwrap();
+            let parameters: u64 = ParameterSpec::all(&config).iter().map(|p| p.elements()).sum();
+            assert!((1_000_000..3_100_000_000).contains(&parameters), "{name} has {parameters}");
+        }
+        assert!(Config::preset("t5-medium").is_none());
+    }
+
+    #[test]
+    fn parameter_counts_are_the_published_ones() {
+        let check = |name: &str, expected: u64| {
+            let config = Config::preset(name).unwrap();
+            let parameters: u64 = ParameterSpec::all(&config).iter().map(|p| p.elements()).sum();
+            assert_eq!(parameters, expected, "{name}");
+        };
+        check("t5-small", 60_506_624);
+        check("t5-base", 222_903_552);
+        check("t5-large", 737_668_096);
+        check("t5-3b", 2_851_598_336);
+        check("t5-v1.1-small", 76_961_152);
+        check("t5-v1.1-base", 247_577_856);
+        check("chatlm-0.2b", 187_692_288);
+    }
+}

@@ -1,0 +1,191 @@
+//! The explicit backward against candle's autograd, in f64: the same model written once more as a plain
+//! forward over the reference operations, dropout included.
+
+use std::collections::HashMap;
+
+use crate::support::*;
+use candle_core::{DType, Device, Tensor, Var};
+use t5::{Config, StepContext, T5};
+use t5_ops::{Attention, Dropout, RelativePosition, reference};
+
+/// A forward over variables; `site` numbers dropout places as the crate's documentation fixes them.
+struct Plain<'a> {
+    config: &'a Config,
+    vars: &'a HashMap<String, Var>,
+    cx: &'a StepContext,
+    samples: &'a [u32],
+}
+
+impl Plain<'_> {
+    fn var(&self, name: &str) -> &Tensor {
+        self.vars[name].as_tensor()
+    }
+
+    fn dropout(&self, decoder: bool, block: u32, place: u32) -> Option<Dropout<'_>> {
+        let &StepContext { seed, step, dropout, .. } = self.cx;
+        let site = (u32::from(decoder) << 24) | (block << 4) | place;
+        (dropout > 0.0).then_some(Dropout { probability: dropout as f32, seed, step, site, samples: self.samples })
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+        reference::rms_norm(x, self.var(name), self.config.layer_norm_epsilon).unwrap().0
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Tensor {
+        reference::linear(x, self.var(name)).unwrap()
+    }
+
+    fn attention(&self, x: &Tensor, source: Option<&Tensor>, layer: &str, settings: Attention) -> Tensor {
+        let kind = if source.is_some() { "EncDecAttention" } else { "SelfAttention" };
+        let n = self.norm(x, &format!("{layer}.layer_norm.weight"));
+        let m = source.unwrap_or(&n);
+        let q = self.linear(&n, &format!("{layer}.{kind}.q.weight"));
+        let k = self.linear(m, &format!("{layer}.{kind}.k.weight"));
+        let v = self.linear(m, &format!("{layer}.{kind}.v.weight"));
+        let (out, _) = reference::attention(&q, &k, &v, &settings).unwrap();
+        self.linear(&out, &format!("{layer}.{kind}.o.weight"))
+    }
+
+    fn feed_forward(&self, x: &Tensor, layer: &str, inner: Option<Dropout>) -> Tensor {
+        let n = self.norm(x, &format!("{layer}.layer_norm.weight"));
+        let wi = |w: &str| self.linear(&n, &format!("{layer}.DenseReluDense.{w}.weight"));
+        let (gate, up) = match self.config.is_gated_act {
+            true => (wi("wi_0"), Some(wi("wi_1"))),
+            false => (wi("wi"), None),
+        };
+        let act = self.config.activation().unwrap();
+        let h = reference::feed_forward_activation(&gate, up.as_ref(), act, inner.as_ref()).unwrap();
+        self.linear(&h, &format!("{layer}.DenseReluDense.wo.weight"))
+    }
+
+    fn stack(&self, ids: &Tensor, lengths: &[usize], source: Option<(&Tensor, &[usize])>) -> Tensor {
+        let decoder = source.is_some();
+        let (name, blocks) = match decoder {
+            true => ("decoder", self.config.num_decoder_layers),
+            false => ("encoder", self.config.num_layers),
+        };
+        let relative = RelativePosition {
+            buckets: self.config.relative_attention_num_buckets,
+            max_distance: self.config.relative_attention_max_distance,
+            bidirectional: !decoder,
+        };
+        let length = ids.dim(1).unwrap();
+        let table = self.var(&format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"));
+        let bias = reference::relative_bias(table, &relative, length, length, 0).unwrap();
+        let x = reference::embedding(ids, self.var("shared.weight"), DType::F64).unwrap();
+        let mut x = reference::dropout(&x, self.dropout(decoder, 0, 0).as_ref()).unwrap();
+        for block in 0..blocks {
+            let number = block as u32 + 1;
+            let layer = |i: usize| format!("{name}.block.{block}.layer.{i}");
+            let own = Attention {
+                heads: self.config.num_heads,
+                bias: Some(&bias),
+                key_lengths: lengths,
+                causal: decoder,
+                dropout: self.dropout(decoder, number, 2),
+            };
+            let add = |x: &Tensor, y: &Tensor, place| {
+                reference::dropout_add(x, y, self.dropout(decoder, number, place).as_ref()).unwrap()
+            };
+            x = add(&x, &self.attention(&x, None, &layer(0), own), 3);
+            if let Some((encoded, lengths)) = source {
+                let cross = Attention {
+                    heads: self.config.num_heads,
+                    bias: None,
+                    key_lengths: lengths,
+                    causal: false,
+                    dropout: self.dropout(decoder, number, 4),
+                };
+                x = add(&x, &self.attention(&x, Some(encoded), &layer(1), cross), 5);
+            }
+            let inner = self.dropout(decoder, number, 6);
+            x = add(&x, &self.feed_forward(&x, &layer(1 + usize::from(decoder)), inner), 7);
+        }
+        let n = self.norm(&x, &format!("{name}.final_layer_norm.weight"));
+        reference::dropout(&n, self.dropout(decoder, 0, 1).as_ref()).unwrap()
+    }
+
+    /// The sum of the token losses.
+    fn loss(&self, sources: &[Vec<u32>], targets: &[Vec<u32>]) -> Tensor {
+        let lengths = |lists: &[Vec<u32>]| lists.iter().map(Vec::len).collect::<Vec<_>>();
+        let (source_lengths, target_lengths) = (lengths(sources), lengths(targets));
+        let start = self.config.decoder_start_token_id;
+        let shifted: Vec<Vec<u32>> = targets.iter().map(|t| [&[start], &t[..t.len() - 1]].concat()).collect();
+        let encoded = self.stack(&padded(sources), &source_lengths, None);
+        let z = self.stack(&padded(&shifted), &target_lengths, Some((&encoded, &source_lengths)));
+        let head = if self.config.tie_word_embeddings { "shared.weight" } else { "lm_head.weight" };
+        let logits = self.linear(&(z * self.config.logit_scale()).unwrap(), head);
+        let mut sum = Tensor::zeros((), DType::F64, &Device::Cpu).unwrap();
+        for (sample, target) in targets.iter().enumerate() {
+            let logits = logits.get(sample).unwrap().narrow(0, 0, target.len()).unwrap();
+            let labels = Tensor::new(target.as_slice(), &Device::Cpu).unwrap().unsqueeze(1).unwrap();
+            let chosen = logits.gather(&labels, 1).unwrap().sum_all().unwrap();
+            let all = logits.exp().unwrap().sum(1).unwrap().log().unwrap().sum_all().unwrap();
+            sum = (sum + (all - chosen).unwrap()).unwrap();
+        }
+        sum
+    }
+}
+
+fn padded(lists: &[Vec<u32>]) -> Tensor {
+    let longest = lists.iter().map(Vec::len).max().unwrap();
+    let ids: Vec<u32> = lists.iter().flat_map(|l| l.iter().copied().chain(vec![0; longest - l.len()])).collect();
+    Tensor::from_vec(ids, (lists.len(), longest), &Device::Cpu).unwrap()
+}
+
+fn config(projection: &str, tied: bool) -> Config {
+    let mut config = Config {
+        vocab_size: 23,
+        d_model: 10,
+        d_ff: 14,
+        d_kv: 3,
+        num_heads: 2,
+        num_layers: 2,
+        num_decoder_layers: 3,
+        relative_attention_num_buckets: 8,
+        relative_attention_max_distance: 12,
+        tie_word_embeddings: tied,
+        scale_decoder_outputs: tied,
+        ..Config::default()
+    };
+    config.set_feed_forward_proj(projection).unwrap();
+    config
+}
+
+fn check(config: &Config, dropout: f64) {
+    let model = T5::init(config, 11, DType::F64, &Device::Cpu).unwrap();
+    let sources = [vec![3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1], vec![5, 1], vec![9, 8, 7, 1]];
+    let targets = [vec![4, 1], vec![8, 9, 10, 11, 12, 13, 14, 15, 16, 1], vec![1]];
+    let cx = StepContext { dropout, ..context(13, DType::F64) };
+    let samples = [4, 0, 9];
+    let batch = t5::MicroBatch::new(&slices(&sources), &slices(&targets), &samples, config, &Device::Cpu).unwrap();
+    let (loss, grads) = gradients(&model, &batch, &cx);
+
+    let var = |p: &t5::Parameter| (p.name.clone(), Var::from_tensor(&p.tensor.copy().unwrap()).unwrap());
+    let vars: HashMap<String, Var> = model.parameters().iter().map(var).collect();
+    let plain = Plain { config, vars: &vars, cx: &cx, samples: &samples };
+    let expected = plain.loss(&sources, &targets);
+    let far = (loss / expected.to_scalar::<f64>().unwrap() - 1.0).abs();
+    assert!(far < 1e-12, "loss differs by {far:e}");
+    let by_autograd = (expected / 13.0).unwrap().backward().unwrap();
+    assert_eq!(grads.len(), vars.len());
+    for (name, grad) in grads {
+        let expected = by_autograd.get(vars[&name].as_tensor()).unwrap_or_else(|| panic!("no gradient of {name}"));
+        let far = distance(&grad, expected);
+        assert!(far < 1e-10, "{} dropout {dropout}: gradient of {name} differs by {far:e}", config.feed_forward_proj);
+    }
+}
+
+#[test]
+fn the_explicit_backward_is_that_of_autograd() {
+    check(&config("relu", true), 0.0);
+    check(&config("gated-gelu", false), 0.0);
+    check(&config("gated-silu", true), 0.0);
+    check(&config("gelu", false), 0.0);
+}
+
+#[test]
+fn the_explicit_backward_is_that_of_autograd_under_dropout() {
+    check(&config("relu", true), 0.25);
+    check(&config("gated-gelu", false), 0.1);
+}
