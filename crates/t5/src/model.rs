@@ -21,7 +21,6 @@ use crate::reach::{Keep, Reach, StackReach};
 /// A T5 with its parameters in memory.
 ///
 /// Passes borrow it; an optimizer changes the parameters' storage in place between them.
-#[derive(Debug)]
 pub struct T5 {
     config: Config,
     parameters: Vec<Parameter>,
@@ -29,6 +28,13 @@ pub struct T5 {
     pub(crate) encoder: Stack,
     pub(crate) decoder: Stack,
     pub(crate) head: Weight,
+}
+
+impl std::fmt::Debug for T5 {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let values: usize = self.parameters.iter().map(|p| p.tensor.elem_count()).sum();
+        f.debug_struct("T5").field("config", &self.config).field("values", &values).finish_non_exhaustive()
+    }
 }
 
 impl T5 {

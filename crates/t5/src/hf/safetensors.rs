@@ -98,11 +98,19 @@ impl Reader {
     /// Reads one tensor into memory as `dtype`, piece by piece.
     ///
     /// # Errors
-    /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is stored in a dtype that
-    /// is not f32, f16, bf16, f64 or u32, [`Error::Io`].
+    /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is not
+    /// stored in f32, f16, bf16 or f64 (u32 for u32), [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
         let stored = self.stored_dtype(name, info)?;
+        if (stored == DType::U32) != (dtype == DType::U32) {
+            return Err(Error::TensorMismatch {
+                path: self.path.clone(),
+                tensor: name.into(),
+                expected: format!("values for {dtype:?}"),
+                got: format!("{stored:?}"),
+            });
+        }
         let tensor = Tensor::zeros(info.shape.as_slice(), dtype, device)?;
         if tensor.elem_count() == 0 {
             return Ok(tensor);

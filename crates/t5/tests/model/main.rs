@@ -1,7 +1,9 @@
-//! Tests of whole models: against transformers' golden files, against candle's autograd, and of what must
-//! hold whatever memory decides.
+//! Tests of whole models: against transformers' golden files, against candle's autograd and T5, of model
+//! directories, and of what must hold whatever memory decides.
 
 mod autograd;
+mod candle;
+mod directories;
 mod properties;
 mod support;
 mod transformers;

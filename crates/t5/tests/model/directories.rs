@@ -1,0 +1,243 @@
+//! Hugging Face directories: what is written comes back, and what is wrong with one is said.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+use t5::safetensors::{Reader, write};
+use t5::{Config, Error, T5};
+
+use crate::support::*;
+
+fn copy(from: &Path) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, directory.path().join(path.file_name().unwrap())).unwrap();
+    }
+    directory
+}
+
+fn load(directory: &Path) -> Result<T5, Error> {
+    T5::load(directory, DType::F32, &Device::Cpu)
+}
+
+/// Writes the weights again, changed by `change`.
+fn rewrite(directory: &Path, change: impl Fn(&mut Vec<(String, Tensor)>)) {
+    let file = directory.join("model.safetensors");
+    let reader = Reader::open(&file).unwrap();
+    let read = |name: String| {
+        let tensor = reader.read(&name, DType::F32, &Device::Cpu).unwrap();
+        (name, tensor)
+    };
+    let mut tensors: Vec<_> = reader.names().into_iter().map(read).collect();
+    change(&mut tensors);
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    write(&file, &tensors, &[("format", "pt")]).unwrap();
+}
+
+fn edit_config(directory: &Path, change: impl Fn(&mut Value)) {
+    let file = directory.join("config.json");
+    let mut json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    change(&mut json);
+    std::fs::write(&file, json.to_string()).unwrap();
+}
+
+fn all_values(model: &T5) -> Vec<(String, Vec<f64>)> {
+    model.parameters().iter().map(|p| (p.name.clone(), values(&p.tensor))).collect()
+}
+
+#[test]
+fn what_is_saved_is_loaded_bit_by_bit_and_saved_again_to_the_same_bytes() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for name in ["v1_0_relu_tied", "v1_1_gated_gelu_untied", "odd_shapes_untied", "gated_silu_tied_unscaled"] {
+        let (original, ..) = case(name);
+        let model = load(&original).unwrap();
+        model.save(one.path()).unwrap();
+        let again = load(one.path()).unwrap();
+        assert_eq!(all_values(&model), all_values(&again), "{name}");
+        assert_eq!(again.config().tie_word_embeddings, model.config().tie_word_embeddings, "{name}");
+        assert_eq!(again.config().logit_scale(), model.config().logit_scale(), "{name}");
+        again.save(two.path()).unwrap();
+        for file in ["config.json", "generation_config.json", "model.safetensors"] {
+            let bytes = |directory: &tempfile::TempDir| std::fs::read(directory.path().join(file)).unwrap();
+            assert_eq!(bytes(&one), bytes(&two), "{name}: {file}");
+        }
+    }
+}
+
+#[test]
+fn a_model_of_any_dtype_is_saved_in_its_own_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let (original, ..) = case("v1_0_relu_tied");
+    for (dtype, stored) in [(DType::BF16, "bfloat16"), (DType::F32, "float32"), (DType::F64, "float32")] {
+        let model = T5::load(&original, dtype, &Device::Cpu).unwrap();
+        assert!(model.parameters().iter().all(|p| p.tensor.dtype() == dtype));
+        model.save(directory.path()).unwrap();
+        let json: Value =
+            serde_json::from_slice(&std::fs::read(directory.path().join("config.json")).unwrap()).unwrap();
+        assert_eq!(json["dtype"], stored);
+        let back = T5::load(directory.path(), dtype, &Device::Cpu).unwrap();
+        assert_eq!(all_values(&model), all_values(&back));
+    }
+}
+
+#[test]
+fn shards_hold_the_same_model_as_one_file() {
+    let (sharded, ..) = case("sharded");
+    let (whole, ..) = case("v1_1_gated_gelu_untied");
+    assert_eq!(all_values(&load(&sharded).unwrap()), all_values(&load(&whole).unwrap()));
+}
+
+#[test]
+fn the_shared_table_is_found_under_any_of_its_names() {
+    let (original, ..) = case("v1_0_relu_tied");
+    let expected = all_values(&load(&original).unwrap());
+    for name in ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"] {
+        let directory = copy(&original);
+        rewrite(directory.path(), |tensors| {
+            tensors.iter_mut().find(|(other, _)| other == "shared.weight").unwrap().0 = name.into();
+        });
+        let model = load(directory.path()).unwrap();
+        assert_eq!(all_values(&model), expected, "{name}");
+        assert!(model.config().tie_word_embeddings);
+    }
+}
+
+#[test]
+fn wrong_weights_are_refused_by_file_and_tensor() {
+    let (original, ..) = case("v1_0_relu_tied");
+    let check = |expected: &str, change: &dyn Fn(&mut Vec<(String, Tensor)>)| {
+        let directory = copy(&original);
+        rewrite(directory.path(), change);
+        let error = load(directory.path()).unwrap_err();
+        assert!(error.hint().is_some());
+        let error = error.to_string();
+        let error = error.strip_prefix(&format!("{}", directory.path().display())).unwrap();
+        assert_eq!(error, expected);
+    };
+    check(": tensor `encoder.final_layer_norm.weight` is missing, expected shape [24]", &|tensors| {
+        tensors.retain(|(name, _)| name != "encoder.final_layer_norm.weight");
+    });
+    check(": tensor `shared.weight` is missing, expected shape [67, 24]", &|tensors| {
+        tensors.retain(|(name, _)| name != "shared.weight");
+    });
+    check(
+        "/model.safetensors: tensor `encoder.block.9.layer.0.layer_norm.weight` has no place in this model",
+        &|tensors| {
+            tensors.push(("encoder.block.9.layer.0.layer_norm.weight".into(), tensors[0].1.clone()));
+        },
+    );
+    check(
+        "/model.safetensors: tensor `encoder.final_layer_norm.weight`: expected shape [24], got shape [1, 24]",
+        &|tensors| {
+            let norm = tensors.iter_mut().find(|(name, _)| name == "encoder.final_layer_norm.weight").unwrap();
+            norm.1 = norm.1.unsqueeze(0).unwrap();
+        },
+    );
+    check(
+        "/model.safetensors: tensor `encoder.embed_tokens.weight`: expected the same values as `shared.weight`, \
+         got others (T5 has one embedding table)",
+        &|tensors| {
+            let shared = &tensors.iter().find(|(name, _)| name == "shared.weight").unwrap().1;
+            let other = (shared * 2.0).unwrap();
+            tensors.push(("encoder.embed_tokens.weight".into(), other));
+        },
+    );
+    check(
+        "/model.safetensors: tensor `encoder.final_layer_norm.weight`: expected values for F32, got U32",
+        &|tensors| {
+            let norm = tensors.iter_mut().find(|(name, _)| name == "encoder.final_layer_norm.weight").unwrap();
+            norm.1 = Tensor::zeros(24, DType::U32, &Device::Cpu).unwrap();
+        },
+    );
+}
+
+#[test]
+fn wrong_directories_are_refused() {
+    let (original, ..) = case("sharded");
+    let check = |expected: &str, change: &dyn Fn(&Path)| {
+        let directory = copy(&original);
+        change(directory.path());
+        let error = load(directory.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}", directory.path().display())), "{error}");
+        assert!(error.contains(expected), "expected `{expected}`, got `{error}`");
+    };
+    let index = |directory: &Path, change: &dyn Fn(&mut Value)| {
+        let file = directory.join("model.safetensors.index.json");
+        let mut json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        change(&mut json);
+        std::fs::write(&file, json.to_string()).unwrap();
+    };
+    let shard = |number: usize| format!("model-0000{number}-of-00006.safetensors");
+    check("config.json: No such file", &|d| std::fs::remove_file(d.join("config.json")).unwrap());
+    check("config.json: ", &|d| std::fs::write(d.join("config.json"), "{\"d_model\": ").unwrap());
+    check("config.json: expected a JSON object", &|d| std::fs::write(d.join("config.json"), "[]").unwrap());
+    check("has no model.safetensors", &|d| std::fs::remove_file(d.join("model.safetensors.index.json")).unwrap());
+    check("expected an object `weight_map`", &|d| index(d, &|json| json["weight_map"] = json!([1])));
+    check("expected the name of a file in the same directory", &|d| {
+        index(d, &|json| json["weight_map"]["shared.weight"] = "../model.safetensors".into());
+    });
+    check("expected the name of a file in the same directory", &|d| {
+        index(d, &|json| json["weight_map"]["shared.weight"] = "/etc/passwd".into());
+    });
+    check("expected the name of a file in the same directory", &|d| {
+        index(d, &|json| json["weight_map"]["shared.weight"] = 3.into());
+    });
+    check("No such file", &|d| std::fs::remove_file(d.join(shard(2))).unwrap());
+    check("though the index says so", &|d| {
+        index(d, &|json| json["weight_map"]["shared.weight"] = shard(1).into());
+    });
+    check("not a usable safetensors file", &|d| {
+        let bytes = std::fs::read(d.join(shard(3))).unwrap();
+        std::fs::write(d.join(shard(3)), &bytes[..bytes.len() - 1]).unwrap();
+    });
+}
+
+#[test]
+fn impossible_configs_are_refused_by_key() {
+    let check = |key: &str, value: Value, expected: &str| {
+        let mut json = Config::preset("tiny").unwrap().to_json();
+        json[key] = value;
+        let error = Config::from_json(&json.to_string(), "model/config.json").unwrap_err();
+        assert_eq!(error.to_string(), format!("model/config.json: `{key}` is {expected}"));
+        assert_eq!(error.hint().unwrap(), format!("set `{key}` in the model's config.json"));
+    };
+    check("d_model", json!(0), "`0`, expected a number from 1 to 16777216");
+    check("d_model", json!(-4), "`-4`, expected a whole number");
+    check("d_model", json!("512"), "`\"512\"`, expected a whole number");
+    check("d_ff", json!(1u64 << 60), &format!("`{}`, expected a number from 1 to 16777216", 1u64 << 60));
+    check("num_layers", json!(1_000_000), "`1000000`, expected a number from 1 to 4096");
+    check("d_kv", json!(1 << 24), "`16777216`, expected num_heads x d_kv of at most 16777216");
+    check("dropout_rate", json!(1.0), "`1`, expected a number from 0 to below 1");
+    check("layer_norm_epsilon", json!(0), "`0`, expected a number between 0 and 1");
+    check("feed_forward_proj", json!("gated-gelu-tanh"), "`\"gated-gelu-tanh\"`, expected `{ACT}` or `gated-{ACT}`");
+    check("dense_act_fn", json!("mish"), "`mish`, expected one of relu, gelu, gelu_new, silu");
+    check("relative_attention_num_buckets", json!(3), "`3`, expected a number of at least 4");
+    check(
+        "relative_attention_max_distance",
+        json!(16),
+        "`16`, expected more than half of relative_attention_num_buckets (32)",
+    );
+    check("eos_token_id", json!(4096), "`4096`, expected a token id below vocab_size (4096)");
+    check("pad_token_id", json!(-1), "`-1`, expected a token id");
+    check("tie_word_embeddings", json!("yes"), "`\"yes\"`, expected true or false");
+    check("model_type", json!("llama"), "`\"llama\"`, expected t5");
+}
+
+#[test]
+fn token_ids_may_live_in_generation_config_alone() {
+    let (original, ..) = case("odd_shapes_untied");
+    let directory = copy(&original);
+    edit_config(directory.path(), |json| {
+        json.as_object_mut().unwrap().remove("decoder_start_token_id");
+    });
+    let generation = json!({ "decoder_start_token_id": 5, "num_beams": 4 });
+    std::fs::write(directory.path().join("generation_config.json"), generation.to_string()).unwrap();
+    let model = load(directory.path()).unwrap();
+    assert_eq!(model.config().decoder_start_token_id, 5);
+    let saved: PathBuf = directory.path().join("again");
+    model.save(&saved).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(saved.join("generation_config.json")).unwrap()).unwrap();
+    assert_eq!((&json["decoder_start_token_id"], &json["num_beams"]), (&5.into(), &4.into()));
+}
