@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::trainer::StepStats;
+
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -38,6 +40,18 @@ pub enum Error {
         sources: usize,
         /// Number of targets (or of references).
         targets: usize,
+    },
+    /// Loss or gradient was not finite so often in a row that waiting is no use. Parameters are those of the last
+    /// finite step.
+    #[error(
+        "step {}: loss {} and gradient norm {} are not finite, as in the {in_a_row} steps up to it; training diverged",
+        stats.step, stats.loss, stats.grad_norm
+    )]
+    Diverged {
+        /// How many steps in a row.
+        in_a_row: u32,
+        /// The last of them.
+        stats: Box<StepStats>,
     },
     /// The file system refused.
     #[error("{}: could not {action}: {source}", path.display())]
@@ -81,6 +95,9 @@ pub enum Error {
         /// What is wrong with each.
         notes: Vec<String>,
     },
+    /// The model refused.
+    #[error(transparent)]
+    Model(t5::Error),
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
@@ -88,12 +105,22 @@ pub enum Error {
 
 impl Error {
     /// What the user can do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<String> {
+        if let Error::Model(error) = self {
+            return error.hint();
+        }
+        self.own_hint().map(str::to_owned)
+    }
+
+    fn own_hint(&self) -> Option<&'static str> {
         Some(match self {
             Error::UnknownFreezeItem { .. } => {
                 "name a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
             }
             Error::NothingToTrain => "take at least one part out of `train.freeze`",
+            Error::Diverged { .. } => {
+                "lower `optimizer.learning_rate`, lengthen `schedule.warmup_steps`, or go on from an earlier checkpoint"
+            }
             Error::DiskFull { .. } => {
                 "free some space, or set a smaller `checkpoint.keep_last`, then go on with `--keep-training`"
             }
@@ -122,5 +149,15 @@ impl Error {
 
     pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
         Error::Checkpoint { path: path.to_owned(), reason: reason.into() }
+    }
+}
+
+impl From<t5::Error> for Error {
+    /// A full disk is a full disk, whoever was writing.
+    fn from(error: t5::Error) -> Self {
+        match error {
+            t5::Error::Io { path, source } => Error::io("read or write", &path, source),
+            error => Error::Model(error),
+        }
     }
 }

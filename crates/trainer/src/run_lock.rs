@@ -18,11 +18,10 @@ use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use crate::checkpoint::CHECKPOINTS_DIRECTORY;
 use crate::error::{Error, Result};
 use crate::files;
 
-/// Where a run keeps its checkpoints.
-const CHECKPOINTS_DIRECTORY: &str = "checkpoints";
 const LOCK_FILE: &str = ".lock";
 
 /// The right to write to an output directory, until it is dropped.

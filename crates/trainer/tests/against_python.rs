@@ -4,9 +4,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
+use t5::safetensors::Reader;
+use t5::{Parameter, Part, T5};
+use trainer::adafactor::{Adafactor, AdafactorOptions};
 use trainer::bleu::{Bleu, Tokenization};
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
+use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 fn goldens(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path)
@@ -98,6 +103,123 @@ fn bleu_is_that_of_sacrebleu_token_by_token() {
             for (got, expected) in score.precisions.into_iter().zip(floats(&expected["precisions"])) {
                 close(got, expected, 1e-12, &place);
             }
+        }
+    }
+}
+
+fn adafactor_options(golden: &Value, learning_rate: Option<f64>) -> AdafactorOptions {
+    let default = AdafactorOptions::default();
+    let number = |name: &str, default: f64| golden[name].as_f64().unwrap_or(default);
+    let flag = |name: &str, default: bool| golden[name].as_bool().unwrap_or(default);
+    AdafactorOptions {
+        learning_rate,
+        eps1: number("eps1", default.eps1),
+        eps2: number("eps2", default.eps2),
+        clip_threshold: number("clip_threshold", default.clip_threshold),
+        decay_rate: number("decay_rate", default.decay_rate),
+        beta1: golden["beta1"].as_f64(),
+        weight_decay: number("weight_decay", default.weight_decay),
+        scale_parameter: flag("scale_parameter", default.scale_parameter),
+        relative_step: flag("relative_step", default.relative_step),
+        warmup_init: flag("warmup_init", default.warmup_init),
+    }
+}
+
+/// Every value within `tolerance` of the tensor's largest.
+fn tensors_close(got: &Tensor, expected: &Tensor, tolerance: f32, place: &str) {
+    assert_eq!(got.dims(), expected.dims(), "{place}");
+    let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let (got, expected) = (values(got), values(expected));
+    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        assert!(
+            (got - expected).abs() <= tolerance * largest,
+            "{place}[{i}]: {got}, expected {expected} (largest {largest})"
+        );
+    }
+}
+
+#[test]
+fn adafactor_is_that_of_transformers_with_every_option() {
+    let golden = json(&goldens("adafactor/adafactor.json"));
+    let tensors = Reader::open(&goldens("adafactor/adafactor.safetensors")).unwrap();
+    let read = |name: &str| tensors.read(name, DType::F32, &Device::Cpu).unwrap();
+    let names: Vec<&String> = golden["parameters"].as_object().unwrap().keys().collect();
+    for (case, options) in golden["cases"].as_object().unwrap() {
+        let rates: Vec<Option<f64>> = options["learning_rates"].as_array().unwrap().iter().map(Value::as_f64).collect();
+        let options = adafactor_options(options, rates[0]);
+        let parameters: Vec<Parameter> = names
+            .iter()
+            .map(|name| Parameter {
+                name: (*name).clone(),
+                tensor: read(&format!("initial.{name}")),
+                part: Part::Shared,
+            })
+            .collect();
+        let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();
+        let mut adafactor = Adafactor::new(options, &parameters, &vec![true; names.len()]).unwrap();
+        for (step, rate) in rates.into_iter().enumerate() {
+            let now: Vec<Tensor> = gradients.iter().map(|all| all.get(step).unwrap().contiguous().unwrap()).collect();
+            let rate = rate.unwrap_or_else(|| options.resolved_learning_rate(adafactor.updates(), 1.0));
+            adafactor.update(&parameters, now.iter().enumerate(), rate, 1.0).unwrap();
+            if counts(&golden["steps_kept"]).contains(&(step as u64 + 1)) {
+                for parameter in &parameters {
+                    let place = format!("{case}.step_{}.{}", step + 1, parameter.name);
+                    tensors_close(&parameter.tensor, &read(&place), 1e-5, &place);
+                }
+            }
+        }
+        let kinds =
+            [("exp_avg_sq_row", "row"), ("exp_avg_sq_col", "column"), ("exp_avg_sq", "full"), ("exp_avg", "first")];
+        for (name, tensor) in adafactor.named_state(&parameters) {
+            let (parameter, kind) = name.split_once('.').unwrap();
+            let (_, kind) = kinds.iter().find(|(ours, _)| *ours == kind).unwrap();
+            let place = format!("{case}.{kind}.{parameter}");
+            tensors_close(tensor, &read(&place), 1e-5, &place);
+        }
+    }
+}
+
+#[test]
+fn whole_steps_are_those_of_transformers() {
+    for case in ["fixed_rate", "one_cycle_beta1_decay", "relative_step"] {
+        let directory = goldens("train").join(case);
+        let golden = json(&directory.join("golden.json"));
+        let steps = golden["steps"].as_array().unwrap();
+        let schedule = if golden["schedule"].is_null() { Schedule::CONSTANT } else { schedule(&golden["schedule"]) };
+        let start = golden["schedule"]["div_factor"].as_f64().unwrap_or(1.0);
+        let options = TrainerOptions {
+            dropout: 0.0,
+            grad_clip_norm: golden["grad_clip_norm"].as_f64().unwrap(),
+            adafactor: adafactor_options(
+                &golden["adafactor"],
+                golden["adafactor"]["learning_rate"].as_f64().map(|rate| rate / start),
+            ),
+            schedule,
+            total_steps: steps.len() as u64,
+            ..TrainerOptions::default()
+        };
+        let mut trainer = Trainer::new(T5::load(&directory, DType::F32, &Device::Cpu).unwrap(), options).unwrap();
+        for (i, expected) in steps.iter().enumerate() {
+            let ids = |name: &str| -> Vec<Vec<u32>> {
+                let lists = expected[name].as_array().unwrap().iter();
+                lists.map(|ids| counts(ids).into_iter().map(|id| id as u32).collect()).collect()
+            };
+            let (sources, targets) = (ids("sources"), ids("targets"));
+            let plan = StepPlan { micro_batch_samples: 1 + i % 4, recompute_blocks: i % 3, loss_chunk_rows: 3 + i };
+            let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
+            let StepOutcome::Done(stats) = outcome else { panic!("{case}, step {i}: {outcome:?}") };
+            let place = format!("{case}, step {}", i + 1);
+            close(stats.loss, expected["loss"].as_f64().unwrap(), 1e-5, &place);
+            close(stats.grad_norm, expected["grad_norm"].as_f64().unwrap(), 1e-4, &place);
+            if let Some(rate) = expected["learning_rate"].as_f64() {
+                close(stats.lr, rate, 1e-9, &place);
+            }
+        }
+        let tensors = Reader::open(&directory.join("golden.safetensors")).unwrap();
+        for parameter in trainer.model().parameters() {
+            let expected = tensors.read(&format!("final.{}", parameter.name), DType::F32, &Device::Cpu).unwrap();
+            tensors_close(&parameter.tensor, &expected, 1e-5, &format!("{case}, {}", parameter.name));
         }
     }
 }

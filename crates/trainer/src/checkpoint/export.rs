@@ -1,0 +1,36 @@
+//! The model a run leaves behind: `OUTPUT/model/`, whole or not there.
+
+use std::path::Path;
+
+use super::{MODEL_FILES, Manifest, TOKENIZER_FILE, save};
+use crate::error::Result;
+use crate::files;
+
+/// Writes a Hugging Face directory, replacing one of the same name in one step.
+///
+/// # Errors
+/// [`crate::Error::DiskFull`] and other I/O errors; what was there before is then untouched.
+pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<&Path>) -> Result<()> {
+    let temporary = files::temporary_directory(target)?;
+    save::commit_or_remove(&temporary, target, || save::write_model(&temporary, model, tokenizer).map(drop))
+}
+
+/// Copies the model of a checkpoint, such as the best one, without loading it, as [`export_model`] would have written it.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] where it does not agree with its manifest; as [`export_model`].
+pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
+    let manifest = Manifest::read(checkpoint)?;
+    manifest.verify_lengths(checkpoint)?;
+    let temporary = files::temporary_directory(target)?;
+    save::commit_or_remove(&temporary, target, || {
+        for entry in &manifest.files {
+            let name = entry.name.as_str();
+            if MODEL_FILES.contains(&name) || name == TOKENIZER_FILE {
+                let copied = save::copy(&checkpoint.join(name), &temporary, name)?;
+                manifest.check(checkpoint, &copied)?;
+            }
+        }
+        Ok(())
+    })
+}

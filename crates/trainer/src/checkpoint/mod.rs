@@ -1,0 +1,155 @@
+//! A checkpoint: a directory from which a run goes on to the same bits, and which is also a Hugging Face model.
+//!
+//! ```text
+//! OUTPUT/checkpoints/step-00000100/
+//!   config.json  generation_config.json  model.safetensors  tokenizer.json    loads with `from_pretrained`
+//!   optimizer.safetensors   Adafactor's moments, named as transformers names them
+//!   trainer_state.json      step, counters, scores, the trainer's options, and the caller's own state
+//!   manifest.json           lengths and SHA-256 of all of these; written last
+//! ```
+//!
+//! Invariants:
+//! * A directory has its final name only when everything in it is on the disk; its manifest is the proof. Older checkpoints
+//!   are removed only after that.
+//! * Nothing is resumed that does not agree with its manifest to the last byte: a torn checkpoint is passed over, with a
+//!   note, for the newest whole one.
+//! * Saving holds one piece of one tensor at a time.
+//! * One process writes (see [`crate::RunLock`]).
+//!
+//! ```no_run
+//! # fn example(trainer: &trainer::Trainer) -> Result<(), trainer::Error> {
+//! use trainer::checkpoint::Checkpoints;
+//! let directory = std::path::Path::new("runs/tiny/checkpoints");
+//! let position = serde_json::json!({ "epoch": 1, "sample": 512 });
+//! Checkpoints::new(directory, 2, 1).save(trainer, &position, None)?;
+//! if let Some(found) = Checkpoints::newest_valid(directory)? {
+//!     assert_eq!(found.state.caller, position);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod export;
+mod load;
+mod manifest;
+mod prune;
+mod save;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use export::{export_checkpoint, export_model};
+pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::trainer::{Score, TrainerOptions};
+
+/// Where a run keeps its checkpoints, inside its output directory.
+pub const CHECKPOINTS_DIRECTORY: &str = "checkpoints";
+/// Adafactor's moments.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// [`TrainerState`].
+pub const STATE_FILE: &str = "trainer_state.json";
+/// The tokenizer, copied as it is.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The files that [`t5::T5::save`] writes.
+pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
+
+/// What a checkpoint holds beside tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    pub(crate) format: u32,
+    /// Batches stepped so far.
+    pub step: u64,
+    /// Updates made so far: steps less the skipped and the empty ones.
+    pub updates: u64,
+    /// Non-finite steps since the last finite one.
+    pub non_finite_in_a_row: u32,
+    /// The score of these parameters, if they were scored; larger is better.
+    pub score: Option<f64>,
+    /// The best score of the run so far.
+    pub best_score: Option<Score>,
+    /// Seed, schedule, optimizer and the rest of the trainer's options.
+    pub options: TrainerOptions,
+    /// What the caller gave to be kept: its configuration, position in the data, fingerprints.
+    pub caller: serde_json::Value,
+}
+
+impl TrainerState {
+    pub(crate) const FORMAT: u32 = 1;
+}
+
+/// The checkpoints of one run.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    directory: PathBuf,
+    keep_last: usize,
+    keep_best: usize,
+}
+
+/// A checkpoint that was just written.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Its directory.
+    pub path: PathBuf,
+    /// The length of its files together.
+    pub bytes: u64,
+    /// Older checkpoints that were removed.
+    pub pruned: Vec<PathBuf>,
+    /// What went wrong without consequences for the new checkpoint, such as an old one that could not be removed.
+    pub notes: Vec<String>,
+}
+
+/// A checkpoint whose every byte agrees with its manifest.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its state.
+    pub state: TrainerState,
+    /// What is wrong with the newer ones that were passed over, one sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Checkpoints {
+    /// The checkpoints in `directory` (made at the first save), of which the newest `keep_last` (at least one) and the
+    /// `keep_best` with the best scores are kept.
+    pub fn new(directory: &Path, keep_last: usize, keep_best: usize) -> Self {
+        Checkpoints { directory: directory.to_owned(), keep_last: keep_last.max(1), keep_best }
+    }
+
+    /// Where they are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The directory of the checkpoint of `step`, there or not.
+    pub fn path_of(&self, step: u64) -> PathBuf {
+        self.directory.join(format!("step-{step:08}"))
+    }
+}
+
+/// The checkpoints in a directory, whole or not, newest first.
+fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|e| Error::io("list", directory, e))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| Error::io("list", directory, e))?;
+        let name = entry.file_name();
+        let step = name.to_str().and_then(|name| name.strip_prefix("step-")?.parse().ok());
+        if let Some(step) = step
+            && entry.path().is_dir()
+        {
+            found.push((step, entry.path()));
+        }
+    }
+    found.sort_by_key(|&(step, _)| std::cmp::Reverse(step));
+    Ok(found)
+}

@@ -1,0 +1,107 @@
+//! A run that is killed again and again, by SIGKILL at moments that nobody chose, ends with the bits of one that was not.
+
+#![cfg(unix)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use candle_core::{DType, Device};
+use serde_json::json;
+use t5::{Config, T5};
+use trainer::adafactor::AdafactorOptions;
+use trainer::{Batch, Checkpoints, RunLock, StepPlan, Trainer, TrainerOptions, export_model};
+
+const STEPS: u64 = 24;
+/// Set for the child processes: where they run.
+const OUTPUT: &str = "TRAINER_TEST_OUTPUT";
+
+fn options() -> TrainerOptions {
+    let adafactor = AdafactorOptions {
+        learning_rate: Some(1e-2),
+        relative_step: false,
+        beta1: Some(0.9),
+        ..AdafactorOptions::default()
+    };
+    TrainerOptions { seed: 1, dropout: 0.1, adafactor, total_steps: STEPS, ..TrainerOptions::default() }
+}
+
+/// Runs to the end from wherever the output directory got to, saving after every step and saying so.
+fn run(output: &Path) {
+    let _lock = RunLock::acquire(output).unwrap();
+    let directory = output.join("checkpoints");
+    let mut trainer = match Checkpoints::newest_valid(&directory).unwrap() {
+        Some(found) => Trainer::resume(&found, options(), DType::F32, &Device::Cpu).unwrap(),
+        None => {
+            let config = Config {
+                vocab_size: 60,
+                d_model: 16,
+                d_kv: 8,
+                d_ff: 32,
+                num_layers: 2,
+                num_decoder_layers: 2,
+                num_heads: 2,
+                ..Config::default()
+            };
+            Trainer::new(T5::init(&config, 9, DType::F32, &Device::Cpu).unwrap(), options()).unwrap()
+        }
+    };
+    let checkpoints = Checkpoints::new(&directory, 2, 0);
+    while !trainer.is_done() {
+        let n = trainer.step_count() as u32;
+        let list =
+            |i: u32| -> Vec<u32> { (0..(n + i) % 5).map(|j| 2 + (n * 11 + i * 7 + j) % 58).chain([1]).collect() };
+        let (sources, targets): (Vec<_>, Vec<_>) = (0..6).map(|i| (list(i), list(i + 3))).unzip();
+        let plan = StepPlan { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 16 };
+        trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
+        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None).unwrap();
+        println!("saved {}", trainer.step_count());
+    }
+    export_model(trainer.model(), &output.join("model"), None).unwrap();
+}
+
+#[test]
+fn a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes() {
+    if let Some(output) = std::env::var_os(OUTPUT) {
+        return run(output.as_ref());
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (straight, killed) = (directory.path().join("straight"), directory.path().join("killed"));
+    run(&straight);
+
+    let mut saved = 0;
+    let mut lives = 0;
+    while !killed.join("model").exists() {
+        lives += 1;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes"])
+            .env(OUTPUT, &killed)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let reports = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut left = 1 + lives % 4;
+        for step in
+            reports.map_while(Result::ok).filter_map(|line| Some(line.split_once("saved ")?.1.parse::<u64>().unwrap()))
+        {
+            assert!(step > saved, "step {step} was made again though {saved} had been reported saved");
+            saved = step;
+            left -= 1;
+            if left == 0 {
+                // The child is somewhere in its next step or save.
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        let found = Checkpoints::newest_valid(&killed.join("checkpoints")).unwrap().unwrap();
+        assert!(found.state.step >= saved, "{} is older than the last one reported saved, {saved}", found.state.step);
+        assert!(found.notes.is_empty(), "{:?}", found.notes);
+        saved = found.state.step;
+        assert!(lives < 100, "the run never ends");
+    }
+    assert!(lives > 3, "the run was never killed");
+    let bytes = |output: &Path| fs::read(output.join("model/model.safetensors")).unwrap();
+    assert!(bytes(&killed) == bytes(&straight));
+}
