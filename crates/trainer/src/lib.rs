@@ -2,8 +2,10 @@
 //!
 //! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor ([`adafactor`]), a
 //!   [`schedule`], freezing by name ([`freeze`]).
+//! * [`evaluate`]: loss, perplexity, corpus BLEU ([`bleu`]) and exact match, streaming.
 //! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
 //!   [`write_atomic`]: the one way in which the house writes small files.
+//! * [`costs`]: the trainer's rows of the memory bill.
 //!
 //! Architecture invariants: this crate parses no configuration file, prints nothing and never asks the operating system
 //! about memory. How a batch is cut is told by the caller ([`StepPlan`]) and changes nothing but the order of summation.
@@ -11,7 +13,9 @@
 pub mod adafactor;
 pub mod bleu;
 pub mod checkpoint;
+pub mod costs;
 mod error;
+pub mod evaluate;
 mod files;
 pub mod freeze;
 pub mod micro_batches;

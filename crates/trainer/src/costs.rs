@@ -1,0 +1,36 @@
+//! What the trainer itself costs in bytes, as rows of the bill. The model states its own rows.
+
+use candle_core::DType;
+use t5::{Config, CostRow, ParameterSpec};
+
+use crate::adafactor;
+use crate::error::Result;
+use crate::freeze;
+use crate::trainer::TrainerOptions;
+
+/// What saving a checkpoint holds: a piece of a tensor as values and as bytes, and the buffers of two files.
+const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
+
+/// The bytes of the optimizer's state, held from [`crate::Trainer::new`] on: a pure function of configuration and options.
+///
+/// `parameters` is the dtype of the model's parameters.
+///
+/// # Errors
+/// An unknown item in `freeze`, or everything frozen.
+pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DType) -> Result<CostRow> {
+    let specs = ParameterSpec::all(config);
+    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+    let elements: u64 = specs
+        .iter()
+        .zip(trainable)
+        .filter(|(_, trains)| *trains)
+        .map(|(spec, _)| adafactor::state_elements(&options.adafactor, &spec.shape))
+        .sum();
+    let width = adafactor::state_dtype(parameters).size_in_bytes() as u64;
+    Ok(CostRow { name: "optimizer state", bytes: elements * width })
+}
+
+/// What saving holds while it runs, beside everything that training holds: independent of the model's size.
+pub fn saving() -> CostRow {
+    CostRow { name: "checkpoint buffers", bytes: SAVE_BYTES }
+}

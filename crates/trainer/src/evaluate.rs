@@ -1,0 +1,313 @@
+//! Evaluation: what a model is worth on samples it was not trained on, batch by batch.
+//!
+//! Invariants:
+//! * Token-weighted: losses and token counts are summed over all batches and divided once, so a batch of short answers
+//!   weighs what its tokens weigh. BLEU is the corpus's.
+//! * Streaming: nothing is kept of a batch but counters and the first few examples.
+//! * No dropout; parameters are only read.
+//!
+//! ```no_run
+//! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
+//! use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch};
+//! let mut evaluation = Evaluation::new(EvaluateOptions::default());
+//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
+//! evaluation.add(model, &batch, &|ids| format!("{ids:?}"))?;
+//! println!("loss {}", evaluation.finish().loss);
+//! # Ok(())
+//! # }
+//! ```
+
+use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
+
+use crate::bleu::{Bleu, BleuScore, Tokenization};
+use crate::error::{Error, Result};
+use crate::micro_batches;
+
+/// How an evaluation is carried out.
+#[derive(Clone, Debug)]
+pub struct EvaluateOptions {
+    /// The most samples that are in memory at one time.
+    pub micro_batch_samples: usize,
+    /// Dtype of activations and rows of logits.
+    pub context: EvalContext,
+    /// How answers are generated; `None` measures the loss alone.
+    pub generate: Option<GenerateOptions>,
+    /// BLEU's tokenizer.
+    pub tokenization: Tokenization,
+    /// How many generated examples the report shows.
+    pub examples: usize,
+}
+
+impl Default for EvaluateOptions {
+    fn default() -> Self {
+        EvaluateOptions {
+            micro_batch_samples: 8,
+            context: EvalContext::default(),
+            generate: Some(GenerateOptions::default()),
+            tokenization: Tokenization::V13a,
+            examples: 3,
+        }
+    }
+}
+
+/// Samples to evaluate on, as token ids with EOS.
+#[derive(Clone, Copy, Debug)]
+pub struct EvaluationBatch<'a> {
+    /// What the encoder reads.
+    pub sources: &'a [Vec<u32>],
+    /// The right answers.
+    pub targets: &'a [Vec<u32>],
+    /// The right answers as text; `None` decodes the targets.
+    pub references: Option<&'a [String]>,
+}
+
+/// One generated answer beside the right one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Example {
+    /// The source, decoded.
+    pub source: String,
+    /// The right answer.
+    pub reference: String,
+    /// What the model wrote.
+    pub hypothesis: String,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug)]
+pub struct EvaluationReport {
+    /// Samples seen.
+    pub samples: u64,
+    /// Their target tokens, EOS included.
+    pub target_tokens: u64,
+    /// Mean loss of a target token; not a number when there were none.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// What generation was worth, if there was any.
+    pub generation: Option<GenerationReport>,
+}
+
+/// What generated answers were worth.
+#[derive(Clone, Debug)]
+pub struct GenerationReport {
+    /// Corpus BLEU-4.
+    pub bleu: BleuScore,
+    /// sacreBLEU's signature of the settings.
+    pub bleu_signature: String,
+    /// The share of answers equal to their reference, white space at the ends aside: 0 to 1.
+    pub exact_match: f64,
+    /// The first few answers.
+    pub examples: Vec<Example>,
+}
+
+/// An evaluation under way.
+#[derive(Debug)]
+pub struct Evaluation {
+    options: EvaluateOptions,
+    loss_sum: f64,
+    target_tokens: u64,
+    samples: u64,
+    bleu: Bleu,
+    exact_matches: u64,
+    examples: Vec<Example>,
+}
+
+impl Evaluation {
+    /// An evaluation that has seen nothing.
+    pub fn new(options: EvaluateOptions) -> Self {
+        Evaluation {
+            bleu: Bleu::new(options.tokenization),
+            options,
+            loss_sum: 0.0,
+            target_tokens: 0,
+            samples: 0,
+            exact_matches: 0,
+            examples: Vec::new(),
+        }
+    }
+
+    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out.
+    ///
+    /// # Errors
+    /// [`Error::BatchShape`]; what the model refuses.
+    pub fn add(&mut self, model: &T5, batch: &EvaluationBatch, decode: &dyn Fn(&[u32]) -> String) -> Result<()> {
+        let sources = batch.sources.len();
+        let targets = batch.references.map_or(batch.targets.len(), <[String]>::len);
+        if batch.targets.len() != sources || targets != sources {
+            return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
+        }
+        let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
+        let mut hypotheses = vec![Vec::new(); sources];
+        for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
+            self.add_loss(model, batch, &samples)?;
+            if let Some(generate) = &self.options.generate {
+                let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
+                for (&i, ids) in samples.iter().zip(model.generate(&sources, generate)?) {
+                    hypotheses[i] = ids;
+                }
+            }
+        }
+        self.samples += sources as u64;
+        if self.options.generate.is_some() {
+            // In the order of the batch, so that the examples do not depend on the cut.
+            for (i, ids) in hypotheses.iter().enumerate() {
+                self.add_answer(batch, i, decode(ids), decode);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_loss(&mut self, model: &T5, batch: &EvaluationBatch, samples: &[usize]) -> Result<()> {
+        let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
+        let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
+        let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
+        let micro_batch = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
+        self.loss_sum += model.loss(&micro_batch, &self.options.context)?;
+        self.target_tokens += targets.iter().map(|target| target.len() as u64).sum::<u64>();
+        Ok(())
+    }
+
+    fn add_answer(&mut self, batch: &EvaluationBatch, i: usize, hypothesis: String, decode: &dyn Fn(&[u32]) -> String) {
+        let reference = match batch.references {
+            Some(references) => references[i].clone(),
+            None => decode(&batch.targets[i]),
+        };
+        self.bleu.add(&hypothesis, &reference);
+        self.exact_matches += u64::from(hypothesis.trim() == reference.trim());
+        if self.examples.len() < self.options.examples {
+            self.examples.push(Example { source: decode(&batch.sources[i]), reference, hypothesis });
+        }
+    }
+
+    /// The figures of everything added.
+    pub fn finish(self) -> EvaluationReport {
+        let loss = self.loss_sum / self.target_tokens as f64;
+        let generation = self.options.generate.is_some().then(|| GenerationReport {
+            bleu: self.bleu.score(),
+            bleu_signature: self.bleu.signature(),
+            exact_match: self.exact_matches as f64 / self.samples.max(1) as f64,
+            examples: self.examples,
+        });
+        EvaluationReport {
+            samples: self.samples,
+            target_tokens: self.target_tokens,
+            loss,
+            perplexity: loss.exp(),
+            generation,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use t5::Config;
+
+    use super::*;
+
+    fn model() -> T5 {
+        let config = Config {
+            vocab_size: 24,
+            d_model: 8,
+            d_kv: 4,
+            d_ff: 12,
+            num_layers: 1,
+            num_decoder_layers: 1,
+            num_heads: 2,
+            ..Config::default()
+        };
+        T5::init(&config, 2, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    fn samples() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+        let list = |i: u32, length: u32| (0..length).map(|j| 2 + (i * 5 + j * 3) % 22).chain([1]).collect();
+        (0..9).map(|i| (list(i, i % 4), list(i + 1, (i * i) % 6))).unzip()
+    }
+
+    fn decode(ids: &[u32]) -> String {
+        ids.iter().filter(|&&id| id > 1).map(|id| format!("w{id} ")).collect()
+    }
+
+    fn options(micro_batch_samples: usize) -> EvaluateOptions {
+        let generate = Some(GenerateOptions { max_new_tokens: 6, ..GenerateOptions::default() });
+        EvaluateOptions { micro_batch_samples, generate, examples: 2, ..EvaluateOptions::default() }
+    }
+
+    /// Evaluates all samples, `batch` at a time.
+    fn evaluate(model: &T5, options: EvaluateOptions, batch: usize) -> EvaluationReport {
+        let (sources, targets) = samples();
+        let mut evaluation = Evaluation::new(options);
+        for (sources, targets) in sources.chunks(batch).zip(targets.chunks(batch)) {
+            evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode).unwrap();
+        }
+        evaluation.finish()
+    }
+
+    #[test]
+    fn the_loss_is_weighted_by_tokens_however_the_samples_are_cut() {
+        let model = model();
+        let (sources, targets) = samples();
+        let mut loss_sum = 0.0;
+        for (source, target) in sources.iter().zip(&targets) {
+            let alone = MicroBatch::new(&[source], &[target], &[0], model.config(), model.device()).unwrap();
+            loss_sum += model.loss(&alone, &EvalContext::default()).unwrap();
+        }
+        let tokens: usize = targets.iter().map(Vec::len).sum();
+        let expected = loss_sum / tokens as f64;
+        for (micro_batch_samples, batch) in [(1, 9), (4, 9), (9, 9), (2, 5), (100, 1)] {
+            let report = evaluate(&model, options(micro_batch_samples), batch);
+            assert!((report.loss - expected).abs() < 1e-6 * expected, "{} {expected}", report.loss);
+            assert_eq!(report.perplexity, report.loss.exp());
+            assert_eq!((report.samples, report.target_tokens), (9, tokens as u64));
+        }
+    }
+
+    #[test]
+    fn bleu_exact_match_and_examples_do_not_depend_on_the_cut() {
+        let model = model();
+        let whole = evaluate(&model, options(9), 9).generation.unwrap();
+        for (micro_batch_samples, batch) in [(1, 9), (4, 3), (100, 1)] {
+            let cut = evaluate(&model, options(micro_batch_samples), batch).generation.unwrap();
+            assert_eq!((&cut.bleu, cut.exact_match), (&whole.bleu, whole.exact_match));
+            assert_eq!(cut.examples, whole.examples);
+        }
+        assert_eq!(whole.examples.len(), 2);
+        assert_eq!(whole.examples[1].source, decode(&samples().0[1]));
+        assert_eq!(whole.examples[1].reference, decode(&samples().1[1]));
+        assert!(whole.bleu_signature.contains("tok:13a"));
+    }
+
+    #[test]
+    fn an_answer_that_is_the_reference_is_an_exact_match_and_scores_a_hundred() {
+        let model = model();
+        let (sources, targets) = samples();
+        // Whatever an untrained model says, special tokens included.
+        let decode = |ids: &[u32]| ids.iter().map(|id| format!("w{id} ")).collect::<String>();
+        let references: Vec<String> = sources
+            .iter()
+            .map(|source| decode(&model.generate(&[source], &options(1).generate.unwrap()).unwrap()[0]) + "\n")
+            .collect();
+        let mut evaluation = Evaluation::new(options(3));
+        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references) };
+        evaluation.add(&model, &batch, &decode).unwrap();
+        let generation = evaluation.finish().generation.unwrap();
+        assert_eq!(generation.exact_match, 1.0);
+        assert!((generation.bleu.score - 100.0).abs() < 1e-9, "{:?}", generation.bleu);
+    }
+
+    #[test]
+    fn without_generation_only_the_loss_is_measured() {
+        let report = evaluate(&model(), EvaluateOptions { generate: None, ..options(4) }, 9);
+        assert!(report.generation.is_none() && report.loss.is_finite());
+    }
+
+    #[test]
+    fn a_batch_that_does_not_match_is_refused() {
+        let (sources, targets) = samples();
+        let mut evaluation = Evaluation::new(options(4));
+        for (targets, references) in [(&targets[1..], None), (&targets[..], Some(&[String::new()][..]))] {
+            let batch = EvaluationBatch { sources: &sources, targets, references };
+            assert!(matches!(evaluation.add(&model(), &batch, &decode), Err(Error::BatchShape { .. })));
+        }
+    }
+}
