@@ -66,5 +66,5 @@ pub use bytes::{Bytes, ParseBytesError};
 pub use costs::{CostRow, Costs, DatasetResidency, LoaderChoice, StepChoice};
 pub use plan::{Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{Probe, ProbeError, ScriptedProbe, SystemProbe};
-pub use replan::{CALM_REPLANS, Change, Replanned, replan};
+pub use replan::{CALM_REPLANS, Change, Replanned, plan_again, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure};

@@ -50,7 +50,7 @@ impl Budget {
     }
 
     /// Who set it, for the bill.
-    fn source(self) -> String {
+    pub(crate) fn source(self) -> String {
         match self {
             Self::Explicit(_) => "--memory-budget".to_string(),
             Self::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of what is available"),

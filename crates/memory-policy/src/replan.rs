@@ -1,4 +1,6 @@
-//! Replanning at a step boundary: the same plan, unless others take the memory that it counts on.
+//! Replanning: the same plan, unless others take the memory that it counts on.
+//!
+//! [`replan`] is asked at every step boundary; [`plan_again`] when a run goes on after it was stopped.
 //!
 //! # Invariants
 //!
@@ -6,13 +8,14 @@
 //! * Hysteresis. A plan shrinks only when its predicted peak itself no longer fits, so that the
 //!   headroom absorbs noise; it grows only after a faster plan has fitted with a margin for
 //!   [`CALM_REPLANS`] calls in a row, and one call without calm starts the count again.
+//! * Only what pressure took grows back: a plan that the budget limits stays as it is.
 //! * A run never stops here. When not even the smallest plan fits, that plan is followed and the
 //!   change says so once; whether to go on is the caller's decision.
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{limit_of, plan_within};
-use crate::{Budget, Bytes, Costs, MemorySnapshot, Plan};
+use crate::plan::{limit_of, plan, plan_within};
+use crate::{Budget, Bytes, Costs, DoesNotFit, Limit, MemorySnapshot, Plan};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
 pub const CALM_REPLANS: u32 = 20;
@@ -73,8 +76,11 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
     if limit < previous.predicted_peak {
         return shrink(now, costs, budget, previous);
     }
-    let fitting = plan_within(&with_margin(now), costs, budget, &previous.bill.budget_source);
-    let faster = fitting.ok().filter(|plan| plan.relative_time < previous.relative_time);
+    let faster = || {
+        let fitting = plan_within(&with_margin(now), costs, budget, &previous.bill.budget_source);
+        fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
+    };
+    let faster = if previous.limited_by == Limit::Available { faster() } else { None };
     let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
     match faster {
         None => Replanned { plan: keep(0), change: None },
@@ -86,6 +92,42 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
             Replanned { plan, change: Some(change) }
         }
     }
+}
+
+/// The plan of a run that goes on: that of its earlier part, `previous`, where it is still offered, still
+/// fits and was made for the same budget; otherwise a new one.
+///
+/// What the process itself holds is measured, so the bill of a second start differs by a few pages, and
+/// near a border [`plan()`] could then cut the step otherwise: the same mathematics in another order of
+/// summation. Keeping the numbers of the step makes going on exact to the bit. The loader's numbers may
+/// change, because no result depends on them.
+///
+/// # Errors
+///
+/// [`DoesNotFit`] as [`plan()`].
+///
+/// # Panics
+///
+/// As [`plan()`].
+pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Plan) -> Result<Plan, DoesNotFit> {
+    let is_same_budget = match budget {
+        Budget::Explicit(bytes) => bytes == previous.budget,
+        Budget::ShareOfAvailable => true,
+    };
+    let mut same_step = costs.clone();
+    same_step.steps.retain(|step| {
+        step.micro_batch_samples == previous.micro_batch_samples
+            && step.recompute_blocks == previous.recompute_blocks
+            && step.loss_chunk_rows == previous.loss_chunk_rows
+    });
+    if is_same_budget
+        && budget.source() == previous.bill.budget_source
+        && !same_step.steps.is_empty()
+        && let Ok(plan) = plan(now, &same_step, budget)
+    {
+        return Ok(Plan { limited_by: previous.limited_by, ..plan });
+    }
+    plan(now, costs, budget)
 }
 
 /// The fastest plan that still fits, or the smallest there is.
@@ -114,7 +156,7 @@ fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CostRow, DatasetResidency, LoaderChoice, StepChoice, plan};
+    use crate::{CostRow, DatasetResidency, LoaderChoice, StepChoice};
 
     /// Steps of 1, 2, 4 and 8 samples that hold 100 MiB and 100 MiB a sample.
     fn costs() -> Costs {
@@ -216,5 +258,60 @@ mod tests {
     fn a_share_of_what_is_available_is_taken_once_and_not_again_at_every_step() {
         let (samples, changes) = follow(Budget::ShareOfAvailable, &[1200, 950, 5000, 5000]);
         assert_eq!((samples, changes), (vec![8, 8, 8, 8], vec![]));
+    }
+
+    #[test]
+    fn a_plan_that_the_budget_limits_does_not_grow() {
+        let tight = Budget::Explicit(Bytes::mib(650));
+        let current = plan(&with_ceiling(4000), &costs(), tight).unwrap();
+        assert_eq!((current.micro_batch_samples, current.limited_by), (4, Limit::Budget));
+        let mut smaller_process = costs();
+        smaller_process.fixed.clear();
+        smaller_process.steps.iter_mut().for_each(|step| step.rows[0].bytes = Bytes::mib(1));
+        let mut replanned = replan(&with_ceiling(4000), &smaller_process, tight, &current);
+        for _ in 0..2 * CALM_REPLANS {
+            replanned = replan(&with_ceiling(4000), &smaller_process, tight, &replanned.plan);
+            assert_eq!(replanned.change, None);
+        }
+    }
+
+    /// The costs of a second start, whose process happens to hold a little less or more.
+    fn costs_of_second_start(process_mib: u64) -> Costs {
+        let mut costs = costs();
+        costs.fixed[0].bytes = Bytes::mib(process_mib);
+        costs
+    }
+
+    #[test]
+    fn a_run_that_goes_on_keeps_its_step_although_it_is_measured_anew() {
+        let tight = Budget::Explicit(Bytes::mib(940));
+        let first = plan(&with_ceiling(4000), &costs(), tight).unwrap();
+        assert_eq!(first.micro_batch_samples, 4); // 945 MiB would be needed for 8
+        let (now, lighter) = (with_ceiling(4000), costs_of_second_start(90));
+        assert_eq!(plan(&now, &lighter, tight).unwrap().micro_batch_samples, 8);
+        let again = plan_again(&now, &lighter, tight, &first).unwrap();
+        assert_eq!((again.micro_batch_samples, again.predicted_peak), (4, Bytes::mib(490)));
+        // The plan of a checkpoint comes back from JSON.
+        let read: Plan = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
+        assert_eq!(plan_again(&now, &lighter, tight, &read).unwrap(), again);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_plans_anew_where_its_plan_is_out_of_place() {
+        let first = plan(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(650))).unwrap();
+        let check = |now: &MemorySnapshot, costs: &Costs, budget: Budget, samples: usize| {
+            assert_eq!(plan_again(now, costs, budget, &first).unwrap().micro_batch_samples, samples);
+        };
+        let same = Budget::Explicit(Bytes::mib(650));
+        check(&with_ceiling(4000), &costs(), same, 4);
+        check(&with_ceiling(4000), &costs(), BUDGET, 8); // another budget
+        check(&with_ceiling(4000), &costs(), Budget::ShareOfAvailable, 8);
+        check(&with_ceiling(400), &costs(), same, 2); // less is there
+        check(&with_ceiling(4000), &costs_of_second_start(300), same, 2); // no longer fits
+        let mut pinned = costs();
+        pinned.steps.truncate(1);
+        check(&with_ceiling(4000), &pinned, same, 1); // no longer offered
+        let refusal = plan_again(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(100)), &first);
+        assert!(refusal.is_err());
     }
 }
