@@ -1,0 +1,417 @@
+//! A dataset: any rows of any files, in the order asked, within the memory allowed.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cache::BlockCache;
+use crate::chunk_rows::ChunkRows;
+use crate::error::{Error, Fault, Place};
+use crate::footer::Footer;
+use crate::io::{Files, Handle, Identity, IoLog};
+use crate::layout::{FileLayout, Layout, hex};
+use crate::page_bytes::WHOLE_PAGE_BYTES;
+use crate::page_map::{ChunkMap, PageMaps};
+use crate::page_rows::Limits;
+use crate::rows::Rows;
+
+/// What a dataset may hold between reads. The rows that come out are the same in every mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residency {
+    /// Every block, once it has been decoded.
+    InMemory,
+    /// Decoded blocks, the most recently used ones, up to this many bytes.
+    RowGroupCache {
+        /// Bytes of decoded values, their offsets and null bits.
+        bytes: u64,
+    },
+    /// Nothing but metadata. Every read decodes the pages it needs and drops them.
+    UltraLowMem,
+}
+
+/// How to open a dataset.
+#[derive(Debug, Clone)]
+pub struct DatasetOptions {
+    /// The columns to read, by dotted path, in the order in which values are wanted.
+    pub columns: Vec<String>,
+    /// What to hold between reads; [`Dataset::set_residency`] changes it.
+    pub residency: Residency,
+    /// Rows that are decoded and held together: block `k` is the rows `[k * block_rows, (k + 1) * block_rows)`.
+    /// Best the same as the blocks of the order in which rows are read.
+    pub block_rows: u32,
+    /// A larger value is an error, not an allocation.
+    pub max_value_bytes: u64,
+    /// A read of more bytes of values is an error, not an allocation. At most 4 GiB - 1.
+    pub max_read_bytes: u64,
+    /// Pages up to this size are held whole while they are decoded; larger ones are streamed.
+    pub whole_page_bytes: usize,
+    /// What [`Dataset::page_map`] gave for these files at another time. Parts that do not fit are ignored.
+    pub page_map: Option<Vec<u8>>,
+    /// Records every positional read.
+    pub io_log: Option<Arc<IoLog>>,
+}
+
+impl Default for DatasetOptions {
+    fn default() -> Self {
+        Self {
+            columns: Vec::new(),
+            residency: Residency::UltraLowMem,
+            block_rows: 4096,
+            max_value_bytes: 64 << 20,
+            max_read_bytes: 1 << 30,
+            whole_page_bytes: WHOLE_PAGE_BYTES,
+            page_map: None,
+            io_log: None,
+        }
+    }
+}
+
+impl DatasetOptions {
+    /// The named columns, everything else at its default.
+    pub fn new<S: Into<String>>(columns: impl IntoIterator<Item = S>) -> Self {
+        Self { columns: columns.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+}
+
+/// Rows of a set of parquet files. Rows are numbered over all files, in the order the files were given.
+///
+/// Any number of threads may read at once; each holds what [`Dataset::costs`] says about decoding, and no lock
+/// while it reads or decodes.
+pub struct Dataset {
+    pub(crate) files: Files,
+    pub(crate) footers: Vec<Footer>,
+    pub(crate) maps: PageMaps,
+    pub(crate) options: DatasetOptions,
+    /// Every row group that has rows, in order.
+    groups: Vec<Group>,
+    rows: u64,
+    residency: Mutex<Residency>,
+    cache: BlockCache,
+}
+
+/// Where a row group lies among all rows.
+struct Group {
+    first_row: u64,
+    /// Its first row within its file.
+    first_row_in_file: u64,
+    file: usize,
+    row_group: usize,
+}
+
+impl Dataset {
+    /// Opens a dataset: reads the footer of each file, nothing else.
+    pub fn open(files: &[PathBuf], options: &DatasetOptions) -> Result<Self, Error> {
+        let mut options = options.clone();
+        options.block_rows = options.block_rows.max(1);
+        options.max_read_bytes = options.max_read_bytes.min(u64::from(u32::MAX));
+        let Some(first) = files.first() else { return Err(Error::NoFiles) };
+        if options.columns.is_empty() {
+            return Err(Error::NoColumns);
+        }
+        let mut opened = Files::new(options.io_log.clone());
+        let mut footers = Vec::with_capacity(files.len());
+        for path in files {
+            let (handle, identity) = opened.add(path)?;
+            let footer = Footer::read(path, &handle, identity.bytes, &options.columns);
+            footers.push(footer.map_err(|error| opened.changed_or(opened.len() - 1, error))?);
+        }
+        let (groups, rows) = groups(&footers);
+        if rows == 0 {
+            return Err(Error::NoRows { path: first.clone(), files: files.len() });
+        }
+        let mut maps = PageMaps::new(&footers, options.columns.len());
+        if let Some(bytes) = options.page_map.take() {
+            let identities: Vec<&Identity> = (0..footers.len()).map(|file| opened.identity(file)).collect();
+            maps.restore(&bytes, &footers, &identities, &options.columns);
+        }
+        let residency = options.residency;
+        let dataset = Self {
+            files: opened,
+            footers,
+            maps,
+            options,
+            groups,
+            rows,
+            residency: Mutex::new(residency),
+            cache: BlockCache::default(),
+        };
+        dataset.set_residency(residency);
+        Ok(dataset)
+    }
+
+    /// How many rows there are, over all files.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The columns that are read, in order.
+    pub fn columns(&self) -> &[String] {
+        &self.options.columns
+    }
+
+    /// The rows that are decoded and held together.
+    pub fn block_rows(&self) -> u32 {
+        self.options.block_rows
+    }
+
+    /// The files' shape, and with it their fingerprint.
+    pub fn layout(&self) -> Layout {
+        let files = self.footers.iter().enumerate().map(|(file, footer)| FileLayout {
+            path: self.files.path(file).to_owned(),
+            bytes: self.files.identity(file).bytes,
+            row_groups: footer.row_groups.iter().map(|row_group| row_group.rows).collect(),
+            footer_sha256: hex(&footer.hash),
+        });
+        Layout { files: files.collect() }
+    }
+
+    /// What is held between reads.
+    pub fn residency(&self) -> Residency {
+        *self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what is held between reads. What may not be held any more is dropped at once.
+    pub fn set_residency(&self, residency: Residency) {
+        *self.residency.lock().unwrap_or_else(PoisonError::into_inner) = residency;
+        self.cache.set_capacity(self.cache_bytes(residency));
+    }
+
+    /// Drops every decoded block.
+    pub fn clear_cache(&self) {
+        self.cache.clear();
+    }
+
+    /// Bytes of decoded blocks held now.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.held_bytes()
+    }
+
+    /// Reads ranges of rows, in the order given; ranges may overlap.
+    pub fn read(&self, ranges: &[Range<u64>]) -> Result<Rows, Error> {
+        let ranges: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
+        if let Some(beyond) = ranges.iter().find(|range| range.end > self.rows) {
+            return Err(Error::RowOutOfRange { row: beyond.end - 1, rows: self.rows });
+        }
+        if ranges.windows(2).all(|pair| pair[0].end <= pair[1].start) {
+            return self.read_sorted(&ranges);
+        }
+        let rows: Vec<u64> = ranges.into_iter().flatten().collect();
+        self.read_rows(&rows)
+    }
+
+    /// Reads rows in the order given; a row may be asked for more than once. Pages are opened once each,
+    /// whatever the order.
+    pub fn read_rows(&self, rows: &[u64]) -> Result<Rows, Error> {
+        if let Some(&row) = rows.iter().find(|&&row| row >= self.rows) {
+            return Err(Error::RowOutOfRange { row, rows: self.rows });
+        }
+        let mut distinct = rows.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for &row in &distinct {
+            match ranges.last_mut() {
+                Some(last) if last.end == row => last.end += 1,
+                _ => ranges.push(row..row + 1),
+            }
+        }
+        let read = self.read_sorted(&ranges)?;
+        if rows.len() == distinct.len() && rows.is_sorted() {
+            return Ok(read);
+        }
+        // Every row asked for is in `distinct`.
+        let order: Vec<u32> = rows.iter().map(|row| distinct.partition_point(|found| found < row) as u32).collect();
+        if rows.len() > distinct.len() {
+            let bytes = read.gathered_bytes(&order);
+            if bytes > self.options.max_read_bytes {
+                let place = self.place_of(rows[0]);
+                let limit = self.options.max_read_bytes;
+                return Err(Fault::TooLarge { what: "one read", bytes, limit }.at(place));
+            }
+        }
+        Ok(read.gather(&order))
+    }
+
+    /// Reads ranges that are ascending, disjoint and not empty: from blocks, if blocks may be held.
+    fn read_sorted(&self, ranges: &[Range<u64>]) -> Result<Rows, Error> {
+        let mut limits = self.limits(self.options.max_read_bytes);
+        let mut rows = Rows::new(self.options.columns.len());
+        let capacity = self.cache.capacity();
+        if capacity == 0 {
+            self.read_direct(ranges, &mut rows, &mut limits)?;
+            return Ok(rows);
+        }
+        let parts = self.split_by_block(ranges);
+        let mut blocks: Vec<u64> = parts.iter().map(|part| self.block_of(part.start)).collect();
+        blocks.dedup();
+        // Blocks that push each other out would be decoded for a few rows each.
+        let fits = (blocks.len() as u64).saturating_mul(self.estimated_block_bytes()) <= capacity || blocks.len() == 1;
+        let mut direct: Vec<Range<u64>> = Vec::new();
+        for part in parts.chunk_by(|a, b| self.block_of(a.start) == self.block_of(b.start)) {
+            let block = self.block_of(part[0].start);
+            let held = match fits || self.cache.contains(block) {
+                true => self.block(block)?,
+                false => None,
+            };
+            let Some(held) = held else {
+                direct.extend_from_slice(part);
+                continue;
+            };
+            self.read_direct(&std::mem::take(&mut direct), &mut rows, &mut limits)?;
+            let first = block * u64::from(self.options.block_rows);
+            for range in part {
+                let local = (range.start - first) as usize..(range.end - first) as usize;
+                let bytes = held.range_bytes(local.clone());
+                limits.admit_all(bytes).map_err(|fault| fault.at(self.place_of(range.start)))?;
+                rows.append(&held, local);
+            }
+        }
+        self.read_direct(&direct, &mut rows, &mut limits)?;
+        Ok(rows)
+    }
+
+    fn block_of(&self, row: u64) -> u64 {
+        row / u64::from(self.options.block_rows)
+    }
+
+    fn split_by_block(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let block_rows = u64::from(self.options.block_rows);
+        let mut parts = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let mut start = range.start;
+            while start < range.end {
+                let end = ((start / block_rows + 1) * block_rows).min(range.end);
+                parts.push(start..end);
+                start = end;
+            }
+        }
+        parts
+    }
+
+    /// A whole block, or `None` if it is too large to be held.
+    fn block(&self, block: u64) -> Result<Option<Arc<Rows>>, Error> {
+        let first = block * u64::from(self.options.block_rows);
+        let range = first..(first + u64::from(self.options.block_rows)).min(self.rows);
+        self.cache.get_or_load(block, self.estimated_block_bytes(), |capacity| {
+            let mut limits = self.limits(capacity.min(self.options.max_read_bytes));
+            let mut rows = Rows::new(self.options.columns.len());
+            match self.read_direct(std::slice::from_ref(&range), &mut rows, &mut limits) {
+                Ok(()) => Ok(Some(rows)),
+                // Not the caller's limit, ours: the rows asked for may still be read without the block.
+                Err(Error::TooLarge { what: "one read", .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn limits(&self, read_bytes: u64) -> Limits {
+        Limits { value_bytes: self.options.max_value_bytes, read_bytes, left: read_bytes }
+    }
+
+    /// Reads ascending, disjoint ranges from the files.
+    fn read_direct(&self, ranges: &[Range<u64>], rows: &mut Rows, limits: &mut Limits) -> Result<(), Error> {
+        let mut pending = ranges.iter().cloned();
+        let mut next = pending.next();
+        while let Some(range) = &next {
+            let group = &self.groups[self.groups.partition_point(|group| group.first_row <= range.start) - 1];
+            let group_rows = self.footers[group.file].row_groups[group.row_group].rows;
+            let end = group.first_row + group_rows;
+            let mut local = Vec::new();
+            let mut count = 0;
+            while let Some(range) = next.clone().filter(|range| range.start < end) {
+                let stop = range.end.min(end);
+                // Row groups have at most u32::MAX rows.
+                local.push((range.start - group.first_row) as u32..(stop - group.first_row) as u32);
+                count += (stop - range.start) as usize;
+                next = if stop < range.end { Some(stop..range.end) } else { pending.next() };
+            }
+            self.read_group(group, &local, rows, limits)?;
+            rows.complete(count);
+        }
+        Ok(())
+    }
+
+    fn read_group(
+        &self,
+        group: &Group,
+        ranges: &[Range<u32>],
+        rows: &mut Rows,
+        limits: &mut Limits,
+    ) -> Result<(), Error> {
+        let handle = self.files.handle(group.file)?;
+        for column in 0..self.options.columns.len() {
+            let chunk = &self.footers[group.file].row_groups[group.row_group].chunks[column];
+            let map = self.chunk_map(&handle, group.file, group.row_group, column)?;
+            let reader = ChunkRows { handle: &handle, chunk, map, whole_page_bytes: self.options.whole_page_bytes };
+            reader.read(ranges, rows.column_mut(column), limits).map_err(|(fault, page_rows)| {
+                let mut place = self.place(group.file, group.row_group, column);
+                let first = group.first_row_in_file;
+                place.rows = Some(first + u64::from(page_rows.start)..first + u64::from(page_rows.end));
+                self.files.changed_or(group.file, fault.at(place))
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn chunk_map(
+        &self,
+        handle: &Handle,
+        file: usize,
+        row_group: usize,
+        column: usize,
+    ) -> Result<&Arc<ChunkMap>, Error> {
+        let chunk = &self.footers[file].row_groups[row_group].chunks[column];
+        self.maps
+            .get_or_build((file, row_group, column), handle, chunk)
+            .map_err(|fault| self.files.changed_or(file, fault.at(self.place(file, row_group, column))))
+    }
+
+    fn place(&self, file: usize, row_group: usize, column: usize) -> Place {
+        Place {
+            path: self.files.path(file).to_owned(),
+            row_group: Some(row_group),
+            column: Some(self.options.columns[column].clone()),
+            rows: None,
+        }
+    }
+
+    fn place_of(&self, row: u64) -> Place {
+        let group = &self.groups[self.groups.partition_point(|group| group.first_row <= row) - 1];
+        let row = group.first_row_in_file + row - group.first_row;
+        Place {
+            path: self.files.path(group.file).to_owned(),
+            row_group: Some(group.row_group),
+            column: None,
+            rows: Some(row..row + 1),
+        }
+    }
+
+    /// The page maps of all chunks, for [`DatasetOptions::page_map`] at another time: a read then never walks
+    /// page headers. Makes those that are missing: reads page headers or offset indexes, no data.
+    pub fn page_map(&self) -> Result<Vec<u8>, Error> {
+        for (file, footer) in self.footers.iter().enumerate() {
+            let handle = self.files.handle(file)?;
+            for row_group in 0..footer.row_groups.len() {
+                for column in 0..self.options.columns.len() {
+                    self.chunk_map(&handle, file, row_group, column)?;
+                }
+            }
+        }
+        let identities: Vec<&Identity> = (0..self.footers.len()).map(|file| self.files.identity(file)).collect();
+        Ok(self.maps.to_bytes(&self.footers, &identities, &self.options.columns))
+    }
+}
+
+fn groups(footers: &[Footer]) -> (Vec<Group>, u64) {
+    let mut groups = Vec::new();
+    let mut first_row = 0;
+    for (file, footer) in footers.iter().enumerate() {
+        let mut first_row_in_file = 0;
+        for (row_group, found) in footer.row_groups.iter().enumerate().filter(|(_, found)| found.rows > 0) {
+            groups.push(Group { first_row, first_row_in_file, file, row_group });
+            first_row += found.rows;
+            first_row_in_file += found.rows;
+        }
+    }
+    (groups, first_row)
+}

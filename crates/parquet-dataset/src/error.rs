@@ -1,0 +1,264 @@
+//! What can go wrong, said so that a person can act on it.
+//!
+//! [`Error`] is what callers see: always with the file, and as much of row group, column and rows as is
+//! known. [`Fault`] is what decoding code raises before anyone has said where it is.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Everything that opening or reading a dataset can fail with. Rows are numbered from 0 within their file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to open, examine or read a file.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// What was attempted: "open", "read 4096 bytes at 1024".
+        action: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A dataset was opened without any file.
+    #[error("no parquet file was given, expected at least one")]
+    NoFiles,
+    /// A dataset was opened without any column.
+    #[error("no column was asked for, expected at least one string column")]
+    NoColumns,
+    /// The file lacks parquet's magic bytes or is too short to hold a footer.
+    #[error("{}: not a parquet file: {reason}", path.display())]
+    NotParquet {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// What was found where the magic bytes or the footer's length should be.
+        reason: String,
+    },
+    /// The footer is there but cannot be parsed, or contradicts itself or the file's size.
+    #[error("{}: the footer is corrupt: {reason}", path.display())]
+    Footer {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
+    /// All files together have no row.
+    #[error("{}: no rows in {}, expected at least one row", path.display(), file_count(*files))]
+    NoRows {
+        /// The first file.
+        path: PathBuf,
+        /// How many files were given.
+        files: usize,
+    },
+    /// A column that was asked for does not exist.
+    #[error("{}: no column `{column}`, expected a string column of that name", path.display())]
+    MissingColumn {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The column that was asked for.
+        column: String,
+        /// The file's string columns.
+        string_columns: Vec<String>,
+    },
+    /// A column that was asked for is not a flat string or binary column.
+    #[error("{}: column `{column}` is {found}, expected a string column", path.display())]
+    WrongType {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The column that was asked for.
+        column: String,
+        /// The column's type in parquet's words.
+        found: String,
+        /// The file's string columns.
+        string_columns: Vec<String>,
+    },
+    /// The file is valid parquet, but uses something that this crate does not read.
+    #[error("{place}: {what} is not supported")]
+    Unsupported {
+        /// Where it was met.
+        place: Box<Place>,
+        /// The codec, encoding or layout.
+        what: String,
+    },
+    /// The bytes contradict themselves, the footer or their checksum.
+    #[error("{place}: corrupt: {reason}")]
+    Corrupt {
+        /// Where it was met.
+        place: Box<Place>,
+        /// What was expected and what was found.
+        reason: String,
+    },
+    /// One value, or all values of one read, exceed the limit that the caller set.
+    #[error("{place}: {what} is {bytes} bytes, expected at most {limit}")]
+    TooLarge {
+        /// Where it was met.
+        place: Box<Place>,
+        /// "a value" or "one read".
+        what: &'static str,
+        /// Its size, or a lower bound of it.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A file is no longer the one that was opened.
+    #[error("{}: changed while it was open: {change}", path.display())]
+    Changed {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// What changed, from what to what.
+        change: String,
+    },
+    /// A row beyond the end was asked for. Rows are numbered over all files here.
+    #[error("row {row} was asked for, expected less than {rows}")]
+    RowOutOfRange {
+        /// The row that was asked for.
+        row: u64,
+        /// How many rows the dataset has.
+        rows: u64,
+    },
+}
+
+impl Error {
+    /// What the user can do about it, for the `hint:` line under the error.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::MissingColumn { string_columns, .. } | Self::WrongType { string_columns, .. } => {
+                Some(match string_columns.is_empty() {
+                    true => "the file has no string column".to_owned(),
+                    false => format!("the file's string columns: {}", string_columns.join(", ")),
+                })
+            }
+            Self::Unsupported { .. } => Some(
+                "rewrite the file with plain or dictionary encoding and snappy, zstd, gzip or no compression"
+                    .to_owned(),
+            ),
+            Self::NotParquet { .. } | Self::Footer { .. } | Self::Corrupt { .. } => {
+                Some("the file is damaged or was not written completely; copy or write it again".to_owned())
+            }
+            Self::Changed { .. } => Some("start again once nothing writes to the file any more".to_owned()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), action: action.into(), source }
+    }
+}
+
+/// Where in a file something was met.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// The file, as it was given.
+    pub path: PathBuf,
+    /// The row group, from 0.
+    pub row_group: Option<usize>,
+    /// The column's dotted path.
+    pub column: Option<String>,
+    /// Rows of the file, from 0: those of the page that was being read.
+    pub rows: Option<Range<u64>>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(row_group) = self.row_group {
+            write!(f, ": row group {row_group}")?;
+        }
+        if let Some(column) = &self.column {
+            write!(f, ": column `{column}`")?;
+        }
+        match &self.rows {
+            Some(rows) if rows.end == rows.start + 1 => write!(f, ": row {}", rows.start),
+            Some(rows) => write!(f, ": rows {} to {}", rows.start, rows.end.saturating_sub(1)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What decoding raises; [`Fault::at`] turns it into an [`Error`] once the place is known.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The file could not be read.
+    File(io::Error),
+    /// The bytes end before they should: damage, or a file that was cut since it was opened.
+    Ended(Cow<'static, str>),
+    /// The bytes are wrong.
+    Corrupt(Cow<'static, str>),
+    /// The bytes may be right, but nobody here reads them.
+    Unsupported(String),
+    /// The bytes are more than the caller wants.
+    TooLarge { what: &'static str, bytes: u64, limit: u64 },
+}
+
+impl Fault {
+    pub(crate) fn corrupt<T>(reason: impl Into<Cow<'static, str>>) -> Result<T, Self> {
+        Err(Self::Corrupt(reason.into()))
+    }
+
+    pub(crate) fn ended<T>(reason: impl Into<Cow<'static, str>>) -> Result<T, Self> {
+        Err(Self::Ended(reason.into()))
+    }
+
+    /// What is wrong, without where.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::File(source) => source.to_string(),
+            Self::Ended(reason) | Self::Corrupt(reason) => reason.to_string(),
+            Self::Unsupported(what) => format!("{what} is not supported"),
+            Self::TooLarge { what, bytes, limit } => format!("{what} is {bytes} bytes, expected at most {limit}"),
+        }
+    }
+
+    pub(crate) fn at(self, place: Place) -> Error {
+        let place = Box::new(place);
+        match self {
+            Self::File(source) => Error::Io { path: place.path, action: "read".to_owned(), source },
+            Self::Ended(reason) | Self::Corrupt(reason) => Error::Corrupt { place, reason: reason.into_owned() },
+            Self::Unsupported(what) => Error::Unsupported { place, what },
+            Self::TooLarge { what, bytes, limit } => Error::TooLarge { place, what, bytes, limit },
+        }
+    }
+}
+
+fn file_count(files: usize) -> String {
+    match files {
+        1 => "this file".to_owned(),
+        files => format!("this and {} more files", files - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_file_row_group_column_rows_expected_and_got() {
+        let place = Place {
+            path: "train.parquet".into(),
+            row_group: Some(3),
+            column: Some("response".to_owned()),
+            rows: Some(1200..1300),
+        };
+        let error = Fault::Corrupt("a value of 900 bytes, expected at most 80".into()).at(place);
+        assert_eq!(
+            error.to_string(),
+            "train.parquet: row group 3: column `response`: rows 1200 to 1299: corrupt: a value of 900 bytes, \
+             expected at most 80"
+        );
+    }
+
+    #[test]
+    fn a_wrong_column_is_answered_with_the_columns_that_would_do() {
+        let error = Error::WrongType {
+            path: "train.parquet".into(),
+            column: "response".to_owned(),
+            found: "INT64".to_owned(),
+            string_columns: vec!["prompt".to_owned(), "answer".to_owned()],
+        };
+        assert_eq!(error.to_string(), "train.parquet: column `response` is INT64, expected a string column");
+        assert_eq!(error.hint().as_deref(), Some("the file's string columns: prompt, answer"));
+    }
+}

@@ -1,0 +1,233 @@
+//! Positional reads of files that must not change.
+//!
+//! Every read names its offset (`pread`), so any number of threads may read one file. A file is identified by
+//! device, inode, size and modification time when it is opened; each use compares them again. At most
+//! [`MAX_OPEN_FILES`] descriptors are held, so a dataset of thousands of files fits any `ulimit`.
+
+use std::collections::VecDeque;
+use std::fs::{File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Error, Fault};
+
+/// How many descriptors one dataset holds at a time.
+const MAX_OPEN_FILES: usize = 64;
+
+/// A record of every byte range that was read from files, in order. For tests, measurements and `inspect`.
+#[derive(Debug, Default)]
+pub struct IoLog {
+    reads: Mutex<Vec<IoRead>>,
+}
+
+/// One positional read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IoRead {
+    /// Which of the dataset's files, in the order given.
+    pub file: usize,
+    /// The bytes that were read.
+    pub bytes: Range<u64>,
+}
+
+impl IoLog {
+    /// Returns what was read since the last call, and forgets it.
+    pub fn take(&self) -> Vec<IoRead> {
+        std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn record(&self, file: usize, bytes: Range<u64>) {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner).push(IoRead { file, bytes });
+    }
+}
+
+/// What makes a file the same file, as far as the operating system tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+    pub(crate) bytes: u64,
+    pub(crate) modified_ns: i128,
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.size(),
+            modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+        }
+    }
+
+    /// What differs between what was opened and what is there now.
+    fn change(&self, now: &Self) -> Option<String> {
+        if (self.device, self.inode) != (now.device, now.inode) {
+            return Some("another file has taken its name".to_owned());
+        }
+        if self.bytes != now.bytes {
+            return Some(format!("it was {} bytes long, now {}", self.bytes, now.bytes));
+        }
+        (self.modified_ns != now.modified_ns).then(|| "it was written to".to_owned())
+    }
+}
+
+/// A file, open for positional reads.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    file: Arc<File>,
+    index: usize,
+    log: Option<Arc<IoLog>>,
+}
+
+impl Handle {
+    pub(crate) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), Fault> {
+        if let Some(log) = &self.log {
+            log.record(self.index, offset..offset + buffer.len() as u64);
+        }
+        self.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                Fault::Ended(format!("the file ends before byte {}", offset + buffer.len() as u64).into())
+            }
+            _ => Fault::File(error),
+        })
+    }
+}
+
+/// Bytes of a file as a stream, for decompressors. A failure of the file travels inside the `io::Error` as a
+/// [`FileFault`], so that it is not mistaken for a failure of the compressed data.
+pub(crate) struct FileRange {
+    pub(crate) handle: Handle,
+    pub(crate) bytes: Range<u64>,
+}
+
+impl io::Read for FileRange {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = (self.bytes.end - self.bytes.start).min(buffer.len() as u64) as usize;
+        if count > 0 {
+            self.handle
+                .read_exact_at(&mut buffer[..count], self.bytes.start)
+                .map_err(|fault| io::Error::other(FileFault(Mutex::new(Some(fault)))))?;
+            self.bytes.start += count as u64;
+        }
+        Ok(count)
+    }
+}
+
+/// A [`Fault`] of the file on its way through a decompressor.
+#[derive(Debug)]
+struct FileFault(Mutex<Option<Fault>>);
+
+impl std::fmt::Display for FileFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the file could not be read")
+    }
+}
+
+impl std::error::Error for FileFault {}
+
+/// Tells a failure of the file from a failure of the data that a decompressor found in it.
+pub(crate) fn decompression_fault(codec: &str, error: io::Error) -> Fault {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<FileFault>());
+    match inner.and_then(|fault| fault.0.lock().unwrap_or_else(PoisonError::into_inner).take()) {
+        Some(fault) => fault,
+        None => Fault::Corrupt(format!("the {codec} data cannot be decompressed: {error}").into()),
+    }
+}
+
+struct Source {
+    path: PathBuf,
+    identity: Identity,
+}
+
+/// The files of a dataset, opened on demand.
+pub(crate) struct Files {
+    sources: Vec<Source>,
+    /// The most recently used first.
+    open: Mutex<VecDeque<(usize, Arc<File>)>>,
+    log: Option<Arc<IoLog>>,
+}
+
+impl Files {
+    pub(crate) fn new(log: Option<Arc<IoLog>>) -> Self {
+        Self { sources: Vec::new(), open: Mutex::default(), log }
+    }
+
+    /// Adds a file and returns it opened, with its identity.
+    pub(crate) fn add(&mut self, path: &Path) -> Result<(Handle, Identity), Error> {
+        let (file, identity) = open(path)?;
+        let index = self.sources.len();
+        self.sources.push(Source { path: path.to_owned(), identity: identity.clone() });
+        let file = Arc::new(file);
+        self.keep(index, Arc::clone(&file));
+        Ok((Handle { file, index, log: self.log.clone() }, identity))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// `error`, unless the file has changed, which then is the better explanation.
+    pub(crate) fn changed_or(&self, index: usize, error: Error) -> Error {
+        match self.handle(index) {
+            Err(changed @ Error::Changed { .. }) => changed,
+            _ => error,
+        }
+    }
+
+    pub(crate) fn path(&self, index: usize) -> &Path {
+        &self.sources[index].path
+    }
+
+    pub(crate) fn identity(&self, index: usize) -> &Identity {
+        &self.sources[index].identity
+    }
+
+    /// The file, opened again if need be; an error if it is not the file that was added.
+    pub(crate) fn handle(&self, index: usize) -> Result<Handle, Error> {
+        let source = &self.sources[index];
+        let held = {
+            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            open.iter().find(|(held, _)| *held == index).map(|(_, file)| Arc::clone(file))
+        };
+        let (file, identity) = match held {
+            Some(file) => {
+                let metadata = file.metadata().map_err(|error| Error::io(&source.path, "examine", error))?;
+                (file, Identity::of(&metadata))
+            }
+            None => {
+                let (file, identity) = open(&source.path)?;
+                (Arc::new(file), identity)
+            }
+        };
+        if let Some(change) = source.identity.change(&identity) {
+            return Err(Error::Changed { path: source.path.clone(), change });
+        }
+        self.keep(index, Arc::clone(&file));
+        Ok(Handle { file, index, log: self.log.clone() })
+    }
+
+    fn keep(&self, index: usize, file: Arc<File>) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.front().is_some_and(|(front, _)| *front == index) {
+            return;
+        }
+        open.retain(|(held, _)| *held != index);
+        open.push_front((index, file));
+        open.truncate(MAX_OPEN_FILES);
+    }
+}
+
+fn open(path: &Path) -> Result<(File, Identity), Error> {
+    // Opening a pipe would wait for a writer, so what it is comes before opening it.
+    let metadata = std::fs::metadata(path).map_err(|error| Error::io(path, "open", error))?;
+    if !metadata.is_file() {
+        let what = if metadata.is_dir() { "a directory" } else { "a pipe or a device" };
+        return Err(Error::NotParquet { path: path.to_owned(), reason: format!("it is {what}, expected a file") });
+    }
+    let file = File::open(path).map_err(|error| Error::io(path, "open", error))?;
+    let metadata = file.metadata().map_err(|error| Error::io(path, "examine", error))?;
+    Ok((file, Identity::of(&metadata)))
+}

@@ -1,0 +1,324 @@
+//! The decompressed bytes of one page, as a cursor that holds a bounded part of them.
+//!
+//! Pages of common size (up to [`WHOLE_PAGE_BYTES`]) are read with one `pread`, checked against their CRC if
+//! they have one, and decompressed into one buffer. Larger pages, which some writers make as large as their
+//! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]; their CRC is
+//! not checked, because a read stops at the last row it needs.
+//!
+//! Invariant: the buffer grows beyond those two sizes only for a single value, up to the caller's limit.
+
+use std::io::{BufReader, Read};
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::error::Fault;
+use crate::footer::Codec;
+use crate::io::{FileRange, Handle, decompression_fault};
+use crate::page_header::PageHeader;
+use crate::page_map::PageEntry;
+use crate::snappy::SnappyReader;
+
+/// Pages up to this size, compressed and decompressed, are held whole.
+pub(crate) const WHOLE_PAGE_BYTES: usize = 4 << 20;
+/// The buffer through which larger pages stream, and that of the compressed bytes behind it.
+pub(crate) const STREAM_BUFFER_BYTES: usize = 128 * 1024;
+/// zstd frames with a larger window (`--ultra`) are refused when they have to be streamed.
+const MAX_ZSTD_WINDOW_LOG: u32 = 27;
+
+/// The bytes that a page's decoders consume, in order.
+pub(crate) struct PageBytes {
+    buffer: Vec<u8>,
+    /// The first byte not consumed.
+    at: usize,
+    /// Bytes that `rest` has yet to give, as declared.
+    unread: u64,
+    rest: Rest,
+}
+
+enum Rest {
+    Nothing,
+    Raw(FileRange),
+    Snappy(Box<SnappyReader<BufReader<FileRange>>>),
+    Gzip(Box<MultiGzDecoder<BufReader<FileRange>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, BufReader<FileRange>>>),
+}
+
+impl PageBytes {
+    /// Bytes that are in memory already.
+    pub(crate) fn whole(buffer: Vec<u8>) -> Self {
+        Self { buffer, at: 0, unread: 0, rest: Rest::Nothing }
+    }
+
+    /// Bytes of a file that decompress to `decompressed` bytes, as a stream.
+    fn stream(stored: FileRange, codec: Codec, decompressed: u32) -> Result<Self, Fault> {
+        let rest = Rest::open(stored, codec)?;
+        Ok(Self { buffer: Vec::new(), at: 0, unread: u64::from(decompressed), rest })
+    }
+
+    fn buffered(&self) -> usize {
+        self.buffer.len() - self.at
+    }
+
+    /// Bytes not consumed, as declared.
+    pub(crate) fn remaining(&self) -> u64 {
+        self.buffered() as u64 + self.unread
+    }
+
+    /// The next `count` bytes, without consuming them.
+    #[inline]
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], Fault> {
+        if self.buffered() < count {
+            self.fill(count)?;
+        }
+        Ok(&self.buffer[self.at..self.at + count])
+    }
+
+    /// The next `count` bytes or, at the end of the page, all that remain.
+    pub(crate) fn peek_up_to(&mut self, count: usize) -> Result<&[u8], Fault> {
+        let available = self.remaining().min(count as u64);
+        self.peek(available as usize)
+    }
+
+    /// Consumes bytes that were peeked at.
+    #[inline]
+    pub(crate) fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.buffered());
+        self.at += count;
+    }
+
+    /// Consumes the next `count` bytes, whether buffered or not.
+    #[inline]
+    pub(crate) fn skip(&mut self, count: u64) -> Result<(), Fault> {
+        if count <= self.buffered() as u64 {
+            self.at += count as usize;
+            return Ok(());
+        }
+        self.skip_unbuffered(count - self.buffered() as u64)
+    }
+
+    #[cold]
+    fn skip_unbuffered(&mut self, mut count: u64) -> Result<(), Fault> {
+        self.at = self.buffer.len();
+        if count > self.unread {
+            return ends_early(count, self.unread);
+        }
+        if let Rest::Raw(range) = &mut self.rest {
+            range.bytes.start += count;
+            self.unread -= count;
+            return Ok(());
+        }
+        while count > 0 {
+            self.fill(count.min(STREAM_BUFFER_BYTES as u64) as usize)?;
+            let step = count.min(self.buffered() as u64);
+            self.at += step as usize;
+            count -= step;
+        }
+        Ok(())
+    }
+
+    /// Makes at least `count` bytes available from `at` on.
+    #[cold]
+    fn fill(&mut self, count: usize) -> Result<(), Fault> {
+        let missing = count - self.buffered();
+        if missing as u64 > self.unread {
+            return ends_early(count as u64, self.buffered() as u64 + self.unread);
+        }
+        self.buffer.drain(..self.at);
+        self.at = 0;
+        let target = count.max(STREAM_BUFFER_BYTES).min(self.buffer.len() + self.unread.min(1 << 40) as usize);
+        while self.buffer.len() < count {
+            // Grow with the data that arrives, not with what a length claims.
+            let held = self.buffer.len();
+            let step = (target - held).min(held.max(STREAM_BUFFER_BYTES));
+            self.buffer.resize(held + step, 0);
+            let read = self.rest.read_full(&mut self.buffer[held..])?;
+            self.buffer.truncate(held + read);
+            self.unread -= read as u64;
+            if read < step && self.buffer.len() < count {
+                return ends_early(count as u64, self.buffer.len() as u64);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ends_early<T>(wanted: u64, available: u64) -> Result<T, Fault> {
+    Fault::corrupt(format!("a page ends early: {wanted} bytes expected, {available} there"))
+}
+
+impl Rest {
+    fn open(stored: FileRange, codec: Codec) -> Result<Self, Fault> {
+        if codec == Codec::Uncompressed {
+            return Ok(Self::Raw(stored));
+        }
+        let input = BufReader::with_capacity(STREAM_BUFFER_BYTES, stored);
+        Ok(match codec {
+            Codec::Uncompressed | Codec::Snappy => Self::Snappy(Box::new(SnappyReader::new(input))),
+            Codec::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(input))),
+            Codec::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(input).map_err(Fault::File)?;
+                decoder.window_log_max(MAX_ZSTD_WINDOW_LOG).map_err(Fault::File)?;
+                Self::Zstd(Box::new(decoder))
+            }
+        })
+    }
+
+    /// Fills `buffer`, or less of it at the end.
+    fn read_full(&mut self, buffer: &mut [u8]) -> Result<usize, Fault> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let (codec, read) = match self {
+                Self::Nothing => return Ok(filled),
+                Self::Raw(reader) => ("raw", reader.read(&mut buffer[filled..])),
+                Self::Snappy(reader) => ("snappy", reader.read(&mut buffer[filled..])),
+                Self::Gzip(reader) => ("gzip", reader.read(&mut buffer[filled..])),
+                Self::Zstd(reader) => ("zstd", reader.read(&mut buffer[filled..])),
+            };
+            match read.map_err(|error| decompression_fault(codec, error))? {
+                0 => break,
+                read => filled += read,
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// A page as its decoders want it: the header, the levels of version 2, and everything behind them.
+pub(crate) struct OpenPage {
+    pub(crate) header: PageHeader,
+    /// Definition levels, stored apart from the values. Version 2 only.
+    pub(crate) levels: Vec<u8>,
+    pub(crate) bytes: PageBytes,
+}
+
+impl OpenPage {
+    /// Reads the page at `entry`, whole if it is at most `whole_limit` bytes, compressed and decompressed.
+    pub(crate) fn read(handle: &Handle, entry: &PageEntry, codec: Codec, whole_limit: usize) -> Result<Self, Fault> {
+        let end = entry.offset + u64::from(entry.bytes);
+        let mut whole = None;
+        let header = match entry.bytes as usize <= whole_limit {
+            true => {
+                let mut stored = vec![0; entry.bytes as usize];
+                handle.read_exact_at(&mut stored, entry.offset)?;
+                let header = PageHeader::parse(&stored)?;
+                whole = Some(stored);
+                header
+            }
+            false => PageHeader::read(handle, entry.offset, end)?,
+        };
+        if header.total_bytes() != u64::from(entry.bytes) {
+            return Fault::corrupt(format!(
+                "a page of {} bytes at {}, expected {}",
+                header.total_bytes(),
+                entry.offset,
+                entry.bytes
+            ));
+        }
+        let levels = header.repetition_level_bytes as usize + header.definition_level_bytes as usize;
+        let codec = if header.is_compressed { codec } else { Codec::Uncompressed };
+        let body = header.header_bytes as usize;
+        if codec == Codec::Uncompressed && header.compressed_bytes != header.uncompressed_bytes {
+            return Fault::corrupt(format!(
+                "an uncompressed page of {} bytes declares {} uncompressed bytes",
+                header.compressed_bytes, header.uncompressed_bytes
+            ));
+        }
+        let size = header.uncompressed_bytes as usize - levels;
+        if let Some(stored) = whole {
+            check_crc(&stored[body..], header.crc)?;
+            if header.uncompressed_bytes as usize <= whole_limit {
+                let level_bytes = stored[body + header.repetition_level_bytes as usize..body + levels].to_vec();
+                let bytes = match codec {
+                    Codec::Uncompressed => {
+                        PageBytes { buffer: stored, at: body + levels, unread: 0, rest: Rest::Nothing }
+                    }
+                    _ if size == 0 => PageBytes::whole(Vec::new()),
+                    codec => PageBytes::whole(decompress_whole(codec, &stored[body + levels..], size)?),
+                };
+                return Ok(Self { header, levels: level_bytes, bytes });
+            }
+        }
+        // A level is a run of at least two bytes or less than two bytes of bits: more is not a level.
+        if levels as u64 > 64 + 8 * u64::from(header.values) {
+            return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
+        }
+        let mut level_bytes = vec![0; header.definition_level_bytes as usize];
+        let levels_at = entry.offset + body as u64 + u64::from(header.repetition_level_bytes);
+        handle.read_exact_at(&mut level_bytes, levels_at)?;
+        let stored = FileRange { handle: handle.clone(), bytes: entry.offset + (body + levels) as u64..end };
+        let bytes = PageBytes::stream(stored, codec, size as u32)?;
+        Ok(Self { header, levels: level_bytes, bytes })
+    }
+}
+
+/// Compares stored bytes with the checksum that their header declares.
+fn check_crc(stored: &[u8], crc: Option<u32>) -> Result<(), Fault> {
+    let Some(expected) = crc else { return Ok(()) };
+    let mut actual = flate2::Crc::new();
+    actual.update(stored);
+    match actual.sum() == expected {
+        true => Ok(()),
+        false => Fault::corrupt(format!("a page's checksum is {:08x}, expected {expected:08x}", actual.sum())),
+    }
+}
+
+/// Decompresses to exactly `size` bytes; data that holds more or less is an error, and never more is allocated.
+fn decompress_whole(codec: Codec, stored: &[u8], size: usize) -> Result<Vec<u8>, Fault> {
+    let wrong = |codec: &str, found: String| {
+        Fault::corrupt(format!("the {codec} data holds {found} bytes, its page declares {size}"))
+    };
+    match codec {
+        Codec::Uncompressed => Ok(stored.to_vec()),
+        Codec::Snappy => {
+            let declared = snap::raw::decompress_len(stored).map_err(|error| snappy_fault(&error))?;
+            if declared != size {
+                return wrong("snappy", declared.to_string());
+            }
+            let mut output = vec![0; size];
+            snap::raw::Decoder::new().decompress(stored, &mut output).map_err(|error| snappy_fault(&error))?;
+            Ok(output)
+        }
+        Codec::Gzip => {
+            let mut output = Vec::with_capacity(size + 1);
+            let mut decoder = MultiGzDecoder::new(stored).take(size as u64 + 1);
+            decoder.read_to_end(&mut output).map_err(|error| decompression_fault("gzip", error))?;
+            match output.len() {
+                length if length == size => Ok(output),
+                length if length > size => wrong("gzip", format!("more than {size}")),
+                length => wrong("gzip", length.to_string()),
+            }
+        }
+        Codec::Zstd => {
+            let mut output = Vec::with_capacity(size);
+            zstd::bulk::Decompressor::new()
+                .and_then(|mut decoder| decoder.decompress_to_buffer(stored, &mut output))
+                .map_err(|error| decompression_fault("zstd", error))?;
+            match output.len() == size {
+                true => Ok(output),
+                false => wrong("zstd", output.len().to_string()),
+            }
+        }
+    }
+}
+
+fn snappy_fault(error: &snap::Error) -> Fault {
+    Fault::Corrupt(format!("the snappy data cannot be decompressed: {error}").into())
+}
+
+/// Bytes of memory that reading a page takes: what is stored and what it decompresses to, or the stream's buffers.
+pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, whole_limit: usize) -> u64 {
+    let compressed = if codec == Codec::Uncompressed { 0 } else { stored };
+    match stored.max(decompressed) <= whole_limit as u64 {
+        true => compressed + decompressed,
+        false => {
+            let window = match codec {
+                Codec::Uncompressed => 0,
+                Codec::Snappy => 2 * STREAM_BUFFER_BYTES as u64,
+                Codec::Gzip => 64 * 1024,
+                // The window of zstd's levels up to 19, bounded by the page.
+                Codec::Zstd => decompressed.min(8 << 20),
+            };
+            2 * STREAM_BUFFER_BYTES as u64 + window
+        }
+    }
+}

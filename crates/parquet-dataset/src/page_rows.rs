@@ -1,0 +1,382 @@
+//! Rows of one page: definition levels say which are null, the page's encoding says where values are.
+//!
+//! Encodings: PLAIN, dictionary (RLE_DICTIONARY and its old name), DELTA_LENGTH_BYTE_ARRAY and
+//! DELTA_BYTE_ARRAY; format: parquet-format `Encodings.md`. Everything is decoded in order, one value at a
+//! time, from a bounded buffer; rows that are passed over cost no copy.
+
+use crate::delta;
+use crate::error::Fault;
+use crate::page_bytes::{OpenPage, PageBytes};
+use crate::page_header::{PageKind, encoding};
+use crate::rows::Column;
+use crate::runs::Runs;
+
+/// No dictionary is believed to be larger: writers stop at 1 MiB unless told otherwise.
+const MAX_DICTIONARY_BYTES: u64 = 256 << 20;
+
+/// What a read may hold: the largest value, and the bytes left for values.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) value_bytes: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) left: u64,
+}
+
+impl Limits {
+    /// Accounts for a value before it is copied.
+    #[inline]
+    fn admit(&mut self, bytes: u64) -> Result<(), Fault> {
+        if bytes > self.value_bytes {
+            return Err(Fault::TooLarge { what: "a value", bytes, limit: self.value_bytes });
+        }
+        self.admit_all(bytes)
+    }
+
+    /// Accounts for values that each have been admitted before.
+    pub(crate) fn admit_all(&mut self, bytes: u64) -> Result<(), Fault> {
+        match self.left.checked_sub(bytes) {
+            Some(left) => self.left = left,
+            None => {
+                let bytes = self.read_bytes - self.left + bytes;
+                return Err(Fault::TooLarge { what: "one read", bytes, limit: self.read_bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A chunk's dictionary: the page as it is, and where each value starts in it.
+pub(crate) struct Dictionary {
+    bytes: Vec<u8>,
+    /// Value `i` lies at `starts[i]..starts[i + 1] - 4`: four bytes of length precede each value.
+    starts: Vec<u32>,
+}
+
+impl Dictionary {
+    pub(crate) fn read(mut page: OpenPage) -> Result<Self, Fault> {
+        let header = &page.header;
+        if header.kind != PageKind::Dictionary {
+            return Fault::corrupt("a dictionary page was expected, another kind of page is there");
+        }
+        if !matches!(header.encoding, encoding::PLAIN | encoding::PLAIN_DICTIONARY) {
+            return Err(Fault::Unsupported(format!("a dictionary in encoding {}", header.encoding)));
+        }
+        let size = page.bytes.remaining();
+        if size > MAX_DICTIONARY_BYTES {
+            return Err(Fault::TooLarge { what: "a dictionary", bytes: size, limit: MAX_DICTIONARY_BYTES });
+        }
+        let bytes = page.bytes.peek(size as usize)?.to_vec();
+        if u64::from(header.values) * 4 > size {
+            return Fault::corrupt(format!("a dictionary of {size} bytes declares {} values", header.values));
+        }
+        let mut starts = Vec::with_capacity(header.values as usize + 1);
+        let mut at = 0usize;
+        for _ in 0..header.values {
+            let length = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
+            let end = length.map(|length| at + 4 + u32::from_le_bytes(*length) as usize);
+            match end.filter(|&end| end <= bytes.len()) {
+                Some(end) => {
+                    starts.push(at as u32 + 4);
+                    at = end;
+                }
+                None => return Fault::corrupt("a dictionary page ends before its last value"),
+            }
+        }
+        starts.push(at as u32 + 4);
+        Ok(Self { bytes, starts })
+    }
+
+    #[inline]
+    fn value(&self, index: u32) -> Result<&[u8], Fault> {
+        let index = index as usize;
+        if index + 1 >= self.starts.len() {
+            let values = self.starts.len() - 1;
+            return Fault::corrupt(format!("dictionary index {index}, expected less than {values}"));
+        }
+        Ok(&self.bytes[self.starts[index] as usize..self.starts[index + 1] as usize - 4])
+    }
+}
+
+/// A cursor over the rows of one data page.
+pub(crate) struct PageRows<'d> {
+    /// `None` where every row has a value.
+    levels: Option<(PageBytes, Runs)>,
+    max_level: u32,
+    bytes: PageBytes,
+    values: Values<'d>,
+    rows: u32,
+}
+
+/// State of the page's encoding. What has to be read before the first value is read with it: a page of
+/// nulls may have no bytes at all.
+enum Values<'d> {
+    Plain,
+    Dictionary { dictionary: &'d Dictionary, indexes: Option<Runs> },
+    Lengths { lengths: Option<Vec<u32>>, next: usize },
+    Prefixed { lengths: Option<(Vec<u32>, Vec<u32>)>, next: usize, last: Vec<u8> },
+}
+
+impl<'d> PageRows<'d> {
+    /// Starts at the first row of a page that should have `rows` rows.
+    pub(crate) fn new(
+        page: OpenPage,
+        dictionary: Option<&'d Dictionary>,
+        max_level: u8,
+        rows: u32,
+    ) -> Result<Self, Fault> {
+        let OpenPage { header, levels, mut bytes } = page;
+        if header.values != rows {
+            return Fault::corrupt(format!("a page declares {} rows, expected {rows}", header.values));
+        }
+        let level_bytes = match header.kind {
+            _ if max_level == 0 => None,
+            PageKind::Data => {
+                if header.definition_encoding != encoding::RLE {
+                    return Err(Fault::Unsupported(format!(
+                        "encoding {} of definition levels",
+                        header.definition_encoding
+                    )));
+                }
+                let length = bytes.peek(4)?;
+                let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+                bytes.consume(4);
+                if u64::from(length) > (64 + 8 * u64::from(rows)).min(bytes.remaining()) {
+                    return Fault::corrupt(format!("{length} bytes of definition levels for {rows} rows"));
+                }
+                let levels = bytes.peek(length as usize)?.to_vec();
+                bytes.consume(length as usize);
+                Some(levels)
+            }
+            PageKind::DataV2 => Some(levels),
+            PageKind::Dictionary | PageKind::Other => {
+                return Fault::corrupt("a data page was expected, another kind of page is there");
+            }
+        };
+        let bit_width = 8 - max_level.leading_zeros() as u8;
+        let values = match (header.encoding, dictionary) {
+            (encoding::PLAIN, _) => Values::Plain,
+            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, Some(dictionary)) => {
+                Values::Dictionary { dictionary, indexes: None }
+            }
+            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, None) => {
+                return Fault::corrupt("a page needs a dictionary, but its column has none");
+            }
+            (encoding::DELTA_LENGTH_BYTE_ARRAY, _) => Values::Lengths { lengths: None, next: 0 },
+            (encoding::DELTA_BYTE_ARRAY, _) => Values::Prefixed { lengths: None, next: 0, last: Vec::new() },
+            (other, _) => return Err(Fault::Unsupported(format!("encoding {other} of strings"))),
+        };
+        Ok(Self {
+            levels: level_bytes.map(|bytes| (PageBytes::whole(bytes), Runs::new(bit_width))),
+            max_level: u32::from(max_level),
+            bytes,
+            values,
+            rows,
+        })
+    }
+
+    /// Passes over `count` rows.
+    pub(crate) fn skip(&mut self, count: u32, limits: &Limits) -> Result<(), Fault> {
+        let mut values = u64::from(count);
+        if let Some((bytes, runs)) = &mut self.levels {
+            let mut left = u64::from(count);
+            while left > 0 {
+                let (level, run) = runs.next(bytes, left)?;
+                left -= run;
+                if level != self.max_level {
+                    values -= run;
+                }
+            }
+        }
+        self.values.skip(&mut self.bytes, values, self.rows, limits)
+    }
+
+    /// Appends the next `count` rows to `column`.
+    pub(crate) fn read(&mut self, count: u32, column: &mut Column, limits: &mut Limits) -> Result<(), Fault> {
+        let Some((bytes, runs)) = &mut self.levels else {
+            return self.values.read(&mut self.bytes, u64::from(count), self.rows, column, limits);
+        };
+        let mut left = u64::from(count);
+        while left > 0 {
+            let (level, run) = runs.next(bytes, left)?;
+            left -= run;
+            if level > self.max_level {
+                return Fault::corrupt(format!("a definition level of {level}, expected at most {}", self.max_level));
+            }
+            match level == self.max_level {
+                true => self.values.read(&mut self.bytes, run, self.rows, column, limits)?,
+                false => (0..run).for_each(|_| column.push_null()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Values<'_> {
+    /// Reads what precedes the first value. `rows` bounds the number of values that is believed.
+    fn start(&mut self, bytes: &mut PageBytes, rows: u32) -> Result<(), Fault> {
+        match self {
+            Self::Dictionary { indexes: indexes @ None, .. } => {
+                let bit_width = bytes.peek(1)?[0];
+                bytes.consume(1);
+                if bit_width > 32 {
+                    return Fault::corrupt(format!("dictionary indexes of {bit_width} bits, expected at most 32"));
+                }
+                *indexes = Some(Runs::new(bit_width));
+            }
+            Self::Lengths { lengths: lengths @ None, .. } => *lengths = Some(delta::lengths(bytes, rows)?),
+            Self::Prefixed { lengths: lengths @ None, .. } => {
+                let prefixes = delta::lengths(bytes, rows)?;
+                let suffixes = delta::lengths(bytes, rows)?;
+                if prefixes.len() != suffixes.len() {
+                    return Fault::corrupt("a page has other numbers of prefixes than of suffixes");
+                }
+                *lengths = Some((prefixes, suffixes));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, bytes: &mut PageBytes, count: u64, rows: u32, limits: &Limits) -> Result<(), Fault> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.start(bytes, rows)?;
+        match self {
+            Self::Plain => {
+                for _ in 0..count {
+                    let length = plain_length(bytes)?;
+                    bytes.skip(length)?;
+                }
+            }
+            Self::Dictionary { indexes, .. } => {
+                if let Some(indexes) = indexes {
+                    indexes.skip(bytes, count)?;
+                }
+            }
+            Self::Lengths { lengths, next } => {
+                let lengths = lengths.as_deref().unwrap_or_default();
+                let Some(skipped) = lengths.get(*next..*next + count as usize) else {
+                    return too_few_values();
+                };
+                bytes.skip(skipped.iter().map(|&length| u64::from(length)).sum())?;
+                *next += count as usize;
+            }
+            Self::Prefixed { lengths, next, last } => {
+                for _ in 0..count {
+                    // A value passed over is still the one that the next value's prefix comes from.
+                    next_prefixed(lengths.as_ref(), next, last, bytes, limits.value_bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        bytes: &mut PageBytes,
+        count: u64,
+        rows: u32,
+        column: &mut Column,
+        limits: &mut Limits,
+    ) -> Result<(), Fault> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.start(bytes, rows)?;
+        match self {
+            Self::Plain => {
+                for _ in 0..count {
+                    let length = plain_length(bytes)?;
+                    read_value(bytes, length, column, limits)?;
+                }
+            }
+            Self::Dictionary { dictionary, indexes } => {
+                let Some(indexes) = indexes else { return too_few_values() };
+                let mut left = count;
+                while left > 0 {
+                    let (index, run) = indexes.next(bytes, left)?;
+                    left -= run;
+                    let value = dictionary.value(index)?;
+                    for _ in 0..run {
+                        limits.admit(value.len() as u64)?;
+                        column.push(value);
+                    }
+                }
+            }
+            Self::Lengths { lengths, next } => {
+                for _ in 0..count {
+                    let Some(&length) = lengths.as_deref().and_then(|lengths| lengths.get(*next)) else {
+                        return too_few_values();
+                    };
+                    *next += 1;
+                    read_value(bytes, u64::from(length), column, limits)?;
+                }
+            }
+            Self::Prefixed { lengths, next, last } => {
+                for _ in 0..count {
+                    next_prefixed(lengths.as_ref(), next, last, bytes, limits.value_bytes)?;
+                    limits.admit(last.len() as u64)?;
+                    column.push(last);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_few_values<T>() -> Result<T, Fault> {
+    Fault::corrupt("a page holds fewer values than rows that are not null")
+}
+
+/// The four bytes of length before a plain value, compared with what the page still has.
+#[inline]
+fn plain_length(bytes: &mut PageBytes) -> Result<u64, Fault> {
+    let length = bytes.peek(4)?;
+    let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
+    bytes.consume(4);
+    if length > bytes.remaining() {
+        return Fault::corrupt(format!("a value of {length} bytes where its page has {} left", bytes.remaining()));
+    }
+    Ok(length)
+}
+
+#[inline]
+fn read_value(bytes: &mut PageBytes, length: u64, column: &mut Column, limits: &mut Limits) -> Result<(), Fault> {
+    if length > bytes.remaining() {
+        return Fault::corrupt(format!("a value of {length} bytes where its page has {} left", bytes.remaining()));
+    }
+    limits.admit(length)?;
+    column.push(bytes.peek(length as usize)?);
+    bytes.consume(length as usize);
+    Ok(())
+}
+
+/// Turns `last` into the next value: its own first bytes, then those that the page holds.
+fn next_prefixed(
+    lengths: Option<&(Vec<u32>, Vec<u32>)>,
+    next: &mut usize,
+    last: &mut Vec<u8>,
+    bytes: &mut PageBytes,
+    limit: u64,
+) -> Result<(), Fault> {
+    let pair = lengths.and_then(|(prefixes, suffixes)| prefixes.get(*next).zip(suffixes.get(*next)));
+    let Some((&prefix, &suffix)) = pair else {
+        return too_few_values();
+    };
+    *next += 1;
+    if prefix as usize > last.len() {
+        return Fault::corrupt(format!("a prefix of {prefix} bytes of a value of {}", last.len()));
+    }
+    if u64::from(suffix) > bytes.remaining() {
+        return Fault::corrupt(format!("a suffix of {suffix} bytes where its page has {} left", bytes.remaining()));
+    }
+    let length = u64::from(prefix) + u64::from(suffix);
+    if length > limit {
+        return Err(Fault::TooLarge { what: "a value", bytes: length, limit });
+    }
+    last.truncate(prefix as usize);
+    last.extend_from_slice(bytes.peek(suffix as usize)?);
+    bytes.consume(suffix as usize);
+    Ok(())
+}
