@@ -77,7 +77,8 @@ pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
 }
 
 /// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept
-/// between the two (`activations`), a chunk of logits (`loss`) and the largest momentary need (`workspace`).
+/// between the two (`activations`), a chunk of logits and its product (`loss`), and the largest momentary
+/// need beyond these (`workspace`).
 pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -> bool) -> Vec<CostRow> {
     let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
     let reach = Reach::to(config, parts);
@@ -86,7 +87,7 @@ pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -
     let activations = walk.live;
     walk.head();
     walk.backward(reach);
-    let loss = walk.loss_chunk();
+    let loss = walk.loss();
     vec![
         CostRow { name: "activations", bytes: activations },
         CostRow { name: "loss", bytes: loss },
@@ -105,7 +106,7 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
     let pass = Pass { dropout: false, ..*pass };
     let mut walk = Walk::new(config, &pass);
     walk.forward(Reach::nothing(config));
-    let loss = walk.loss_chunk();
+    let loss = walk.loss();
     walk.momentary(loss);
     vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) }]
 }
@@ -215,10 +216,11 @@ impl Walk<'_> {
         if self.config.is_gated_act { 2 } else { 1 }
     }
 
-    /// Logits of one chunk of rows, in f32, and their gradient in the same place.
-    fn loss_chunk(&self) -> u64 {
+    /// One chunk of rows: logits in f32 with their gradient in the same place, and the head's table as the
+    /// product packs it (the `gemm` crate packs all columns of a right-hand operand at once).
+    fn loss(&self) -> u64 {
         let rows = self.pass.loss_chunk_rows.min(self.pass.shape.samples * self.pass.shape.target_tokens);
-        (rows * self.config.vocab_size * 4) as u64
+        ((rows + self.config.d_model) * self.config.vocab_size * 4) as u64
     }
 
     /// Ends with what is kept, the encoder's output and the decoder's output alive.
@@ -293,7 +295,7 @@ impl Walk<'_> {
     fn head(&mut self) {
         let z = self.sizes(true).x;
         self.hold(z); // dz
-        self.momentary(self.loss_chunk());
+        self.momentary(self.loss());
         self.free(z);
     }
 

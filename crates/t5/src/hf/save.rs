@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::safetensors::{TensorHeader, Writer};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::parameters::Parameter;
+use crate::parameters::{Parameter, Part};
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into an existing directory.
 pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) -> Result<()> {
@@ -19,19 +19,28 @@ pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) 
         DType::BF16 => DType::BF16,
         _ => DType::F32,
     };
+    let mut tensors: Vec<(&str, &Parameter)> = parameters.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut config = config.clone();
     config.set_stored_dtype(if parameters.iter().all(|p| stored(p) == DType::BF16) { "bfloat16" } else { "float32" });
+    if config.tie_word_embeddings && !config.scale_decoder_outputs {
+        // transformers 4 scales whatever is tied. A head of its own with the same values is what both
+        // versions read rightly: 4 leaves it alone, 5 finds the two equal and ties them.
+        config.tie_word_embeddings = false;
+        tensors.extend(parameters.iter().find(|p| p.part == Part::Shared).map(|shared| ("lm_head.weight", shared)));
+    }
     write_json(&directory.join("config.json"), &config.to_json())?;
     write_json(&directory.join("generation_config.json"), &config.generation_json())?;
-    let mut order: Vec<&Parameter> = parameters.iter().collect();
-    order.sort_by_key(|parameter| std::cmp::Reverse(stored(parameter).size_in_bytes()));
-    let header =
-        |p: &&Parameter| TensorHeader { name: p.name.clone(), dtype: stored(p), shape: p.tensor.dims().to_vec() };
-    let headers = order.iter().map(header).collect();
+    tensors.sort_by_key(|(_, parameter)| std::cmp::Reverse(stored(parameter).size_in_bytes()));
+    let header = |&(name, p): &(&str, &Parameter)| TensorHeader {
+        name: name.into(),
+        dtype: stored(p),
+        shape: p.tensor.dims().to_vec(),
+    };
+    let headers = tensors.iter().map(header).collect();
     // transformers refuses files that do not say which framework wrote them.
     let mut writer = Writer::create(&directory.join("model.safetensors"), headers, &[("format", "pt")])?;
-    for parameter in order {
-        writer.write(&parameter.name, &parameter.tensor)?;
+    for (name, parameter) in tensors {
+        writer.write(name, &parameter.tensor)?;
     }
     writer.finish()
 }

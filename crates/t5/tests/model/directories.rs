@@ -67,6 +67,20 @@ fn what_is_saved_is_loaded_bit_by_bit_and_saved_again_to_the_same_bytes() {
 }
 
 #[test]
+fn a_tied_head_without_scale_is_written_so_that_every_transformers_reads_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (original, ..) = case("gated_silu_tied_unscaled");
+    load(&original).unwrap().save(directory.path()).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(directory.path().join("config.json")).unwrap()).unwrap();
+    assert_eq!(json["tie_word_embeddings"], false); // and so, in either version, no scale
+    assert_ne!(json["scale_decoder_outputs"], true);
+    let names = Reader::open(&directory.path().join("model.safetensors")).unwrap().names();
+    assert!(names.iter().any(|name| name == "lm_head.weight"));
+    let model = load(directory.path()).unwrap();
+    assert!(model.config().tie_word_embeddings && !model.config().scale_decoder_outputs);
+}
+
+#[test]
 fn a_model_of_any_dtype_is_saved_in_its_own_and_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let (original, ..) = case("v1_0_relu_tied");
