@@ -390,14 +390,9 @@ mod tests {
     use crate::{MicroBatch, Part, StepContext, T5};
 
     /// What forward really keeps, and what the walk says.
-    fn kept(
-        config: &Config,
-        shape: Shape,
-        recompute_blocks: usize,
-        dtype: DType,
-        trained: &dyn Fn(Part) -> bool,
-    ) -> (u64, u64) {
-        let model = T5::init(config, 1, if dtype == DType::F64 { dtype } else { DType::F32 }, &Device::Cpu).unwrap();
+    fn kept(model: &T5, pass: &Pass, trained: &dyn Fn(Part) -> bool) -> (u64, u64) {
+        let Pass { shape, recompute_blocks, activations, .. } = *pass;
+        let config = model.config();
         let (source, target) = (vec![5; shape.source_tokens], vec![6; shape.target_tokens]);
         let sources = vec![source.as_slice(); shape.samples];
         let targets = vec![target.as_slice(); shape.samples];
@@ -409,14 +404,13 @@ mod tests {
             seed: 1,
             step: 1,
             dropout: 0.1,
-            activations: dtype,
+            activations,
             recompute_blocks,
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
         let real = model.forward(&batch, &cx, reach).unwrap().bytes();
-        let pass = Pass { shape, activations: dtype, recompute_blocks, loss_chunk_rows: 8, dropout: true };
-        (real, training(config, &pass, &|spec| trained(spec.part))[0].bytes)
+        (real, training(config, pass, &|spec| trained(spec.part))[0].bytes)
     }
 
     #[test]
@@ -438,15 +432,16 @@ mod tests {
             [&|_| true, &|part| part.is_decoder(), &|part| matches!(part, Part::Encoder { block: 1 }), &|part| {
                 matches!(part, Part::DecoderNorm)
             }];
-        for config in [&relu, &gated] {
+        for (config, activations) in [(&relu, DType::F32), (&relu, DType::F64), (&gated, DType::BF16)] {
+            let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
+            let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
             for (samples, source_tokens, target_tokens) in shapes {
-                let shape = Shape { samples, source_tokens, target_tokens };
                 for recompute_blocks in [0, 1, 4, 9] {
-                    for dtype in [DType::F32, DType::BF16, DType::F64] {
-                        for trained in trained {
-                            let (real, predicted) = kept(config, shape, recompute_blocks, dtype, trained);
-                            assert_eq!(real, predicted, "{shape:?}, {recompute_blocks} recomputed, {dtype:?}");
-                        }
+                    let shape = Shape { samples, source_tokens, target_tokens };
+                    let pass = Pass { shape, activations, recompute_blocks, loss_chunk_rows: 8, dropout: true };
+                    for trained in trained {
+                        let (real, predicted) = kept(&model, &pass, trained);
+                        assert_eq!(real, predicted, "{pass:?}");
                     }
                 }
             }

@@ -9,6 +9,8 @@ use t5::{Config, Error, T5};
 
 use crate::support::*;
 
+type Tensors = Vec<(String, Tensor)>;
+
 fn copy(from: &Path) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -23,14 +25,14 @@ fn load(directory: &Path) -> Result<T5, Error> {
 }
 
 /// Writes the weights again, changed by `change`.
-fn rewrite(directory: &Path, change: impl Fn(&mut Vec<(String, Tensor)>)) {
+fn rewrite(directory: &Path, change: impl Fn(&mut Tensors)) {
     let file = directory.join("model.safetensors");
     let reader = Reader::open(&file).unwrap();
     let read = |name: String| {
         let tensor = reader.read(&name, DType::F32, &Device::Cpu).unwrap();
         (name, tensor)
     };
-    let mut tensors: Vec<_> = reader.names().into_iter().map(read).collect();
+    let mut tensors: Tensors = reader.names().into_iter().map(read).collect();
     change(&mut tensors);
     let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     write(&file, &tensors, &[("format", "pt")]).unwrap();
@@ -121,7 +123,7 @@ fn the_shared_table_is_found_under_any_of_its_names() {
 #[test]
 fn wrong_weights_are_refused_by_file_and_tensor() {
     let (original, ..) = case("v1_0_relu_tied");
-    let check = |expected: &str, change: &dyn Fn(&mut Vec<(String, Tensor)>)| {
+    let check = |expected: &str, change: &dyn Fn(&mut Tensors)| {
         let directory = copy(&original);
         rewrite(directory.path(), change);
         let error = load(directory.path()).unwrap_err();
@@ -254,4 +256,30 @@ fn token_ids_may_live_in_generation_config_alone() {
     model.save(&saved).unwrap();
     let json: Value = serde_json::from_slice(&std::fs::read(saved.join("generation_config.json")).unwrap()).unwrap();
     assert_eq!((&json["decoder_start_token_id"], &json["num_beams"]), (&5.into(), &4.into()));
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_damage_to_a_file_makes_loading_panic(
+        in_config in proptest::bool::ANY,
+        position in 0usize..6000,
+        bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..4),
+        cut in proptest::option::of(0usize..80_000),
+    ) {
+        let (original, ..) = case("v1_0_relu_tied");
+        let directory = copy(&original);
+        let file = directory.path().join(if in_config { "config.json" } else { "model.safetensors" });
+        let mut content = std::fs::read(&file).unwrap();
+        let position = position % content.len();
+        let end = (position + bytes.len()).min(content.len());
+        content.splice(position..end, bytes);
+        content.truncate(cut.unwrap_or(usize::MAX));
+        std::fs::write(&file, content).unwrap();
+        // Damage may go unnoticed (a weight is a weight); where it is noticed it is an error with a message.
+        if let Err(error) = load(directory.path()) {
+            assert!(!error.to_string().is_empty());
+        }
+    }
 }
