@@ -36,7 +36,8 @@ pub fn before_tests(source: &str) -> &str {
 
 /// Whether a file holds tests only.
 pub fn is_test_file(path: &str) -> bool {
-    path.ends_with("/tests.rs") || path.starts_with("tests/") || path.contains("/tests/")
+    let name = path.rsplit('/').next().unwrap_or(path);
+    ["tests.rs", "testing.rs"].contains(&name) || path.starts_with("tests/") || path.contains("/tests/")
 }
 
 /// Lines, counted from 1, in which `word` stands as a word of its own.
