@@ -5,6 +5,9 @@ use std::path::PathBuf;
 /// Errors of this crate. Each names what it is about; [`Error::hint`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Reading rows failed.
+    #[error(transparent)]
+    Dataset(#[from] parquet_dataset::Error),
     /// A row cannot be a sample and [`BadRows::Error`](crate::BadRows::Error) is in force.
     #[error("{0}")]
     BadRow(BadRow),

@@ -1,11 +1,41 @@
 //! Turns rows into token batches in a reproducible order, a bounded distance ahead.
+//!
+//! A [`DataLoader`] hands out whole optimizer batches of token ids. Which rows a batch holds is a pure function of
+//! seed, epoch and place ([`Order`]); what a row becomes is its [`Objective`]'s to say, through the
+//! [`Tokenizer`]; when that happens, and on how many threads, is set by [`LoaderLimits`] and changes nothing in
+//! the batches. See [`DataLoader`] for the loop.
+//!
+//! Invariants:
+//! - The stream of batches depends on (seed, data, tokenizer, options) alone, never on threads, depth or memory.
+//! - Every row is met exactly once an epoch; one that cannot be a sample is an error or counted, never silent.
+//! - State is a [`Position`], counted in consumed samples: resuming is a seek, exact at any sample.
+//! - Memory is bounded by [`costs`]: no buffer, cache or queue grows with the data.
+//!
+//! Deliberately absent: padding and tensors (the trainer cuts micro-batches and pads those), and reasons for the
+//! limits (the memory policy's).
 
+mod batch;
+mod costs;
 mod error;
+mod loader;
+mod objective;
+mod order;
+mod permutation;
+mod random;
 #[cfg(test)]
 mod testing;
+mod texts;
 mod tokenizer;
 mod train_tokenizer;
 
+pub use batch::{BadRows, Batch, Position};
+pub use costs::{CostRow, costs};
 pub use error::{BadRow, BadValue, Error};
+pub use loader::{DataLoader, Fingerprints, LoaderLimits, LoaderOptions};
+pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length};
+pub use order::{EpochOrder, Order, OrderOptions};
+pub use permutation::Permutation;
+pub use random::{Key, Stream};
+pub use texts::texts_of_files;
 pub use tokenizer::{CACHED_WORDS, Tokenizer};
-pub use train_tokenizer::{TokenizerTraining, TrainedTokenizer, train_tokenizer_on};
+pub use train_tokenizer::{TokenizerTraining, TrainedTokenizer, train_tokenizer, train_tokenizer_on};

@@ -124,6 +124,24 @@ impl Tokenizer {
         (0..).map_while(|number| self.token_id(&format!("<extra_id_{number}>"))).collect()
     }
 
+    /// The `tokenizer_config.json` to write beside this `tokenizer.json` and a T5 `config.json`.
+    ///
+    /// Without it transformers' `AutoTokenizer` takes the class that belongs to T5, which reads Unigram
+    /// vocabularies only.
+    pub fn transformers_config(&self) -> String {
+        let name = |id: Option<u32>| id.and_then(|id| self.inner.id_to_token(id));
+        let sentinels: Vec<String> = (0..self.sentinels().len()).map(|number| format!("<extra_id_{number}>")).collect();
+        let config = serde_json::json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": name(self.eos_id().ok()),
+            "pad_token": name(self.pad_id().ok()),
+            "unk_token": name(self.unknown_id()),
+            "additional_special_tokens": sentinels,
+            "clean_up_tokenization_spaces": false,
+        });
+        format!("{config:#}\n")
+    }
+
     /// SHA-256 of the file, in hexadecimal.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -203,6 +221,14 @@ mod tests {
         check(&[0xff, 0xfe, 0x00], "");
         let missing = Tokenizer::load(Path::new("no/such/tokenizer.json")).unwrap_err();
         assert!(matches!(missing, Error::Tokenizer { .. }) && missing.hint().is_some());
+    }
+
+    #[test]
+    fn transformers_is_told_the_class_and_the_special_tokens() {
+        let config: serde_json::Value = serde_json::from_str(&sample_tokenizer().transformers_config()).unwrap();
+        assert_eq!(config["tokenizer_class"], "PreTrainedTokenizerFast");
+        assert_eq!((&config["eos_token"], &config["pad_token"]), (&"</s>".into(), &"<pad>".into()));
+        assert_eq!(config["additional_special_tokens"].as_array().map(Vec::len), Some(100));
     }
 
     #[test]

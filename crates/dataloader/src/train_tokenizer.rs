@@ -15,6 +15,7 @@
 //! Bytes as the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -27,6 +28,7 @@ use tokenizers::{
 };
 
 use crate::Error;
+use crate::texts::texts_of_files;
 
 /// Cuts text into the words that merges stay inside. Read by `fancy-regex` here and by Oniguruma in Python, so
 /// it keeps to what both read alike, and it has no look-around, which keeps it linear.
@@ -69,6 +71,21 @@ pub struct TrainedTokenizer {
     pub text_bytes: u64,
     /// True when rare words were forgotten to stay within `max_counted_bytes`.
     pub pruned: bool,
+}
+
+/// Trains a tokenizer on files: the lines of text files and the values of parquet files' string columns, those
+/// named in `columns` or all where it is empty. Files are streamed.
+///
+/// The result is bytes; writing them is the caller's, who has the one way to write a file that cannot be torn.
+///
+/// # Errors
+/// What reading a file met, and those of [`train_tokenizer_on`].
+pub fn train_tokenizer(
+    inputs: &[PathBuf],
+    columns: &[String],
+    training: &TokenizerTraining,
+) -> Result<TrainedTokenizer, Error> {
+    train_tokenizer_on(texts_of_files(inputs, columns)?, training)
 }
 
 /// Trains a tokenizer on `texts`, read once and in order.

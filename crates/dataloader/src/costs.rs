@@ -1,0 +1,75 @@
+//! What the loader costs in bytes, as rows of a bill. Pure functions of shapes.
+
+use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Tokenizer};
+
+/// One row of the bill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CostRow {
+    /// What the bytes are for.
+    pub name: &'static str,
+    /// An upper bound for ids, an estimate for the tokenizer.
+    pub bytes: u64,
+}
+
+/// Two vectors and the allocator's share of each, beside the ids.
+const SAMPLE_OVERHEAD_BYTES: u64 = 96;
+/// A token in the tokenizer's tables: its text twice, its id, its merge. Measured.
+const VOCABULARY_ENTRY_BYTES: u64 = 400;
+/// A remembered word: its text and the symbols of its tokens. Measured on Chinese and English text.
+const CACHED_WORD_BYTES: u64 = 256;
+/// While a text is tokenized every byte has its alignment, and every token its text and offsets.
+const BYTES_PER_TEXT_BYTE: u64 = 100;
+/// Stack that a decoding thread touches, and what the allocator keeps for a thread.
+const THREAD_BYTES: u64 = 512 << 10;
+
+/// What a loader with these options costs under these limits, without what the dataset itself holds.
+///
+/// `mean_row_bytes` is the size of a row's texts on average.
+pub fn costs(
+    options: &LoaderOptions,
+    limits: LoaderLimits,
+    tokenizer: &Tokenizer,
+    mean_row_bytes: u64,
+) -> Vec<CostRow> {
+    let batch_size = options.batch_size as u64;
+    let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
+    let texts = if options.keep_texts { mean_row_bytes } else { 0 };
+    let batch_bytes = batch_size * (4 * tokens + SAMPLE_OVERHEAD_BYTES + texts);
+    let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
+    // The caller's own thread decodes when no other does.
+    let decoders = if prefetched == 0 { 1 } else { limits.decode_threads as u64 };
+    // The rows as read and once more in batch order; the text in work may be far longer than the mean.
+    let decoder_bytes = 2 * batch_size * mean_row_bytes
+        + 8 * mean_row_bytes * BYTES_PER_TEXT_BYTE
+        + CACHED_WORDS as u64 * CACHED_WORD_BYTES
+        + THREAD_BYTES;
+    vec![
+        CostRow { name: "tokenizer", bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + (1 << 20) },
+        CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes },
+        CostRow { name: "decoding", bytes: decoders * decoder_bytes },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::sample_tokenizer;
+
+    fn bytes(prefetch_batches: usize, decode_threads: usize) -> u64 {
+        let options = LoaderOptions { batch_size: 128, ..LoaderOptions::default() };
+        let limits = LoaderLimits { prefetch_batches, decode_threads };
+        costs(&options, limits, sample_tokenizer(), 400).iter().map(|row| row.bytes).sum()
+    }
+
+    #[test]
+    fn more_threads_and_a_longer_queue_cost_more_and_none_costs_least() {
+        assert!(bytes(0, 0) < bytes(1, 1) && bytes(1, 1) < bytes(4, 1) && bytes(4, 1) < bytes(4, 2));
+        assert_eq!(bytes(0, 0), bytes(0, 4), "nothing is prefetched, so no thread starts");
+        assert_eq!(bytes(0, 0), bytes(4, 0), "no thread prefetches");
+    }
+
+    #[test]
+    fn a_queued_batch_is_priced_at_full_length() {
+        assert_eq!(bytes(3, 1) - bytes(2, 1), 128 * (4 * 1024 + 96));
+    }
+}

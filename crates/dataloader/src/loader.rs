@@ -1,0 +1,386 @@
+//! [`DataLoader`]: the stream of batches, made a bounded distance ahead.
+//!
+//! Batch `i` of an epoch is the order's positions `[i * batch_size, (i + 1) * batch_size)`, fewer at the end; a
+//! run that resumes at any other sample counts its batches from there.
+//!
+//! Invariants:
+//! - The stream is a function of (seed, data, tokenizer, options, start). The number of threads, how far they
+//!   run ahead and when either changes do not touch it; with none of either, batches are made as they are
+//!   asked for.
+//! - At most `prefetch_batches` batches exist beside those that were handed out.
+//! - An error surfaces where its batch would have; asking again tries that batch again.
+//! - Dropping the loader stops its threads at the next row and joins them.
+//!
+//! ```no_run
+//! use dataloader::{DataLoader, LoaderLimits, LoaderOptions, Objective, Position, Tokenizer};
+//! use parquet_dataset::{Dataset, DatasetOptions};
+//! use std::sync::Arc;
+//!
+//! let objective = Objective::default();
+//! let dataset = Dataset::open(&["train.parquet".into()], &DatasetOptions::new(objective.columns())).unwrap();
+//! let tokenizer = Tokenizer::load("tokenizer.json".as_ref())?;
+//! let options = LoaderOptions { batch_size: 128, eos_id: tokenizer.eos_id()?, objective, ..LoaderOptions::default() };
+//! let limits = LoaderLimits { prefetch_batches: 2, decode_threads: 1 };
+//! let start = Position::default();
+//! let mut loader = DataLoader::new(Arc::new(dataset), Arc::new(tokenizer), options, start, limits)?;
+//! while let Some(batch) = loader.next_batch()? {
+//!     println!("epoch {}: {} samples, {} target tokens", batch.epoch, batch.len(), batch.target_tokens());
+//! }
+//! # Ok::<(), dataloader::Error>(())
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use parquet_dataset::Dataset;
+
+use crate::batch::{BadRows, Batch, BatchMaker, Position};
+use crate::costs::{CostRow, costs};
+use crate::objective::Objective;
+use crate::order::OrderOptions;
+use crate::{Error, Tokenizer};
+
+/// What the stream of batches is. Nothing here depends on memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderOptions {
+    /// What a sample is made from.
+    pub objective: Objective,
+    /// Samples of an optimizer step.
+    pub batch_size: usize,
+    /// The seed, and how rows are shuffled.
+    pub order: OrderOptions,
+    /// Epochs until the stream ends; `None`: it never does.
+    pub epochs: Option<u64>,
+    /// Tokens of a source at most, the end-of-sequence token included.
+    pub max_source_tokens: usize,
+    /// Tokens of a target at most, the end-of-sequence token included.
+    pub max_target_tokens: usize,
+    /// Ends every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
+    pub eos_id: u32,
+    /// What happens to rows that cannot be samples.
+    pub bad_rows: BadRows,
+    /// Keep each sample's texts beside its ids, for evaluation.
+    pub keep_texts: bool,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self {
+            objective: Objective::default(),
+            batch_size: 1,
+            order: OrderOptions::default(),
+            epochs: Some(1),
+            max_source_tokens: 512,
+            max_target_tokens: 512,
+            eos_id: 1,
+            bad_rows: BadRows::default(),
+            keep_texts: false,
+        }
+    }
+}
+
+/// What the loader may use. Changing it changes time and memory, never the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderLimits {
+    /// Batches that may be made before they are asked for; 0: each is made when it is asked for.
+    pub prefetch_batches: usize,
+    /// Threads that read and tokenize; 0: the caller's own does.
+    pub decode_threads: usize,
+}
+
+/// SHA-256 of what a saved position counts in; a position means something only where both are the same.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Fingerprints {
+    /// Of the files' sizes, row counts and footers, in order.
+    pub data: String,
+    /// Of `tokenizer.json`.
+    pub tokenizer: String,
+}
+
+/// The stream of batches.
+pub struct DataLoader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    limits: LoaderLimits,
+    position: Position,
+}
+
+/// What the loader and its threads share.
+struct Shared {
+    maker: BatchMaker,
+    schedule: Schedule,
+    queue: Mutex<Queue>,
+    /// Something may have become possible for a thread.
+    work: Condvar,
+    /// A batch was finished.
+    done: Condvar,
+    stop: AtomicBool,
+}
+
+/// Batches by their number since the start.
+#[derive(Default)]
+struct Queue {
+    /// The next batch to hand out.
+    next_out: u64,
+    /// The next batch that nobody has begun.
+    next_begun: u64,
+    begun: BTreeSet<u64>,
+    finished: BTreeMap<u64, Result<Batch, Error>>,
+    /// Batches that may be begun before they are asked for.
+    depth: u64,
+    /// Threads that may stay.
+    threads: usize,
+}
+
+impl DataLoader {
+    /// The stream over `dataset` from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Options`] for options that contradict each other or the tokenizer; [`Error::Position`] for a
+    /// start that this data does not have.
+    pub fn new(
+        dataset: Arc<Dataset>,
+        tokenizer: Arc<Tokenizer>,
+        options: LoaderOptions,
+        start: Position,
+        limits: LoaderLimits,
+    ) -> Result<Self, Error> {
+        let rows = dataset.rows();
+        let schedule = Schedule::new(rows, options.batch_size as u64, options.epochs, start)?;
+        let maker = BatchMaker::new(dataset, tokenizer, options)?;
+        let shared = Arc::new(Shared {
+            maker,
+            queue: Mutex::new(Queue::default()),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            stop: AtomicBool::new(false),
+            schedule,
+        });
+        let position = shared.schedule.start;
+        let mut loader = Self { shared, threads: Vec::new(), limits, position };
+        loader.set_limits(limits);
+        Ok(loader)
+    }
+
+    /// The next batch, or `None` after the last epoch.
+    ///
+    /// # Errors
+    /// What making this batch met. The position stays before the batch; the next call tries it again.
+    pub fn next_batch(&mut self) -> Result<Option<Batch>, Error> {
+        let shared = &self.shared;
+        let mut queue = shared.lock();
+        let number = queue.next_out;
+        let Some((epoch, samples)) = shared.schedule.batch(number) else {
+            return Ok(None);
+        };
+        let outcome = loop {
+            if let Some(outcome) = queue.finished.remove(&number) {
+                drop(queue);
+                break outcome;
+            }
+            let is_left_to_threads = queue.next_begun <= number && queue.depth > 0 && queue.threads > 0;
+            if queue.begun.contains(&number) || is_left_to_threads {
+                queue = shared.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            // No thread is there to make it, or one met an error and this is another try.
+            queue.next_begun = queue.next_begun.max(number + 1);
+            drop(queue);
+            let made = shared.maker.make(epoch, samples, &shared.stop);
+            break made.map(|batch| batch.expect("only dropping the loader raises `stop`"));
+        };
+        let batch = outcome?;
+        shared.lock().next_out += 1;
+        shared.work.notify_all();
+        self.position = batch.position_after;
+        Ok(Some(batch))
+    }
+
+    /// Changes how far ahead batches are made and by how many threads, from the next batch on. Batches that
+    /// were already made are kept, so that memory falls as they are consumed.
+    pub fn set_limits(&mut self, limits: LoaderLimits) {
+        self.limits = limits;
+        let wanted = if limits.prefetch_batches == 0 { 0 } else { limits.decode_threads };
+        self.allow(limits.prefetch_batches, wanted);
+        if wanted < self.threads.len() {
+            // They leave once the batch in hand is done.
+            self.threads.split_off(wanted).into_iter().for_each(join);
+        }
+        while self.threads.len() < wanted {
+            let (shared, number) = (Arc::clone(&self.shared), self.threads.len());
+            let thread = std::thread::Builder::new().name(format!("decode-{number}"));
+            match thread.spawn(move || shared.run_thread(number)) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    // The stream does not depend on it; it only comes more slowly.
+                    tracing::warn!("decoding with {number} threads instead of {wanted}: {error}");
+                    self.allow(limits.prefetch_batches, number);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn allow(&self, prefetch_batches: usize, threads: usize) {
+        let mut queue = self.shared.lock();
+        queue.depth = prefetch_batches as u64;
+        queue.threads = threads;
+        drop(queue);
+        self.shared.work.notify_all();
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> LoaderLimits {
+        self.limits
+    }
+
+    /// Where the stream stands: after the last batch that was handed out.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Batches of a whole epoch, the last and smaller one included.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.shared.schedule.rows.div_ceil(self.shared.schedule.batch_size)
+    }
+
+    /// Batches from here to the end; `None` if the stream has no end.
+    pub fn batches_left(&self) -> Option<u64> {
+        let schedule = &self.shared.schedule;
+        schedule.batches().map(|batches| batches - self.shared.lock().next_out)
+    }
+
+    /// Samples of an epoch: the rows of the dataset.
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.shared.schedule.rows
+    }
+
+    /// What a saved position counts in.
+    pub fn fingerprints(&self) -> Fingerprints {
+        Fingerprints {
+            data: self.shared.maker.dataset().layout().fingerprint(),
+            tokenizer: self.shared.maker.tokenizer().fingerprint().to_owned(),
+        }
+    }
+
+    /// What this loader would cost under `limits`; see [`costs`].
+    pub fn costs(&self, limits: LoaderLimits) -> Vec<CostRow> {
+        let maker = &self.shared.maker;
+        costs(maker.options(), limits, maker.tokenizer(), maker.dataset().mean_row_bytes())
+    }
+}
+
+impl Drop for DataLoader {
+    fn drop(&mut self) {
+        // Under the lock, so that no thread can miss it between its look and its wait.
+        let queue = self.shared.lock();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        drop(queue);
+        self.shared.work.notify_all();
+        self.threads.drain(..).for_each(join);
+    }
+}
+
+/// Threads catch their own panics, so that joining cannot fail.
+fn join(thread: JoinHandle<()>) {
+    let _ = thread.join();
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Batches are made outside the lock and no code under it panics halfway.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes batches until there is no more to make, or this thread is one too many.
+    fn run_thread(&self, thread: usize) {
+        let mut queue = self.lock();
+        loop {
+            if self.stop.load(Ordering::Relaxed) || thread >= queue.threads {
+                return;
+            }
+            let number = queue.next_begun;
+            let is_near = number < queue.next_out.saturating_add(queue.depth);
+            let Some((epoch, samples)) = self.schedule.batch(number).filter(|_| is_near) else {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            queue.next_begun += 1;
+            queue.begun.insert(number);
+            drop(queue);
+            // A panic here would leave the caller waiting for ever.
+            let made = catch_unwind(AssertUnwindSafe(|| self.maker.make(epoch, samples, &self.stop)));
+            queue = self.lock();
+            queue.begun.remove(&number);
+            let outcome = match made {
+                Ok(Ok(Some(batch))) => Ok(batch),
+                Ok(Ok(None)) => return,
+                Ok(Err(error)) => Err(error),
+                Err(panic) => Err(Error::Thread(panic_message(&*panic))),
+            };
+            queue.finished.insert(number, outcome);
+            self.done.notify_all();
+        }
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
+}
+
+/// Which samples make which batch: arithmetic only.
+#[derive(Clone, Debug)]
+struct Schedule {
+    rows: u64,
+    batch_size: u64,
+    epochs: Option<u64>,
+    start: Position,
+}
+
+impl Schedule {
+    fn new(rows: u64, batch_size: u64, epochs: Option<u64>, start: Position) -> Result<Self, Error> {
+        if rows == 0 {
+            return Err(Error::Options("the dataset has no rows".to_owned()));
+        }
+        let start = match start.sample.cmp(&rows) {
+            std::cmp::Ordering::Less => start,
+            std::cmp::Ordering::Equal => Position { epoch: start.epoch + 1, sample: 0 },
+            std::cmp::Ordering::Greater => {
+                return Err(Error::Position { epoch: start.epoch, sample: start.sample, rows });
+            }
+        };
+        Ok(Self { rows, batch_size: batch_size.max(1), epochs, start })
+    }
+
+    /// Epoch and samples of batch `number`, counted from the start; `None` after the last epoch.
+    fn batch(&self, number: u64) -> Option<(u64, Range<u64>)> {
+        let in_first_epoch = (self.rows - self.start.sample).div_ceil(self.batch_size);
+        let (epoch, first) = if number < in_first_epoch {
+            (self.start.epoch, self.start.sample + number * self.batch_size)
+        } else {
+            let per_epoch = self.rows.div_ceil(self.batch_size);
+            let later = number - in_first_epoch;
+            (self.start.epoch + 1 + later / per_epoch, later % per_epoch * self.batch_size)
+        };
+        let is_over = self.epochs.is_some_and(|epochs| epoch >= epochs);
+        (!is_over).then(|| (epoch, first..self.rows.min(first + self.batch_size)))
+    }
+
+    /// Batches from the start to the end.
+    fn batches(&self) -> Option<u64> {
+        let epochs_left = self.epochs?.saturating_sub(self.start.epoch);
+        if epochs_left == 0 {
+            return Some(0);
+        }
+        let in_first_epoch = (self.rows - self.start.sample).div_ceil(self.batch_size);
+        Some(in_first_epoch + (epochs_left - 1) * self.rows.div_ceil(self.batch_size))
+    }
+}
+
+#[cfg(test)]
+mod tests;
