@@ -1,5 +1,6 @@
 //! What the loader costs in bytes, as rows of a bill. Pure functions of shapes.
 
+use crate::objective::tokenized_bytes;
 use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Tokenizer};
 
 /// One row of the bill.
@@ -38,9 +39,11 @@ pub fn costs(
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // The caller's own thread decodes when no other does.
     let decoders = if prefetched == 0 { 1 } else { limits.decode_threads as u64 };
-    // The rows as read and once more in batch order; the text in work may be far longer than the mean.
+    // The rows as read and once more in batch order, and the text in work, which may be far longer than the mean.
+    let longest = options.max_source_tokens.max(options.max_target_tokens);
+    let text_bytes = tokenized_bytes(&options.objective, longest).min(16 * mean_row_bytes);
     let decoder_bytes = 2 * batch_size * mean_row_bytes
-        + 8 * mean_row_bytes * BYTES_PER_TEXT_BYTE
+        + text_bytes * BYTES_PER_TEXT_BYTE
         + CACHED_WORDS as u64 * CACHED_WORD_BYTES
         + THREAD_BYTES;
     vec![

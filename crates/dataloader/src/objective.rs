@@ -7,6 +7,7 @@ pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length}
 
 use crate::error::BadValue;
 use crate::random::Key;
+use crate::tokenizer::FIRST_TRY_BYTES_PER_TOKEN;
 use crate::{Error, Tokenizer};
 
 /// What a sample is made from.
@@ -67,6 +68,14 @@ pub(crate) struct Refused {
     pub value: BadValue,
 }
 
+/// Bytes of text that one sample tokenizes at a time, at most, for texts of more than one word.
+pub(crate) fn tokenized_bytes(objective: &Objective, max_tokens: usize) -> u64 {
+    match objective {
+        Objective::TextToText { .. } => (max_tokens * FIRST_TRY_BYTES_PER_TOKEN) as u64,
+        Objective::SpanCorruption { .. } => span_corruption::MAX_TEXT_BYTES as u64,
+    }
+}
+
 /// An objective with everything that can be computed before the first row.
 pub(crate) enum Prepared {
     TextToText(SampleLimits),
@@ -94,7 +103,11 @@ impl Prepared {
     pub fn sample(&self, texts: &[&str], key: Key, tokenizer: &Tokenizer) -> Result<Result<Sample, Refused>, Error> {
         let mut ids = Vec::with_capacity(texts.len());
         for (column, text) in texts.iter().enumerate() {
-            let of_text = tokenizer.encode(text)?;
+            let of_text = match (self, column) {
+                (Self::TextToText(limits), 0) => tokenizer.encode_start(text, limits.max_source_tokens)?,
+                (Self::TextToText(limits), _) => tokenizer.encode_start(text, limits.max_target_tokens)?,
+                (Self::SpanCorruption(_), _) => tokenizer.encode(span_corruption::piece(text, key))?,
+            };
             if of_text.is_empty() {
                 // White space that the tokenizer strips, for one.
                 return Ok(Err(Refused { column, value: BadValue::Empty }));

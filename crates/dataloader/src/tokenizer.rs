@@ -24,6 +24,13 @@ use crate::Error;
 /// The most common words of a language are worth remembering; a longer list is not measurably faster.
 pub const CACHED_WORDS: usize = 4096;
 
+/// Where [`Tokenizer::encode_start`] first looks for the tokens it wants: generous, most tokens take 2 to 6 bytes.
+pub(crate) const FIRST_TRY_BYTES_PER_TOKEN: usize = 16;
+const FIRST_TRY_BYTES: usize = 1024;
+/// Cutting a text can change words near the cut: the one that is cut, its neighbours where the tokenizer looks
+/// around it, and the pieces of the name of a special token that is cut.
+const CERTAIN_WORDS: u32 = 16;
+
 const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|im_end|>"];
 const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
 const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
@@ -78,6 +85,32 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, false).map_err(|error| Error::Encode(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of which the first `max_tokens` are those of [`encode`](Self::encode), and more than `max_tokens` if the
+    /// text has more; what follows them is not all there.
+    ///
+    /// Of a long text only as much is tokenized as these take, so that one enormous row does not cost a hundred
+    /// times its size in memory. This is exact because tokens never cross the words that the tokenizer cuts text
+    /// into: a prefix of the text is enough once the tokens wanted end well before its last word. A text that
+    /// is a single word is tokenized whole.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_start(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>, Error> {
+        let mut bytes = FIRST_TRY_BYTES + max_tokens * FIRST_TRY_BYTES_PER_TOKEN;
+        while text.len() > bytes {
+            let prefix = &text[..text.floor_char_boundary(bytes)];
+            let encoding = self.inner.encode(prefix, false).map_err(|error| Error::Encode(error.to_string()))?;
+            let words = encoding.get_word_ids();
+            if let (Some(Some(word)), Some(Some(last))) = (words.get(max_tokens), words.last())
+                && word + CERTAIN_WORDS <= *last
+            {
+                return Ok(encoding.get_ids()[..=max_tokens].to_vec());
+            }
+            bytes = bytes.saturating_mul(4);
+        }
+        self.encode(text)
     }
 
     /// The text of `ids`, special tokens left out, ids outside the vocabulary too.
@@ -221,6 +254,30 @@ mod tests {
         check(&[0xff, 0xfe, 0x00], "");
         let missing = Tokenizer::load(Path::new("no/such/tokenizer.json")).unwrap_err();
         assert!(matches!(missing, Error::Tokenizer { .. }) && missing.hint().is_some());
+    }
+
+    #[test]
+    fn the_start_of_a_long_text_is_tokenized_as_the_whole_is() {
+        let tokenizer = sample_tokenizer();
+        let units = [
+            "three red cats, ",
+            "倒过来：天地人。",
+            "2024-03-15 ",
+            "wörld 👩‍👩‍👧 ",
+            "<extra_id_7>",
+            "一二三四五六七",
+            "   \n",
+        ];
+        for unit in units {
+            let text = unit.repeat(20_000 / unit.len());
+            let whole = tokenizer.encode(&text).unwrap();
+            for max_tokens in [1, 2, 63, 64, 65, 500, 5000, 100_000] {
+                let start = tokenizer.encode_start(&text, max_tokens).unwrap();
+                let expected = max_tokens.min(whole.len());
+                assert_eq!(start[..expected], whole[..expected], "{unit:?}, {max_tokens} tokens");
+                assert_eq!(start.len() > max_tokens, whole.len() > max_tokens, "{unit:?}, {max_tokens} tokens");
+            }
+        }
     }
 
     #[test]

@@ -17,7 +17,8 @@
 //!
 //! Two rules are ours. A row is one text: rows are not joined. Of a longer text, each epoch takes one window of
 //! the full length, drawn uniformly among all; so every part of a long text is seen in time, and every row
-//! still gives one sample an epoch. Where the target would exceed `max_target_tokens`, texts are shortened
+//! still gives one sample an epoch. (Of a text of more than 256 KiB, a random piece of that size is tokenized and
+//! the window drawn from it.) Where the target would exceed `max_target_tokens`, texts are shortened
 //! until it fits. Spans and windows are functions of (seed, epoch, row).
 
 use super::{Sample, SampleLimits};
@@ -117,9 +118,23 @@ pub(crate) struct Prepared {
     sentinels: Vec<u32>,
 }
 
-/// Tell the two random choices of a row apart.
+/// Of a longer text, a piece of this size is drawn before it is tokenized, which bounds what a row can cost.
+pub(crate) const MAX_TEXT_BYTES: usize = 256 << 10;
+
+/// Tell the random choices of a row apart.
 const WINDOW: u64 = 0;
 const SPANS: u64 = 1;
+const PIECE: u64 = 2;
+
+/// The text, or a random piece of a text of more than [`MAX_TEXT_BYTES`].
+pub(crate) fn piece(text: &str, key: Key) -> &str {
+    if text.len() <= MAX_TEXT_BYTES {
+        return text;
+    }
+    let start = key.of(PIECE).stream().below((text.len() - MAX_TEXT_BYTES) as u64 + 1) as usize;
+    let start = text.ceil_char_boundary(start);
+    &text[start..text.floor_char_boundary(start + MAX_TEXT_BYTES)]
+}
 
 impl Prepared {
     pub fn new(spans: SpanCorruption, limits: SampleLimits, sentinels: &[u32]) -> Result<Self, Error> {
@@ -270,6 +285,15 @@ mod tests {
             counts[prepared.sample(&text, key(row)).source[0] as usize - 100] += 1;
         }
         assert!(counts.iter().all(|count| count.abs_diff(1000) < 150), "{counts:?}");
+    }
+
+    #[test]
+    fn a_piece_of_an_enormous_text_is_drawn_before_tokenizing() {
+        let text = "天地人".repeat(100_000);
+        let pieces: Vec<&str> = (0..20).map(|row| piece(&text, key(row))).collect();
+        assert!(pieces.iter().all(|piece| (MAX_TEXT_BYTES - 4..=MAX_TEXT_BYTES).contains(&piece.len())));
+        assert!(pieces.iter().any(|piece| !piece.starts_with('天')), "pieces start anywhere");
+        assert_eq!(piece("short", key(0)), "short");
     }
 
     #[test]
