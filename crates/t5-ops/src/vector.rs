@@ -43,7 +43,7 @@ fn choose(wish: Option<&str>, best: Isa) -> Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn detect() -> Isa {
+pub(crate) fn detect() -> Isa {
     if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
         return Isa::Portable;
     }
@@ -54,11 +54,14 @@ fn detect() -> Isa {
     if !avx512 {
         return Isa::Avx2;
     }
-    if !is_x86_feature_detected!("avx512bf16") { Isa::Avx512 } else { Isa::Avx512Bf16 }
+    if !is_x86_feature_detected!("avx512bf16") {
+        return Isa::Avx512;
+    }
+    if crate::matmul::has_amx() { Isa::Amx } else { Isa::Avx512Bf16 }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Isa {
+pub(crate) fn detect() -> Isa {
     Isa::Portable
 }
 

@@ -6,7 +6,13 @@
 //!
 //! Shapes: C (M, N), A (M, K), B (K, N).
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod f32;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 mod portable;
 
 use candle_core::{CpuStorage, Result, Storage, bail};
@@ -14,6 +20,7 @@ use half::bf16;
 
 use crate::parallel::Shared;
 use crate::storage::{Element, View};
+use crate::vector::{Isa, isa};
 
 /// The elements of an operand.
 #[derive(Clone, Copy)]
@@ -183,7 +190,33 @@ pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, thr
         (Target::F32(target), Operand::F32(x), Operand::F32(y)) => {
             f32::multiply(&c, target, (&a, x), (&b, y), accumulate, threads)
         }
-        _ => portable::multiply(&c, a, b, accumulate, threads),
+        _ => bf16_product(isa(), &c, a, b, accumulate, threads),
+    }
+}
+
+/// A product with at least one bf16 operand, or a bf16 result of f32 operands.
+fn bf16_product(isa: Isa, c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    let rounds = a.is_bf16() || b.is_bf16();
+    match isa {
+        // SAFETY: `isa` names only what this machine was found to have.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx if rounds => unsafe { packed::multiply::<amx::Amx>(c, a, b, accumulate, threads) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 if rounds => unsafe { packed::multiply::<avx512::Avx512Bf16>(c, a, b, accumulate, threads) },
+        _ => portable::multiply(c, a, b, accumulate, threads),
+    }
+}
+
+/// Whether the machine and the operating system offer AMX with bf16.
+pub(crate) fn has_amx() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        amx::is_available()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
     }
 }
 

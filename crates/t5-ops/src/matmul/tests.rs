@@ -51,7 +51,10 @@ const SIZES: [(usize, usize, usize); 12] = [
     (300, 257, 65),
 ];
 
-fn check_all<A: Element, B: Element, C: Element>(tolerance: f64) {
+type Multiply<'a> = &'a dyn Fn(MatrixMut, Matrix, Matrix, bool, Threads);
+
+/// Checks a product on all sizes, orientations and strides, with and without accumulation.
+fn check_all<A: Element, B: Element, C: Element>(tolerance: f64, multiply: Multiply) {
     for (case, (m, n, k)) in SIZES.into_iter().enumerate() {
         for variant in 0..16 {
             let [a_t, b_t, gap, accumulate] = [1, 2, 4, 8].map(|bit| variant & bit != 0);
@@ -87,19 +90,63 @@ fn check_all<A: Element, B: Element, C: Element>(tolerance: f64) {
 
 #[test]
 fn f32_products_of_every_shape_and_stride() {
-    check_all::<f32, f32, f32>(1e-6);
+    check_all::<f32, f32, f32>(1e-6, &multiply);
+}
+
+/// Every way of multiplying bf16 that this machine has.
+fn instruction_sets() -> impl Iterator<Item = Isa> {
+    [Isa::Portable, Isa::Avx512Bf16, Isa::Amx].into_iter().filter(|&isa| isa <= crate::vector::detect())
 }
 
 #[test]
 fn bf16_products_of_every_shape_and_stride() {
-    check_all::<bf16, bf16, f32>(1e-6);
-    check_all::<bf16, bf16, bf16>(1e-2);
+    for isa in instruction_sets() {
+        let multiply = |c: MatrixMut, a: Matrix, b: Matrix, accumulate, threads| {
+            bf16_product(isa, &c, a, b, accumulate, threads);
+        };
+        check_all::<bf16, bf16, f32>(1e-6, &multiply);
+        check_all::<bf16, bf16, bf16>(1e-2, &multiply);
+        check_all::<bf16, f32, bf16>(1e-2, &multiply);
+        check_all::<f32, bf16, f32>(1e-2, &multiply);
+    }
+}
+
+#[test]
+fn products_larger_than_the_packing_buffers() {
+    // K so long that a panel is larger than the block of B, M and K so large that A is packed in two groups.
+    for (m, n, k) in [(40, 70, 20_000), (520, 40, 9_000)] {
+        let a = Stored::<bf16>::random(m, k, false, 0, 1);
+        let b = Stored::<bf16>::random(k, n, true, 0, 2);
+        let mut results = instruction_sets().map(|isa| {
+            let mut c = vec![0f32; m * n];
+            bf16_product(isa, &MatrixMut::new(&mut c, m, n), a.matrix(), b.matrix(), false, Threads::All);
+            (isa, c)
+        });
+        let (_, expected) = results.next().expect("the portable path");
+        for (isa, got) in results {
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert!((got - expected).abs() < 1e-3, "{isa:?}: element {i}: expected {expected}, got {got}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_on_one_thread_has_the_bits_of_one_on_all() {
+    let a = Stored::<bf16>::random(300, 200, false, 0, 1);
+    let b = Stored::<f32>::random(200, 500, true, 0, 2);
+    for isa in instruction_sets().filter(|&isa| isa > Isa::Portable) {
+        let run = |threads| {
+            let mut c = vec![0f32; 300 * 500];
+            bf16_product(isa, &MatrixMut::new(&mut c, 300, 500), a.matrix(), b.matrix(), false, threads);
+            c
+        };
+        assert_eq!(run(Threads::One), run(Threads::All), "{isa:?}");
+    }
 }
 
 #[test]
 fn mixed_products_round_the_f32_operand_to_bf16() {
-    check_all::<bf16, f32, bf16>(1e-2);
-    check_all::<f32, bf16, f32>(1e-2);
     let a = [1.0f32 + 1.0 / 1024.0];
     let b = [bf16::ONE];
     let mut c = [0f32];

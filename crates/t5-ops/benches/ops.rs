@@ -1,0 +1,195 @@
+//! Times each operation at the shapes of one T5 layer and prints the median, the best, and GFLOP/s at both.
+//!
+//! ```text
+//! cargo bench -p t5-ops --bench ops                     # t5-small, 8 x 256 tokens, f32 and bf16
+//! cargo bench -p t5-ops --bench ops -- base linear      # t5-base's widths, operations with `linear` in the name
+//! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
+//! ```
+//!
+//! Elementwise operations count no floating-point operations; theirs is the bandwidth column, bytes of the
+//! operands and results over the best time. On a busy machine only the best says anything.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Result, Tensor};
+use t5_ops::{
+    Activation, AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, adafactor, attention,
+    attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
+    feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
+    linear_cross_entropy_backward, rms_norm, rms_norm_backward, square_sum,
+};
+
+#[global_allocator]
+static ALLOCATOR: t5_ops::allocator::MiMalloc = t5_ops::allocator::MiMalloc;
+
+/// The sizes of a layer and of a micro-batch.
+struct Layer {
+    name: &'static str,
+    batch: usize,
+    length: usize,
+    width: usize,
+    heads: usize,
+    feed_forward: usize,
+    vocabulary: usize,
+}
+
+const SMALL: Layer =
+    Layer { name: "small", batch: 8, length: 256, width: 512, heads: 8, feed_forward: 2048, vocabulary: 32128 };
+const BASE: Layer =
+    Layer { name: "base", batch: 4, length: 256, width: 768, heads: 12, feed_forward: 3072, vocabulary: 32128 };
+
+struct Bench<'a> {
+    filters: &'a [String],
+    dtype: DType,
+}
+
+impl Bench<'_> {
+    /// Prints the median of the times of `f`, which does `flops` operations on `elements` elements.
+    fn run(&self, name: &str, flops: usize, elements: usize, mut f: impl FnMut() -> Result<()>) -> Result<()> {
+        if !self.filters.is_empty() && !self.filters.iter().any(|filter| name.contains(filter.as_str())) {
+            return Ok(());
+        }
+        f()?;
+        let mut times = Vec::new();
+        let start = Instant::now();
+        while times.len() < 5 || (start.elapsed().as_millis() < 300 && times.len() < 50) {
+            let start = Instant::now();
+            f()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, best) = (times[times.len() / 2], times[0]);
+        let bytes = elements * self.dtype.size_in_bytes();
+        println!(
+            "{:<6} {name:<34} {:>9.3} ms, best {:>9.3} ms {:>8.1} GFLOP/s, best {:>8.1}; {:>6.1} GB/s at best",
+            self.dtype.as_str(),
+            median * 1e3,
+            best * 1e3,
+            flops as f64 / median / 1e9,
+            flops as f64 / best / 1e9,
+            bytes as f64 / best / 1e9,
+        );
+        Ok(())
+    }
+
+    fn random(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        (Tensor::randn(0f32, 1f32, shape, &Device::Cpu)? * 0.05)?.to_dtype(dtype)
+    }
+
+    fn layer(&self, l: &Layer) -> Result<()> {
+        let (b, t, d, f, v) = (l.batch, l.length, l.width, l.feed_forward, l.vocabulary);
+        let rows = b * t;
+        let samples: Vec<u32> = (0..b as u32).collect();
+        let dropout = Dropout { probability: 0.1, seed: 1, step: 1, site: 1, samples: &samples };
+        println!("{}: batch {b}, length {t}, width {d}, feed-forward {f}, {} heads", l.name, l.heads);
+
+        for (n, k) in [(d, d), (f, d), (d, f)] {
+            let x = self.random(&[b, t, k], self.dtype)?;
+            let dy = self.random(&[b, t, n], self.dtype)?;
+            let (w, dw) = (self.random(&[n, k], DType::F32)?, self.random(&[n, k], DType::F32)?);
+            let (flops, elements) = (2 * rows * n * k, rows * (n + k) + n * k);
+            self.run(&format!("linear {n} x {k}"), flops, elements, || linear(&x, &w).map(drop))?;
+            self.run(&format!("linear_backward_input {n} x {k}"), flops, elements, || {
+                linear_backward_input(&dy, &w, None).map(drop)
+            })?;
+            self.run(&format!("linear_backward_weight {n} x {k}"), flops, elements, || {
+                linear_backward_weight(&dy, &x, &dw)
+            })?;
+        }
+
+        let [q, k, v_, dout] = [0; 4].map(|_| self.random(&[b, t, d], self.dtype));
+        let (q, k, v_, dout) = (q?, k?, v_?, dout?);
+        let bias = self.random(&[l.heads, 2 * t - 1], DType::F32)?;
+        let dbias = bias.zeros_like()?;
+        let lengths = vec![t; b];
+        let flops = 4 * b * t * t * d;
+        for causal in [false, true] {
+            let kind = if causal { "causal" } else { "whole" };
+            let a =
+                Attention { heads: l.heads, bias: Some(&bias), key_lengths: &lengths, causal, dropout: Some(dropout) };
+            self.run(&format!("attention {kind}"), flops, 4 * rows * d, || attention(&q, &k, &v_, &a).map(drop))?;
+            let (out, lse) = attention(&q, &k, &v_, &a)?;
+            self.run(&format!("attention_backward {kind}"), 5 * flops / 2, 8 * rows * d, || {
+                attention_backward(&q, &k, &v_, &out, &lse, &dout, &a, Some(&dbias)).map(drop)
+            })?;
+        }
+
+        let weight = self.random(&[d], DType::F32)?;
+        let dweight = weight.zeros_like()?;
+        let (_, inv_rms) = rms_norm(&q, &weight, 1e-6)?;
+        self.run("rms_norm", 0, 2 * rows * d, || rms_norm(&q, &weight, 1e-6).map(drop))?;
+        self.run("rms_norm_backward", 0, 3 * rows * d, || {
+            rms_norm_backward(&q, &weight, &inv_rms, &dout, Some(&dweight)).map(drop)
+        })?;
+        self.run("dropout_add", 0, 3 * rows * d, || dropout_add(&q, &k, Some(&dropout)).map(drop))?;
+        let [gate, up, dh] = [0; 3].map(|_| self.random(&[b, t, f], self.dtype));
+        let (gate, up, dh) = (gate?, up?, dh?);
+        for (name, up, a) in [("relu", None, Activation::Relu), ("gated-gelu", Some(&up), Activation::GeluNew)] {
+            let inputs = if up.is_some() { 2 } else { 1 };
+            self.run(&format!("activation {name}"), 0, (inputs + 1) * rows * f, || {
+                feed_forward_activation(&gate, up, a, Some(&dropout)).map(drop)
+            })?;
+            self.run(&format!("activation_backward {name}"), 0, (2 * inputs + 1) * rows * f, || {
+                feed_forward_activation_backward(&gate, up, a, Some(&dropout), &dh).map(drop)
+            })?;
+        }
+
+        let (table, dtable) = (self.random(&[v, d], DType::F32)?, self.random(&[v, d], DType::F32)?);
+        let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % v) as u32).collect();
+        let labels = ids.clone();
+        let ids = Tensor::from_vec(ids, (b, t), &Device::Cpu)?;
+        self.run("embedding", 0, 2 * rows * d, || embedding(&ids, &table, self.dtype).map(drop))?;
+        self.run("embedding_backward", 0, 3 * rows * d, || embedding_backward(&ids, &dout, &dtable))?;
+        let x = q.reshape((rows, d))?;
+        for chunk_rows in [256, 1024] {
+            let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 1e-3, chunk_rows };
+            self.run(&format!("cross_entropy by {chunk_rows}"), 2 * rows * d * v, rows * v, || {
+                linear_cross_entropy(&x, &table, &labels, &c).map(drop)
+            })?;
+            self.run(&format!("cross_entropy_backward by {chunk_rows}"), 6 * rows * d * v, rows * v, || {
+                linear_cross_entropy_backward(&x, &table, &labels, &c, Some(&dtable)).map(drop)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn optimizer(&self, l: &Layer) -> Result<()> {
+        let (n, k) = (l.vocabulary, l.width);
+        let param = self.random(&[n, k], DType::F32)?;
+        let grad = self.random(&[n, k], DType::F32)?;
+        let second = SecondMoment::Factored {
+            row: Tensor::zeros(n, DType::F32, &Device::Cpu)?,
+            col: Tensor::zeros(k, DType::F32, &Device::Cpu)?,
+        };
+        let h = AdafactorHyper {
+            learning_rate: 1e-3,
+            beta2: 0.5,
+            eps1: 1e-30,
+            eps2: 1e-3,
+            clip_threshold: 1.0,
+            scale_parameter: true,
+            beta1: None,
+            weight_decay: 0.0,
+            gradient_scale: 1.0,
+        };
+        self.run("adafactor", 0, 6 * n * k, || adafactor(&param, &grad, &second, None, &h))?;
+        self.run("square_sum", 0, n * k, || square_sum(&grad).map(drop))
+    }
+}
+
+fn main() -> Result<()> {
+    // `cargo bench` passes flags of its own.
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let (sizes, filters): (Vec<String>, Vec<String>) =
+        words.into_iter().partition(|word| [SMALL.name, BASE.name].contains(&word.as_str()));
+    for layer in [SMALL, BASE] {
+        if !(sizes.iter().any(|size| size == layer.name) || sizes.is_empty() && layer.name == SMALL.name) {
+            continue;
+        }
+        for dtype in [DType::F32, DType::BF16] {
+            Bench { filters: &filters, dtype }.layer(&layer)?;
+        }
+        Bench { filters: &filters, dtype: DType::F32 }.optimizer(&layer)?;
+    }
+    Ok(())
+}

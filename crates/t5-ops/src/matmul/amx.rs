@@ -1,0 +1,138 @@
+//! The AMX kernel: a 32 x 32 block of C in four tile registers.
+//!
+//! Eight tile registers of 16 rows of 64 bytes: four hold C (f32), two A (16 rows of 32 bf16 along K), two B
+//! (16 rows of 16 pairs along K). A step of 32 along K loads four tiles and issues four `tdpbf16ps`, each of
+//! which takes 16 cycles, so the unit is busy while the loads are served by the first- and second-level caches.
+//!
+//! The instructions have no stable intrinsics; inline assembly is stable.
+
+use std::arch::asm;
+
+use super::packed::{Kernel, Line};
+
+/// Asks the kernel of the operating system for the tile registers; false where there are none.
+pub(crate) fn is_available() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use std::arch::x86_64::__cpuid_count;
+        const AMX_BF16: u32 = 1 << 22;
+        const AMX_TILE: u32 = 1 << 24;
+        let features = __cpuid_count(7, 0).edx;
+        features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE && request_permission()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        false
+    }
+}
+
+/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux enables the tile registers for a process, all
+/// its threads included, on request only, because they enlarge every saved context.
+#[cfg(target_os = "linux")]
+fn request_permission() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    let result: i64;
+    // SAFETY: the system call reads no memory; unknown codes are refused with an error. `syscall` clobbers
+    // rcx and r11.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// The operand of `ldtilecfg`: palette 1, all eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static TILES: TileConfig = TileConfig {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// Tile registers in use by the current thread; released when dropped, so that threads which do other things
+/// have small contexts.
+pub(super) struct Amx(());
+
+impl Drop for Amx {
+    fn drop(&mut self) {
+        // SAFETY: returns the tile registers to their initial state; an `Amx` exists only where there are some.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) }
+    }
+}
+
+impl Kernel for Amx {
+    unsafe fn enter() -> Self {
+        // SAFETY: the caller promises that `is_available` was true; the configuration is a valid one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &TILES, options(nostack, readonly)) };
+        Self(())
+    }
+
+    unsafe fn block(&self, a: *const Line, b: *const Line, steps: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        let row_bytes = stride * 4;
+        // SAFETY: the caller promises `steps` times two tiles at `a` and `b`, and 32 rows of 32 elements,
+        // `stride` apart, at `c`. The tiles are configured, because `self` exists.
+        unsafe {
+            asm!(
+                "test {accumulate:e}, {accumulate:e}",
+                "jz 3f",
+                "tileloadd tmm0, [{c} + {row}*1]",
+                "tileloadd tmm1, [{c} + {row}*1 + 64]",
+                "tileloadd tmm2, [{below} + {row}*1]",
+                "tileloadd tmm3, [{below} + {row}*1 + 64]",
+                "jmp 2f",
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{a} + {line}*1]",
+                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a} + {line}*1 + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {a}, 2048",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "add {b}, 2048",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{c} + {row}*1], tmm0",
+                "tilestored [{c} + {row}*1 + 64], tmm1",
+                "tilestored [{below} + {row}*1], tmm2",
+                "tilestored [{below} + {row}*1 + 64], tmm3",
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                steps = inout(reg) steps => _,
+                c = in(reg) c,
+                below = in(reg) c.wrapping_add(16 * stride),
+                row = in(reg) row_bytes,
+                line = in(reg) 64usize,
+                accumulate = in(reg) i32::from(accumulate),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
