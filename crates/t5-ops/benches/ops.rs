@@ -6,8 +6,9 @@
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
 //! ```
 //!
-//! Elementwise operations count no floating-point operations; theirs is the bandwidth column, bytes of the
-//! operands and results over the best time. On a busy machine only the best says anything.
+//! Elementwise operations count no floating-point operations; their rate is that of the bytes of operands and
+//! results. On a busy machine only the best time says anything; with one thread on Linux (`RAYON_NUM_THREADS=1`)
+//! the mean processor time is printed, too, which other processes disturb less.
 
 use std::time::Instant;
 
@@ -51,24 +52,22 @@ impl Bench<'_> {
         }
         f()?;
         let mut times = Vec::new();
-        let start = Instant::now();
+        let (start, processor) = (Instant::now(), processor_seconds());
         while times.len() < 5 || (start.elapsed().as_millis() < 300 && times.len() < 50) {
             let start = Instant::now();
             f()?;
             times.push(start.elapsed().as_secs_f64());
         }
+        let processor = processor_seconds().zip(processor).map(|(end, start)| (end - start) / times.len() as f64);
         times.sort_by(f64::total_cmp);
         let (median, best) = (times[times.len() / 2], times[0]);
-        let bytes = elements * self.dtype.size_in_bytes();
-        println!(
-            "{:<6} {name:<34} {:>9.3} ms, best {:>9.3} ms {:>8.1} GFLOP/s, best {:>8.1}; {:>6.1} GB/s at best",
-            self.dtype.as_str(),
-            median * 1e3,
-            best * 1e3,
-            flops as f64 / median / 1e9,
-            flops as f64 / best / 1e9,
-            bytes as f64 / best / 1e9,
-        );
+        let rate = |seconds: f64| match flops {
+            0 => format!("{:>7.1} GB/s", (elements * self.dtype.size_in_bytes()) as f64 / seconds / 1e9),
+            _ => format!("{:>7.1} GFLOP/s", flops as f64 / seconds / 1e9),
+        };
+        print!("{:<5}{name:<34}", self.dtype.as_str());
+        print!("{:>9.3} ms {}; best {:>9.3} ms {}", median * 1e3, rate(median), best * 1e3, rate(best));
+        println!("{}", processor.map_or(String::new(), |s| format!("; processor {:>9.3} ms {}", s * 1e3, rate(s))));
         Ok(())
     }
 
@@ -175,6 +174,15 @@ impl Bench<'_> {
         self.run("adafactor", 0, 6 * n * k, || adafactor(&param, &grad, &second, None, &h))?;
         self.run("square_sum", 0, n * k, || square_sum(&grad).map(drop))
     }
+}
+
+/// The time that this thread has run, if it is the only one that works and the system tells.
+fn processor_seconds() -> Option<f64> {
+    if rayon::current_num_threads() > 1 {
+        return None;
+    }
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    stat.split_whitespace().next()?.parse::<f64>().ok().map(|nanoseconds| nanoseconds / 1e9)
 }
 
 fn main() -> Result<()> {

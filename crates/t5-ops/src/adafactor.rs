@@ -114,7 +114,7 @@ mod kernel {
     use crate::parallel::{Shared, for_each_part, rows_per_part};
     use crate::reduce::kernel::square_sum_of;
     use crate::storage::{View, share_storage, update};
-    use crate::vector::{LANES, sum, vectorized};
+    use crate::vector::{LANES, sum_of_two, vectorized};
 
     /// Rows whose columns are summed in f32 before they are added to the sums in f64.
     const BLOCK_ROWS: usize = 32;
@@ -302,8 +302,8 @@ mod kernel {
             let width = col_factor.len();
             let mut total = 0.0;
             for (g, &row) in g.chunks_exact(width).zip(row_factor) {
-                let squares = sum(width, |i| {
-                    let u = g[i] * row * col_factor[i];
+                let squares = sum_of_two(g, col_factor, |g, col| {
+                    let u = g * row * col;
                     u * u
                 });
                 total += f64::from(squares);

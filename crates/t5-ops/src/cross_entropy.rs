@@ -78,7 +78,7 @@ mod kernel {
     use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
     use crate::parallel::{Shared, for_each_rows};
     use crate::storage::{Element, View, filled, scratch, update, with_element};
-    use crate::vector::{self, exp, sum, vectorized};
+    use crate::vector::{self, exp, replace_and_sum, sum, vectorized};
 
     pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
         let (x, w) = (x.contiguous()?, w.contiguous()?);
@@ -191,18 +191,12 @@ mod kernel {
 
     vectorized! {
         fn row_loss(logits: &mut [f32], label: usize, logit_scale: f32, gradient_scale: Option<f32>) -> f64 {
-            for logit in logits.iter_mut() {
-                *logit *= logit_scale;
-            }
-            let max = vector::max(logits);
-            let of_label = f64::from(logits[label]);
+            let max = vector::max(logits, |logit| logit * logit_scale);
+            let of_label = f64::from(logits[label] * logit_scale);
             let total = match gradient_scale {
-                None => sum(logits.len(), |i| exp(logits[i] - max)),
+                None => sum(logits, |logit| exp(logit * logit_scale - max)),
                 Some(scale) => {
-                    for logit in logits.iter_mut() {
-                        *logit = exp(*logit - max);
-                    }
-                    let total = sum(logits.len(), |i| logits[i]);
+                    let total = replace_and_sum(logits, |logit| exp(logit * logit_scale - max));
                     let factor = scale / total;
                     for logit in logits.iter_mut() {
                         *logit *= factor;

@@ -48,7 +48,7 @@ mod kernel {
     use crate::dispatch::rows_and_width;
     use crate::parallel::{Shared, for_each_part, rows_per_part};
     use crate::storage::{Element, View, filled, update, with_element};
-    use crate::vector::{self, sum, vectorized};
+    use crate::vector::{self, sum, sum_of_three, vectorized};
 
     pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
         let (rows, width) = rows_and_width("rms_norm", "x", x)?;
@@ -128,7 +128,7 @@ mod kernel {
             for (row, inv_rms) in inv_rms.iter_mut().enumerate() {
                 let x = &x[row * width..][..width];
                 let y = &mut y[row * width..][..width];
-                let squares = sum(width, |i| x[i].to_f32() * x[i].to_f32());
+                let squares = sum(x, |x| x.to_f32() * x.to_f32());
                 let inv = 1.0 / (squares / width as f32 + eps).sqrt();
                 for i in 0..width {
                     y[i] = T::from_f32(x[i].to_f32() * inv * weight[i]);
@@ -144,7 +144,7 @@ mod kernel {
                 let x = &x[row * width..][..width];
                 let dy = &dy[row * width..][..width];
                 let dx = &mut dx[row * width..][..width];
-                let product = sum(width, |i| x[i].to_f32() * dy[i].to_f32() * weight[i]);
+                let product = sum_of_three(x, dy, weight, |x, dy, weight| x.to_f32() * dy.to_f32() * weight);
                 let mean = product * inv * inv / width as f32;
                 for i in 0..width {
                     dx[i] = T::from_f32(inv * (dy[i].to_f32() * weight[i] - x[i].to_f32() * mean));

@@ -47,7 +47,7 @@ pub(crate) mod kernel {
 
     vectorized! {
         fn part_square_sum<T: Element>(x: &[T]) -> f64 {
-            x.chunks(BLOCK).map(|x| f64::from(sum(x.len(), |i| x[i].to_f32() * x[i].to_f32()))).sum()
+            x.chunks(BLOCK).map(|x| f64::from(sum(x, |x| x.to_f32() * x.to_f32()))).sum()
         }
     }
 }

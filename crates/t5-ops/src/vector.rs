@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 /// Partial sums are kept in this many lanes, in a fixed assignment, on every instruction set.
-pub(crate) const LANES: usize = 16;
+pub(crate) const LANES: usize = 32;
 
 /// The instruction sets that kernels are compiled for, each including those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,38 +145,88 @@ pub(crate) fn normal_cdf(x: f32) -> f32 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The sum of `term(i)` for i below `n`, in lanes.
+/// Adds up lanes and the terms of what did not fill them.
 #[inline(always)]
-pub(crate) fn sum(n: usize, term: impl Fn(usize) -> f32) -> f32 {
+fn total(lanes: [f32; LANES], rest: impl Iterator<Item = f32>) -> f32 {
+    lanes.iter().sum::<f32>() + rest.sum::<f32>()
+}
+
+/// The sum of `term` over a slice, in lanes.
+#[inline(always)]
+pub(crate) fn sum<T: Copy>(x: &[T], term: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];
-    let whole = n - n % LANES;
-    let mut i = 0;
-    while i < whole {
-        for (lane, total) in lanes.iter_mut().enumerate() {
-            *total += term(i + lane);
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for x in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += term(x[lane]);
         }
-        i += LANES;
     }
-    let mut total = 0.0;
-    for i in whole..n {
-        total += term(i);
+    total(lanes, rest.iter().map(|&x| term(x)))
+}
+
+/// The sum of `term` over two slices of one length, in lanes.
+#[inline(always)]
+pub(crate) fn sum_of_two<T: Copy, U: Copy>(x: &[T], y: &[U], term: impl Fn(T, U) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let ((x_chunks, x_rest), (y_chunks, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in x_chunks.iter().zip(y_chunks) {
+        for lane in 0..LANES {
+            lanes[lane] += term(x[lane], y[lane]);
+        }
     }
-    lanes.iter().sum::<f32>() + total
+    total(lanes, x_rest.iter().zip(y_rest).map(|(&x, &y)| term(x, y)))
+}
+
+/// The sum of `term` over three slices of one length, in lanes.
+#[inline(always)]
+pub(crate) fn sum_of_three<T: Copy>(x: &[T], y: &[T], z: &[f32], term: impl Fn(T, T, f32) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
+    let (y_chunks, y_rest) = y.as_chunks::<LANES>();
+    let (z_chunks, z_rest) = z.as_chunks::<LANES>();
+    for ((x, y), z) in x_chunks.iter().zip(y_chunks).zip(z_chunks) {
+        for lane in 0..LANES {
+            lanes[lane] += term(x[lane], y[lane], z[lane]);
+        }
+    }
+    total(lanes, x_rest.iter().zip(y_rest).zip(z_rest).map(|((&x, &y), &z)| term(x, y, z)))
+}
+
+/// Replaces each element by `f` of it and returns the sum of the results, in lanes.
+#[inline(always)]
+pub(crate) fn replace_and_sum(x: &mut [f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = x.as_chunks_mut::<LANES>();
+    for x in chunks {
+        for lane in 0..LANES {
+            x[lane] = f(x[lane]);
+            lanes[lane] += x[lane];
+        }
+    }
+    total(
+        lanes,
+        rest.iter_mut().map(|x| {
+            *x = f(*x);
+            *x
+        }),
+    )
+}
+
+/// The largest of `f` over a slice; `-inf` of none. A NaN may be skipped.
+#[inline(always)]
+pub(crate) fn max(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for x in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], f(x[lane]));
+        }
+    }
+    rest.iter().map(|&x| f(x)).chain(lanes).fold(f32::NEG_INFINITY, larger)
 }
 
 vectorized! {
-    /// The largest element; `-inf` of none. A NaN may be skipped.
-    pub(crate) fn max(x: &[f32]) -> f32 {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let (whole, rest) = x.as_chunks::<LANES>();
-        for chunk in whole {
-            for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                *lane = if x > *lane { x } else { *lane };
-            }
-        }
-        lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
-    }
-
     /// `y += x`.
     pub(crate) fn add(y: &mut [f32], x: &[f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
@@ -226,8 +276,15 @@ mod tests {
 
     #[test]
     fn a_sum_in_lanes_covers_every_element() {
-        for n in [0, 1, 15, 16, 17, 100] {
-            assert_eq!(sum(n, |i| i as f32), (n * n.saturating_sub(1) / 2) as f32);
+        for n in [0usize, 1, 31, 32, 33, 100] {
+            let mut x: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let total = (n * n.saturating_sub(1) / 2) as f32;
+            assert_eq!(sum(&x, |x| x), total);
+            assert_eq!(sum_of_two(&x, &x, |x, y| x + y), 2.0 * total);
+            assert_eq!(sum_of_three(&x, &x, &x, |x, y, z| x + y + z), 3.0 * total);
+            assert_eq!(max(&x, |x| 2.0 * x), if n == 0 { f32::NEG_INFINITY } else { 2.0 * (n - 1) as f32 });
+            assert_eq!(replace_and_sum(&mut x, |x| 3.0 * x), 3.0 * total);
+            assert_eq!(x.last().copied(), n.checked_sub(1).map(|last| 3.0 * last as f32));
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::dropout::{RowMask, active};
 use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
 use crate::parallel::{Shared, for_each_part_with};
 use crate::storage::{Element, View, filled, scratch, update, with_element};
-use crate::vector::{self, exp, sum, vectorized};
+use crate::vector::{self, exp, replace_and_sum, sum_of_two, vectorized};
 
 /// How many scores a tile aims at: a quarter of a megabyte, so that tiles stay in the second-level cache.
 const TILE_SCORES: usize = 64 * 1024;
@@ -299,11 +299,8 @@ vectorized! {
                 *score += bias;
             }
         }
-        let max = vector::max(scores);
-        for score in scores.iter_mut() {
-            *score = exp(*score - max);
-        }
-        let total = sum(scores.len(), |i| scores[i]);
+        let max = vector::max(scores, |score| score);
+        let total = replace_and_sum(scores, |score| exp(score - max));
         let scale = 1.0 / total;
         match mask {
             None => for p in scores.iter_mut() {
@@ -349,6 +346,6 @@ vectorized! {
     }
 
     fn dot<T: Element>(x: &[T], y: &[T]) -> f32 {
-        sum(x.len(), |i| x[i].to_f32() * y[i].to_f32())
+        sum_of_two(x, y, |x, y| x.to_f32() * y.to_f32())
     }
 }

@@ -56,36 +56,52 @@ type Multiply<'a> = &'a dyn Fn(MatrixMut, Matrix, Matrix, bool, Threads);
 /// Checks a product on all sizes, orientations and strides, with and without accumulation.
 fn check_all<A: Element, B: Element, C: Element>(tolerance: f64, multiply: Multiply) {
     for (case, (m, n, k)) in SIZES.into_iter().enumerate() {
-        for variant in 0..16 {
-            let [a_t, b_t, gap, accumulate] = [1, 2, 4, 8].map(|bit| variant & bit != 0);
+        for variant in 0..8 {
+            let [a_t, b_t, gap] = [1, 2, 4].map(|bit| variant & bit != 0);
             let gap = if gap { 5 } else { 0 };
             let a = Stored::<A>::random(m, k, a_t, gap, 1 + case as u64);
             let b = Stored::<B>::random(k, n, b_t, gap, 100 + case as u64);
             let before = Stored::<C>::random(m, n, false, gap, 200 + case as u64);
-            for threads in [Threads::One, Threads::All] {
+            let product = product(&a, &b);
+            for (accumulate, threads) in [(false, Threads::One), (true, Threads::One), (true, Threads::All)] {
                 let mut c = before.data.clone();
                 // SAFETY: `c` lives to the end of this block and nothing else writes it.
                 let target = unsafe { MatrixMut::part(Shared::new(&mut c), 0, m, n, n + gap) };
                 multiply(target, a.matrix(), b.matrix(), accumulate, threads);
+                let what = format!("({m}, {n}, {k}) variant {variant} {accumulate} {threads:?}");
                 for i in 0..m {
                     for j in 0..n {
-                        let product: f64 = (0..k).map(|l| a.at(i, l) * b.at(l, j)).sum();
-                        let expected = product + if accumulate { before.at(i, j) } else { 0.0 };
+                        let expected = product[i * n + j] + if accumulate { before.at(i, j) } else { 0.0 };
                         let got = f64::from(c[i * (n + gap) + j].to_f32());
-                        let error = (got - expected).abs();
-                        assert!(
-                            error <= tolerance * (1.0 + (k as f64).sqrt()),
-                            "({m}, {n}, {k}) variant {variant} {threads:?}: ({i}, {j}): expected {expected}, got {got}"
-                        );
+                        let close = (got - expected).abs() <= tolerance * (1.0 + (k as f64).sqrt());
+                        assert!(close, "{what}: ({i}, {j}): expected {expected}, got {got}");
                     }
                     for j in n..if i + 1 < m { n + gap } else { n } {
                         let at = i * (n + gap) + j;
-                        assert_eq!(c[at].to_f32(), before.data[at].to_f32(), "written between rows");
+                        assert_eq!(c[at].to_f32(), before.data[at].to_f32(), "{what}: written between rows");
                     }
                 }
             }
         }
     }
+}
+
+/// The product in f64, rows one after the other.
+fn product<A: Element, B: Element>(a: &Stored<A>, b: &Stored<B>) -> Vec<f64> {
+    let mut product = vec![0.0; a.rows * b.cols];
+    let mut row = vec![0.0; b.cols];
+    for l in 0..a.cols {
+        for (j, b_value) in row.iter_mut().enumerate() {
+            *b_value = b.at(l, j);
+        }
+        for (i, product) in product.chunks_exact_mut(b.cols).enumerate() {
+            let a_value = a.at(i, l);
+            for (product, b_value) in product.iter_mut().zip(&row) {
+                *product += a_value * b_value;
+            }
+        }
+    }
+    product
 }
 
 #[test]
