@@ -1,5 +1,6 @@
 //! The whole model: its parameters, and the passes over a micro-batch.
 
+use std::io::Write;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -64,6 +65,16 @@ impl T5 {
     pub fn save(&self, directory: &Path) -> Result<()> {
         std::fs::create_dir_all(directory).map_err(Error::io(directory))?;
         hf::save(directory, &self.config, &self.parameters)
+    }
+
+    /// What [`T5::save`] writes, through sinks of the caller's, who may take checksums on the way: `file` is
+    /// handed each file's name and what writes it. `directory` is for messages.
+    pub fn save_with<E: From<Error>>(
+        &self,
+        directory: &Path,
+        file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        hf::save_with(directory, &self.config, &self.parameters, file)
     }
 
     fn assemble(config: Config, parameters: Vec<Parameter>) -> Result<T5> {

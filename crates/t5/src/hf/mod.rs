@@ -8,4 +8,4 @@ pub mod safetensors;
 mod save;
 
 pub(crate) use load::load;
-pub(crate) use save::save;
+pub(crate) use save::{save, save_with};

@@ -201,17 +201,32 @@ pub struct TensorHeader {
 
 /// A file being written: the header first, then tensor by tensor.
 #[derive(Debug)]
-pub struct Writer {
+pub struct Writer<W> {
     path: PathBuf,
-    file: BufWriter<File>,
+    sink: W,
     declared: std::vec::IntoIter<TensorHeader>,
 }
 
-impl Writer {
-    /// Creates (or truncates) the file and writes its header. Tensors must follow in the order given here.
+impl Writer<BufWriter<File>> {
+    /// Creates (or truncates) the file and writes its header, as [`Writer::new`] does.
+    pub fn create(path: &Path, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Self> {
+        let file = File::create(path).map_err(Error::io(path))?;
+        Writer::new(path, BufWriter::with_capacity(PIECE_BYTES, file), tensors, metadata)
+    }
+
+    /// Flushes and syncs to the disk. Panics when a declared tensor was not written.
+    pub fn finish(self) -> Result<()> {
+        let path = self.path.clone();
+        let mut file = self.into_sink();
+        file.flush().and_then(|()| file.get_ref().sync_all()).map_err(Error::io(&path))
+    }
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header to `sink`; `path` is for messages. Tensors must follow in the order given here.
     /// Wider dtypes must come before narrower ones, so that every tensor starts at a multiple of its
     /// element's size, as readers that map the file expect.
-    pub fn create(path: &Path, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Writer> {
+    pub fn new(path: &Path, mut sink: W, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Self> {
         assert!(
             tensors.is_sorted_by_key(|t| std::cmp::Reverse(t.dtype.size_in_bytes())),
             "wider dtypes come first in {}",
@@ -231,11 +246,9 @@ impl Writer {
         }
         let mut header = Value::Object(header).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let file = File::create(path).map_err(Error::io(path))?;
-        let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
-        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path))?;
-        file.write_all(&header).map_err(Error::io(path))?;
-        Ok(Writer { path: path.into(), file, declared: tensors.into_iter() })
+        sink.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path))?;
+        sink.write_all(&header).map_err(Error::io(path))?;
+        Ok(Writer { path: path.into(), sink, declared: tensors.into_iter() })
     }
 
     /// Writes the next tensor, converting to the declared dtype.
@@ -250,17 +263,16 @@ impl Writer {
         for first in (0..flat.elem_count()).step_by(piece_values) {
             let piece = flat.narrow(0, first, piece_values.min(flat.elem_count() - first))?;
             let bytes = little_endian(&piece.to_device(&Device::Cpu)?, dtype)?;
-            self.file.write_all(&bytes).map_err(Error::io(&self.path))?;
+            self.sink.write_all(&bytes).map_err(Error::io(&self.path))?;
         }
         Ok(())
     }
 
-    /// Flushes and syncs to the disk. Fails when a declared tensor was not written.
-    pub fn finish(mut self) -> Result<()> {
+    /// Gives the sink back, neither flushed nor synced. Panics when a declared tensor was not written.
+    pub fn into_sink(mut self) -> W {
         let missing = self.declared.next();
         assert!(missing.is_none(), "{}: {missing:?} was declared and not written", self.path.display());
-        self.file.flush().map_err(Error::io(&self.path))?;
-        self.file.get_ref().sync_all().map_err(Error::io(&self.path))
+        self.sink
     }
 }
 

@@ -1,19 +1,35 @@
 //! Writing a model directory. No rename and no temporary name here: the caller owns the directory's fate.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::DType;
 use serde_json::Value;
 
-use super::safetensors::{TensorHeader, Writer};
+use super::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, Part};
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into an existing directory.
 pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) -> Result<()> {
+    save_with(directory, config, parameters, |name, write| {
+        let path = directory.join(name);
+        let file = File::create(&path).map_err(Error::io(&path))?;
+        let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
+        write(&mut file)?;
+        file.flush().and_then(|()| file.get_ref().sync_all()).map_err(Error::io(&path))
+    })
+}
+
+/// Hands each file in turn to `file`: its name, and what writes it.
+pub(crate) fn save_with<E: From<Error>>(
+    directory: &Path,
+    config: &Config,
+    parameters: &[Parameter],
+    mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
+) -> Result<(), E> {
     // f64 exists for tests; what others load is f32 or bf16.
     let stored = |parameter: &Parameter| match parameter.tensor.dtype() {
         DType::BF16 => DType::BF16,
@@ -28,28 +44,31 @@ pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) 
         config.tie_word_embeddings = false;
         tensors.extend(parameters.iter().find(|p| p.part == Part::Shared).map(|shared| ("lm_head.weight", shared)));
     }
-    write_json(&directory.join("config.json"), &config.to_json())?;
-    write_json(&directory.join("generation_config.json"), &config.generation_json())?;
+    for (name, value) in [("config.json", config.to_json()), ("generation_config.json", config.generation_json())] {
+        file(name, &|sink| write_json(&directory.join(name), sink, &value))?;
+    }
     tensors.sort_by_key(|(_, parameter)| std::cmp::Reverse(stored(parameter).size_in_bytes()));
     let header = |&(name, p): &(&str, &Parameter)| TensorHeader {
         name: name.into(),
         dtype: stored(p),
         shape: p.tensor.dims().to_vec(),
     };
-    let headers = tensors.iter().map(header).collect();
-    // transformers refuses files that do not say which framework wrote them.
-    let mut writer = Writer::create(&directory.join("model.safetensors"), headers, &[("format", "pt")])?;
-    for (name, parameter) in tensors {
-        writer.write(name, &parameter.tensor)?;
-    }
-    writer.finish()
+    let headers: Vec<TensorHeader> = tensors.iter().map(header).collect();
+    let name = "model.safetensors";
+    file(name, &|sink| {
+        // transformers refuses files that do not say which framework wrote them.
+        let mut writer = Writer::new(&directory.join(name), sink, headers.clone(), &[("format", "pt")])?;
+        for (name, parameter) in &tensors {
+            writer.write(name, &parameter.tensor)?;
+        }
+        writer.into_sink();
+        Ok(())
+    })
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
+fn write_json(path: &Path, sink: &mut dyn Write, value: &Value) -> Result<()> {
     let mut text =
         serde_json::to_string_pretty(value).map_err(|e| Error::Json { path: path.into(), problem: e.to_string() })?;
     text.push('\n');
-    let mut file = File::create(path).map_err(Error::io(path))?;
-    file.write_all(text.as_bytes()).map_err(Error::io(path))?;
-    file.sync_all().map_err(Error::io(path))
+    sink.write_all(text.as_bytes()).map_err(Error::io(path))
 }
