@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::freeze;
 use crate::trainer::TrainerOptions;
 
-/// What saving a checkpoint holds: a piece of a tensor as values and as bytes, and the buffers of two files.
+/// What saving a checkpoint holds: a piece of a tensor as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
 
 /// The bytes of the optimizer's state, held from [`crate::Trainer::new`] on: a pure function of configuration and options.

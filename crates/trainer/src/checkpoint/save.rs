@@ -4,11 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use t5::safetensors::{TensorHeader, Writer};
+use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
-    Checkpoints, MANIFEST_FILE, MODEL_FILES, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved,
-    TOKENIZER_FILE, prune,
+    Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_FILE, prune,
 };
 use crate::error::{Error, Result};
 use crate::files;
@@ -66,8 +65,11 @@ fn fill(directory: &Path, trainer: &Trainer, caller: &serde_json::Value, tokeniz
 
 /// The files that make the directory a Hugging Face model.
 pub(super) fn write_model(directory: &Path, model: &t5::T5, tokenizer: Option<&Path>) -> Result<Vec<ManifestEntry>> {
-    model.save(directory)?;
-    let mut entries = MODEL_FILES.iter().map(|name| sum(directory, name)).collect::<Result<Vec<_>>>()?;
+    let mut entries = Vec::new();
+    model.save_with(directory, |name, write| -> Result<()> {
+        entries.push(write_file(directory, name, |file| Ok(write(file)?))?);
+        Ok(())
+    })?;
     if let Some(tokenizer) = tokenizer {
         entries.push(copy(tokenizer, directory, TOKENIZER_FILE)?);
     }
@@ -81,48 +83,42 @@ fn write_optimizer(directory: &Path, trainer: &Trainer) -> Result<ManifestEntry>
     let headers = state()
         .map(|(name, tensor)| TensorHeader { name, dtype: tensor.dtype(), shape: tensor.dims().to_vec() })
         .collect();
-    let mut writer = Writer::create(&directory.join(OPTIMIZER_FILE), headers, &[])?;
-    for (name, tensor) in state() {
-        writer.write(&name, tensor)?;
-    }
-    writer.finish()?;
-    sum(directory, OPTIMIZER_FILE)
+    write_file(directory, OPTIMIZER_FILE, |file| {
+        let mut writer = Writer::new(&directory.join(OPTIMIZER_FILE), file, headers, &[])?;
+        for (name, tensor) in state() {
+            writer.write(&name, tensor)?;
+        }
+        writer.into_sink();
+        Ok(())
+    })
 }
 
 fn write_json(directory: &Path, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
+    let path = directory.join(name);
     write_file(directory, name, |file| {
-        serde_json::to_writer_pretty(&mut *file, value)?;
-        file.write_all(b"\n")
+        serde_json::to_writer_pretty(&mut *file, value)
+            .map_err(io::Error::from)
+            .and_then(|()| file.write_all(b"\n"))
+            .map_err(|e| Error::io("write", &path, e))
     })
 }
 
 /// Copies a file, summing it on the way.
 pub(super) fn copy(from: &Path, directory: &Path, name: &str) -> Result<ManifestEntry> {
     let mut source = File::open(from).map_err(|e| Error::io("open", from, e))?;
-    write_file(directory, name, |file| io::copy(&mut source, file).map(drop))
+    let path = directory.join(name);
+    write_file(directory, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
 }
 
-/// Writes one file through a checksum and syncs it.
-fn write_file(
-    directory: &Path,
-    name: &str,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<ManifestEntry> {
+/// Writes one file through a checksum and syncs it, so that it need not be read again to be summed.
+fn write_file(directory: &Path, name: &str, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<ManifestEntry> {
     let path = directory.join(name);
-    let written = (|| {
-        let mut file = files::HashingWriter::new(BufWriter::with_capacity(1 << 18, File::create(&path)?));
-        write(&mut file)?;
-        let (buffer, bytes, sha256) = file.finish();
-        buffer.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        Ok((bytes, sha256))
-    })();
-    let (bytes, sha256) = written.map_err(|e| Error::io("write", &path, e))?;
-    Ok(ManifestEntry { name: name.to_owned(), bytes, sha256 })
-}
-
-/// The manifest entry of a file that is already written.
-fn sum(directory: &Path, name: &str) -> Result<ManifestEntry> {
-    let path = directory.join(name);
-    let (bytes, sha256) = files::checksum(&path).map_err(|e| Error::io("read back", &path, e))?;
+    let io_error = |e| Error::io("write", &path, e);
+    let file = File::create(&path).map_err(io_error)?;
+    let mut sink = files::HashingWriter::new(BufWriter::with_capacity(PIECE_BYTES, file));
+    write(&mut sink)?;
+    let (buffer, bytes, sha256) = sink.finish();
+    let file = buffer.into_inner().map_err(|e| io_error(e.into_error()))?;
+    file.sync_all().map_err(io_error)?;
     Ok(ManifestEntry { name: name.to_owned(), bytes, sha256 })
 }
