@@ -1,9 +1,17 @@
 //! Whole-command tests: every promise of the public interface, kept by the binary that users run.
 //!
-//! One test binary with a module per topic. [`run`] starts the command in a directory of its own and
+//! One test binary with a module per topic. [`run::Scene`] starts the command in a directory of its own and
 //! waits for it; what it printed and wrote is all that a test may look at. A test trains a tiny model for
 //! a few steps and takes seconds.
 
+mod files;
 mod run;
 
+mod budget;
+mod configs;
+mod finetune;
 mod listing;
+mod other_commands;
+mod resume;
+mod training;
+mod wrong_input;

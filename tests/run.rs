@@ -1,9 +1,35 @@
 //! Starting the command and looking at what it left.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use serde_json::Value;
 use tempfile::TempDir;
+
+/// The embedded default, shortened to a few small steps. Dropout is on.
+pub const SHORT: [&str; 20] = [
+    "--max-steps",
+    "6",
+    "--set",
+    "train.batch_size=6",
+    "--set",
+    "memory.micro_batch_samples=4",
+    "--set",
+    "train.dropout=0.1",
+    "--set",
+    "train.eval_samples=12",
+    "--set",
+    "train.eval_generate_samples=3",
+    "--set",
+    "train.eval_max_new_tokens=4",
+    "--set",
+    "checkpoint.every_steps=2",
+    "--set",
+    "run.log_every_steps=1",
+    "--output",
+    "run",
+];
 
 /// A directory of its own for one test; the command runs in it.
 pub struct Scene {
@@ -21,12 +47,21 @@ pub struct Ran {
     pub err: String,
 }
 
+/// A command that runs. Killed when the test is over.
+pub struct Running {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+/// The short run's arguments, and more.
+pub fn short(more: &[&str]) -> Vec<String> {
+    SHORT.iter().chain(more).map(ToString::to_string).collect()
+}
+
 impl Scene {
     /// An empty scene.
     pub fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().expect("a temporary directory"),
-        }
+        Self { directory: tempfile::tempdir().expect("a temporary directory") }
     }
 
     /// A path in the scene.
@@ -37,37 +72,96 @@ impl Scene {
     /// Writes a file of the scene.
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).expect("a directory in the scene");
-        }
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory in the scene");
         std::fs::write(&path, text).expect("a file in the scene");
         path
     }
 
-    /// The command with these arguments, not started.
-    pub fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
+    /// A file of the scene.
+    #[track_caller]
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// The names in a directory of the scene, sorted.
+    pub fn names(&self, name: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(name)).expect("a directory");
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
-        command
-            .args(arguments.iter().map(AsRef::as_ref))
-            .current_dir(self.directory.path());
+        command.args(arguments.iter().map(AsRef::as_ref)).current_dir(self.directory.path());
         command
     }
 
     /// Runs the command to its end.
     pub fn run<S: AsRef<str>>(&self, arguments: &[S]) -> Ran {
-        self.command(arguments)
-            .output()
-            .expect("the command starts")
-            .into()
+        self.command(arguments).output().expect("the command starts").into()
     }
 
     /// Starts the command and returns while it runs.
-    pub fn start<S: AsRef<str>>(&self, arguments: &[S]) -> Child {
-        self.command(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the command starts")
+    pub fn start<S: AsRef<str>>(&self, arguments: &[S]) -> Running {
+        let mut child =
+            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running { child, lines }
+    }
+
+    /// The events of a run's `metrics.jsonl` with this name.
+    #[track_caller]
+    pub fn events(&self, run: &str, event: &str) -> Vec<Value> {
+        let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")));
+        lines.filter(|line| line["event"] == event).collect()
+    }
+}
+
+impl Running {
+    /// Reads what the command prints up to a line that contains `words`; false where it ended before.
+    pub fn wait_for(&mut self, words: &str) -> bool {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).expect("a pipe") > 0 {
+            if line.contains(words) {
+                return true;
+            }
+            line.clear();
+        }
+        false
+    }
+
+    /// Reads `count` lines of what the command prints; false where it ended before.
+    pub fn wait_for_lines(&mut self, count: usize) -> bool {
+        let mut line = String::new();
+        (0..count).all(|_| self.lines.read_line(&mut line).expect("a pipe") > 0)
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &pid]).status().expect("the kill command");
+        assert!(status.success(), "kill -s {name} {pid}");
+    }
+
+    /// Kills the command, as a power cut would.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the command can be killed");
+        self.child.wait().expect("the command ends");
+    }
+
+    /// Waits for the end.
+    pub fn end(mut self) -> Ran {
+        let mut out = String::new();
+        self.lines.read_to_string(&mut out).expect("a pipe");
+        let output = self.child.wait_with_output().expect("the command ends");
+        let mut ran = Ran::from(output);
+        ran.out = out;
+        ran
     }
 }
 
@@ -85,14 +179,25 @@ impl Ran {
     /// Holds the command to its exit code, and shows what it printed where it had another.
     #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
-        assert_eq!(
-            self.code,
-            Some(code),
-            "standard output:\n{}\nstandard error:\n{}",
-            self.out,
-            self.err
-        );
+        let Self { code: got, out, err } = &self;
+        assert_eq!(*got, Some(code), "standard output:\n{out}\nstandard error:\n{err}");
         self
+    }
+
+    /// Holds the command to words that it must have printed, on either output.
+    #[track_caller]
+    pub fn expect_words(self, words: &[&str]) -> Self {
+        let Self { out, err, .. } = &self;
+        for word in words {
+            assert!(out.contains(word) || err.contains(word), "`{word}` is not in\n{out}\nnor in\n{err}");
+        }
+        self
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}:\n{}", self.out))
     }
 }
 

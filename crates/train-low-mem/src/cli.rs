@@ -38,7 +38,7 @@ Exit codes:
 
 /// Trains T5 inside a byte budget, with the same mathematics at every budget.
 #[derive(Debug, Parser)]
-#[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true, args_override_self = true)]
 #[command(styles = Styles::styled().header(AnsiColor::Green.on_default().bold()).literal(AnsiColor::Cyan.on_default().bold()))]
 pub struct Cli {
     /// The flags of `train`, the default subcommand.
@@ -112,7 +112,7 @@ pub struct TrainArgs {
     /// Override any config key, such as train.batch_size=16; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// What --keep-training may find changed: data, tokenizer, model, batch-size, seed, freeze
+    /// What --keep-training may find changed: data, tokenizer, model, batch-size, seed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub allow_changed: Vec<String>,
     /// One step, one save, one load; leaves nothing behind
@@ -140,6 +140,9 @@ pub struct EvalArgs {
     /// Parquet files or globs
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub data: Vec<String>,
+    /// Config file whose columns and lengths apply
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Rows, from the first; 0: all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
@@ -289,10 +292,9 @@ fn recompute(text: &str) -> Result<Recompute, String> {
     match text {
         "none" => Ok(Recompute::Blocks(0)),
         "full" => Ok(Recompute::Full),
-        number => number
-            .parse()
-            .map(Recompute::Blocks)
-            .map_err(|_| "expected none, full or a number of blocks".to_string()),
+        number => {
+            number.parse().map(Recompute::Blocks).map_err(|_| "expected none, full or a number of blocks".to_string())
+        }
     }
 }
 
@@ -339,31 +341,18 @@ fn hyphenated(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;
     };
-    let (name, value) = text
-        .split_once('=')
-        .map_or((text, None), |(name, value)| (name, Some(value)));
+    let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
-    value
-        .map_or(name.clone(), |value| format!("{name}={value}"))
-        .into()
+    value.map_or(name.clone(), |value| format!("{name}={value}")).into()
 }
 
 /// clap's message in the house's form: one `error:` and a `hint:`.
 fn usage_failure(error: &clap::Error) -> Failure {
     let text = error.render().to_string();
     let body = text.strip_prefix("error: ").unwrap_or(&text);
-    let message: Vec<&str> = body
-        .split("\n\n")
-        .next()
-        .unwrap_or(body)
-        .lines()
-        .map(str::trim)
-        .collect();
+    let message: Vec<&str> = body.split("\n\n").next().unwrap_or(body).lines().map(str::trim).collect();
     let failure = Failure::usage(message.join(" "));
-    match error
-        .get(ContextKind::SuggestedArg)
-        .or_else(|| error.get(ContextKind::SuggestedSubcommand))
-    {
+    match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
         Some(ContextValue::String(nearest)) => failure.hint(format!("did you mean `{nearest}`?")),
         Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
             failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
@@ -373,15 +362,16 @@ fn usage_failure(error: &clap::Error) -> Failure {
 }
 
 impl TrainArgs {
+    /// Whether the output directory was named.
+    pub fn names_output(&self) -> bool {
+        self.output.is_some() || self.set.iter().any(|assignment| assignment.trim_start().starts_with("run.output_dir"))
+    }
+
     /// Lays the flags over the config's values, in their order of weight: named flags, then `--set`.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
             ("--memory-budget", "memory.budget", &self.memory_budget),
-            (
-                "--device-memory-budget",
-                "memory.device_budget",
-                &self.device_memory_budget,
-            ),
+            ("--device-memory-budget", "memory.device_budget", &self.device_memory_budget),
             ("--device", "run.device", &self.device),
             ("--epochs", "train.epochs", &self.epochs),
             ("--max-steps", "train.max_steps", &self.max_steps),
@@ -397,11 +387,7 @@ impl TrainArgs {
             values.set(key, value, Origin::Flag(flag.to_string()))?;
         }
         if let Some(finetune) = self.finetune {
-            values.set(
-                "run.finetune",
-                Value::Boolean(finetune),
-                Origin::Flag("--finetune".to_string()),
-            )?;
+            values.set("run.finetune", Value::Boolean(finetune), Origin::Flag("--finetune".to_string()))?;
         }
         if !self.allow_changed.is_empty() {
             values.set(
@@ -410,9 +396,7 @@ impl TrainArgs {
                 Origin::Flag("--allow-changed".to_string()),
             )?;
         }
-        self.set
-            .iter()
-            .try_for_each(|assignment| values.apply_assignment(assignment))
+        self.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))
     }
 }
 
@@ -421,11 +405,7 @@ mod tests {
     use super::*;
 
     fn typed(line: &str) -> Outcome<Cli> {
-        match parse(
-            format!("train_low_mem {line}")
-                .split_whitespace()
-                .map(OsString::from),
-        )? {
+        match parse(format!("train_low_mem {line}").split_whitespace().map(OsString::from))? {
             Typed::Command(cli) => Ok(*cli),
             Typed::Help(text) => panic!("{line} printed help:\n{text}"),
         }
@@ -454,40 +434,22 @@ mod tests {
             };
             assert_eq!(train.finetune, Some(true), "{line}");
         }
-        assert_eq!(
-            typed("--is-keep-training=False")
-                .unwrap()
-                .train
-                .keep_training,
-            Some(false)
-        );
+        assert_eq!(typed("--is-keep-training=False").unwrap().train.keep_training, Some(false));
         for line in ["--learn_rate 0.1", "--learn-rate=0.1", "--learn_rate=0.1"] {
-            assert_eq!(
-                typed(line).unwrap().train.learn_rate.as_deref(),
-                Some("0.1"),
-                "{line}"
-            );
+            assert_eq!(typed(line).unwrap().train.learn_rate.as_deref(), Some("0.1"), "{line}");
         }
-        assert_eq!(
-            typed("--set train.max_steps=3 --set a_b=c_d")
-                .unwrap()
-                .train
-                .set,
-            ["train.max_steps=3", "a_b=c_d"]
-        );
+        assert_eq!(typed("--set train.max_steps=3 --set a_b=c_d").unwrap().train.set, ["train.max_steps=3", "a_b=c_d"]);
     }
 
     #[test]
     fn flags_reach_their_keys_and_set_comes_last() {
-        let cli = typed("--epochs 3 --learn-rate 1e-4 --memory-budget 4GiB --output runs/a --set train.epochs=5").unwrap();
+        let cli =
+            typed("--epochs 3 --learn-rate 1e-4 --memory-budget 4GiB --output runs/a --set train.epochs=5").unwrap();
         let mut values = Values::defaults();
         cli.train.apply(&mut values).unwrap();
         assert_eq!(values.integer("train.epochs"), Some(5));
         assert_eq!(values.number("optimizer.learning_rate"), Some(1e-4));
-        assert_eq!(
-            values.origin("memory.budget"),
-            &Origin::Flag("--memory-budget".to_string())
-        );
+        assert_eq!(values.origin("memory.budget"), &Origin::Flag("--memory-budget".to_string()));
     }
 
     #[test]
@@ -497,27 +459,14 @@ mod tests {
             ("trian", "trian", "train"),
             ("eval --model x", "--data", "--help"),
             ("--is-finetune=maybe", "expected true or false", "--help"),
-            (
-                "bench --model t5-small --recompute some",
-                "expected none, full or a number",
-                "--help",
-            ),
+            ("bench --model t5-small --recompute some", "expected none, full or a number", "--help"),
         ] {
             let failure = typed(line).expect_err("a wrong flag");
             assert!(failure.message.contains(message), "{line}\n{failure}");
             assert!(failure.hints[0].contains(hint), "{line}\n{failure}");
         }
         let mut values = Values::defaults();
-        let failure = typed("--epochs three")
-            .unwrap()
-            .train
-            .apply(&mut values)
-            .unwrap_err();
-        assert!(
-            failure
-                .message
-                .starts_with("--epochs: `train.epochs`: expected a whole number"),
-            "{failure}"
-        );
+        let failure = typed("--epochs three").unwrap().train.apply(&mut values).unwrap_err();
+        assert!(failure.message.starts_with("--epochs: `train.epochs`: expected a whole number"), "{failure}");
     }
 }

@@ -53,11 +53,7 @@ pub type Outcome<T> = Result<T, Failure>;
 impl Failure {
     /// A failure with this exit code and message and no hint yet.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self {
-            exit,
-            message: message.into(),
-            hints: Vec::new(),
-        }
+        Self { exit, message: message.into(), hints: Vec::new() }
     }
 
     /// Exit 1: the system refused something that has no code of its own.
@@ -82,14 +78,22 @@ impl Failure {
         self
     }
 
+    /// Adds a `hint:` line where there is one.
+    fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
+        match hint {
+            Some(hint) => self.hint(hint),
+            None => self,
+        }
+    }
+
     /// Reading or writing `path` failed: a full disk and a missing permission get a hint of their own.
     pub fn io(doing: &str, path: &Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let failure = Self::internal(format!("{}: cannot {doing}: {error}", path.display()));
         match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                failure.hint("free some space, then run the same command with `--keep-training`; older checkpoints are intact")
-            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => failure.hint(
+                "free some space, then run the same command with `--keep-training`; older checkpoints are intact",
+            ),
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
                 failure.hint("choose a directory that you may write to with `--output DIR`")
             }
@@ -109,15 +113,71 @@ impl fmt::Display for Failure {
     }
 }
 
+impl From<parquet_dataset::Error> for Failure {
+    fn from(error: parquet_dataset::Error) -> Self {
+        let hint = error.hint().unwrap_or_else(|| "`train_low_mem inspect FILE` shows what a file holds".to_string());
+        Self::unusable(error.to_string()).hint(hint)
+    }
+}
+
+impl From<dataloader::Error> for Failure {
+    fn from(error: dataloader::Error) -> Self {
+        let exit = match &error {
+            dataloader::Error::Options(_) => Exit::Usage,
+            dataloader::Error::Thread(_) => Exit::Internal,
+            _ => Exit::Unusable,
+        };
+        Self::new(exit, error.to_string()).with_hint(error.hint())
+    }
+}
+
+impl From<t5::Error> for Failure {
+    fn from(error: t5::Error) -> Self {
+        let exit = match &error {
+            t5::Error::Tensor(_) => Exit::Internal,
+            _ => Exit::Unusable,
+        };
+        Self::new(exit, error.to_string()).with_hint(error.hint())
+    }
+}
+
+impl From<trainer::Error> for Failure {
+    fn from(error: trainer::Error) -> Self {
+        use trainer::Error as E;
+        let exit = match &error {
+            E::InvalidOption { .. } | E::UnknownFreezeItem { .. } | E::NothingToTrain | E::Locked { .. } => Exit::Usage,
+            E::Diverged { .. } => Exit::Diverged,
+            E::Checkpoint { .. } | E::NoValidCheckpoint { .. } => Exit::Unusable,
+            _ => Exit::Internal,
+        };
+        let hint = error.hint();
+        match error {
+            E::Model(error) => error.into(),
+            error => Self::new(exit, error.to_string()).with_hint(hint),
+        }
+    }
+}
+
+impl From<memory_policy::DoesNotFit> for Failure {
+    fn from(refusal: memory_policy::DoesNotFit) -> Self {
+        Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint())
+    }
+}
+
+impl From<memory_policy::ProbeError> for Failure {
+    fn from(error: memory_policy::ProbeError) -> Self {
+        Self::internal(error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_message_comes_first_and_each_hint_has_its_line() {
-        let failure = Failure::usage("`--epochs`: expected an integer, got `x`")
-            .hint("write `--epochs 3`")
-            .hint("see `--help`");
+        let failure =
+            Failure::usage("`--epochs`: expected an integer, got `x`").hint("write `--epochs 3`").hint("see `--help`");
         assert_eq!(
             failure.to_string(),
             "error: `--epochs`: expected an integer, got `x`\nhint: write `--epochs 3`\nhint: see `--help`"
@@ -128,9 +188,6 @@ mod tests {
     fn a_full_disk_says_that_older_checkpoints_are_intact() {
         let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let failure = Failure::io("write", Path::new("runs/a/model"), &error);
-        assert!(
-            failure.hints[0].contains("older checkpoints are intact"),
-            "{failure}"
-        );
+        assert!(failure.hints[0].contains("older checkpoints are intact"), "{failure}");
     }
 }

@@ -13,25 +13,12 @@ pub fn keys() -> String {
     let mut text = String::new();
     let mut section = "";
     for key in KEYS {
-        let (key_section, name) = key
-            .name
-            .split_once('.')
-            .expect("a test holds names to one section");
+        let (key_section, name) = key.name.split_once('.').expect("a test holds names to one section");
         if key_section != section {
             section = key_section;
-            let _ = writeln!(
-                text,
-                "{}[{section}]",
-                if text.is_empty() { "" } else { "\n" }
-            );
+            let _ = writeln!(text, "{}[{section}]", if text.is_empty() { "" } else { "\n" });
         }
-        let _ = writeln!(
-            text,
-            "{:<36} # {} ({})",
-            format!("{name} = {}", key.default),
-            key.meaning,
-            key.expected()
-        );
+        let _ = writeln!(text, "{:<36} # {} ({})", format!("{name} = {}", key.default), key.meaning, key.expected());
     }
     text
 }

@@ -1,27 +1,71 @@
 //! `train_low_mem`: trains T5 inside a byte budget.
 //!
-//! This crate is the command: it reads the command line ([`cli`]) and the config ([`config`]), asks the
-//! policy for a plan, hands plain numbers to the parts, runs the loop and reports. It contains no
-//! algorithm.
+//! This crate is the command. It reads the command line ([`cli`]: what was typed) and the config
+//! ([`config`]: what it means), opens what they name ([`open`]), adds up what it would cost ([`bill`]), asks
+//! the policy for a plan, hands plain numbers to the parts and runs the loop. Start reading at
+//! [`train`]: the loop is one screen.
+//!
+//! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
+//! command line and the config, and the only one that prints.
 
+mod assets;
+mod bill;
 mod cli;
+mod commands;
 mod config;
+mod dry_run;
+mod evaluation;
 mod failure;
+mod identity;
 mod listing;
+mod metrics;
+mod open;
+mod options;
+mod report;
+mod run_dir;
+mod session;
+mod setup;
+mod stop;
+mod summary;
+mod train;
 
+use std::panic::{PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
 
+#[global_allocator]
+static ALLOCATOR: t5_ops::allocator::MiMalloc = t5_ops::allocator::MiMalloc;
+
 fn main() -> ExitCode {
-    match cli::parse(std::env::args_os()).and_then(run) {
+    std::panic::set_hook(Box::new(remember_panic));
+    let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            report::error(&failure);
             failure.exit.into()
         }
     }
+}
+
+/// What the last panic said and where. A panic that a part catches and turns into an error is not shown.
+static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+fn remember_panic(panic: &PanicHookInfo<'_>) {
+    let place =
+        panic.location().map_or_else(String::new, |location| format!("{}:{}: ", location.file(), location.line()));
+    let said = panic.payload_as_str().unwrap_or("no message");
+    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{place}{said}"));
+}
+
+fn our_bug() -> Failure {
+    let said = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Failure::internal(format!("internal error: {}", said.unwrap_or_default()))
+        .hint("this is a bug of train_low_mem; please report it with the command and its resolved.toml")
+        .hint("checkpoints are intact: `--keep-training` goes on from the newest one")
 }
 
 fn run(typed: Typed) -> Outcome<()> {
@@ -33,14 +77,23 @@ fn run(typed: Typed) -> Outcome<()> {
             return Ok(());
         }
     };
-    let Cli { command, .. } = *cli;
+    let Cli { train: flags, command } = *cli;
     match command {
-        Some(Command::Keys) => print!("{}", listing::keys()),
-        Some(Command::Completions { shell }) => print!("{}", listing::completions(shell)),
-        _ => {
-            return Err(Failure::internal("this command is not wired yet")
-                .hint("`keys` and `completions` are"));
+        None => train::train(&flags),
+        Some(Command::Train(flags)) => train::train(&flags),
+        Some(Command::Plan(flags)) => commands::plan::plan(&flags),
+        Some(Command::Eval(flags)) => commands::eval::eval(&flags),
+        Some(Command::Generate(flags)) => commands::generate::generate(&flags),
+        Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
+        Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
+        Some(Command::Bench(flags)) => commands::bench::bench(&flags),
+        Some(Command::Keys) => {
+            report::print(&listing::keys());
+            Ok(())
+        }
+        Some(Command::Completions { shell }) => {
+            report::print(&listing::completions(shell));
+            Ok(())
         }
     }
-    Ok(())
 }

@@ -8,11 +8,23 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::failure::Failure;
+
 /// Writes to standard output and ignores a reader that went away.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
+}
+
+/// A warning, on standard error.
+pub fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "warning: {text}");
+}
+
+/// The error that ends the program, on standard error.
+pub fn error(failure: &Failure) {
+    let _ = writeln!(std::io::stderr(), "{failure}");
 }
 
 /// What one step shows.
@@ -36,22 +48,25 @@ pub struct Report {
     bar: Option<ProgressBar>,
     total_steps: u64,
     first_step: u64,
+    log_every_steps: Option<u64>,
     started: Instant,
     last_line: Option<Instant>,
 }
 
 impl Report {
-    /// A report of a run of `total_steps` that has `done` steps behind it.
-    pub fn new(total_steps: u64, done: u64) -> Self {
+    /// A report of a run of `total_steps` that has `done` steps behind it. Without a terminal a line comes
+    /// every `log_every_steps`, or by the clock.
+    pub fn new(total_steps: u64, done: u64, log_every_steps: Option<u64>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total_steps).with_position(done);
             bar.set_style(
-                ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar()),
+                ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
             bar.reset_eta();
             bar
         });
-        Self { bar, total_steps, first_step: done, started: Instant::now(), last_line: None }
+        Self { bar, total_steps, first_step: done, log_every_steps, started: Instant::now(), last_line: None }
     }
 
     /// A line that stays.
@@ -66,15 +81,12 @@ impl Report {
     /// A warning.
     pub fn warn(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("warning: {text}")),
-            None => {
-                let _ = writeln!(std::io::stderr(), "warning: {text}");
-            }
+            Some(bar) => bar.suspend(|| warn(text)),
+            None => warn(text),
         }
     }
 
-    /// A step is done: moves the bar, or prints a line at the first steps, the last one and every ten
-    /// seconds between.
+    /// A step is done: moves the bar, or prints a line where one is due.
     pub fn step(&mut self, line: &StepLine) {
         const BETWEEN_LINES: Duration = Duration::from_secs(10);
         let figures = format!(
@@ -89,11 +101,20 @@ impl Report {
             bar.set_message(figures);
             return;
         }
-        let is_early = line.step <= self.first_step + 3;
-        let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
-        if is_early || is_due || line.step == self.total_steps {
+        let is_due = match self.log_every_steps {
+            Some(every) => line.step.is_multiple_of(every),
+            None => {
+                line.step <= self.first_step + 3 || self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES)
+            }
+        };
+        if is_due || line.step == self.total_steps {
             self.last_line = Some(Instant::now());
-            self.line(&format!("step {}/{}  {figures}  {} left", line.step, self.total_steps, self.time_left(line.step)));
+            self.line(&format!(
+                "step {}/{}  {figures}  {} left",
+                line.step,
+                self.total_steps,
+                self.time_left(line.step)
+            ));
         }
     }
 

@@ -12,6 +12,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use trainer::RunLock;
 
@@ -51,20 +52,16 @@ impl RunDir {
         self.root.join("metrics.jsonl")
     }
 
-    /// `OUTPUT/resolved.toml`
-    pub fn resolved(&self) -> PathBuf {
-        self.root.join("resolved.toml")
-    }
-
-    /// What the finished run left: the step of `OUTPUT/model` and its evaluations.
-    pub fn finished(&self) -> Option<Value> {
+    /// The step of `OUTPUT/model`, where the run was finished.
+    pub fn finished_step(&self) -> Option<u64> {
         let text = std::fs::read(self.root.join("finished.json")).ok()?;
-        serde_json::from_slice(&text).ok().filter(|_| self.model().join("model.safetensors").exists())
+        let finished: Value = serde_json::from_slice(&text).ok()?;
+        finished["step"].as_u64().filter(|_| self.model().join("model.safetensors").exists())
     }
 
     /// Says that `OUTPUT/model` is the model of this step. The last thing that a run writes.
-    pub fn finish(&self, step: u64, evaluations: Value) -> Outcome<()> {
-        let text = json!({ "step": step, "evaluations": evaluations });
+    pub fn finish(&self, step: u64, history: &impl Serialize) -> Outcome<()> {
+        let text = json!({ "step": step, "history": history });
         Ok(trainer::write_atomic(&self.root.join("finished.json"), format!("{text:#}\n").as_bytes())?)
     }
 
@@ -75,9 +72,12 @@ impl RunDir {
             return Ok(());
         }
         let what = if has_checkpoints { "checkpoints" } else { "a model" };
-        Err(Failure::usage(format!("{}: this directory already holds {what} of a run, and a run is never overwritten", self.root.display()))
-            .hint("`--keep-training` goes on with that run")
-            .hint("`--output DIR` starts a new one elsewhere"))
+        Err(Failure::usage(format!(
+            "{}: this directory already holds {what} of a run, and a run is never overwritten",
+            self.root.display()
+        ))
+        .hint("`--keep-training` goes on with that run")
+        .hint("`--output DIR` starts a new one elsewhere"))
     }
 }
 

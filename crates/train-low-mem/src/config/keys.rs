@@ -55,17 +55,11 @@ const fn key(
     default: &'static str,
     meaning: &'static str,
 ) -> Key {
-    Key {
-        name,
-        kind,
-        words,
-        default,
-        meaning,
-    }
+    Key { name, kind, words, default, meaning }
 }
 
 /// What `run.allow_changes` and `--allow-changed` may name.
-pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed", "freeze"];
+pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed"];
 
 use Kind::{Integer, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
 
@@ -75,6 +69,7 @@ pub const KEYS: &[Key] = &[
     key("run.output_dir", Text, &[], "\"runs/train\"", "the directory that holds everything this run writes"),
     key("run.seed", Integer(0, i64::MAX), &[], "42", "fixes the first weights, the order of the rows and the dropout masks"),
     key("run.device", Text, AUTO, "\"auto\"", "auto, cpu, cuda, cuda:N or metal"),
+    key("run.log_every_steps", Integer(1, MANY), AUTO, "\"auto\"", "plain lines without a terminal; auto: the first steps, then every ten seconds"),
     key("run.finetune", Switch, &[], "false", "start from model.init_from and freeze encoder and shared embedding; as --finetune"),
     key("run.allow_changes", Words(CHANGES), &[], "[]", "what --keep-training may find changed since the checkpoint"),
 
@@ -91,12 +86,12 @@ pub const KEYS: &[Key] = &[
     key("data.tokenizer", Text, AUTO, "\"auto\"", "a tokenizer.json; auto: the one beside the model"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), &[], "\"text-to-text\"", "what a row becomes"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span-corruption: the share of tokens that is masked"),
-    key("data.mean_span_length", Number(1.0, 1000.0), &[], "3.0", "span-corruption: the mean length of a masked span in tokens"),
+    key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span-corruption: the mean length of a masked span in tokens"),
     key("data.max_source_tokens", Integer(2, 1 << 20), &[], "256", "longer sources are cut, EOS included and kept"),
     key("data.max_target_tokens", Integer(2, 1 << 20), &[], "256", "longer targets are cut, EOS included and kept"),
     key("data.shuffle", Switch, &[], "true", "false: file order, rows [i*batch_size, (i+1)*batch_size) make step i"),
-    key("data.block_rows", Integer(1, MANY), &[], "1024", "neighbouring rows that the whole-file shuffle moves together"),
-    key("data.window_blocks", Integer(1, MANY), &[], "64", "blocks whose rows are shuffled among each other"),
+    key("data.block_rows", Integer(1, 1 << 31), &[], "4096", "neighbouring rows that the whole-file shuffle moves together"),
+    key("data.window_blocks", Integer(1, 1 << 31), &[], "16", "blocks whose rows are shuffled among each other"),
     key("data.bad_rows", OneOf(&["error", "skip"]), &[], "\"skip\"", "null, empty or not UTF-8: stop, or skip and count"),
 
     key("train.batch_size", Integer(1, 1 << 20), AUTO, "\"auto\"", "samples per optimizer step; auto: per device x accumulation, or 32"),
@@ -117,7 +112,7 @@ pub const KEYS: &[Key] = &[
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generations shown after each evaluation"),
 
     key("optimizer.name", OneOf(&["adafactor"]), &[], "\"adafactor\"", "transformers.optimization.Adafactor's semantics"),
-    key("optimizer.learning_rate", Number(0.0, 1e6), AUTO, "\"auto\"", "auto: 1e-3, or Adafactor's own with relative_step"),
+    key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "auto: 1e-3, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "the learning rate follows min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "the learning rate is scaled by each parameter's root mean square"),
     key("optimizer.warmup_init", Switch, &[], "false", "with relative_step: start at 1e-6 * step"),
@@ -158,13 +153,7 @@ pub fn find(name: &str) -> Option<&'static Key> {
 /// The known key that a mistyped name most likely meant: by its last part first (`max_steps` means
 /// `train.max_steps`), by edit distance over the whole name otherwise.
 pub fn nearest(name: &str) -> Option<&'static Key> {
-    let last = |full: &str| {
-        full.rsplit('.')
-            .next()
-            .unwrap_or("")
-            .replace('-', "_")
-            .to_lowercase()
-    };
+    let last = |full: &str| full.rsplit('.').next().unwrap_or("").replace('-', "_").to_lowercase();
     let mut same_ending = KEYS.iter().filter(|key| last(key.name) == last(name));
     if let (Some(only), None) = (same_ending.next(), same_ending.next()) {
         return Some(only);
@@ -197,20 +186,12 @@ impl Key {
             Size => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
             Table => "a table".to_string(),
         };
-        if self.words.is_empty() {
-            value
-        } else {
-            format!("{value}, or {}", quoted(self.words))
-        }
+        if self.words.is_empty() { value } else { format!("{value}, or {}", quoted(self.words)) }
     }
 }
 
 fn quoted(words: &[&str]) -> String {
-    words
-        .iter()
-        .map(|word| format!("\"{word}\""))
-        .collect::<Vec<_>>()
-        .join(", ")
+    words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -239,11 +220,7 @@ mod tests {
     fn names_are_unique_and_have_one_section() {
         for (index, key) in KEYS.iter().enumerate() {
             assert_eq!(key.name.split('.').count(), 2, "{}", key.name);
-            assert!(
-                KEYS[..index].iter().all(|earlier| earlier.name != key.name),
-                "{} is there twice",
-                key.name
-            );
+            assert!(KEYS[..index].iter().all(|earlier| earlier.name != key.name), "{} is there twice", key.name);
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Run {
     pub seed: u64,
     /// `auto`, `cpu`, `cuda`, `cuda:N`, `metal`.
     pub device: String,
+    /// Steps between plain lines; `None`: by the clock.
+    pub log_every_steps: Option<u64>,
     /// Start from `model.init_from`, freeze encoder and shared embedding.
     pub finetune: bool,
     /// What may differ from the checkpoint.
@@ -113,7 +115,7 @@ pub enum Objective {
         /// Share of tokens that is masked.
         noise_density: f64,
         /// Mean length of a masked span in tokens.
-        mean_span_length: f64,
+        mean_span_tokens: f64,
     },
 }
 
@@ -227,10 +229,21 @@ pub struct Memory {
 impl Config {
     /// Resolves values into a config, or says which keys contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
+        let config = Self::resolve_without_data(values)?;
+        if config.data.train.is_empty() {
+            return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
+                .hint("`--set data.train=rows.parquet`, or no `--config` at all to see the embedded default learn"));
+        }
+        Ok(config)
+    }
+
+    /// As [`Config::resolve`], but `data.train` may be empty.
+    pub fn resolve_without_data(values: Values) -> Outcome<Self> {
         let run = Run {
             output_dir: PathBuf::from(values.text("run.output_dir").unwrap_or_default()),
             seed: required(&values, "run.seed"),
             device: device(&values)?,
+            log_every_steps: values.integer("run.log_every_steps"),
             finetune: values.switch("run.finetune"),
             allow_changes: values.list("run.allow_changes").unwrap_or_default(),
         };
@@ -257,17 +270,7 @@ impl Config {
             model_is_best: values.text("checkpoint.model").as_deref() == Some("best"),
         };
         let memory = memory(&values);
-        let config = Self {
-            run,
-            model,
-            data,
-            train,
-            optimizer,
-            schedule,
-            checkpoint,
-            memory,
-            values,
-        };
+        let config = Self { run, model, data, train, optimizer, schedule, checkpoint, memory, values };
         config.check_across_keys()?;
         Ok(config)
     }
@@ -275,20 +278,20 @@ impl Config {
     /// What no single key can say.
     fn check_across_keys(&self) -> Outcome<()> {
         let values = &self.values;
-        if self.data.train.is_empty() {
-            return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
-                .hint("`--set 'data.train=[\"rows/*.parquet\"]'`, or no `--config` at all to see the embedded default learn"));
-        }
         if self.run.finetune && self.model.init_from.is_none() {
-            return Err(Failure::usage(format!("{}: fine-tuning starts from a model, and `model.init_from` is not set", values.origin("run.finetune")))
-                .hint("`--set model.init_from=DIR`, a Hugging Face directory such as the OUTPUT/model of an earlier run"));
+            return Err(Failure::usage(format!(
+                "{}: fine-tuning starts from a model, and `model.init_from` is not set",
+                values.origin("run.finetune")
+            ))
+            .hint("`--set model.init_from=DIR`, a Hugging Face directory such as the OUTPUT/model of an earlier run"));
         }
         if self.model.config.is_none() && self.model.init_from.is_none() {
-            return Err(Failure::usage("neither `model.config` nor `model.init_from` is set: which model?")
-                .hint("`--set model.config=t5-small` starts from scratch, `--set model.init_from=DIR` from a model's weights"));
+            return Err(Failure::usage("neither `model.config` nor `model.init_from` is set: which model?").hint(
+                "`--set model.config=t5-small` starts from scratch, `--set model.init_from=DIR` from a model's weights",
+            ));
         }
-        let is_scheduled = self.schedule.name != "constant"
-            || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);
+        let is_scheduled =
+            self.schedule.name != "constant" || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);
         if self.optimizer.learning_rate.is_none() && is_scheduled {
             return Err(Failure::usage(format!(
                 "`optimizer.relative_step` sets the learning rate itself and cannot follow `schedule.name = \"{}\"` or a warm-up",
@@ -296,26 +299,22 @@ impl Config {
             ))
             .hint("`--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
         }
-        if self.checkpoint.model_is_best
-            && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty())
-        {
-            return Err(Failure::usage("`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1")
-                .hint("`--set checkpoint.model=final` takes the last one"));
+        if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
+            return Err(Failure::usage(
+                "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
+            )
+            .hint("`--set checkpoint.model=final` takes the last one"));
         }
         Ok(())
     }
 }
 
 fn required(values: &Values, name: &str) -> u64 {
-    values
-        .integer(name)
-        .unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+    values.integer(name).unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
 }
 
 fn number(values: &Values, name: &str) -> f64 {
-    values
-        .number(name)
-        .unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+    values.number(name).unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
 }
 
 fn size(values: &Values, name: &str) -> usize {
@@ -323,18 +322,12 @@ fn size(values: &Values, name: &str) -> usize {
 }
 
 fn pin(values: &Values, name: &str) -> Option<usize> {
-    values
-        .integer(name)
-        .map(|value| usize::try_from(value).unwrap_or(usize::MAX))
+    values.integer(name).map(|value| usize::try_from(value).unwrap_or(usize::MAX))
 }
 
 fn device(values: &Values) -> Outcome<String> {
-    let device = values
-        .text("run.device")
-        .unwrap_or_else(|| "auto".to_string());
-    let numbered = device
-        .strip_prefix("cuda:")
-        .is_some_and(|index| index.parse::<usize>().is_ok());
+    let device = values.text("run.device").unwrap_or_else(|| "auto".to_string());
+    let numbered = device.strip_prefix("cuda:").is_some_and(|index| index.parse::<usize>().is_ok());
     if numbered || ["auto", "cpu", "cuda", "metal"].contains(&device.as_str()) {
         return Ok(device);
     }
@@ -349,7 +342,7 @@ fn data(values: &Values) -> Data {
     let objective = match values.text("data.objective").as_deref() {
         Some("span-corruption") => Objective::SpanCorruption {
             noise_density: number(values, "data.noise_density"),
-            mean_span_length: number(values, "data.mean_span_length"),
+            mean_span_tokens: number(values, "data.mean_span_tokens"),
         },
         _ => Objective::TextToText,
     };
@@ -371,11 +364,7 @@ fn data(values: &Values) -> Data {
 }
 
 fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
-    let finetune_freezes: &[&str] = if run.finetune {
-        &["encoder", "shared"]
-    } else {
-        &[]
-    };
+    let finetune_freezes: &[&str] = if run.finetune { &["encoder", "shared"] } else { &[] };
     Ok(Train {
         batch_size: batch_size(values)?,
         epochs: required(values, "train.epochs"),
@@ -390,8 +379,7 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         eval_every_steps: required(values, "train.eval_every_steps"),
         eval_samples: required(values, "train.eval_samples"),
         eval_generate_samples: required(values, "train.eval_generate_samples"),
-        eval_max_new_tokens: pin(values, "train.eval_max_new_tokens")
-            .unwrap_or(data.max_target_tokens),
+        eval_max_new_tokens: pin(values, "train.eval_max_new_tokens").unwrap_or(data.max_target_tokens),
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
         sample_generations: size(values, "train.sample_generations"),
     })
@@ -410,8 +398,10 @@ fn batch_size(values: &Values) -> Outcome<usize> {
             Some(whole) if whole % accumulation == 0 => Some(whole),
             Some(_) => None,
             None => {
-                return Err(Failure::usage("`train.gradient_accumulation_steps` is set without `train.batch_size_per_device`")
-                    .hint("set both, or `train.batch_size` alone"));
+                return Err(Failure::usage(
+                    "`train.gradient_accumulation_steps` is set without `train.batch_size_per_device`",
+                )
+                .hint("set both, or `train.batch_size` alone"));
             }
         },
     };
@@ -442,17 +432,11 @@ fn optimizer(values: &Values) -> Outcome<Optimizer> {
         .hint("set `optimizer.relative_step = false` to use a learning rate of your own"));
     }
     if warmup_init && !relative_step {
-        return Err(Failure::usage(
-            "`optimizer.warmup_init = true` needs `optimizer.relative_step = true`",
-        )
-        .hint("`schedule.warmup_steps` warms up a learning rate of your own"));
+        return Err(Failure::usage("`optimizer.warmup_init = true` needs `optimizer.relative_step = true`")
+            .hint("`schedule.warmup_steps` warms up a learning rate of your own"));
     }
     Ok(Optimizer {
-        learning_rate: if relative_step {
-            None
-        } else {
-            Some(typed_rate.unwrap_or(1e-3))
-        },
+        learning_rate: if relative_step { None } else { Some(typed_rate.unwrap_or(1e-3)) },
         scale_parameter: values.switch("optimizer.scale_parameter"),
         warmup_init,
         clip_threshold: number(values, "optimizer.clip_threshold"),
@@ -485,10 +469,7 @@ mod tests {
 
     fn resolve(assignments: &[&str]) -> Outcome<Config> {
         let mut values = Values::defaults();
-        for assignment in ["data.train=a.parquet", "model.config=t5-small"]
-            .iter()
-            .chain(assignments)
-        {
+        for assignment in ["data.train=a.parquet", "model.config=t5-small"].iter().chain(assignments) {
             values.apply_assignment(assignment)?;
         }
         Config::resolve(values)
@@ -499,88 +480,36 @@ mod tests {
         for (assignments, expected) in [
             (&[][..], 32),
             (&["train.batch_size=24"], 24),
-            (
-                &[
-                    "train.batch_size_per_device=16",
-                    "train.gradient_accumulation_steps=8",
-                ],
-                128,
-            ),
+            (&["train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"], 128),
             (&["train.batch_size_per_device=16"], 16),
-            (
-                &[
-                    "train.batch_size=128",
-                    "train.batch_size_per_device=16",
-                    "train.gradient_accumulation_steps=8",
-                ],
-                128,
-            ),
-            (
-                &[
-                    "train.batch_size=128",
-                    "train.gradient_accumulation_steps=8",
-                ],
-                128,
-            ),
+            (&["train.batch_size=128", "train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"], 128),
+            (&["train.batch_size=128", "train.gradient_accumulation_steps=8"], 128),
         ] {
-            assert_eq!(
-                resolve(assignments).unwrap().train.batch_size,
-                expected,
-                "{assignments:?}"
-            );
+            assert_eq!(resolve(assignments).unwrap().train.batch_size, expected, "{assignments:?}");
         }
         for assignments in [
             &["train.gradient_accumulation_steps=8"][..],
-            &[
-                "train.batch_size=100",
-                "train.batch_size_per_device=16",
-                "train.gradient_accumulation_steps=8",
-            ],
-            &[
-                "train.batch_size=100",
-                "train.gradient_accumulation_steps=8",
-            ],
+            &["train.batch_size=100", "train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"],
+            &["train.batch_size=100", "train.gradient_accumulation_steps=8"],
         ] {
-            assert_eq!(
-                resolve(assignments).unwrap_err().exit,
-                crate::failure::Exit::Usage,
-                "{assignments:?}"
-            );
+            assert_eq!(resolve(assignments).unwrap_err().exit, crate::failure::Exit::Usage, "{assignments:?}");
         }
     }
 
     #[test]
     fn keys_that_contradict_each_other_are_named() {
         for (assignments, expected) in [
-            (
-                &[
-                    "optimizer.relative_step=true",
-                    "optimizer.learning_rate=0.1",
-                ][..],
-                "contradict",
-            ),
+            (&["optimizer.relative_step=true", "optimizer.learning_rate=0.1"][..], "contradict"),
             (&["optimizer.warmup_init=true"], "optimizer.relative_step"),
-            (
-                &["optimizer.relative_step=true", "schedule.name=cosine"],
-                "schedule.name",
-            ),
+            (&["optimizer.relative_step=true", "schedule.name=cosine"], "schedule.name"),
             (&["data.train=[]"], "`data.train` is empty"),
-            (
-                &["model.config=none"],
-                "neither `model.config` nor `model.init_from`",
-            ),
+            (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
             (&["run.finetune=true"], "`model.init_from` is not set"),
             (&["checkpoint.model=best"], "data.validation"),
-            (
-                &["run.device=gpu"],
-                "expected auto, cpu, cuda, cuda:N or metal, got `gpu`",
-            ),
+            (&["run.device=gpu"], "expected auto, cpu, cuda, cuda:N or metal, got `gpu`"),
         ] {
             let failure = resolve(assignments).expect_err("a contradiction");
-            assert!(
-                failure.message.contains(expected),
-                "{assignments:?}\n{failure}"
-            );
+            assert!(failure.message.contains(expected), "{assignments:?}\n{failure}");
             assert!(!failure.hints.is_empty(), "{failure}");
         }
     }
@@ -588,17 +517,8 @@ mod tests {
     #[test]
     fn finetune_freezes_encoder_and_shared_unless_told_otherwise() {
         let finetune = ["run.finetune=true", "model.init_from=m"];
-        assert_eq!(
-            resolve(&finetune).unwrap().train.freeze,
-            ["encoder", "shared"]
-        );
-        assert!(
-            resolve(&[finetune[0], finetune[1], "train.freeze=[]"])
-                .unwrap()
-                .train
-                .freeze
-                .is_empty()
-        );
+        assert_eq!(resolve(&finetune).unwrap().train.freeze, ["encoder", "shared"]);
+        assert!(resolve(&[finetune[0], finetune[1], "train.freeze=[]"]).unwrap().train.freeze.is_empty());
         assert!(resolve(&[]).unwrap().train.freeze.is_empty());
     }
 }

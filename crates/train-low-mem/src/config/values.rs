@@ -55,18 +55,9 @@ impl Values {
         let settings = KEYS
             .iter()
             .map(|key| {
-                let value: Value = key
-                    .default
-                    .parse()
-                    .expect("defaults in the table of keys are TOML");
+                let value: Value = key.default.parse().expect("defaults in the table of keys are TOML");
                 let value = check(key, value).expect("a test holds every default to its own key");
-                (
-                    key.name,
-                    Setting {
-                        value,
-                        origin: Origin::Default,
-                    },
-                )
+                (key.name, Setting { value, origin: Origin::Default })
             })
             .collect();
         Self { settings }
@@ -75,27 +66,19 @@ impl Values {
     /// Lays a config file's text over what is there. `file` is the name shown in errors.
     pub fn apply_file(&mut self, file: &str, text: &str) -> Outcome<()> {
         let document = DeTable::parse(text).map_err(|error| syntax_error(file, text, &error))?;
-        let whole: toml::Table =
-            toml::from_str(text).map_err(|error| syntax_error(file, text, &error))?;
+        let whole: toml::Table = toml::from_str(text).map_err(|error| syntax_error(file, text, &error))?;
         for (section, entries) in document.get_ref() {
             let at = |offset: usize| Origin::File(file.to_string(), line_of(text, offset));
             let name: &str = section.get_ref();
             let DeValue::Table(entries) = entries.get_ref() else {
                 return Err(unknown(&at(section.span().start), name));
             };
-            if !KEYS
-                .iter()
-                .any(|key| key.name.starts_with(&format!("{name}.")))
-            {
+            if !KEYS.iter().any(|key| key.name.starts_with(&format!("{name}."))) {
                 return Err(unknown_section(&at(section.span().start), name));
             }
             for key in entries.keys() {
                 let value = whole[name][key.get_ref().as_ref()].clone();
-                self.set(
-                    &format!("{name}.{}", key.get_ref()),
-                    value,
-                    at(key.span().start),
-                )?;
+                self.set(&format!("{name}.{}", key.get_ref()), value, at(key.span().start))?;
             }
         }
         Ok(())
@@ -106,15 +89,10 @@ impl Values {
     pub fn apply_assignment(&mut self, assignment: &str) -> Outcome<()> {
         let origin = Origin::Flag("--set".to_string());
         let Some((name, text)) = assignment.split_once('=') else {
-            return Err(Failure::usage(format!(
-                "--set {assignment}: expected KEY=VALUE, got no `=`"
-            ))
-            .hint("for example `--set train.max_steps=10`"));
+            return Err(Failure::usage(format!("--set {assignment}: expected KEY=VALUE, got no `=`"))
+                .hint("for example `--set train.max_steps=10`"));
         };
-        let value = text
-            .trim()
-            .parse()
-            .unwrap_or_else(|_| Value::String(text.trim().to_string()));
+        let value = text.trim().parse().unwrap_or_else(|_| Value::String(text.trim().to_string()));
         self.set(name.trim(), value, origin)
     }
 
@@ -124,14 +102,8 @@ impl Values {
             return Err(unknown(&origin, name));
         };
         let value = check(key, value).map_err(|got| {
-            Failure::usage(format!(
-                "{origin}: `{name}`: expected {}, got {got}",
-                key.expected()
-            ))
-            .hint(format!(
-                "`{name}`: {}; default {}",
-                key.meaning, key.default
-            ))
+            Failure::usage(format!("{origin}: `{name}`: expected {}, got {got}", key.expected()))
+                .hint(format!("`{name}`: {}; default {}", key.meaning, key.default))
         })?;
         self.settings.insert(key.name, Setting { value, origin });
         Ok(())
@@ -139,9 +111,7 @@ impl Values {
 
     /// The setting of a key of the table.
     pub fn setting(&self, name: &str) -> &Setting {
-        self.settings
-            .get(name)
-            .unwrap_or_else(|| panic!("`{name}` is not in the table of keys"))
+        self.settings.get(name).unwrap_or_else(|| panic!("`{name}` is not in the table of keys"))
     }
 
     /// Where a key's value came from.
@@ -151,10 +121,7 @@ impl Values {
 
     /// A switch.
     pub fn switch(&self, name: &str) -> bool {
-        self.setting(name)
-            .value
-            .as_bool()
-            .unwrap_or_else(|| panic!("`{name}` is not a switch"))
+        self.setting(name).value.as_bool().unwrap_or_else(|| panic!("`{name}` is not a switch"))
     }
 
     /// A whole number, or nothing where the key holds `auto` or `none`.
@@ -173,32 +140,18 @@ impl Values {
     /// A string, or nothing where the key holds `auto` or `none`.
     pub fn text(&self, name: &str) -> Option<String> {
         let words = keys::find(name).map_or(&[][..], |key| key.words);
-        self.setting(name)
-            .value
-            .as_str()
-            .filter(|text| !words.contains(text))
-            .map(str::to_string)
+        self.setting(name).value.as_str().filter(|text| !words.contains(text)).map(str::to_string)
     }
 
     /// A list of strings, or nothing where the key holds `auto` or `none`.
     pub fn list(&self, name: &str) -> Option<Vec<String>> {
         let items = self.setting(name).value.as_array()?;
-        Some(
-            items
-                .iter()
-                .filter_map(Value::as_str)
-                .map(str::to_string)
-                .collect(),
-        )
+        Some(items.iter().filter_map(Value::as_str).map(str::to_string).collect())
     }
 
     /// A table.
     pub fn table(&self, name: &str) -> toml::Table {
-        self.setting(name)
-            .value
-            .as_table()
-            .cloned()
-            .unwrap_or_default()
+        self.setting(name).value.as_table().cloned().unwrap_or_default()
     }
 }
 
@@ -215,52 +168,29 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         return Ok(value);
     }
     match (key.kind, &value) {
-        (Kind::Switch, Value::Boolean(_))
-        | (Kind::Text, Value::String(_))
-        | (Kind::Table, Value::Table(_)) => Ok(value),
-        (Kind::Integer(low, high), Value::Integer(number)) if (low..=high).contains(number) => {
+        (Kind::Switch, Value::Boolean(_)) | (Kind::Text, Value::String(_)) | (Kind::Table, Value::Table(_)) => {
             Ok(value)
         }
-        (Kind::Number(low, high), Value::Float(number)) if (low..=high).contains(number) => {
-            Ok(value)
-        }
+        (Kind::Integer(low, high), Value::Integer(number)) if (low..=high).contains(number) => Ok(value),
+        (Kind::Number(low, high), Value::Float(number)) if (low..=high).contains(number) => Ok(value),
         #[expect(clippy::cast_precision_loss, reason = "a setting, not a count")]
-        (Kind::Number(low, high), Value::Integer(number))
-            if (low..=high).contains(&(*number as f64)) =>
-        {
+        (Kind::Number(low, high), Value::Integer(number)) if (low..=high).contains(&(*number as f64)) => {
             Ok(Value::Float(*number as f64))
         }
         (Kind::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(value),
         (Kind::Words(words), Value::Array(items)) => {
             let known = |item: &Value| item.as_str().is_some_and(|text| words.contains(&text));
-            if items.iter().all(known) {
-                Ok(value)
-            } else {
-                Err(got(&value))
-            }
+            if items.iter().all(known) { Ok(value) } else { Err(got(&value)) }
         }
         (Kind::Words(words), Value::String(text)) => {
-            let items: Vec<&str> = text
-                .split(',')
-                .map(str::trim)
-                .filter(|item| !item.is_empty())
-                .collect();
-            if items.iter().all(|item| words.contains(item)) {
-                Ok(Value::from(items))
-            } else {
-                Err(got(&value))
-            }
+            let items: Vec<&str> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+            if items.iter().all(|item| words.contains(item)) { Ok(Value::from(items)) } else { Err(got(&value)) }
         }
-        (Kind::Parts, Value::String(text)) => Ok(Value::from(
-            text.split(',')
-                .map(str::trim)
-                .filter(|item| !item.is_empty())
-                .collect::<Vec<_>>(),
-        )),
+        (Kind::Parts, Value::String(text)) => {
+            Ok(Value::from(text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect::<Vec<_>>()))
+        }
         (Kind::Paths, Value::String(text)) => Ok(Value::from(vec![text.clone()])),
-        (Kind::Paths | Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => {
-            Ok(value)
-        }
+        (Kind::Paths | Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
         (Kind::Size, Value::Integer(bytes)) if *bytes > 0 => Ok(Value::String(format!("{bytes}"))),
         (Kind::Size, Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
@@ -269,9 +199,7 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
 
 /// Bytes of a size such as `512MiB`, `4GiB` or `4G`.
 pub fn parse_size(text: &str) -> Option<u64> {
-    text.parse::<memory_policy::Bytes>()
-        .ok()
-        .map(|bytes| bytes.0)
+    text.parse::<memory_policy::Bytes>().ok().map(|bytes| bytes.0)
 }
 
 fn unknown(origin: &Origin, name: &str) -> Failure {
@@ -283,14 +211,10 @@ fn unknown(origin: &Origin, name: &str) -> Failure {
 }
 
 fn unknown_section(origin: &Origin, name: &str) -> Failure {
-    let mut sections: Vec<&str> = KEYS
-        .iter()
-        .filter_map(|key| key.name.split('.').next())
-        .collect();
+    let mut sections: Vec<&str> = KEYS.iter().filter_map(|key| key.name.split('.').next()).collect();
     sections.dedup();
-    let nearest = sections
-        .iter()
-        .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+    let nearest =
+        sections.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
     let failure = Failure::usage(format!("{origin}: unknown section `[{name}]`"));
     match nearest.filter(|section| strsim::jaro_winkler(section, name) > 0.7) {
         Some(section) => failure.hint(format!("did you mean `[{section}]`?")),
@@ -300,14 +224,8 @@ fn unknown_section(origin: &Origin, name: &str) -> Failure {
 
 fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> Failure {
     let line = error.span().map_or(1, |span| line_of(text, span.start));
-    Failure::usage(format!(
-        "{file}:{line}: not valid TOML: {}",
-        error.message().replace('\n', ", ")
-    ))
-    .hint(format!(
-        "the line is `{}`",
-        text.lines().nth(line - 1).unwrap_or("").trim()
-    ))
+    Failure::usage(format!("{file}:{line}: not valid TOML: {}", error.message().replace('\n', ", ")))
+        .hint(format!("the line is `{}`", text.lines().nth(line - 1).unwrap_or("").trim()))
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -319,10 +237,7 @@ mod tests {
     use super::*;
 
     fn error_of(text: &str) -> String {
-        Values::defaults()
-            .apply_file("my.toml", text)
-            .expect_err("a wrong config")
-            .to_string()
+        Values::defaults().apply_file("my.toml", text).expect_err("a wrong config").to_string()
     }
 
     #[test]
@@ -336,35 +251,17 @@ mod tests {
                 "[train]\nepochs = 0\n",
                 "error: my.toml:2: `train.epochs`: expected a whole number of at least 1, got 0\nhint: ",
             ),
-            (
-                "[train]\nepochs = \"three\"\n",
-                "`train.epochs`: expected a whole number of at least 1, got \"three\"",
-            ),
-            (
-                "[train]\nprecision = \"f16\"",
-                "`train.precision`: expected one of \"f32\", \"bf16\", got \"f16\"",
-            ),
-            (
-                "[data]\ntrain = [1]",
-                "`data.train`: expected a list of paths or globs, got [1]",
-            ),
+            ("[train]\nepochs = \"three\"\n", "`train.epochs`: expected a whole number of at least 1, got \"three\""),
+            ("[train]\nprecision = \"f16\"", "`train.precision`: expected one of \"f32\", \"bf16\", got \"f16\""),
+            ("[data]\ntrain = [1]", "`data.train`: expected a list of paths or globs, got [1]"),
             (
                 "[memory]\nbudget = \"lots\"",
                 "`memory.budget`: expected a size such as \"512MiB\" or \"4GiB\", or \"auto\", got \"lots\"",
             ),
-            (
-                "[trian]\nepochs = 1",
-                "error: my.toml:1: unknown section `[trian]`\nhint: did you mean `[train]`?",
-            ),
-            (
-                "epochs = 1",
-                "error: my.toml:1: unknown key `epochs`\nhint: did you mean `train.epochs`",
-            ),
+            ("[trian]\nepochs = 1", "error: my.toml:1: unknown section `[trian]`\nhint: did you mean `[train]`?"),
+            ("epochs = 1", "error: my.toml:1: unknown key `epochs`\nhint: did you mean `train.epochs`"),
             ("[train]\nepochs = = 1", "error: my.toml:2: not valid TOML"),
-            (
-                "[train]\nepochs = 1\nepochs = 2",
-                "error: my.toml:3: not valid TOML",
-            ),
+            ("[train]\nepochs = 1\nepochs = 2", "error: my.toml:3: not valid TOML"),
         ] {
             let error = error_of(text);
             assert!(error.contains(expected), "{text}\n{error}");
@@ -384,25 +281,14 @@ mod tests {
             "memory.budget=512MiB",
             "model.overrides={ num_layers = 4 }",
         ] {
-            values
-                .apply_assignment(assignment)
-                .unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
+            values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
         }
         assert_eq!(values.integer("train.max_steps"), Some(10));
         assert_eq!(values.text("run.output_dir").as_deref(), Some("runs/a"));
-        assert_eq!(
-            values.list("data.train"),
-            Some(vec!["a.parquet".to_string()])
-        );
-        assert_eq!(
-            values.list("data.validation").map(|list| list.len()),
-            Some(2)
-        );
+        assert_eq!(values.list("data.train"), Some(vec!["a.parquet".to_string()]));
+        assert_eq!(values.list("data.validation").map(|list| list.len()), Some(2));
         assert_eq!(values.number("optimizer.weight_decay"), Some(1.0));
-        assert_eq!(
-            values.list("train.freeze"),
-            Some(vec!["encoder".to_string(), "shared".to_string()])
-        );
+        assert_eq!(values.list("train.freeze"), Some(vec!["encoder".to_string(), "shared".to_string()]));
         assert_eq!(values.table("model.overrides").len(), 1);
         assert!(values.apply_assignment("train.max_steps").is_err());
         assert!(values.apply_assignment("max_steps=1").is_err());
@@ -422,9 +308,7 @@ mod tests {
     fn every_default_satisfies_its_own_key() {
         for key in KEYS {
             let value: Value = key.default.parse().unwrap();
-            check(key, value).unwrap_or_else(|got| {
-                panic!("{}: expected {}, got {got}", key.name, key.expected())
-            });
+            check(key, value).unwrap_or_else(|got| panic!("{}: expected {}, got {got}", key.name, key.expected()));
         }
     }
 }

@@ -20,29 +20,18 @@ impl Config {
         }
         let mut section = "";
         for key in KEYS {
-            let (key_section, name) = key
-                .name
-                .split_once('.')
-                .expect("a test holds names to one section");
+            let (key_section, name) = key.name.split_once('.').expect("a test holds names to one section");
             if key_section != section {
                 section = key_section;
                 let _ = writeln!(text, "\n[{section}]");
             }
             let setting = self.values.setting(key.name);
-            let decided = self
-                .decided(key.name)
-                .map(|value| format!(" -> {value}"))
-                .unwrap_or_default();
+            let decided = self.decided(key.name).map(|value| format!(" -> {value}")).unwrap_or_default();
             let origin = match &setting.origin {
                 Origin::Default => "default".to_string(),
                 origin => origin.to_string(),
             };
-            let _ = writeln!(
-                text,
-                "{name} = {} # {origin}{decided}: {}",
-                inline(&setting.value),
-                key.meaning
-            );
+            let _ = writeln!(text, "{name} = {} # {origin}{decided}: {}", inline(&setting.value), key.meaning);
         }
         text
     }
@@ -56,9 +45,7 @@ impl Config {
             "train.batch_size" => Some(self.train.batch_size.to_string()),
             "train.freeze" => Some(format!("[{}]", self.train.freeze.join(", "))),
             "train.eval_max_new_tokens" => Some(self.train.eval_max_new_tokens.to_string()),
-            "optimizer.learning_rate" => {
-                self.optimizer.learning_rate.map(|rate| format!("{rate:e}"))
-            }
+            "optimizer.learning_rate" => self.optimizer.learning_rate.map(|rate| format!("{rate:e}")),
             _ => None,
         }
     }
@@ -72,16 +59,9 @@ fn inline(value: &Value) -> String {
                 .iter()
                 .map(|(name, value)| format!("{} = {}", Value::String(name.clone()), inline(value)))
                 .collect();
-            if entries.is_empty() {
-                "{}".to_string()
-            } else {
-                format!("{{ {} }}", entries.join(", "))
-            }
+            if entries.is_empty() { "{}".to_string() } else { format!("{{ {} }}", entries.join(", ")) }
         }
-        Value::Array(items) => format!(
-            "[{}]",
-            items.iter().map(inline).collect::<Vec<_>>().join(", ")
-        ),
+        Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
         // Rust's debug form is TOML and writes 1e-30 where its display form writes thirty digits.
         Value::Float(number) => format!("{number:?}"),
         other => other.to_string(),
@@ -111,36 +91,21 @@ mod tests {
         let config = Config::resolve(values).unwrap();
         let text = config.to_toml("repeat it");
         let mut again = Values::defaults();
-        again
-            .apply_file("resolved.toml", &text)
-            .unwrap_or_else(|failure| panic!("{failure}\n{text}"));
+        again.apply_file("resolved.toml", &text).unwrap_or_else(|failure| panic!("{failure}\n{text}"));
         for key in KEYS {
-            assert_eq!(
-                again.setting(key.name).value,
-                config.values.setting(key.name).value,
-                "{}\n{text}",
-                key.name
-            );
+            assert_eq!(again.setting(key.name).value, config.values.setting(key.name).value, "{}\n{text}", key.name);
         }
     }
 
     #[test]
     fn every_line_says_where_its_value_came_from() {
         let mut values = Values::defaults();
-        values
-            .apply_file(
-                "my.toml",
-                "[data]\ntrain = \"a\"\n[model]\nconfig = \"t5-small\"\n",
-            )
-            .unwrap();
+        values.apply_file("my.toml", "[data]\ntrain = \"a\"\n[model]\nconfig = \"t5-small\"\n").unwrap();
         values.apply_assignment("train.max_steps=3").unwrap();
         let text = Config::resolve(values).unwrap().to_toml("");
         assert!(text.contains("train = [\"a\"] # my.toml:2: "), "{text}");
         assert!(text.contains("max_steps = 3 # --set: "), "{text}");
         assert!(text.contains("epochs = 1 # default: "), "{text}");
-        assert!(
-            text.contains("batch_size = \"auto\" # default -> 32: "),
-            "{text}"
-        );
+        assert!(text.contains("batch_size = \"auto\" # default -> 32: "), "{text}");
     }
 }

@@ -1,0 +1,93 @@
+//! The embedded default: a tiny T5 and sample data inside the program, so that a fresh installation can
+//! show itself learning from any directory.
+//!
+//! The config is `configs/tiny.toml`, the files are those of `data/`. They are written beside the run,
+//! where they can be looked at and where `--keep-training` finds them again.
+
+use std::path::Path;
+
+use toml::Value;
+
+use crate::config::keys::{self, KEYS};
+use crate::config::{Origin, Values};
+use crate::failure::{Failure, Outcome};
+
+/// The name that the embedded config has as an origin.
+pub const EMBEDDED: &str = "embedded default";
+/// Where the embedded files go, below the output directory.
+const DIRECTORY: &str = "sample-data";
+
+const CONFIG: &str = include_str!("../../../configs/tiny.toml");
+const FILES: [(&str, &[u8]); 3] = [
+    ("sample-train.parquet", include_bytes!("../../../data/sample-train.parquet")),
+    ("sample-validation.parquet", include_bytes!("../../../data/sample-validation.parquet")),
+    ("sample-tokenizer.json", include_bytes!("../../../data/sample-tokenizer.json")),
+];
+
+/// Lays the embedded config over the defaults.
+pub fn apply(values: &mut Values) -> Outcome<()> {
+    values.apply_file(EMBEDDED, CONFIG)
+}
+
+/// Takes back what the embedded config says about things that were named on the command line: with
+/// another model its model and tokenizer go, with other data its validation rows and lengths go.
+pub fn make_room(values: &mut Values) -> Outcome<()> {
+    let is_embedded =
+        |values: &Values, key: &str| matches!(values.origin(key), Origin::File(file, _) if file == EMBEDDED);
+    let mut reset = Vec::new();
+    if !is_embedded(values, "model.init_from") && values.text("model.init_from").is_some() {
+        reset.extend(["model.config", "model.overrides", "data.tokenizer"]);
+    }
+    if !is_embedded(values, "data.train") {
+        let data = KEYS.iter().map(|key| key.name).filter(|name| name.starts_with("data."));
+        reset.extend(data.filter(|name| *name != "data.tokenizer"));
+    }
+    for name in reset.into_iter().filter(|name| is_embedded(values, name)).collect::<Vec<_>>() {
+        let default = keys::find(name).map_or("", |key| key.default);
+        let value = default.parse().expect("defaults in the table of keys are TOML");
+        values.set(name, value, Origin::Default)?;
+    }
+    Ok(())
+}
+
+/// Writes the embedded files that the config still asks for below `output`, and points the config there.
+/// Files that are there already with the same content are left alone.
+pub fn place(values: &mut Values, output: &Path) -> Outcome<()> {
+    for key in ["data.train", "data.validation", "data.tokenizer"] {
+        let setting = values.setting(key);
+        let origin = setting.origin.clone();
+        if !matches!(&origin, Origin::File(file, _) if file == EMBEDDED) {
+            continue;
+        }
+        let placed = match &setting.value {
+            Value::Array(names) => {
+                let names: Vec<Value> = names
+                    .iter()
+                    .filter_map(Value::as_str)
+                    .map(|name| place_file(name, output))
+                    .collect::<Outcome<_>>()?;
+                Value::Array(names)
+            }
+            Value::String(name) if name != "auto" => place_file(name, output)?,
+            other => other.clone(),
+        };
+        values.set(key, placed, origin)?;
+    }
+    Ok(())
+}
+
+fn place_file(name: &str, output: &Path) -> Outcome<Value> {
+    let file_name = name.rsplit('/').next().unwrap_or(name);
+    let (_, bytes) = FILES
+        .iter()
+        .find(|(embedded, _)| *embedded == file_name)
+        .ok_or_else(|| Failure::internal(format!("configs/tiny.toml names `{name}`, which is not embedded")))?;
+    let path = output.join(DIRECTORY).join(file_name);
+    if std::fs::read(&path).is_ok_and(|present| present == *bytes) {
+        return Ok(Value::String(path.display().to_string()));
+    }
+    let directory = output.join(DIRECTORY);
+    std::fs::create_dir_all(&directory).map_err(|error| Failure::io("create the directory", &directory, &error))?;
+    trainer::write_atomic(&path, bytes)?;
+    Ok(Value::String(path.display().to_string()))
+}

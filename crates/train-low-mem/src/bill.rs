@@ -1,0 +1,355 @@
+//! The bill: what every choice would cost, put together from what the parts say about themselves.
+//!
+//! Each part states rows of name and bytes; here they become the choices that the policy weighs. What a
+//! choice costs in time is a relative number from a few measured facts, said where it is used. Nothing is
+//! decided here: [`memory_policy::plan`] takes the fastest pair that fits.
+
+use candle_core::DType;
+use dataloader::{DataLoader, LoaderLimits};
+use memory_policy::{Budget, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, MemorySnapshot, Plan, StepChoice};
+use parquet_dataset::{Dataset, Residency};
+use serde_json::{Value, json};
+use t5::ParameterSpec;
+use t5::costs::{Pass, Shape};
+use trainer::TrainerOptions;
+
+use crate::config::{Config, Memory};
+use crate::failure::Outcome;
+use crate::open::Opened;
+
+/// The budget that the config asks for.
+pub fn budget(config: &Config) -> Budget {
+    config.memory.budget.map_or(Budget::ShareOfAvailable, |bytes| Budget::Explicit(Bytes(bytes)))
+}
+
+/// Everything that a run could choose from, and what it would cost.
+pub fn costs(
+    config: &Config,
+    opened: &Opened,
+    options: &TrainerOptions,
+    now: &MemorySnapshot,
+    loader: &DataLoader,
+) -> Outcome<Costs> {
+    let step = StepCosts::new(config, &opened.model, options)?;
+    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program, tokenizer, footers")];
+    fixed.extend(step.fixed(options)?);
+    Ok(Costs {
+        batch_samples: config.train.batch_size,
+        fixed,
+        steps: step.choices(&config.memory),
+        loaders: loader_choices(config, &opened.train, loader),
+    })
+}
+
+/// What decides the costs of a step.
+pub struct StepCosts<'a> {
+    model: &'a t5::Config,
+    frozen: Vec<String>,
+    batch_samples: usize,
+    source_tokens: usize,
+    target_tokens: usize,
+    activations: DType,
+    dropout: bool,
+    evaluation: Option<Evaluated>,
+}
+
+/// What an evaluation computes at a time.
+#[derive(Clone, Copy)]
+struct Evaluated {
+    most_samples: usize,
+    max_new_tokens: usize,
+}
+
+/// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
+const ENOUGH_TOKENS: f64 = 4096.0;
+/// The time that a micro-batch costs beside its arithmetic, in tokens: norms, launches, gradients touched.
+const OVERHEAD_TOKENS: f64 = 64.0;
+/// Recomputing every block is one more forward pass: a third of forward and backward.
+const RECOMPUTE_TIME: f64 = 0.33;
+/// A chunk of the loss costs this many rows' time beside its own.
+const OVERHEAD_ROWS: f64 = 4.0;
+const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 16];
+
+impl<'a> StepCosts<'a> {
+    /// The costs of a run's steps: the longest samples that the config allows.
+    pub fn new(config: &Config, model: &'a t5::Config, options: &TrainerOptions) -> Outcome<Self> {
+        let mut costs = Self::of_batch(
+            model,
+            options,
+            config.train.batch_size,
+            (config.data.max_source_tokens, config.data.max_target_tokens),
+        )?;
+        costs.evaluation = (!config.data.validation.is_empty()).then_some(Evaluated {
+            most_samples: crate::options::MOST_EVALUATED_TOGETHER,
+            max_new_tokens: config.train.eval_max_new_tokens,
+        });
+        Ok(costs)
+    }
+
+    /// The costs of steps over `samples` samples of `tokens` source and target tokens.
+    pub fn of_batch(
+        model: &'a t5::Config,
+        options: &TrainerOptions,
+        samples: usize,
+        tokens: (usize, usize),
+    ) -> Outcome<Self> {
+        let specs = ParameterSpec::all(model);
+        let trains = trainer::freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+        let frozen = specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
+        Ok(Self {
+            model,
+            frozen,
+            batch_samples: samples,
+            source_tokens: tokens.0,
+            target_tokens: tokens.1,
+            activations: options.precision.activations(),
+            dropout: options.dropout > 0.0,
+            evaluation: None,
+        })
+    }
+
+    fn is_trained(&self, spec: &ParameterSpec) -> bool {
+        !self.frozen.contains(&spec.name)
+    }
+
+    /// Held from the first step to the last.
+    pub fn fixed(&self, options: &TrainerOptions) -> Outcome<Vec<CostRow>> {
+        let parameters = t5::costs::parameters(self.model, DType::F32);
+        let optimizer = trainer::costs::optimizer_state(self.model, options, DType::F32)?;
+        #[expect(clippy::cast_precision_loss, reason = "for reading")]
+        let millions = parameters as f64 / 4e6;
+        let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
+        Ok(vec![
+            CostRow::new("parameters", parameters, format!("{millions:.1} M x f32")),
+            CostRow::new("gradients", self.gradients(), format!("f32{frozen}")),
+            CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored"),
+        ])
+    }
+
+    fn gradients(&self) -> u64 {
+        t5::costs::gradients(self.model, &|spec| self.is_trained(spec))
+    }
+
+    /// The ways to cut a step, those that the pins leave.
+    pub fn choices(&self, pins: &Memory) -> Vec<StepChoice> {
+        let blocks = t5::costs::recomputable_blocks(self.model, &|spec| self.is_trained(spec));
+        let samples =
+            pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), halvings(self.batch_samples));
+        let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), quarters(blocks));
+        let mut choices = Vec::new();
+        for &samples in &samples {
+            let rows_of_logits = samples * self.target_tokens;
+            let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
+            for &blocks_again in &recomputed {
+                for chunk in pinned(pins.loss_chunk_rows, chunks.clone()) {
+                    choices.push(self.choice(samples, (blocks_again, blocks), chunk));
+                }
+            }
+        }
+        choices
+    }
+
+    /// One way to cut a step.
+    fn choice(&self, samples: usize, (recomputed, blocks): (usize, usize), loss_chunk_rows: usize) -> StepChoice {
+        let shape = Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens };
+        let pass = Pass {
+            shape,
+            activations: self.activations,
+            recompute_blocks: recomputed,
+            loss_chunk_rows,
+            dropout: self.dropout,
+        };
+        let of = format!("{samples} x ({} + {}) tokens", self.source_tokens, self.target_tokens);
+        let note = |name: &str| match name {
+            "activations" if recomputed > 0 => format!("{of}, {recomputed} of {blocks} blocks recomputed"),
+            "activations" => of.clone(),
+            "loss" => format!("{loss_chunk_rows} rows of logits at a time"),
+            _ => String::new(),
+        };
+        let training = t5::costs::training(self.model, &pass, &|spec| self.is_trained(spec));
+        let mut rows: Vec<CostRow> =
+            training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name))).collect();
+        let training_bytes: u64 = training.iter().map(|row| row.bytes).sum();
+        let beyond = self.evaluation_bytes(&pass).saturating_sub(training_bytes + self.gradients());
+        if beyond > 0 {
+            rows.push(CostRow::new("evaluation", beyond, "beyond what a step holds"));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "relative times")]
+        let relative_time = {
+            let tokens = (samples * (self.source_tokens + self.target_tokens)) as f64;
+            let cut = OVERHEAD_TOKENS / tokens.min(ENOUGH_TOKENS) - OVERHEAD_TOKENS / ENOUGH_TOKENS;
+            let again = RECOMPUTE_TIME * recomputed as f64 / blocks.max(1) as f64;
+            let chunk = OVERHEAD_ROWS / loss_chunk_rows.max(1) as f64;
+            (1.0 + cut) * (1.0 + again) * (1.0 + chunk)
+        };
+        StepChoice { micro_batch_samples: samples, recompute_blocks: recomputed, loss_chunk_rows, rows, relative_time }
+    }
+
+    /// The peak of evaluating and generating with this choice's numbers. Gradients are released before.
+    fn evaluation_bytes(&self, pass: &Pass) -> u64 {
+        let Some(evaluated) = self.evaluation else { return 0 };
+        let shape = Shape { samples: pass.shape.samples.min(evaluated.most_samples), ..pass.shape };
+        let sum = |rows: Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
+        let loss = sum(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }));
+        let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
+        loss.max(sum(generation))
+    }
+}
+
+/// `n`, half of it, and so on down to 1.
+fn halvings(n: usize) -> Vec<usize> {
+    let mut sizes = vec![n.max(1)];
+    while let Some(&last) = sizes.last().filter(|last| **last > 1) {
+        sizes.push(last.div_ceil(2));
+    }
+    sizes
+}
+
+/// None, a quarter, half, three quarters and all of `n`, each once.
+fn quarters(n: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = (0..=4).map(|quarter| n * quarter / 4).collect();
+    counts.dedup();
+    counts
+}
+
+/// What a pin leaves of an offer.
+fn pinned<T: Copy + PartialEq>(pin: Option<T>, mut offered: Vec<T>) -> Vec<T> {
+    offered.dedup();
+    pin.map_or(offered, |pin| vec![pin])
+}
+
+/// The ways to feed a step, those that the pins leave.
+fn loader_choices(config: &Config, dataset: &Dataset, loader: &DataLoader) -> Vec<LoaderChoice> {
+    let pins = &config.memory;
+    let ahead = [(2, 1), (1, 1), (0, 0)]
+        .map(|(prefetch, threads)| (pins.prefetch_batches.unwrap_or(prefetch), pins.decode_threads.unwrap_or(threads)));
+    let mut choices = Vec::new();
+    for (residency, residency_time) in residencies(config, dataset) {
+        for (prefetch_batches, decode_threads) in pinned(None, ahead.to_vec()) {
+            // Making a batch costs a few percent of a step, hidden behind it where a thread does it.
+            let waiting = match prefetch_batches.min(decode_threads) {
+                0 => 1.05,
+                _ if prefetch_batches == 1 => 1.005,
+                _ => 1.0,
+            };
+            let limits = LoaderLimits { prefetch_batches, decode_threads };
+            choices.push(LoaderChoice {
+                residency,
+                decode_threads,
+                prefetch_batches,
+                rows: loader_rows(dataset, loader, residency, limits),
+                relative_time: residency_time * waiting,
+            });
+        }
+    }
+    choices
+}
+
+/// Rows of the loader and the dataset. What they hold already, tokenizer and footers, is in `process`.
+fn loader_rows(
+    dataset: &Dataset,
+    loader: &DataLoader,
+    residency: DatasetResidency,
+    limits: LoaderLimits,
+) -> Vec<CostRow> {
+    let of_loader = loader.costs(limits).into_iter().filter(|row| row.name != "tokenizer");
+    let readers = limits.decode_threads.max(1);
+    let of_dataset = dataset.costs(dataset_residency(residency), readers).into_iter();
+    let of_dataset = of_dataset.filter(|row| row.name != "dataset metadata");
+    let mut loader_bytes = 0;
+    let mut rows = Vec::new();
+    of_loader.for_each(|row| loader_bytes += row.bytes);
+    rows.push(CostRow::new(
+        "loader",
+        loader_bytes,
+        format!("{} batches ahead, {} threads", limits.prefetch_batches, limits.decode_threads),
+    ));
+    rows.push(CostRow::new("dataset", of_dataset.map(|row| row.bytes).sum(), residency.to_string()));
+    rows
+}
+
+/// What the dataset may hold, with the time of a step over that of the fastest.
+fn residencies(config: &Config, dataset: &Dataset) -> Vec<(DatasetResidency, f64)> {
+    let block_bytes = dataset.mean_row_bytes().saturating_mul(u64::from(dataset.block_rows()));
+    // The whole-file shuffle works in one window of blocks and begins the next; file order needs two blocks.
+    let blocks = if config.data.shuffle { config.data.window_blocks + 1 } else { 2 };
+    let cache = |share: u64| DatasetResidency::RowGroupCache {
+        bytes: Bytes((block_bytes.saturating_mul(blocks) / share).clamp(1 << 20, dataset.decoded_bytes().max(1 << 20))),
+    };
+    // A block that stays saves its decoding in later epochs only. A cache smaller than the window decodes
+    // blocks again within an epoch; without any, every batch decodes its pages.
+    let again = if config.train.epochs > 1 { 1.002 } else { 1.0 };
+    let offers = [
+        (DatasetResidency::InMemory, 1.0),
+        (cache(1), again),
+        (cache(4), 1.02),
+        (DatasetResidency::UltraLowMem, if config.data.shuffle { 1.05 } else { 1.01 }),
+    ];
+    let pin = config.memory.dataset_residency.as_deref();
+    offers.into_iter().filter(|(residency, _)| pin.is_none_or(|pin| pin == residency.name())).collect()
+}
+
+/// The policy's word for what the dataset may hold, in the dataset's own words.
+pub fn dataset_residency(residency: DatasetResidency) -> Residency {
+    match residency {
+        DatasetResidency::InMemory => Residency::InMemory,
+        DatasetResidency::RowGroupCache { bytes } => Residency::RowGroupCache { bytes: bytes.0 },
+        DatasetResidency::UltraLowMem => Residency::UltraLowMem,
+    }
+}
+
+/// A plan for `metrics.jsonl` and `plan --json`.
+pub fn plan_json(plan: &Plan) -> Value {
+    let mut json = serde_json::to_value(plan).unwrap_or_else(|_| json!({}));
+    json["budget_bytes"] = json!(plan.budget.0);
+    json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
+    json["smallest_budget_bytes"] = json!(plan.required().0);
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_halved_down_to_one_and_blocks_are_taken_in_quarters() {
+        assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
+        assert_eq!(halvings(1), [1]);
+        assert_eq!(quarters(20), [0, 5, 10, 15, 20]);
+        assert_eq!(quarters(2), [0, 1, 2]);
+        assert_eq!(quarters(0), [0]);
+    }
+
+    #[test]
+    fn a_pinned_lever_is_the_only_choice_offered() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let options = TrainerOptions::default();
+        let costs = StepCosts::of_batch(&model, &options, 16, (64, 64)).expect("costs");
+        let free = costs.choices(&no_pins());
+        let pins = Memory { micro_batch_samples: Some(4), recompute_blocks: Some(3), ..no_pins() };
+        let pinned = costs.choices(&pins);
+        assert!(free.len() > pinned.len());
+        assert!(pinned.iter().all(|choice| choice.micro_batch_samples == 4 && choice.recompute_blocks == 3));
+    }
+
+    #[test]
+    fn finer_cuts_and_recomputing_hold_less_and_take_longer() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let costs = StepCosts::of_batch(&model, &TrainerOptions::default(), 16, (256, 256)).expect("costs");
+        let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
+        let all = costs.choice(16, (0, 12), 256);
+        for smaller in [costs.choice(4, (0, 12), 256), costs.choice(16, (12, 12), 256)] {
+            assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
+            assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
+        }
+        // Logits are rarely what the peak is made of; a finer chunk never holds more.
+        assert!(bytes(&costs.choice(16, (0, 12), 16)) <= bytes(&all));
+    }
+
+    fn no_pins() -> Memory {
+        let mut values = crate::config::Values::defaults();
+        values.apply_assignment("data.train=a").expect("a key");
+        values.apply_assignment("model.config=tiny").expect("a key");
+        Config::resolve(values).expect("a config").memory
+    }
+}

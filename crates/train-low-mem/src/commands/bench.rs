@@ -1,0 +1,166 @@
+//! `train_low_mem bench`: optimizer steps over synthetic full-length samples, timed and measured.
+//!
+//! A step is what training does: forward, backward, clipping and Adafactor, dropout on, over `batch` samples
+//! without padding. The first step is not timed: it allocates.
+
+use std::time::Instant;
+
+use candle_core::DType;
+use memory_policy::{Bytes, Probe, SystemProbe};
+use serde_json::json;
+use t5::{ParameterSpec, T5};
+use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+use crate::bill::StepCosts;
+use crate::cli::{BenchArgs, Precision, Recompute};
+use crate::config::{Config, Values};
+use crate::failure::{Failure, Outcome};
+use crate::{open, report};
+
+/// Times steps.
+pub fn bench(flags: &BenchArgs) -> Outcome<()> {
+    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let model = open::named_config(&flags.model)?;
+    if flags.batch == 0 || flags.source_tokens < 2 || flags.target_tokens < 2 || flags.steps == 0 {
+        return Err(Failure::usage("`bench` needs at least 1 sample, 2 source and 2 target tokens and 1 step")
+            .hint("for example `--batch 8 --source-tokens 256 --target-tokens 256 --steps 5`"));
+    }
+    let options = TrainerOptions {
+        dropout: model.dropout_rate,
+        precision: match flags.precision {
+            Precision::F32 => trainer::Precision::F32,
+            Precision::Bf16 => trainer::Precision::Bf16,
+        },
+        total_steps: flags.steps as u64 + 1,
+        ..TrainerOptions::default()
+    };
+    let probe = SystemProbe::new();
+    let (plan, predicted_peak_bytes) = plan(flags, &model, &options, probe.snapshot()?.rss.0)?;
+    let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
+    let mut trainer = Trainer::new(T5::init(&model, 0, DType::F32, &device)?, options)?;
+    let mut step_ms = Vec::with_capacity(flags.steps);
+    for step in 0..=flags.steps as u64 {
+        let [sources, targets] =
+            [flags.source_tokens, flags.target_tokens].map(|tokens| samples(&model, flags.batch, tokens, step));
+        let began = Instant::now();
+        let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false)?;
+        let StepOutcome::Done(_) = outcome else {
+            return Err(Failure::internal(format!("a step was not made: {outcome:?}")));
+        };
+        if step > 0 {
+            step_ms.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let median_ms = median(&mut step_ms);
+    let tokens = flags.batch * (flags.source_tokens + flags.target_tokens);
+    #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
+    let tokens_per_second = tokens as f64 * 1e3 / median_ms;
+    let peak = probe.snapshot()?.peak_rss;
+    let precision = if flags.precision == Precision::F32 { "f32" } else { "bf16" };
+    if flags.json {
+        let json = json!({
+            "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": peak.0,
+            "predicted_peak_bytes": predicted_peak_bytes, "parameters": parameters, "precision": precision,
+            "threads": threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
+            "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
+            "recompute_blocks": plan.recompute_blocks, "step_ms_each": step_ms,
+        });
+        report::print(&format!("{json}\n"));
+        return Ok(());
+    }
+    report::print(&format!(
+        "{}: {parameters} parameters, {} x ({} + {}) tokens, {precision}, {} threads\n{median_ms:.1} ms a step (median of {}), {tokens_per_second:.0} tokens/s, peak {peak} (predicted {})\n",
+        flags.model,
+        flags.batch,
+        flags.source_tokens,
+        flags.target_tokens,
+        threads(),
+        flags.steps,
+        Bytes(predicted_peak_bytes)
+    ));
+    Ok(())
+}
+
+/// The cut that the flags ask for, and the peak that is predicted for it.
+fn plan(
+    flags: &BenchArgs,
+    model: &t5::Config,
+    options: &TrainerOptions,
+    process_bytes: u64,
+) -> Outcome<(StepPlan, u64)> {
+    let costs = StepCosts::of_batch(model, options, flags.batch, (flags.source_tokens, flags.target_tokens))?;
+    let mut pins = no_pins()?.memory;
+    pins.micro_batch_samples = Some(flags.micro_batch.unwrap_or(flags.batch).max(1));
+    pins.loss_chunk_rows = Some(LOSS_CHUNK_ROWS);
+    pins.recompute_blocks = Some(match flags.recompute {
+        Recompute::Full => usize::MAX,
+        Recompute::Blocks(blocks) => blocks,
+    });
+    let choice =
+        costs.choices(&pins).into_iter().next().ok_or_else(|| Failure::internal("the pins leave no choice"))?;
+    let held: u64 = costs.fixed(options)?.iter().chain(&choice.rows).map(|row| row.bytes.0).sum();
+    let plan = StepPlan {
+        micro_batch_samples: choice.micro_batch_samples,
+        recompute_blocks: choice.recompute_blocks,
+        loss_chunk_rows: choice.loss_chunk_rows,
+    };
+    Ok((plan, process_bytes + held))
+}
+
+const LOSS_CHUNK_ROWS: usize = 256;
+
+/// A config whose only use is that nothing in it is pinned.
+fn no_pins() -> Outcome<Config> {
+    let mut values = Values::defaults();
+    values.apply_assignment("data.train=none.parquet")?;
+    values.apply_assignment("model.config=tiny")?;
+    Config::resolve(values)
+}
+
+/// Full-length samples, ended, of tokens that only depend on their place.
+fn samples(model: &t5::Config, count: usize, tokens: usize, step: u64) -> Vec<Vec<u32>> {
+    let eos = model.eos_token_ids.first().copied().unwrap_or(1);
+    let ordinary = (model.vocab_size as u64).saturating_sub(3).max(1);
+    let token = |sample: usize, place: usize| {
+        let mut bits = (step << 40) ^ ((sample as u64) << 20) ^ place as u64;
+        // The finaliser of splitmix64 spreads neighbouring places over the vocabulary.
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u32::try_from((bits ^ (bits >> 31)) % ordinary).unwrap_or(0) + if ordinary > 3 { 3 } else { 0 }
+    };
+    (0..count).map(|sample| (0..tokens - 1).map(|place| token(sample, place)).chain([eos]).collect()).collect()
+}
+
+/// The median; of an even number the mean of the middle two.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+}
+
+/// Threads that compute: `RAYON_NUM_THREADS`, or one a core.
+fn threads() -> usize {
+    let asked =
+        std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|threads| *threads > 0);
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn samples_are_full_and_inside_the_vocabulary() {
+        let model = t5::Config::preset("tiny").expect("a preset");
+        let samples = samples(&model, 3, 10, 1);
+        assert!(samples.iter().all(|sample| sample.len() == 10 && sample[9] == 1));
+        assert!(samples.iter().flatten().all(|id| (*id as usize) < model.vocab_size));
+        assert_ne!(samples[0], samples[1]);
+    }
+}

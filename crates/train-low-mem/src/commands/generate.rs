@@ -1,0 +1,66 @@
+//! `train_low_mem generate`: text from a model, greedily.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use candle_core::DType;
+use dataloader::Tokenizer;
+use serde_json::json;
+use t5::{GenerateOptions, T5};
+
+use crate::cli::GenerateArgs;
+use crate::failure::{Failure, Outcome};
+use crate::{open, report};
+
+/// Answers prompts.
+pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
+    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let path = flags.model.join("tokenizer.json");
+    let tokenizer = Tokenizer::load(&path)?;
+    let model = T5::load(&flags.model, DType::F32, &device)?;
+    for prompts in flags.prompt.chunks(flags.batch_samples.max(1)) {
+        answer(&model, &tokenizer, prompts, flags)?;
+    }
+    let Some(input) = &flags.input else { return Ok(()) };
+    let mut prompts = Vec::new();
+    for line in lines(input)? {
+        prompts.push(line.map_err(|error| {
+            Failure::unusable(format!("{}: {error}", input.display())).hint("prompts are UTF-8, one a line")
+        })?);
+        if prompts.len() == flags.batch_samples.max(1) {
+            answer(&model, &tokenizer, &prompts, flags)?;
+            prompts.clear();
+        }
+    }
+    answer(&model, &tokenizer, &prompts, flags)
+}
+
+fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<String>>>> {
+    if input == Path::new("-") {
+        return Ok(Box::new(std::io::stdin().lock().lines()));
+    }
+    let file = std::fs::File::open(input).map_err(|error| {
+        Failure::unusable(format!("{}: {error}", input.display()))
+            .hint("a text file with one prompt a line; `-` is standard input")
+    })?;
+    Ok(Box::new(BufReader::new(file).lines()))
+}
+
+fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &GenerateArgs) -> Outcome<()> {
+    let eos = model.config().eos_token_ids.first().copied();
+    let mut sources = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let mut ids = tokenizer.encode(prompt)?;
+        ids.truncate(flags.max_source_tokens.saturating_sub(1).max(1));
+        ids.extend(eos);
+        sources.push(ids);
+    }
+    let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+    let options = GenerateOptions { max_new_tokens: flags.max_new_tokens, ..GenerateOptions::default() };
+    for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options)?) {
+        let response = tokenizer.decode(&ids);
+        let line = if flags.json { json!({"prompt": prompt, "response": response}).to_string() } else { response };
+        report::print(&format!("{line}\n"));
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
+
+use dataloader::Position;
+use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, Plan, Probe, SystemProbe};
+use serde_json::json;
+
+use crate::cli::PlanArgs;
+use crate::config::Config;
+use crate::failure::{Failure, Outcome};
+use crate::open::{self, Opened};
+use crate::{bill, options, report, setup};
+
+/// Prints the bill and the plan.
+pub fn plan(flags: &PlanArgs) -> Outcome<()> {
+    let config = setup::read_config_to_plan(&flags.train)?;
+    let probe = SystemProbe::new();
+    let (costs, total_steps) = costs(&config, &probe)?;
+    let now = probe.snapshot()?;
+    let plan = memory_policy::plan(&now, &costs, bill::budget(&config))?;
+    if flags.json {
+        let mut json = bill::plan_json(&plan);
+        json["total_steps"] = json!(total_steps);
+        report::print(&format!("{json:#}\n"));
+        return Ok(());
+    }
+    report::print(&format!("{}\n{}", plan.bill, in_words(&plan)));
+    Ok(())
+}
+
+/// The costs of the config's run, and its steps where the data says how many.
+fn costs(config: &Config, probe: &SystemProbe) -> Outcome<(Costs, Option<u64>)> {
+    if config.data.train.is_empty() {
+        return Ok((costs_without_data(config, probe)?, config.train.max_steps));
+    }
+    // The embedded files have to lie somewhere while their footers are read.
+    let directory =
+        tempfile::tempdir().map_err(|error| Failure::internal(format!("a temporary directory: {error}")))?;
+    let config = setup::place_embedded_files(config.clone(), directory.path())?;
+    let opened = Opened::new(&config, None)?;
+    let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
+    let options = options::trainer_options(&config, &opened.model, total_steps);
+    Ok((bill::costs(&config, &opened, &options, &probe.snapshot()?, &loader)?, Some(total_steps)))
+}
+
+/// The costs as far as they are known before any data is: the queue of batches, and no dataset.
+fn costs_without_data(config: &Config, probe: &SystemProbe) -> Outcome<Costs> {
+    let model = open::model_without_data(config)?;
+    let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(1));
+    let step = bill::StepCosts::new(config, &model, &options)?;
+    let mut fixed = vec![CostRow::new("process", probe.snapshot()?.rss.0, "measured; the tokenizer will add to it")];
+    fixed.extend(step.fixed(&options)?);
+    let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);
+    let tokens = config.data.max_source_tokens + config.data.max_target_tokens;
+    let batches = (prefetch_batches + 1) * config.train.batch_size * (4 * tokens + 96);
+    Ok(Costs {
+        batch_samples: config.train.batch_size,
+        fixed,
+        steps: step.choices(&config.memory),
+        loaders: vec![LoaderChoice {
+            residency: DatasetResidency::UltraLowMem,
+            decode_threads: config.memory.decode_threads.unwrap_or(1),
+            prefetch_batches,
+            rows: vec![CostRow::new("loader", batches as u64, "without the dataset: `data.train` is not set")],
+            relative_time: 1.0,
+        }],
+    })
+}
+
+/// The plan's numbers under the names of their pins.
+fn in_words(plan: &Plan) -> String {
+    let lines = [
+        ("micro_batch_samples", plan.micro_batch_samples.to_string()),
+        ("recompute_blocks", plan.recompute_blocks.to_string()),
+        ("loss_chunk_rows", plan.loss_chunk_rows.to_string()),
+        ("prefetch_batches", plan.prefetch_batches.to_string()),
+        ("decode_threads", plan.decode_threads.to_string()),
+        ("dataset_residency", plan.residency.to_string()),
+        ("clear_cache_every_steps", plan.clear_cache_every_steps.to_string()),
+        ("smallest budget of this plan", Bytes::to_string(&plan.required())),
+    ];
+    lines.iter().map(|(name, value)| format!("  {name:<30}{value}\n")).collect()
+}

@@ -1,0 +1,76 @@
+//! `--dry-run`: one step, one save, one load, and nothing left behind.
+//!
+//! Everything happens as in a real run, plan and first batch included, but in a directory of its own beside
+//! the output directory, on the same disk, which is removed at the end.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use candle_core::DType;
+use trainer::checkpoint::Checkpoints;
+use trainer::{Batch, StepOutcome, Trainer};
+
+use crate::config::Config;
+use crate::failure::{Failure, Outcome};
+use crate::report;
+use crate::run_dir::RunDir;
+use crate::session::{self, Parts, Session};
+use crate::setup;
+use crate::stop::Stop;
+
+/// Tries a run.
+pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
+    let beside = existing_ancestor(&config.run.output_dir);
+    let directory = tempfile::Builder::new()
+        .prefix(".train_low_mem-dry-run-")
+        .tempdir_in(&beside)
+        .map_err(|error| Failure::io("create a directory in", &beside, &error))?;
+    let run = RunDir::lock(directory.path())?;
+    let config = setup::place_embedded_files(config, run.root())?;
+    let opened = setup::open(&config, run.root())?;
+    setup::write_resolved(&config, run.root())?;
+    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found: None })?;
+    session.feed(&plan);
+    let Some(batch) = session.loader.next_batch()? else {
+        return Err(Failure::unusable("the data has no rows"));
+    };
+    let samples = Batch { sources: &batch.sources, targets: &batch.targets };
+    let stop = session.stop.clone();
+    let began = Instant::now();
+    let outcome = session.trainer.step(&samples, &session::step_plan(&plan), &|| stop.requested())?;
+    let took = began.elapsed();
+    let StepOutcome::Done(stats) = outcome else {
+        return Err(Failure::internal(format!("the step was not made: {outcome:?}")));
+    };
+    session.save()?;
+    let loaded = load(&session)?;
+    let now = session.memory_line("after one step, one save and one load")?;
+    session.report.finish();
+    report::print(&format!(
+        "dry run: loss {:.4}, gradient norm {:.3}, {:.2} s a step, step {} loaded back; peak {} of the predicted {}\n",
+        stats.loss,
+        stats.grad_norm,
+        took.as_secs_f64(),
+        loaded.step_count(),
+        now.peak_rss,
+        plan.predicted_peak
+    ));
+    drop(session);
+    let path = directory.path().to_path_buf();
+    directory.close().map_err(|error| Failure::io("remove the directory", &path, &error))
+}
+
+/// Goes on from what was just saved, as `--keep-training` would.
+fn load(session: &Session) -> Outcome<Trainer> {
+    let directory = session.run.checkpoints();
+    let found = Checkpoints::newest_valid(&directory)?
+        .ok_or_else(|| Failure::internal(format!("{}: nothing was saved", directory.display())))?;
+    let options = found.state.options.clone();
+    Ok(Trainer::resume(&found, options, DType::F32, &session.opened.device)?)
+}
+
+/// The nearest directory on the way up that exists.
+fn existing_ancestor(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    absolute.ancestors().find(|ancestor| ancestor.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}

@@ -1,0 +1,206 @@
+//! Evaluation on parquet rows: the same figures from the loop and from `train_low_mem eval`.
+//!
+//! The first rows of the validation files in file order, streamed: loss over all of them, BLEU and exact
+//! match over the first of them, because generating costs far more than scoring.
+
+use std::sync::Arc;
+
+use candle_core::DType;
+use dataloader::{BadRows, DataLoader, LoaderLimits, LoaderOptions, OrderOptions, Position, Tokenizer};
+use parquet_dataset::Dataset;
+use serde_json::{Value, json};
+use t5::{EvalContext, GenerateOptions, T5};
+use trainer::bleu::Tokenization;
+use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
+
+use crate::failure::Outcome;
+use crate::metrics::number;
+
+/// What to evaluate, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rows, from the first; 0: all.
+    pub samples: u64,
+    /// Of these, rows that are generated; 0: all.
+    pub generate_samples: u64,
+    /// Rows computed at a time.
+    pub micro_batch_samples: usize,
+    /// Rows of logits that exist at a time.
+    pub loss_chunk_rows: usize,
+    /// Longest generation in tokens.
+    pub max_new_tokens: usize,
+    /// Dtype of activations.
+    pub activations: DType,
+    /// BLEU's tokenizer.
+    pub tokenization: Tokenization,
+    /// Generations to keep for showing.
+    pub examples: usize,
+    /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
+    pub loader: LoaderOptions,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// Rows scored.
+    pub samples: u64,
+    /// Rows left out because they were null, empty or not UTF-8.
+    pub bad_rows: u64,
+    /// Target tokens scored.
+    pub target_tokens: u64,
+    /// Mean loss of a target token.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// Rows generated.
+    pub generated_samples: u64,
+    /// Corpus BLEU-4, 0 to 100.
+    pub bleu: f64,
+    /// sacreBLEU's signature.
+    pub bleu_signature: String,
+    /// Share of answers that are the reference, 0 to 1.
+    pub exact_match: f64,
+    /// A few answers.
+    pub examples: Vec<Example>,
+}
+
+/// Evaluates `model`, or returns nothing where `interrupted` said so between two batches.
+pub fn evaluate(
+    model: &T5,
+    dataset: &Arc<Dataset>,
+    tokenizer: &Arc<Tokenizer>,
+    settings: &Settings,
+    interrupted: &dyn Fn() -> bool,
+) -> Outcome<Option<Figures>> {
+    let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
+    let generated_rows = if settings.generate_samples == 0 { rows } else { settings.generate_samples.min(rows) };
+    let mut generated = Evaluation::new(settings.options(true));
+    let mut scored = Evaluation::new(settings.options(false));
+    let mut loader = settings.loader(dataset, tokenizer)?;
+    let (mut seen, mut bad_rows) = (0, 0);
+    while seen < rows && !interrupted() {
+        let Some(batch) = loader.next_batch()? else { break };
+        bad_rows += batch.bad_rows;
+        let length = batch.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
+        let references: Vec<String> = batch.texts.into_iter().filter_map(|mut texts| texts.pop()).collect();
+        // Rows that are generated come first, so a batch has at most one border in it.
+        let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
+        for (evaluation, range) in [(&mut generated, 0..border), (&mut scored, border..length)] {
+            if range.is_empty() {
+                continue;
+            }
+            let part = EvaluationBatch {
+                sources: &batch.sources[range.clone()],
+                targets: &batch.targets[range.clone()],
+                references: settings.has_references().then(|| &references[range]),
+            };
+            evaluation.add(model, &part, &|ids| tokenizer.decode(ids))?;
+        }
+        seen += length as u64;
+    }
+    if interrupted() {
+        return Ok(None);
+    }
+    Ok(Some(Figures::sum(generated.finish(), &scored.finish(), bad_rows)))
+}
+
+impl Settings {
+    fn options(&self, generate: bool) -> EvaluateOptions {
+        EvaluateOptions {
+            micro_batch_samples: self.micro_batch_samples,
+            context: EvalContext { activations: self.activations, loss_chunk_rows: self.loss_chunk_rows },
+            generate: generate
+                .then_some(GenerateOptions { max_new_tokens: self.max_new_tokens, activations: self.activations }),
+            tokenization: self.tokenization,
+            examples: self.examples,
+        }
+    }
+
+    /// Rows in file order, made when asked for: nothing is held ahead.
+    fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
+        let options = LoaderOptions {
+            batch_size: self.micro_batch_samples.max(1) * BATCHES_SORTED_TOGETHER,
+            order: OrderOptions { shuffle: false, ..self.loader.order },
+            epochs: Some(1),
+            bad_rows: BadRows::Skip,
+            keep_texts: true,
+            ..self.loader.clone()
+        };
+        let limits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), limits)?)
+    }
+
+    /// Whether a row's last text is the right answer as it stands. A span-corruption target is not a text.
+    fn has_references(&self) -> bool {
+        matches!(self.loader.objective, dataloader::Objective::TextToText { .. })
+    }
+}
+
+/// Micro-batches read together and sorted by length, so that little is padded.
+const BATCHES_SORTED_TOGETHER: usize = 4;
+
+impl Figures {
+    /// Both parts together, each target token weighing the same.
+    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Self {
+        let target_tokens = generated.target_tokens + scored.target_tokens;
+        let loss_sum = |report: &EvaluationReport| {
+            #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
+            if report.target_tokens == 0 { 0.0 } else { report.loss * report.target_tokens as f64 }
+        };
+        #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
+        let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
+        let answers = generated.generation;
+        Self {
+            samples: generated.samples + scored.samples,
+            bad_rows,
+            target_tokens,
+            loss,
+            perplexity: loss.exp(),
+            generated_samples: generated.samples,
+            bleu: answers.as_ref().map_or(0.0, |answers| answers.bleu.score),
+            bleu_signature: answers.as_ref().map(|answers| answers.bleu_signature.clone()).unwrap_or_default(),
+            exact_match: answers.as_ref().map_or(0.0, |answers| answers.exact_match),
+            examples: answers.map(|answers| answers.examples).unwrap_or_default(),
+        }
+    }
+
+    /// The `eval` event's fields, and what `eval --json` prints.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "loss": number(self.loss),
+            "perplexity": number(self.perplexity),
+            "bleu": self.bleu,
+            "exact_match": self.exact_match,
+            "samples": self.samples,
+            "generated_samples": self.generated_samples,
+            "target_tokens": self.target_tokens,
+            "bad_rows": self.bad_rows,
+            "bleu_signature": self.bleu_signature,
+        })
+    }
+
+    /// One line for reading.
+    pub fn line(&self) -> String {
+        format!(
+            "loss {:.4}  perplexity {:.2}  BLEU-4 {:.2}  exact match {:.1} %  ({} rows, {} generated)",
+            self.loss,
+            self.perplexity,
+            self.bleu,
+            100.0 * self.exact_match,
+            self.samples,
+            self.generated_samples
+        )
+    }
+
+    /// The examples, for reading.
+    pub fn examples_text(&self) -> String {
+        let shown = |text: &str| text.chars().take(120).collect::<String>().replace('\n', " ");
+        let lines = self.examples.iter().map(|example| {
+            let verdict = if example.hypothesis.trim() == example.reference.trim() { "=" } else { "!" };
+            let wanted =
+                if verdict == "=" { String::new() } else { format!("   (expected {})", shown(&example.reference)) };
+            format!("  {verdict} {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}

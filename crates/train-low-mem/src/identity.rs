@@ -1,0 +1,126 @@
+//! What makes two runs the same run: what `--keep-training` holds a checkpoint against.
+//!
+//! Five parts decide which numbers come out: the data (rows, order, lengths), the tokenizer, the model,
+//! the batch size and the seed. A checkpoint records them; a run that differs in one is refused with the
+//! difference, unless `--allow-changed` names the part. Other settings, such as the learning rate, may
+//! change from one stretch of a run to the next and are only reported.
+
+use serde_json::{Map, Value, json};
+
+use crate::config::Config;
+use crate::config::keys::KEYS;
+use crate::failure::{Failure, Outcome};
+use crate::open::Opened;
+
+/// The parts, by the names that `--allow-changed` takes, each with its settings.
+pub fn identity(config: &Config, opened: &Opened) -> Value {
+    let columns = crate::open::objective(config).columns();
+    json!({
+        "data": {
+            "data.train": opened.train.layout().fingerprint(),
+            "columns": columns,
+            "data.objective": crate::open::objective(config),
+            "data.max_source_tokens": config.data.max_source_tokens,
+            "data.max_target_tokens": config.data.max_target_tokens,
+            "data.shuffle": config.data.shuffle,
+            "data.block_rows": config.data.block_rows,
+            "data.window_blocks": config.data.window_blocks,
+            "data.bad_rows": if config.data.skip_bad_rows { "skip" } else { "error" },
+        },
+        "tokenizer": { "data.tokenizer": opened.tokenizer.fingerprint() },
+        "model": { "config.json": opened.model.to_json(), "train.freeze": config.train.freeze,
+                   "optimizer.beta1 is used": config.optimizer.beta1.is_some() },
+        "batch-size": { "train.batch_size": config.train.batch_size },
+        "seed": { "run.seed": config.run.seed },
+    })
+}
+
+/// Refuses to go on where a part changed that is not allowed to.
+pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
+    let mut differences = Vec::new();
+    let mut parts = Vec::new();
+    for (part, settings) in now.as_object().into_iter().flatten() {
+        let found = differences_of(saved.get(part), settings);
+        if !found.is_empty() && !allowed.iter().any(|allowed| allowed == part) {
+            differences.extend(found);
+            parts.push(part.as_str());
+        }
+    }
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("{checkpoint}: this is another run:\n  {}", differences.join("\n  ")))
+        .hint("give the command that the run was started with, or `--output DIR` for a new run")
+        .hint(format!("`--allow-changed {}` goes on all the same", parts.join(","))))
+}
+
+/// `name: was X, is Y` for each setting that differs; objects are compared key by key.
+fn differences_of(was: Option<&Value>, is: &Value) -> Vec<String> {
+    let empty = Map::new();
+    let was = was.and_then(Value::as_object).unwrap_or(&empty);
+    let is = is.as_object().unwrap_or(&empty);
+    let mut names: Vec<&String> = was.keys().chain(is.keys()).collect();
+    names.sort();
+    names.dedup();
+    let mut differences = Vec::new();
+    for name in names.into_iter().filter(|name| was.get(*name) != is.get(*name)) {
+        let (was, is) = (was.get(name), is.get(name));
+        match (was, is) {
+            (Some(Value::Object(_)), Some(now @ Value::Object(_))) => {
+                let inner = differences_of(was, now);
+                differences.extend(inner.into_iter().map(|difference| format!("{name}: {difference}")));
+            }
+            _ => differences.push(format!("{name}: was {}, is {}", shown(was), shown(is))),
+        }
+    }
+    differences
+}
+
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None => "not set".to_string(),
+        Some(Value::String(text)) if text.len() == 64 => format!("{}...", &text[..12]),
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Settings that changed since the checkpoint and may: one line each.
+pub fn changed_settings(saved_config: &str, config: &Config) -> Vec<String> {
+    let Ok(saved) = toml::from_str::<toml::Table>(saved_config) else { return Vec::new() };
+    let reported = |name: &str| ["train.", "optimizer.", "schedule."].iter().any(|section| name.starts_with(section));
+    KEYS.iter()
+        .map(|key| key.name)
+        .filter(|name| reported(name))
+        .filter_map(|name| {
+            let (section, key) = name.split_once('.')?;
+            let was = saved.get(section)?.get(key)?;
+            let is = &config.values.setting(name).value;
+            (was != is).then(|| format!("{name}: was {was}, is {is}"))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(batch_size: u64, d_model: u64) -> Value {
+        json!({"batch-size": {"train.batch_size": batch_size}, "model": {"config.json": {"d_model": d_model}}})
+    }
+
+    #[test]
+    fn the_same_run_goes_on() {
+        hold(&run(8, 64), &run(8, 64), &[], "c").expect("the same run");
+    }
+
+    #[test]
+    fn a_changed_part_is_refused_with_the_difference_unless_allowed() {
+        let failure = hold(&run(8, 64), &run(16, 32), &[], "c").expect_err("another run");
+        assert!(failure.message.contains("train.batch_size: was 8, is 16"), "{failure}");
+        assert!(failure.message.contains("config.json: d_model: was 64, is 32"), "{failure}");
+        assert!(failure.hints[1].contains("--allow-changed batch-size,model"), "{failure}");
+        let failure = hold(&run(8, 64), &run(16, 32), &["batch-size".to_string()], "c").expect_err("another model");
+        assert!(!failure.message.contains("batch_size"), "{failure}");
+        hold(&run(8, 64), &run(16, 64), &["batch-size".to_string()], "c").expect("allowed");
+    }
+}

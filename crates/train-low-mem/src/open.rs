@@ -1,0 +1,249 @@
+//! From names to things: files, tokenizer, model config, datasets, device.
+//!
+//! Nothing here is large: footers, a tokenizer, a config. Weights are loaded by [`crate::session`], after
+//! the bill was printed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::Device;
+use dataloader::{BadRows, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
+use parquet_dataset::{Dataset, DatasetOptions, Residency};
+
+use crate::config::{self, Config};
+use crate::failure::{Failure, Outcome};
+
+/// Everything that a run reads from, opened.
+pub struct Opened {
+    /// Where tensors live.
+    pub device: Device,
+    /// Shared by loaders and evaluation.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The shape of the model.
+    pub model: t5::Config,
+    /// Training rows.
+    pub train: Arc<Dataset>,
+    /// Validation rows, where there are any.
+    pub validation: Option<Arc<Dataset>>,
+}
+
+impl Opened {
+    /// Opens what the config names. `page_map` is what an earlier run learnt about the training files.
+    pub fn new(config: &Config, page_map: Option<Vec<u8>>) -> Outcome<Self> {
+        let device = device(&config.run.device)?;
+        let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config)?)?);
+        let model = model_config(config, &tokenizer)?;
+        let columns = objective(config).columns();
+        let open = |key: &str, patterns: &[String], page_map| -> Outcome<Arc<Dataset>> {
+            let options = DatasetOptions {
+                columns: columns.clone(),
+                residency: Residency::UltraLowMem,
+                block_rows: u32::try_from(config.data.block_rows).unwrap_or(u32::MAX),
+                page_map,
+                ..DatasetOptions::default()
+            };
+            let dataset = Dataset::open(&files(key, patterns)?, &options)?;
+            Ok(Arc::new(dataset))
+        };
+        let train = open("data.train", &config.data.train, page_map)?;
+        let validation = match config.data.validation.as_slice() {
+            [] => None,
+            patterns => Some(open("data.validation", patterns, None)?),
+        };
+        Ok(Self { device, tokenizer, model, train, validation })
+    }
+}
+
+/// The files of a list of paths and globs, in the list's order, those of a glob by name. A pattern that
+/// names an existing file is that file, whatever characters it has.
+pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for pattern in patterns {
+        if Path::new(pattern).exists() {
+            found.push(PathBuf::from(pattern));
+            continue;
+        }
+        let matches = glob::glob(pattern).map_err(|error| {
+            Failure::usage(format!("`{key}`: `{pattern}` is neither a file nor a glob: {}", error.msg))
+                .hint("a glob looks like `rows/train-*.parquet`")
+        })?;
+        let before = found.len();
+        found.extend(matches.filter_map(Result::ok).filter(|path| path.is_file()));
+        if found.len() == before {
+            let here = std::env::current_dir().map_or_else(|_| ".".to_string(), |path| path.display().to_string());
+            return Err(Failure::unusable(format!("`{key}`: no file matches `{pattern}`"))
+                .hint(format!("paths are relative to the directory where the command runs: {here}")));
+        }
+    }
+    Ok(found)
+}
+
+/// The device by name. `auto` is the fastest one that this build knows and this machine has.
+pub fn device(name: &str) -> Outcome<Device> {
+    let failed = |error: candle_core::Error| {
+        Failure::usage(format!("`run.device`: cannot use `{name}`: {error}"))
+            .hint("`--device cpu` works everywhere; other devices need a build with their feature")
+    };
+    let index = |name: &str| name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0);
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "metal" => Device::new_metal(0).map_err(failed),
+        "auto" if candle_core::utils::cuda_is_available() => Device::new_cuda(0).map_err(failed),
+        "auto" if candle_core::utils::metal_is_available() => Device::new_metal(0).map_err(failed),
+        "auto" => Ok(Device::Cpu),
+        cuda => Device::new_cuda(index(cuda)).map_err(failed),
+    }
+}
+
+/// The tokenizer's file: as configured, or beside the model.
+fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
+    if let Some(path) = &config.data.tokenizer {
+        return Ok(path.clone());
+    }
+    let beside_config = config.model.config.as_ref().and_then(|name| Path::new(name).parent().map(Path::to_path_buf));
+    let directory = config.model.init_from.clone().or(beside_config).unwrap_or_default();
+    let path = directory.join("tokenizer.json");
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::unusable(format!("`data.tokenizer` is not set and there is no {}", path.display()))
+        .hint(
+            "`train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json` makes one",
+        )
+        .hint("`--set data.tokenizer=tokenizer.json` names one"))
+}
+
+/// The model's shape: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
+fn model_config(config: &Config, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
+    let model = match (&config.model.init_from, &config.model.config) {
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (None, Some(name)) => scratch_config(config, name, tokenizer)?,
+        (None, None) => return Err(Failure::internal("the config was resolved without a model")),
+    };
+    if tokenizer.vocab_size() > model.vocab_size {
+        return Err(Failure::unusable(format!(
+            "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
+            tokenizer.path().display(),
+            tokenizer.vocab_size(),
+            model.vocab_size
+        ))
+        .hint("a model from scratch takes the tokenizer's size with `--set model.vocab_size=auto`")
+        .hint("a model with weights needs the tokenizer that it was trained with: `--set data.tokenizer=FILE`"));
+    }
+    Ok(model)
+}
+
+/// The model's shape as far as the config says it: a preset's own vocabulary where there is no tokenizer.
+pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
+    if let Ok(path) = tokenizer_path(config) {
+        return model_config(config, &Tokenizer::load(&path)?);
+    }
+    match &config.model.config {
+        Some(name) => fitted(config, named_config(name)?),
+        None => Err(Failure::usage("`model.config` and `data.tokenizer` are not set: which model?")
+            .hint("`--set model.config=t5-small` names a preset")),
+    }
+}
+
+/// A config for new weights. A preset speaks the tokenizer's language (size, end, padding); a file is
+/// taken as it is, but for `model.vocab_size` and `model.overrides`.
+fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
+    let mut model = named_config(name)?;
+    if is_preset(name) {
+        model.vocab_size = tokenizer.vocab_size();
+        model.eos_token_ids = vec![tokenizer.eos_id()?];
+        model.pad_token_id = tokenizer.pad_id()?;
+        model.decoder_start_token_id = model.pad_token_id;
+    }
+    fitted(config, model)
+}
+
+/// What the config says about a named model: `model.vocab_size` and `model.overrides`.
+fn fitted(config: &Config, mut model: t5::Config) -> Outcome<t5::Config> {
+    if let Some(vocab_size) = config.model.vocab_size {
+        model.vocab_size = usize::try_from(vocab_size).unwrap_or(usize::MAX);
+    }
+    if !config.model.overrides.is_empty() {
+        model = overridden(&model, &config.model.overrides)?;
+    }
+    model.validate()?;
+    Ok(model)
+}
+
+/// `model` with some keys of its `config.json` replaced. What transformers derives from a replaced key is
+/// derived again.
+fn overridden(model: &t5::Config, overrides: &toml::Table) -> Outcome<t5::Config> {
+    let mut json = model.to_json();
+    let Some(entries) = json.as_object_mut() else { return Err(Failure::internal("a config.json is an object")) };
+    for (key, derived) in [
+        ("feed_forward_proj", &["dense_act_fn", "is_gated_act"][..]),
+        ("tie_word_embeddings", &["scale_decoder_outputs"]),
+    ] {
+        if overrides.contains_key(key) {
+            derived.iter().for_each(|derived| drop(entries.remove(*derived)));
+        }
+    }
+    for (key, value) in overrides {
+        let value =
+            serde_json::to_value(value).map_err(|error| Failure::usage(format!("`model.overrides.{key}`: {error}")))?;
+        entries.insert(key.clone(), value);
+    }
+    Ok(t5::Config::from_json(&json.to_string(), "`model.overrides`")?)
+}
+
+fn is_preset(name: &str) -> bool {
+    t5::Config::preset(name).is_some()
+}
+
+/// A preset, a `config.json`, or the one in a directory.
+pub fn named_config(name: &str) -> Outcome<t5::Config> {
+    if let Some(preset) = t5::Config::preset(name) {
+        return Ok(preset);
+    }
+    let path = Path::new(name);
+    if path.is_dir() {
+        return Ok(t5::Config::from_file(&path.join("config.json"))?);
+    }
+    if path.is_file() || name.ends_with(".json") {
+        return Ok(t5::Config::from_file(path)?);
+    }
+    let names: Vec<&str> = t5::Config::preset_names().collect();
+    let nearest = names.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+    Err(Failure::usage(format!("`model.config`: `{name}` is neither a preset nor a config.json"))
+        .hint(format!("did you mean `{}`?", nearest.unwrap_or(&"t5-small")))
+        .hint(format!("presets: {}", names.join(", "))))
+}
+
+/// What a row becomes.
+pub fn objective(config: &Config) -> Objective {
+    match config.data.objective {
+        config::Objective::TextToText => Objective::TextToText {
+            prompt_column: config.data.prompt_column.clone(),
+            response_column: config.data.response_column.clone(),
+        },
+        config::Objective::SpanCorruption { noise_density, mean_span_tokens } => Objective::SpanCorruption {
+            text_column: config.data.text_column.clone(),
+            spans: SpanCorruption { noise_density, mean_span_tokens },
+        },
+    }
+}
+
+/// The stream of training batches.
+pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
+    LoaderOptions {
+        objective: objective(config),
+        batch_size: config.train.batch_size,
+        order: OrderOptions {
+            seed: config.run.seed,
+            shuffle: config.data.shuffle,
+            block_rows: config.data.block_rows,
+            window_blocks: config.data.window_blocks,
+        },
+        epochs: Some(config.train.epochs),
+        max_source_tokens: config.data.max_source_tokens,
+        max_target_tokens: config.data.max_target_tokens,
+        eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
+        bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
+        keep_texts: false,
+    }
+}

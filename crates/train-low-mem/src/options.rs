@@ -1,0 +1,83 @@
+//! From the config's words to the parts' own options. No decision is made here.
+
+use candle_core::DType;
+use memory_policy::Plan;
+use trainer::adafactor::AdafactorOptions;
+use trainer::bleu::Tokenization;
+use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
+use trainer::{Precision, TrainerOptions};
+
+use crate::config::Config;
+use crate::evaluation::Settings;
+
+/// The trainer's options.
+pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
+    let optimizer = &config.optimizer;
+    TrainerOptions {
+        seed: config.run.seed,
+        dropout: config.train.dropout.unwrap_or(model.dropout_rate),
+        precision: if config.train.bf16 { Precision::Bf16 } else { Precision::F32 },
+        freeze: config.train.freeze.clone(),
+        grad_clip_norm: config.train.grad_clip_norm,
+        adafactor: AdafactorOptions {
+            learning_rate: optimizer.learning_rate,
+            eps1: optimizer.eps1,
+            eps2: optimizer.eps2,
+            clip_threshold: optimizer.clip_threshold,
+            decay_rate: optimizer.decay_rate,
+            beta1: optimizer.beta1,
+            weight_decay: optimizer.weight_decay,
+            scale_parameter: optimizer.scale_parameter,
+            relative_step: optimizer.learning_rate.is_none(),
+            warmup_init: optimizer.warmup_init,
+        },
+        schedule: schedule(config),
+        total_steps,
+        max_non_finite: u32::try_from(config.train.max_non_finite_steps).unwrap_or(u32::MAX),
+    }
+}
+
+fn schedule(config: &Config) -> Schedule {
+    let schedule = &config.schedule;
+    let kind = match schedule.name.as_str() {
+        "one-cycle" => ScheduleKind::OneCycle {
+            div_factor: schedule.div_factor,
+            pct_start: DEFAULT_PCT_START,
+            final_div_factor: schedule.final_div_factor,
+        },
+        "linear" => ScheduleKind::Linear,
+        "cosine" => ScheduleKind::Cosine,
+        "inverse-sqrt" => ScheduleKind::InverseSqrt,
+        _ => ScheduleKind::Constant,
+    };
+    Schedule { kind, warmup_steps: schedule.warmup_steps }
+}
+
+/// How the loop evaluates.
+pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings {
+    Settings {
+        samples: config.train.eval_samples,
+        generate_samples: config.train.eval_generate_samples,
+        micro_batch_samples: plan.micro_batch_samples.min(MOST_EVALUATED_TOGETHER),
+        loss_chunk_rows: plan.loss_chunk_rows,
+        max_new_tokens: config.train.eval_max_new_tokens,
+        activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },
+        tokenization: tokenization(&config.train.bleu_tokenizer),
+        examples: config.train.sample_generations,
+        loader: crate::open::loader_options(config, model),
+    }
+}
+
+/// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
+/// signal is noticed soon.
+pub const MOST_EVALUATED_TOGETHER: usize = 16;
+
+/// sacreBLEU's tokenizer by its name, which the config has checked.
+pub fn tokenization(name: &str) -> Tokenization {
+    match name {
+        "zh" => Tokenization::Zh,
+        "char" => Tokenization::Char,
+        "none" => Tokenization::None,
+        _ => Tokenization::V13a,
+    }
+}

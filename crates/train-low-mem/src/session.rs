@@ -1,0 +1,435 @@
+//! A run's parts, held together, and what happens to them between two steps.
+//!
+//! [`crate::train`] reads as the loop; this module is what its verbs do: replan, record, evaluate, save,
+//! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
+//! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use candle_core::DType;
+use dataloader::{DataLoader, LoaderLimits, Position};
+use memory_policy::{Budget, Bytes, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
+use serde_json::{Value, json};
+use trainer::checkpoint::{Checkpoints, Found};
+use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
+
+use crate::config::Config;
+use crate::evaluation::{self, Figures};
+use crate::failure::{Failure, Outcome};
+use crate::metrics::{Metrics, number};
+use crate::open::Opened;
+use crate::report::{Report, StepLine};
+use crate::run_dir::RunDir;
+use crate::stop::Stop;
+use crate::{bill, identity, options, setup};
+
+/// A run.
+pub struct Session {
+    /// What was asked for.
+    pub config: Config,
+    /// What it reads from.
+    pub opened: Opened,
+    /// Where it writes.
+    pub run: RunDir,
+    /// Whether someone asked it to stop.
+    pub stop: Stop,
+    /// What is learning.
+    pub trainer: Trainer,
+    /// What it learns from.
+    pub loader: DataLoader,
+    /// What a person sees.
+    pub report: Report,
+    probe: SystemProbe,
+    costs: Costs,
+    budget: Budget,
+    metrics: Metrics,
+    checkpoints: Checkpoints,
+    position: Position,
+    history: History,
+    saved_step: Option<u64>,
+    saved_at: Instant,
+}
+
+/// What a checkpoint remembers for the end of the run.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct History {
+    /// The evaluation before the first step.
+    pub first_evaluation: Option<Value>,
+    /// The newest evaluation.
+    pub last_evaluation: Option<Value>,
+    /// Rows left out so far.
+    pub bad_rows: u64,
+    /// The first of them.
+    pub first_bad_row: Option<String>,
+    /// A source of the validation rows, for trying the model.
+    pub example_prompt: Option<String>,
+    /// Steps skipped because loss or gradient was not finite.
+    pub skipped_steps: u64,
+}
+
+/// What the binary adds to a checkpoint's state.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Saved {
+    /// Where in the data the next step begins.
+    pub position: Position,
+    /// What must be the same for the run to go on; see [`crate::identity`].
+    pub identity: Value,
+    /// What the end of the run reports.
+    pub history: History,
+    /// The text of `resolved.toml`.
+    pub config: String,
+}
+
+/// What a session is made from.
+pub struct Parts {
+    /// What was asked for.
+    pub config: Config,
+    /// What it reads from.
+    pub opened: Opened,
+    /// Where it writes.
+    pub run: RunDir,
+    /// Whether someone asked it to stop.
+    pub stop: Stop,
+    /// The checkpoint that it goes on from.
+    pub found: Option<Found>,
+}
+
+impl Session {
+    /// Plans, prints the bill, and only then loads what is large.
+    pub fn start(parts: Parts) -> Outcome<(Self, Plan)> {
+        let Parts { config, opened, run, stop, found } = parts;
+        let saved = found.as_ref().map(saved_state).transpose()?;
+        let steps_done = found.as_ref().map_or(0, |found| found.state.step);
+        let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
+        let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done)?;
+        let options = options::trainer_options(&config, &opened.model, total_steps);
+
+        let mut metrics = Metrics::open(&run.metrics())?;
+        let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
+        setup::announce(&config, &opened, total_steps);
+        if config.memory.device_budget.is_some() {
+            report.warn("`memory.device_budget` has no effect yet: only the process's own memory is planned");
+        }
+        let probe = SystemProbe::new();
+        let now = probe.snapshot()?;
+        report.line(&format!("memory at start: {now}"));
+        let costs = bill::costs(&config, &opened, &options, &now, &loader)?;
+        let budget = bill::budget(&config);
+        let plan = memory_policy::plan(&now, &costs, budget)?;
+        report.line(&format!("\n{}", plan.bill));
+        let origin = found.as_ref().map(|found| found.path.display().to_string());
+        let event = if found.is_some() { "resume" } else { "start" };
+        metrics.record(event, json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin}))?;
+        metrics.record("plan", bill::plan_json(&plan))?;
+
+        let trainer = match &found {
+            Some(found) => Trainer::resume(found, options, DType::F32, &opened.device)?,
+            None => Trainer::new(first_weights(&config, &opened)?, options)?,
+        };
+        let checkpoints =
+            Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
+        let session = Self {
+            config,
+            opened,
+            run,
+            stop,
+            trainer,
+            loader,
+            report,
+            probe,
+            costs,
+            budget,
+            metrics,
+            checkpoints,
+            position,
+            history: saved.map(|saved| saved.history).unwrap_or_default(),
+            saved_step: found.is_some().then_some(steps_done),
+            saved_at: Instant::now(),
+        };
+        session.memory_line("with the model loaded")?;
+        Ok((session, plan))
+    }
+
+    /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
+    pub fn replan(&mut self, plan: Plan) -> Outcome<Plan> {
+        let now = self.probe.snapshot()?;
+        let replanned = memory_policy::replan(&now, &self.costs, self.budget, &plan);
+        let plan = replanned.plan;
+        if let Some(change) = replanned.change {
+            self.report.line(&format!("new plan: {change}; {}", plan.bill.conclusion));
+            let step = self.trainer.step_count();
+            self.metrics.record("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}))?;
+        }
+        Ok(plan)
+    }
+
+    /// Hands the plan's numbers to the loader.
+    pub fn feed(&mut self, plan: &Plan) {
+        self.opened.train.set_residency(bill::dataset_residency(plan.residency));
+        self.loader
+            .set_limits(LoaderLimits { prefetch_batches: plan.prefetch_batches, decode_threads: plan.decode_threads });
+    }
+
+    /// Notes what became of a batch. False where the step was interrupted and does not count.
+    pub fn record(
+        &mut self,
+        outcome: StepOutcome,
+        batch: &dataloader::Batch,
+        plan: &Plan,
+        took: &Took,
+    ) -> Outcome<bool> {
+        let (stats, kind) = match outcome {
+            StepOutcome::Interrupted => return Ok(false),
+            StepOutcome::Done(stats) => (stats, "done"),
+            StepOutcome::Skipped(stats) => (stats, "skipped"),
+            StepOutcome::Empty(stats) => (stats, "empty"),
+        };
+        self.position = batch.position_after;
+        let now = self.probe.snapshot()?;
+        let tokens = stats.source_tokens + stats.target_tokens;
+        #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
+        let tokens_per_second = tokens as f64 / (took.step + took.data_wait).as_secs_f64().max(1e-9);
+        let mut line = json!({
+            "step": stats.step, "epoch": batch.epoch, "loss": number(stats.loss), "lr": stats.lr,
+            "grad_norm": number(stats.grad_norm), "target_tokens": stats.target_tokens,
+            "source_tokens": stats.source_tokens, "tokens_per_second": tokens_per_second,
+            "step_ms": milliseconds(took.step), "data_wait_ms": milliseconds(took.data_wait),
+            "micro_batches": stats.micro_batches, "rss_bytes": now.rss.0, "peak_rss_bytes": now.peak_rss.0,
+            "predicted_peak_bytes": plan.predicted_peak.0, "samples": batch.len(),
+            "padded_tokens": stats.padded_tokens,
+        });
+        if kind != "done" {
+            line[kind] = json!(true);
+        }
+        self.metrics.record("step", line)?;
+        self.note_skipped(&stats, kind)?;
+        self.note_bad_rows(batch)?;
+        self.report.step(&StepLine {
+            step: stats.step,
+            loss: stats.loss,
+            learning_rate: stats.lr,
+            tokens_per_second,
+            rss_bytes: now.rss.0,
+        });
+        Ok(true)
+    }
+
+    fn note_skipped(&mut self, stats: &StepStats, kind: &str) -> Outcome<()> {
+        match kind {
+            "skipped" => {
+                self.history.skipped_steps += 1;
+                self.warn(
+                    &format!(
+                        "step {}: loss {}, gradient norm {}: not finite, no update was made",
+                        stats.step, stats.loss, stats.grad_norm
+                    ),
+                    json!({"step": stats.step, "kind": "non_finite", "loss": number(stats.loss), "grad_norm": number(stats.grad_norm)}),
+                )
+            }
+            "empty" => self.warn(
+                &format!("step {}: every row of its batch was left out, no update was made", stats.step),
+                json!({"step": stats.step, "kind": "empty_batch"}),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts rows that were left out, and says so the first time.
+    fn note_bad_rows(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
+        let before = self.history.bad_rows;
+        self.history.bad_rows += batch.bad_rows;
+        let (0, Some(row)) = (before, &batch.first_bad_row) else { return Ok(()) };
+        let row = row.to_string();
+        self.history.first_bad_row = Some(row.clone());
+        self.warn(
+            &format!("{row}: left out; further ones are counted and reported at the end"),
+            json!({"step": self.trainer.step_count(), "kind": "bad_row", "row": row}),
+        )
+    }
+
+    /// A warning, for people and in the metrics.
+    pub fn warn(&mut self, text: &str, mut fields: Value) -> Outcome<()> {
+        self.report.warn(text);
+        fields["message"] = json!(text);
+        self.metrics.record("warning", fields)
+    }
+
+    /// Gives freed memory back to the system where the plan, or the config's pin, says that it is time.
+    pub fn clear_cache(&self, plan: &Plan) {
+        let every = self.config.memory.clear_cache_every_steps.unwrap_or(plan.clear_cache_every_steps);
+        if every > 0 && self.trainer.step_count().is_multiple_of(every) {
+            t5_ops::allocator::release_unused();
+        }
+    }
+
+    /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
+    pub fn is_evaluated(&self) -> bool {
+        let step = self.trainer.step_count();
+        let last = self.history.last_evaluation.as_ref().and_then(|evaluation| evaluation["step"].as_u64());
+        self.opened.validation.is_none() || last == Some(step)
+    }
+
+    /// Evaluates where it is time: before the first step, every `train.eval_every_steps`, at the end. A new
+    /// best is saved at once. A signal ends it without a result.
+    pub fn evaluate_if_due(&mut self, plan: &Plan) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let every = self.config.train.eval_every_steps;
+        let is_due = step == 0 || self.trainer.is_done() || (every > 0 && step.is_multiple_of(every));
+        let Some(dataset) = self.opened.validation.clone().filter(|_| is_due && !self.is_evaluated()) else {
+            return Ok(());
+        };
+        self.trainer.release_gradients();
+        t5_ops::allocator::release_unused();
+        self.memory_line("before evaluation")?;
+        let settings = options::evaluation(&self.config, &self.opened.model, plan);
+        let stop = self.stop.clone();
+        let interrupted = move || stop.requested();
+        let model = self.trainer.model();
+        let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &interrupted)?
+        else {
+            return Ok(());
+        };
+        self.note_evaluation(&figures)?;
+        t5_ops::allocator::release_unused();
+        self.memory_line("after evaluation").map(drop)
+    }
+
+    /// At the end of an epoch: freed memory goes back, and what is held is said.
+    pub fn note_epoch(&self, batch: &dataloader::Batch) -> Outcome<()> {
+        let after = batch.position_after;
+        if after.epoch == batch.epoch && after.sample < self.loader.samples_per_epoch() {
+            return Ok(());
+        }
+        t5_ops::allocator::release_unused();
+        self.memory_line(&format!("after epoch {}", batch.epoch + 1)).map(drop)
+    }
+
+    fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let mut fields = figures.to_json();
+        fields["step"] = json!(step);
+        self.metrics.record("eval", fields.clone())?;
+        self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
+        if !figures.examples.is_empty() && step > 0 {
+            self.report.line(&figures.examples_text());
+        }
+        if step == 0 {
+            self.history.first_evaluation = Some(fields.clone());
+        }
+        self.history.last_evaluation = Some(fields);
+        self.history.example_prompt = figures.examples.first().map(|example| example.source.clone());
+        let is_best = self.trainer.record_score(-figures.loss);
+        let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
+        if is_worth_saving { self.save() } else { Ok(()) }
+    }
+
+    /// Saves where it is time: by steps, by the clock, on a signal, at the end.
+    pub fn save_if_due(&mut self) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
+        let by_clock = self
+            .config
+            .checkpoint
+            .every_minutes
+            .is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes);
+        if by_steps || by_clock || self.trainer.is_done() || self.stop.requested() { self.save() } else { Ok(()) }
+    }
+
+    /// Saves the run as it stands, unless it stands where it was saved last.
+    pub fn save(&mut self) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        if self.saved_step == Some(step) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let state = Saved {
+            position: self.position,
+            identity: identity::identity(&self.config, &self.opened),
+            history: self.history.clone(),
+            config: self.config.to_toml(""),
+        };
+        let state =
+            serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
+        let saved = self.checkpoints.save(&self.trainer, &state, Some(self.opened.tokenizer.path()))?;
+        self.saved_step = Some(step);
+        self.saved_at = Instant::now();
+        for note in &saved.notes {
+            self.warn(note, json!({"step": step, "kind": "checkpoint"}))?;
+        }
+        let took_ms = milliseconds(began.elapsed());
+        let path = saved.path.display().to_string();
+        self.metrics
+            .record("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}))?;
+        self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
+        self.memory_line("after saving").map(drop)
+    }
+
+    /// Where the checkpoint of the current step lies.
+    pub fn checkpoint_path(&self) -> PathBuf {
+        self.checkpoints.path_of(self.trainer.step_count())
+    }
+
+    /// The last event.
+    pub fn record_end(&mut self, reason: &str) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let now = self.probe.snapshot()?;
+        self.metrics.record(
+            "end",
+            json!({
+                "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
+                "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
+            }),
+        )
+    }
+
+    /// Memory at one of a run's key moments, for people and in the metrics.
+    pub fn memory_line(&self, moment: &str) -> Outcome<MemorySnapshot> {
+        let now = self.probe.snapshot()?;
+        self.report.line(&format!("memory {moment}: {now}"));
+        Ok(now)
+    }
+
+    /// What the end of the run reports.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+}
+
+/// How long a step took.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    /// Waiting for the batch.
+    pub data_wait: Duration,
+    /// The step itself.
+    pub step: Duration,
+}
+
+/// What this program added to a checkpoint's state.
+pub fn saved_state(found: &Found) -> Outcome<Saved> {
+    serde_json::from_value(found.state.caller.clone()).map_err(|error| {
+        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display()))
+            .hint("the checkpoint was not written by this program; start a new run with `--set model.init_from=` its directory")
+    })
+}
+
+/// The plan's numbers for the trainer.
+pub fn step_plan(plan: &Plan) -> StepPlan {
+    StepPlan {
+        micro_batch_samples: plan.micro_batch_samples,
+        recompute_blocks: plan.recompute_blocks,
+        loss_chunk_rows: plan.loss_chunk_rows,
+    }
+}
+
+/// Weights from `model.init_from`, or new ones.
+fn first_weights(config: &Config, opened: &Opened) -> Outcome<t5::T5> {
+    Ok(match &config.model.init_from {
+        Some(directory) => t5::T5::load(directory, DType::F32, &opened.device)?,
+        None => t5::T5::init(&opened.model, config.run.seed, DType::F32, &opened.device)?,
+    })
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

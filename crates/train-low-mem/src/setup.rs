@@ -1,0 +1,113 @@
+//! From the command line to a config and opened files: the steps that `train`, `plan` and `--dry-run` share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use dataloader::{DataLoader, LoaderLimits, Position};
+
+use crate::assets;
+use crate::cli::TrainArgs;
+use crate::config::{Config, Values};
+use crate::failure::{Failure, Outcome};
+use crate::open::{self, Opened};
+use crate::report;
+
+/// What an earlier run learnt about where the pages of the training files lie.
+const PAGE_MAP: &str = "page-map.bin";
+/// The config as resolved.
+const RESOLVED: &str = "resolved.toml";
+
+/// Defaults, then the config file, then the flags, resolved.
+///
+/// Without `--config`, `--keep-training` takes the config that the output directory's run was started
+/// with, and anything else the embedded default.
+pub fn read_config(flags: &TrainArgs) -> Outcome<Config> {
+    Config::resolve(read_values(flags)?)
+}
+
+/// As [`read_config`], but the data may be missing: a plan can be made without.
+pub fn read_config_to_plan(flags: &TrainArgs) -> Outcome<Config> {
+    Config::resolve_without_data(read_values(flags)?)
+}
+
+fn read_values(flags: &TrainArgs) -> Outcome<Values> {
+    let mut typed = Values::defaults();
+    flags.apply(&mut typed)?;
+    let output = typed.text("run.output_dir").unwrap_or_default();
+    let resolved = Path::new(&output).join(RESOLVED);
+    let mut values = Values::defaults();
+    match &flags.config {
+        Some(path) => apply_file(&mut values, path)?,
+        None if flags.keep_training == Some(true) && flags.names_output() && resolved.is_file() => {
+            apply_file(&mut values, &resolved)?;
+        }
+        None => assets::apply(&mut values)?,
+    }
+    flags.apply(&mut values)?;
+    if flags.config.is_none() {
+        assets::make_room(&mut values)?;
+    }
+    Ok(values)
+}
+
+/// Lays a config file over what is there.
+pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("{}: cannot read the config: {error}", path.display()))
+            .hint("paths are relative to the directory where the command runs; `configs/` has examples")
+    })?;
+    values.apply_file(&path.display().to_string(), &text)
+}
+
+/// Puts the embedded files that the config asks for below `directory`.
+pub fn place_embedded_files(config: Config, directory: &Path) -> Outcome<Config> {
+    let mut values = config.values;
+    assets::place(&mut values, directory)?;
+    Config::resolve(values)
+}
+
+/// Opens what the config names, with the page map kept in `directory`, which is made where there is none.
+pub fn open(config: &Config, directory: &Path) -> Outcome<Opened> {
+    let path = directory.join(PAGE_MAP);
+    let kept = std::fs::read(&path).ok();
+    let opened = Opened::new(config, kept.clone())?;
+    let map = opened.train.page_map()?;
+    if kept.as_ref() != Some(&map) {
+        trainer::write_atomic(&path, &map)?;
+    }
+    Ok(opened)
+}
+
+/// Writes `resolved.toml`.
+pub fn write_resolved(config: &Config, directory: &Path) -> Outcome<()> {
+    let heading = "The config of this run as resolved. `train_low_mem --config` this file repeats it.";
+    Ok(trainer::write_atomic(&directory.join(RESOLVED), config.to_toml(heading).as_bytes())?)
+}
+
+/// The stream of batches from `position` on, and the step at which the run ends when `done` steps are made:
+/// where the epochs end or `train.max_steps` says, whichever comes first.
+pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) -> Outcome<(DataLoader, u64)> {
+    let options = open::loader_options(config, &opened.model);
+    let idle = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+    let loader = DataLoader::new(Arc::clone(&opened.train), Arc::clone(&opened.tokenizer), options, position, idle)?;
+    let left = loader.batches_left().unwrap_or(u64::MAX);
+    let total = config.train.max_steps.unwrap_or(u64::MAX).min(done.saturating_add(left));
+    Ok((loader, total))
+}
+
+/// The one line that says what a run is about to do.
+pub fn announce(config: &Config, opened: &Opened, total_steps: u64) {
+    let parameters: u64 = t5::ParameterSpec::all(&opened.model).iter().map(t5::ParameterSpec::elements).sum();
+    let start = match &config.model.init_from {
+        Some(directory) => format!("from {}", directory.display()),
+        None => "from scratch".to_string(),
+    };
+    #[expect(clippy::cast_precision_loss, reason = "for reading")]
+    let millions = parameters as f64 / 1e6;
+    report::print(&format!(
+        "T5 with {millions:.1} M parameters, {start}; {} rows, {} samples a step, {total_steps} steps; output in {}\n",
+        opened.train.rows(),
+        config.train.batch_size,
+        config.run.output_dir.display()
+    ));
+}

@@ -1,0 +1,67 @@
+//! The last screen of a run: did it learn, where is the model, what next.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::session::Session;
+
+/// What a finished run says.
+pub fn summary(run: &Session, from: &Path) -> String {
+    let history = run.history();
+    let mut text = String::from("\n");
+    if let (Some(first), Some(last)) = (&history.first_evaluation, &history.last_evaluation) {
+        text.push_str(&before_and_after(first, last));
+    }
+    let counts = [("rows left out", history.bad_rows), ("steps skipped as not finite", history.skipped_steps)];
+    for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        let _ = writeln!(text, "{what}: {count}");
+    }
+    if let Some(row) = &history.first_bad_row {
+        let _ = writeln!(text, "the first of them: {row}");
+    }
+    let model = run.run.model();
+    let _ = writeln!(text, "model: {} (of {})", model.display(), from.display());
+    let prompt = history.example_prompt.as_deref().unwrap_or("...");
+    let model = model.display();
+    let _ = write!(
+        text,
+        "\nnext:\n  train_low_mem generate --model {model} --prompt '{}'\n  train_low_mem eval --model {model} --data rows.parquet\n  train_low_mem --finetune --set model.init_from={model} --set data.train=rows.parquet --output runs/tuned",
+        prompt.replace('\'', "'\\''")
+    );
+    text
+}
+
+/// Four figures, before the first step and after the last.
+fn before_and_after(first: &Value, last: &Value) -> String {
+    let mut text = format!("{:<18}{:>12}{:>12}\n", "on validation rows", "before", "after");
+    let percent = |value: &Value| value.as_f64().map_or("-".to_string(), |share| format!("{:.1} %", 100.0 * share));
+    let plain = |value: &Value| value.as_f64().map_or_else(|| value.to_string(), |figure| format!("{figure:.3}"));
+    for (name, key) in [("loss", "loss"), ("perplexity", "perplexity"), ("BLEU-4", "bleu")] {
+        let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[key]), plain(&last[key]));
+    }
+    let _ = writeln!(
+        text,
+        "{:<18}{:>12}{:>12}",
+        "  exact match",
+        percent(&first["exact_match"]),
+        percent(&last["exact_match"])
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_table_shows_before_and_after() {
+        let first = json!({"loss": 7.0, "perplexity": 1096.6, "bleu": 0.0, "exact_match": 0.0});
+        let last = json!({"loss": 0.25, "perplexity": 1.284, "bleu": 81.5, "exact_match": 0.75});
+        let text = before_and_after(&first, &last);
+        assert!(text.contains("  loss                   7.000       0.250"), "{text}");
+        assert!(text.contains("  exact match            0.0 %      75.0 %"), "{text}");
+    }
+}

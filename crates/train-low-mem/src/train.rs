@@ -1,0 +1,147 @@
+//! `train_low_mem train`: the loop, and the way into and out of it.
+//!
+//! Start reading at [`run_steps`]: it is the whole of training in the order in which it happens. Between two
+//! steps the control plane decides (plan, limits, evaluation, checkpoint, stop); within a step there is
+//! only data. What the verbs do is in [`crate::session`].
+
+use std::time::Instant;
+
+use memory_policy::Plan;
+use trainer::Batch;
+use trainer::checkpoint::{Checkpoints, Found, export_checkpoint};
+
+use crate::cli::TrainArgs;
+use crate::config::Config;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::open::Opened;
+use crate::report;
+use crate::run_dir::RunDir;
+use crate::session::{self, Parts, Session, Took};
+use crate::stop::Stop;
+use crate::{identity, setup, summary};
+
+/// Runs `train` from its flags.
+pub fn train(flags: &TrainArgs) -> Outcome<()> {
+    let stop = Stop::on_signals()?;
+    let config = setup::read_config(flags)?;
+    if flags.dry_run {
+        return crate::dry_run::dry_run(config, stop);
+    }
+    let run = RunDir::lock(&config.run.output_dir)?;
+    let keep_training = flags.keep_training == Some(true);
+    if !keep_training {
+        run.refuse_to_overwrite()?;
+    }
+    let config = setup::place_embedded_files(config, run.root())?;
+    let opened = setup::open(&config, run.root())?;
+    let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
+    if let Some(found) = &found
+        && is_finished(&config, &opened, &run, found)?
+    {
+        return Ok(());
+    }
+    setup::write_resolved(&config, run.root())?;
+    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found })?;
+    let ended = run_steps(&mut session, plan).and_then(|ended| match ended {
+        Ended::Done => finish(&mut session),
+        Ended::Interrupted => interrupted(&mut session),
+    });
+    session.report.finish();
+    if let Err(failure) = &ended
+        && failure.exit != Exit::Interrupted
+    {
+        let reason = if failure.exit == Exit::Diverged { "diverged" } else { "failed" };
+        // The failure is what counts; that its record could not be written adds nothing to it.
+        let _ = session.record_end(reason);
+    }
+    ended
+}
+
+/// How the loop ended.
+enum Ended {
+    Done,
+    Interrupted,
+}
+
+/// The loop: plan, feed, step, record, evaluate, save, stop.
+fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
+    run.evaluate_if_due(&plan)?;
+    while !run.trainer.is_done() && !run.stop.requested() {
+        plan = run.replan(plan)?; //                                     control plane: between steps
+        run.feed(&plan);
+        let asked = Instant::now();
+        let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
+        let began = Instant::now();
+        let samples = Batch { sources: &batch.sources, targets: &batch.targets };
+        let stop = run.stop.clone();
+        let outcome = run.trainer.step(&samples, &session::step_plan(&plan), &|| stop.requested())?;
+        let took = Took { data_wait: began - asked, step: began.elapsed() };
+        if !run.record(outcome, &batch, &plan, &took)? {
+            break;
+        }
+        run.clear_cache(&plan);
+        run.evaluate_if_due(&plan)?;
+        run.save_if_due()?;
+        run.note_epoch(&batch)?;
+    }
+    run.save()?;
+    Ok(if run.trainer.is_done() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
+}
+
+/// The newest valid checkpoint, held against the config; nothing where the run saved none.
+fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
+    let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
+        report::print(&format!("{}: no checkpoint yet; starting from scratch\n", run.root().display()));
+        return Ok(None);
+    };
+    let path = found.path.display().to_string();
+    for note in &found.notes {
+        report::warn(&format!("{note}; falling back to {path}"));
+    }
+    let saved = session::saved_state(&found)?;
+    let now = identity::identity(config, opened);
+    identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
+    for change in identity::changed_settings(&saved.config, config) {
+        report::warn(&format!("since the checkpoint, {change}"));
+    }
+    report::print(&format!("going on from {path}\n"));
+    Ok(Some(found))
+}
+
+/// Whether nothing is left to do, which is said.
+fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: &Found) -> Outcome<bool> {
+    let step = found.state.step;
+    let (_, total_steps) = setup::steps(config, opened, session::saved_state(found)?.position, step)?;
+    if step < total_steps || run.finished_step() != Some(step) {
+        return Ok(false);
+    }
+    report::print(&format!(
+        "this run is finished: {step} steps; the model is in {}\nmore: a larger `--epochs` or `--max-steps`\n",
+        run.model().display()
+    ));
+    Ok(true)
+}
+
+/// After the last step: the model where it belongs, and what was learned.
+fn finish(run: &mut Session) -> Outcome<()> {
+    let mut from = run.checkpoint_path();
+    if run.config.checkpoint.model_is_best
+        && let Some(best) = Checkpoints::best_valid(&run.run.checkpoints())?
+    {
+        from = best.path;
+    }
+    export_checkpoint(&from, &run.run.model())?;
+    run.run.finish(run.trainer.step_count(), run.history())?;
+    run.record_end("done")?;
+    run.memory_line("at the end")?;
+    run.report.line(&summary::summary(run, &from));
+    Ok(())
+}
+
+/// A signal came: what was done is saved, and the exit code says that the run can go on.
+fn interrupted(run: &mut Session) -> Outcome<()> {
+    run.record_end("interrupted")?;
+    let (step, path) = (run.trainer.step_count(), run.checkpoint_path());
+    Err(Failure::new(Exit::Interrupted, format!("interrupted at step {step}; saved {}", path.display()))
+        .hint("the same command with `--keep-training` goes on to the same bits"))
+}

@@ -1,0 +1,65 @@
+//! `--finetune`: what is frozen does not change by a bit, the rest learns.
+
+use crate::files::tensors;
+use crate::run::{Scene, short};
+
+/// The names of tensors that differ between two runs' models.
+fn changed(scene: &Scene, before: &str, after: &str) -> Vec<String> {
+    let before = tensors(&scene.read(&format!("{before}/model/model.safetensors")));
+    let after = tensors(&scene.read(&format!("{after}/model/model.safetensors")));
+    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
+    before.into_iter().filter(|(name, bytes)| after[name] != *bytes).map(|(name, _)| name).collect()
+}
+
+#[test]
+fn finetuning_leaves_encoder_and_shared_embedding_bit_for_bit() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let arguments = short(&["--is-finetune=True", "--set", "model.init_from=run/model", "--output", "tuned"]);
+    scene.run(&arguments).expect_code(0);
+    let changed = changed(&scene, "run", "tuned");
+    assert!(!changed.is_empty() && changed.iter().all(|name| name.starts_with("decoder.")), "{changed:?}");
+}
+
+#[test]
+fn a_finetuning_run_that_was_killed_goes_on_to_the_same_bits() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let tune = |output| short(&["--finetune", "--set", "model.init_from=run/model", "--output", output]);
+    scene.run(&tune("whole")).expect_code(0);
+    let mut running = scene.start(&tune("killed"));
+    assert!(running.wait_for("step 4/6"));
+    running.kill();
+    let mut arguments = tune("killed");
+    arguments.push("--keep-training".to_string());
+    scene.run(&arguments).expect_code(0);
+    assert_eq!(scene.read("killed/model/model.safetensors"), scene.read("whole/model/model.safetensors"));
+}
+
+#[test]
+fn freeze_names_parts_of_its_own() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let from = ["--set", "model.init_from=run/model", "--output", "tuned"];
+    let freeze = ["--finetune", "--set", "train.freeze=decoder.block.0,*.layer_norm.weight"];
+    scene.run(&short(&[&from[..], &freeze].concat())).expect_code(0);
+    let changed = changed(&scene, "run", "tuned");
+    assert!(changed.iter().any(|name| name == "shared.weight"), "{changed:?}");
+    assert!(changed.iter().any(|name| name.starts_with("decoder.block.1.")), "{changed:?}");
+    assert!(
+        !changed.iter().any(|name| name.starts_with("decoder.block.0.") || name.ends_with(".layer_norm.weight")),
+        "{changed:?}"
+    );
+}
+
+#[test]
+fn without_finetune_a_first_model_trains_whole() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    scene.run(&short(&["--set", "model.init_from=run/model", "--output", "on"])).expect_code(0);
+    let changed = changed(&scene, "run", "on");
+    assert!(
+        changed.iter().any(|name| name == "shared.weight") && changed.iter().any(|name| name.starts_with("encoder.")),
+        "{changed:?}"
+    );
+}

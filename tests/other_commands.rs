@@ -1,0 +1,103 @@
+//! `generate`, `inspect`, `train-tokenizer` and `bench`.
+
+use crate::run::{Scene, repository, short};
+
+fn sample_rows() -> String {
+    repository().join("data/sample-validation.parquet").display().to_string()
+}
+
+#[test]
+fn generate_answers_each_prompt() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    scene.write("prompts.txt", "7 + 5\n日期\n");
+    let from = ["generate", "--model", "run/model", "--max-new-tokens", "4"];
+    let typed = scene.run(&[&from[..], &["--prompt", "7 + 5", "--prompt", "日期", "--json"]].concat()).expect_code(0);
+    let read = scene.run(&[&from[..], &["--input", "prompts.txt", "--json"]].concat()).expect_code(0);
+    assert_eq!(typed.out, read.out);
+    assert_eq!(typed.out.lines().count(), 2);
+    assert!(typed.out.starts_with("{\"prompt\":\"7 + 5\",\"response\":\""), "{}", typed.out);
+}
+
+#[test]
+fn inspect_shows_rows_row_groups_and_columns() {
+    let scene = Scene::new();
+    let rows = sample_rows();
+    scene.run(&["inspect", &rows]).expect_code(0).expect_words(&[
+        "1072 rows",
+        "row groups",
+        "page index",
+        "column prompt",
+        "column response",
+        "to read one row",
+    ]);
+    let json = scene.run(&["inspect", "--json", &rows]).expect_code(0).json();
+    assert_eq!((json["rows"].as_u64(), json["columns"][0]["name"].as_str()), (Some(1072), Some("prompt")));
+}
+
+#[test]
+fn a_tokenizer_is_trained_from_parquet_or_text_and_never_overwritten() {
+    let scene = Scene::new();
+    let rows = sample_rows();
+    let train = |input: &str, output: &str| {
+        scene.run(&["train-tokenizer", "--input", input, "--vocab-size", "400", "--output", output])
+    };
+    train(&rows, "a.json").expect_code(0).expect_words(&["a.json: 400 entries from 2144 texts"]);
+    train(&rows, "b.json").expect_code(0);
+    assert_eq!(scene.read("a.json"), scene.read("b.json"));
+    train(&rows, "a.json").expect_code(2).expect_words(&["a.json: there is a file already", "hint: `--force`"]);
+    scene.write("texts.txt", "one two three\n".repeat(50));
+    train("texts.txt", "c.json").expect_code(0).expect_words(&["from 50 texts"]);
+    // A tokenizer of one's own, and a preset that takes its size.
+    let data = format!("data.train={rows}");
+    let arguments = ["--set", &data, "--set", "data.tokenizer=a.json", "--output", "run"];
+    scene.run(&short(&arguments)).expect_code(0);
+    let config: serde_json::Value = serde_json::from_slice(&scene.read("run/model/config.json")).expect("JSON");
+    assert_eq!(config["vocab_size"], 400);
+}
+
+#[test]
+fn bench_prints_the_keys_of_the_interface() {
+    let scene = Scene::new();
+    let shape = [
+        "bench",
+        "--model",
+        "tiny",
+        "--batch",
+        "4",
+        "--source-tokens",
+        "8",
+        "--target-tokens",
+        "8",
+        "--steps",
+        "2",
+        "--json",
+    ];
+    for more in [
+        &["--precision", "f32"][..],
+        &["--precision", "bf16"],
+        &["--recompute", "full"],
+        &["--recompute", "2", "--micro-batch", "1"],
+    ] {
+        let bench = scene.run(&[&shape[..], more].concat()).expect_code(0).json();
+        for key in ["step_ms", "tokens_per_second", "peak_rss_bytes", "predicted_peak_bytes", "parameters", "threads"] {
+            assert!(bench[key].as_f64() > Some(0.0), "{key} in {bench}");
+        }
+        assert!(bench["precision"].is_string());
+    }
+}
+
+#[test]
+fn span_corruption_trains_on_one_text_column() {
+    let scene = Scene::new();
+    let texts =
+        ["the quick brown fox jumps over the lazy dog", "a stitch in time saves nine", "all that glitters is not gold"];
+    crate::files::write_rows(
+        &scene.path("texts.parquet"),
+        &[("text", texts.repeat(4).into_iter().map(Some).collect())],
+    );
+    let arguments =
+        ["--set", "data.train=texts.parquet", "--set", "data.objective=span-corruption", "--set", "train.max_steps=2"];
+    // The sample tokenizer has sentinels.
+    scene.run(&short(&arguments)).expect_code(0).expect_words(&["step 2/2"]);
+}

@@ -1,0 +1,186 @@
+//! Killed, interrupted, damaged, finished: what `--keep-training` does then.
+
+use crate::run::{Scene, short};
+
+/// The final weights of the short run that nothing interrupted.
+fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
+    scene.run(&short(&[more, &["--output", "whole"]].concat())).expect_code(0);
+    scene.read("whole/model/model.safetensors")
+}
+
+#[test]
+fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
+    let scene = Scene::new();
+    let every_step = ["--set", "checkpoint.every_steps=1", "--set", "train.eval_every_steps=3"];
+    let expected = uninterrupted(&scene, &every_step);
+    let arguments = short(&[&every_step[..], &["--keep-training"]].concat());
+    let mut kills = 0;
+    // Each attempt prints the bill first; then come evaluations, steps, and saves. Killing after ever more
+    // lines ends the run inside each of them.
+    for lines in (1..).map(|attempt: usize| 12 + attempt * 7 % 15) {
+        assert!(kills < 60, "the run makes no progress");
+        let mut running = scene.start(&arguments);
+        if !running.wait_for_lines(lines) {
+            running.end().expect_code(0);
+            break;
+        }
+        running.kill();
+        kills += 1;
+    }
+    assert!(kills >= 5, "killed only {kills} times");
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let losses = |run: &str| {
+        let mut steps = scene.events(run, "step");
+        steps.reverse();
+        steps.sort_by_key(|line| line["step"].as_u64());
+        steps.dedup_by_key(|line| line["step"].as_u64());
+        steps.into_iter().map(|line| line["loss"].as_f64()).collect::<Vec<_>>()
+    };
+    assert_eq!(losses("run"), losses("whole"), "the later line of a step counts");
+}
+
+#[test]
+fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
+    let scene = Scene::new();
+    let expected = uninterrupted(&scene, &[]);
+    for (signal, line) in [("INT", "step 1/6"), ("TERM", "step 3/6"), ("USR1", "step 5/6")] {
+        let mut running = scene.start(&short(&["--keep-training"]));
+        assert!(running.wait_for(line), "{signal} after `{line}`");
+        running.signal(signal);
+        running.end().expect_code(75).expect_words(&[
+            "interrupted at step",
+            "saved run/checkpoints/step-",
+            "hint: ",
+            "--keep-training",
+        ]);
+    }
+    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["going on from run/checkpoints/step-"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    assert_eq!(scene.events("run", "end").len(), 4);
+    assert_eq!(scene.events("run", "resume").len(), 3);
+}
+
+#[test]
+fn a_signal_during_an_evaluation_is_heeded_too() {
+    let scene = Scene::new();
+    let slow = [
+        "--set",
+        "train.eval_samples=0",
+        "--set",
+        "train.eval_generate_samples=0",
+        "--set",
+        "train.eval_max_new_tokens=16",
+    ];
+    let mut running = scene.start(&short(&slow));
+    assert!(running.wait_for("memory before evaluation"));
+    running.signal("INT");
+    running.end().expect_code(75).expect_words(&["interrupted at step 0"]);
+    let expected = uninterrupted(&scene, &[]);
+    scene.run(&short(&["--keep-training"])).expect_code(0);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+}
+
+#[test]
+fn one_process_writes_to_an_output_directory() {
+    let scene = Scene::new();
+    let mut first = scene.start(&short(&["--max-steps", "100000", "--set", "train.max_steps=100000"]));
+    assert!(first.wait_for("step 1/"));
+    for more in [&[][..], &["--keep-training"]] {
+        scene.run(&short(more)).expect_code(2).expect_words(&["error: run: in use by another run, process ", "hint: "]);
+    }
+    first.kill();
+    // The lock went with its process.
+    scene.run(&short(&["--keep-training"])).expect_code(0);
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_is_passed_over_and_that_is_said() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let name = "run/checkpoints/step-00000006/model.safetensors";
+    let mut bytes = scene.read(name);
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    scene.write(name, &bytes);
+    let expected = scene.read("run/model/model.safetensors");
+    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&[
+        "warning: ",
+        "step-00000006",
+        "falling back to run/checkpoints/step-00000004",
+    ]);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    for name in scene.names("run/checkpoints") {
+        scene.write(&format!("run/checkpoints/{name}/manifest.json"), "{}");
+    }
+    scene
+        .run(&short(&["--keep-training"]))
+        .expect_code(4)
+        .expect_words(&["error: run/checkpoints: none of its", "hint: "]);
+}
+
+#[test]
+fn what_a_killed_save_left_is_removed() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
+    scene.write("run/checkpoints/.tmp-step-00000004/model.safetensors", "half a model");
+    scene.run(&short(&["--keep-training"])).expect_code(0);
+    assert!(
+        scene.names("run/checkpoints").iter().all(|name| name.starts_with("step-")),
+        "{:?}",
+        scene.names("run/checkpoints")
+    );
+}
+
+#[test]
+fn a_run_without_a_checkpoint_starts_from_scratch_and_says_so() {
+    let scene = Scene::new();
+    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["no checkpoint yet; starting from scratch"]);
+}
+
+#[test]
+fn a_finished_run_says_so_and_more_steps_go_on() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let before = scene.read("run/metrics.jsonl");
+    scene
+        .run(&short(&["--keep-training"]))
+        .expect_code(0)
+        .expect_words(&["this run is finished: 6 steps", "run/model"]);
+    assert_eq!(scene.read("run/metrics.jsonl"), before);
+    // Without --config, the output directory's own config applies.
+    scene.run(&["--output", "run", "--keep-training"]).expect_code(0).expect_words(&["this run is finished: 6 steps"]);
+    scene.run(&short(&["--keep-training", "--set", "train.max_steps=8"])).expect_code(0).expect_words(&["step 8/8"]);
+    assert_eq!(scene.events("run", "resume")[0]["step"], 6);
+}
+
+#[test]
+fn another_run_is_refused_with_the_difference_unless_allowed() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.max_steps=2"])).expect_code(0);
+    let tokenizer = String::from_utf8(scene.read("run/model/tokenizer.json")).expect("UTF-8");
+    scene.write("other.json", format!("{tokenizer}\n"));
+    for (change, difference, part) in [
+        ("train.batch_size=5", "train.batch_size: was 6, is 5", "batch-size"),
+        ("run.seed=7", "run.seed: was 42, is 7", "seed"),
+        ("data.max_source_tokens=9", "data.max_source_tokens: was", "data"),
+        ("data.train=run/sample-data/sample-validation.parquet", "data.train: was", "data"),
+        ("data.tokenizer=other.json", "data.tokenizer: was", "tokenizer"),
+        ("model.overrides={ num_layers = 2 }", "config.json: num_layers: was 3, is 2", "model"),
+        ("train.freeze=encoder", "train.freeze: was [], is [\"encoder\"]", "model"),
+    ] {
+        let refused = scene.run(&short(&["--keep-training", "--set", change])).expect_code(2);
+        refused.expect_words(&[difference, &format!("hint: `--allow-changed {part}`")]);
+    }
+    let allowed = [
+        "--keep-training",
+        "--set",
+        "train.batch_size=5",
+        "--allow-changed",
+        "batch-size",
+        "--set",
+        "train.max_steps=3",
+    ];
+    scene.run(&short(&allowed)).expect_code(0);
+    let last = scene.events("run", "step").pop().expect("a step");
+    assert_eq!((last["step"].as_u64(), last["samples"].as_u64()), (Some(3), Some(5)));
+}

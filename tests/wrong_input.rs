@@ -1,0 +1,112 @@
+//! Wrong input of every kind: the exit code, what is wrong and where, and a hint.
+
+use crate::files;
+use crate::run::{Scene, repository, short};
+
+/// Runs the command and holds it to its exit code, to an `error:` line with these words and to a hint.
+#[track_caller]
+fn check(scene: &Scene, arguments: &[&str], code: i32, words: &[&str]) {
+    let ran = scene.run(arguments).expect_code(code);
+    let error = ran
+        .err
+        .lines()
+        .find(|line| line.starts_with("error: "))
+        .unwrap_or_else(|| panic!("no error line in\n{}", ran.err));
+    for word in words {
+        assert!(ran.err.contains(word), "{arguments:?}: `{word}` is not in\n{}", ran.err);
+    }
+    assert!(ran.err.lines().any(|line| line.starts_with("hint: ")), "{arguments:?}: no hint after\n{error}");
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+}
+
+#[test]
+fn a_wrong_flag_or_key_is_a_usage_error_that_names_the_nearest() {
+    let scene = Scene::new();
+    scene.write("bad.toml", "[train]\nepochs = 1\nbatchsize = 3\n");
+    scene.write("type.toml", "[train]\nepochs = \"three\"\n");
+    scene.write("torn.toml", "[train\nepochs = 1\n");
+    for (arguments, words) in [
+        (&["--lean-rate", "3"][..], &["--lean-rate", "--learn-rate"][..]),
+        (&["--set", "train.batchsize=3"], &["--set", "train.batchsize", "train.batch_size"]),
+        (&["--set", "train.epochs"], &["KEY=VALUE"]),
+        (&["--epochs", "0"], &["--epochs", "at least 1", "got 0"]),
+        (&["--memory-budget", "lots"], &["--memory-budget", "512MiB", "lots"]),
+        (&["--config", "bad.toml"], &["bad.toml:3", "train.batchsize", "train.batch_size"]),
+        (&["--config", "type.toml"], &["type.toml:2", "whole number", "three"]),
+        (&["--config", "torn.toml"], &["torn.toml:1", "not valid TOML"]),
+        (&["--config", "absent.toml"], &["absent.toml"]),
+        (&["--finetune"], &["model.init_from"]),
+        (&["--set", "data.train=[]"], &["data.train"]),
+        (&["--set", "model.config=t6-small"], &["t6-small", "t5-small"]),
+        (&["--device", "gpu"], &["gpu", "cuda"]),
+    ] {
+        check(&scene, arguments, 2, words);
+    }
+}
+
+#[test]
+fn unusable_data_names_the_file_and_what_was_expected() {
+    let scene = Scene::new();
+    let pair = || [("prompt", vec![Some("a"), Some("b")]), ("response", vec![Some("1"), Some("2")])];
+    files::write_rows(&scene.path("good.parquet"), &pair());
+    files::write_rows(&scene.path("other.parquet"), &[("question", vec![Some("a")]), ("answer", vec![Some("1")])]);
+    files::write_rows(&scene.path("empty.parquet"), &[("prompt", vec![]), ("response", vec![])]);
+    files::write_numbers(&scene.path("numbers.parquet"));
+    let good = scene.read("good.parquet");
+    scene.write("cut.parquet", &good[..good.len() / 2]);
+    scene.write("text.parquet", "not parquet at all");
+    scene.write("nothing.parquet", "");
+    for (file, words) in [
+        ("absent.parquet", &["absent.parquet"][..]),
+        ("rows-*.parquet", &["no file matches", "rows-*.parquet"]),
+        ("other.parquet", &["other.parquet", "prompt", "question, answer"]),
+        ("numbers.parquet", &["numbers.parquet", "response", "INT64"]),
+        ("empty.parquet", &["empty.parquet", "rows"]),
+        ("cut.parquet", &["cut.parquet"]),
+        ("text.parquet", &["text.parquet"]),
+        ("nothing.parquet", &["nothing.parquet"]),
+    ] {
+        check(&scene, &["--set", &format!("data.train={file}"), "--output", "run"], 4, words);
+        check(&scene, &["plan", "--set", &format!("data.train={file}")], 4, words);
+    }
+    assert!(!scene.path("run/checkpoints").exists());
+}
+
+#[test]
+fn an_unusable_model_or_tokenizer_names_the_file() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.max_steps=1"])).expect_code(0);
+    let rows = format!("data.train={}", repository().join("data/sample-validation.parquet").display());
+    let from = |directory: &str| format!("model.init_from={directory}");
+    let copy = |name: &str| {
+        for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+            scene.write(&format!("{name}/{file}"), scene.read(&format!("run/model/{file}")));
+        }
+    };
+    for (name, file, text, words) in [
+        ("no-json", "config.json", &b"{"[..], &["no-json/config.json"][..]),
+        ("no-tensors", "model.safetensors", b"short", &["no-tensors/model.safetensors"]),
+        ("no-tokenizer", "tokenizer.json", b"[]", &["no-tokenizer/tokenizer.json"]),
+    ] {
+        copy(name);
+        scene.write(&format!("{name}/{file}"), text);
+        check(&scene, &["--set", &from(name), "--set", &rows, "--output", "new"], 4, words);
+    }
+    check(&scene, &["--set", &from("absent"), "--set", &rows, "--output", "new"], 4, &["absent"]);
+    check(&scene, &["generate", "--model", "absent", "--prompt", "a"], 4, &["absent"]);
+    check(&scene, &["eval", "--model", "absent", "--data", "a.parquet"], 4, &["absent"]);
+    check(&scene, &["--set", "model.vocab_size=10", "--output", "new"], 4, &["tokenizer", "10 rows"]);
+    check(&scene, &["--set", "model.overrides={ num_heads = 0 }", "--output", "new"], 4, &["num_heads"]);
+    check(&scene, &["--set", "train.freeze=encodr", "--output", "new"], 2, &["encodr", "encoder"]);
+    check(&scene, &["bench", "--model", "t6"], 2, &["t6", "t5-small"]);
+    check(&scene, &["train-tokenizer", "--input", "absent.txt", "--vocab-size", "400"], 4, &["absent.txt"]);
+    check(&scene, &["inspect", "absent.parquet"], 4, &["absent.parquet"]);
+}
+
+#[test]
+fn an_output_directory_that_cannot_be_written_is_said() {
+    let scene = Scene::new();
+    scene.write("file", "in the way");
+    let ran = scene.run(&short(&["--output", "file/run"])).expect_code(1);
+    assert!(ran.err.starts_with("error: file"), "{}", ran.err);
+}
