@@ -164,12 +164,13 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
     if !dispatch::has_kernel(&[residual, x]) || residual.dtype() != x.dtype() {
         return reference::dropout_add(residual, x, d);
     }
+    let d = match d {
+        None => None,
+        Some(d) => active("dropout_add", Some(d), batch_rows_width("dropout_add", x)?.0)?,
+    };
     match d {
-        None => residual + x,
-        Some(d) => match active("dropout_add", Some(d), batch_rows_width("dropout_add", x)?.0)? {
-            None => residual + x,
-            Some(d) => kernel::dropout_add(residual, x, d),
-        },
+        None => kernel::add(residual, x),
+        Some(d) => kernel::dropout_add(residual, x, d),
     }
 }
 
@@ -224,7 +225,30 @@ mod kernel {
         })
     }
 
+    pub(super) fn add(residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let (residual, x) = (residual.contiguous()?, x.contiguous()?);
+        let (residual_view, view) = (View::new(&residual)?, View::new(&x)?);
+        with_element!(x.dtype(), T, {
+            let (residual_data, x_data) = (residual_view.slice::<T>()?, view.slice::<T>()?);
+            filled::<T>(x.shape(), |y| {
+                let y = Shared::new(y);
+                for_each_rows(x_data.len(), 1, |range| {
+                    // SAFETY: each element belongs to one part.
+                    let y = unsafe { y.slice(range.start, range.len()) };
+                    add_part(&residual_data[range.clone()], &x_data[range], y);
+                });
+                Ok(())
+            })
+        })
+    }
+
     vectorized! {
+        fn add_part<T: Element>(residual: &[T], x: &[T], y: &mut [T]) {
+            for ((y, x), residual) in y.iter_mut().zip(x).zip(residual) {
+                *y = T::from_f32(residual.to_f32() + x.to_f32());
+            }
+        }
+
         fn drop_row<T: Element>(x: &[T], mask: RowMask, y: &mut [T]) {
             for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
                 *y = T::from_f32(x.to_f32() * mask.factor(i));

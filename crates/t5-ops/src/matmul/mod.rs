@@ -208,6 +208,21 @@ fn bf16_product(isa: Isa, c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool,
     }
 }
 
+crate::vector::vectorized! {
+    /// Writes or adds part of a row of f32 sums to a result.
+    fn write_row<T: Element>(from: &[f32], to: &mut [T], accumulate: bool) {
+        if accumulate {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = T::from_f32(to.to_f32() + from);
+            }
+        } else {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = T::from_f32(*from);
+            }
+        }
+    }
+}
+
 /// Whether the machine and the operating system offer AMX with bf16.
 pub(crate) fn has_amx() -> bool {
     #[cfg(target_arch = "x86_64")]

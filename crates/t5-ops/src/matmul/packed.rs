@@ -27,7 +27,7 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::{Matrix, MatrixMut, Operand, Target, Threads};
+use super::{Matrix, MatrixMut, Operand, Target, Threads, write_row};
 use crate::parallel::{Shared, for_each_part};
 use crate::storage::Element;
 
@@ -169,29 +169,15 @@ unsafe fn finish_block<K: Kernel>(
         let at = start + row * c.row_stride;
         match c.data {
             // SAFETY: inside C, and this task's alone.
-            Target::F32(target) => store(&block[..cols], unsafe { target.slice(at, cols) }, accumulate),
+            Target::F32(target) => write_row(&block[..cols], unsafe { target.slice(at, cols) }, accumulate),
             // SAFETY: as above.
-            Target::Bf16(target) => store(&block[..cols], unsafe { target.slice(at, cols) }, accumulate),
+            Target::Bf16(target) => write_row(&block[..cols], unsafe { target.slice(at, cols) }, accumulate),
         }
     }
 }
 
 #[repr(align(64))]
 struct Block([f32; BLOCK * BLOCK]);
-
-crate::vector::vectorized! {
-    fn store<T: Element>(from: &[f32], to: &mut [T], accumulate: bool) {
-        if accumulate {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = T::from_f32(to.to_f32() + from);
-            }
-        } else {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = T::from_f32(*from);
-            }
-        }
-    }
-}
 
 /// Which operand a panel is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
