@@ -1,0 +1,88 @@
+//! Peak memory, by the operating system's own counter. One test in a process of its own: the counter is the
+//! process's. Linux only; elsewhere there is no such counter to read and to reset.
+#![cfg(target_os = "linux")]
+
+#[path = "dataset/files.rs"]
+#[allow(dead_code)]
+mod files;
+
+use std::path::Path;
+
+use files::{FileKind, Numbers, both, write, write_columns};
+use parquet::basic::Compression;
+use parquet_dataset::{Dataset, Residency};
+
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Runs `work` and returns by how much the peak exceeds what was resident before.
+fn growth_bytes(work: impl FnOnce()) -> u64 {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = peak_bytes();
+    work();
+    peak_bytes() - before
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("train.parquet");
+
+    // Two pages of 96 MiB each: a row costs stream buffers, not a page.
+    let values: files::Values = (0..96).map(|row| Some(vec![b'a' + row % 26; 1 << 20])).collect();
+    for compression in files::compressions() {
+        write_columns(&path, compression, &[values.clone(), values.clone()]);
+        let bytes = growth_bytes(|| {
+            let dataset = Dataset::open(&[path.clone()], &both()).unwrap();
+            assert_eq!(dataset.read_rows(&[90]).unwrap().bytes(1, 0), values[90].as_deref());
+        });
+        assert!(bytes < 24 * MIB, "{compression:?}: {} MiB for one row of a page of 96 MiB", bytes / MIB);
+    }
+    drop(values);
+
+    // Blocks come and go, and a large dataset passes through a small cache.
+    let kind = FileKind { rows: 200_000, page_rows: 5_000, ..FileKind::default() };
+    write(&path, &kind);
+    let bytes = growth_bytes(|| {
+        let mut options = both();
+        options.residency = Residency::RowGroupCache { bytes: 2 * MIB };
+        options.block_rows = 1024;
+        let dataset = Dataset::open(&[path.clone()], &options).unwrap();
+        for start in (0..200_000).step_by(1000) {
+            dataset.read(&[start..start + 1000]).unwrap();
+        }
+    });
+    assert!(bytes < 12 * MIB, "{} MiB through a cache of 2 MiB", bytes / MIB);
+
+    // Damage: no declared size is believed.
+    for seed in 0..3 {
+        let compression = if seed == 0 { Compression::UNCOMPRESSED } else { Compression::SNAPPY };
+        let dictionary = seed == 2;
+        write(&path, &FileKind { rows: 200, page_rows: 50, compression, dictionary, seed, ..FileKind::default() });
+        let sound = std::fs::read(&path).unwrap();
+        let bytes = growth_bytes(|| damage(&path, &sound, seed));
+        assert!(bytes < 48 * MIB, "{} MiB of a damaged file of {} bytes", bytes / MIB, sound.len());
+    }
+}
+
+fn damage(path: &Path, sound: &[u8], seed: u64) {
+    let mut numbers = Numbers(seed);
+    let mut options = both();
+    options.max_read_bytes = 8 * MIB;
+    for _ in 0..1500 {
+        let mut damaged = sound.to_vec();
+        let at = numbers.below(sound.len() as u64) as usize;
+        let end = (at + 1 + numbers.below(5) as usize).min(sound.len());
+        damaged[at..end].fill(0xff);
+        std::fs::write(path, damaged).unwrap();
+        if let Ok(dataset) = Dataset::open(&[path.to_owned()], &options) {
+            let _ = dataset.read(&[0..dataset.rows().min(100_000)]);
+            let _ = dataset.page_map();
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Whole-crate tests: files of every kind are written with the parquet crate's writer, read here, and compared
+//! with what its own reader makes of them.
+
+mod any_rows;
+mod damage;
+mod files;
+mod hostile;
+mod io_log;
+mod page_map;
+mod residency;
