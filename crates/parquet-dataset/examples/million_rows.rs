@@ -101,7 +101,7 @@ fn text_bytes(rows: &parquet_dataset::Rows) -> u64 {
 fn sequential(dataset: &Dataset) -> (u64, u64) {
     let mut bytes = 0;
     for start in (0..dataset.rows()).step_by(1024) {
-        let rows = dataset.read(&[start..(start + 1024).min(dataset.rows())]).unwrap();
+        let rows = dataset.read_range(start..(start + 1024).min(dataset.rows())).unwrap();
         bytes += text_bytes(&rows);
     }
     (dataset.rows(), bytes)

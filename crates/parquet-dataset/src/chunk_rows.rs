@@ -7,7 +7,6 @@ use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
 use crate::page_bytes::OpenPage;
-use crate::page_header::encoding;
 use crate::page_map::ChunkMap;
 use crate::page_rows::{Dictionary, Limits, PageRows};
 use crate::rows::Column;
@@ -53,9 +52,7 @@ impl ChunkRows<'_> {
             };
             *page_rows = self.map.rows_of(index, self.chunk.rows);
             let page = OpenPage::read(self.handle, entry, self.chunk.codec, self.whole_page_bytes)?;
-            let needs_dictionary =
-                matches!(page.header.encoding, encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY);
-            if needs_dictionary && dictionary.is_none() {
+            if page.header.needs_dictionary() && dictionary.is_none() {
                 dictionary = self.dictionary()?;
             }
             let rows_in_page = page_rows.end - page_rows.start;

@@ -36,7 +36,7 @@ impl Dataset {
     /// not say how long they are together.
     pub fn decoded_bytes(&self) -> u64 {
         let chunks = self.footers.iter().flat_map(|footer| &footer.row_groups).flat_map(|group| &group.chunks);
-        chunks.map(chunk_decoded_bytes).fold(0, u64::saturating_add)
+        chunks.map(Chunk::decoded_bytes).fold(0, u64::saturating_add)
     }
 
     /// What one row takes once decoded, on average.
@@ -86,12 +86,15 @@ impl Dataset {
     }
 }
 
-fn chunk_decoded_bytes(chunk: &Chunk) -> u64 {
-    let rows = u64::from(chunk.rows);
-    match chunk.value_bytes {
-        Some(bytes) => bytes.saturating_add(rows * 4 + rows / 8),
-        // Plain encoding spends four bytes on each length, as we do.
-        None => chunk.uncompressed_bytes.saturating_add(rows / 8),
+impl Chunk {
+    /// Bytes of the chunk's rows once decoded, as its footer tells.
+    pub(crate) fn decoded_bytes(&self) -> u64 {
+        let rows = u64::from(self.rows);
+        match self.value_bytes {
+            Some(bytes) => bytes.saturating_add(rows * 4 + rows / 8),
+            // Plain encoding spends four bytes on each length, as we do.
+            None => self.uncompressed_bytes.saturating_add(rows / 8),
+        }
     }
 }
 

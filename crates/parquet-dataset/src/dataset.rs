@@ -15,6 +15,10 @@ use crate::page_map::{ChunkMap, PageMaps};
 use crate::page_rows::Limits;
 use crate::rows::Rows;
 
+/// Memory reserved on a footer's word; more is taken as values arrive.
+const MAX_RESERVED_BYTES: u64 = 4 << 20;
+const MAX_RESERVED_ROWS: usize = 1 << 18;
+
 /// What a dataset may hold between reads. The rows that come out are the same in every mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
@@ -186,6 +190,11 @@ impl Dataset {
         self.cache.held_bytes()
     }
 
+    /// Reads a range of rows.
+    pub fn read_range(&self, range: Range<u64>) -> Result<Rows, Error> {
+        self.read(std::slice::from_ref(&range))
+    }
+
     /// Reads ranges of rows, in the order given; ranges may overlap.
     pub fn read(&self, ranges: &[Range<u64>]) -> Result<Rows, Error> {
         let ranges: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
@@ -236,6 +245,13 @@ impl Dataset {
     fn read_sorted(&self, ranges: &[Range<u64>]) -> Result<Rows, Error> {
         let mut limits = self.limits(self.options.max_read_bytes);
         let mut rows = Rows::new(self.options.columns.len());
+        // A row of nulls has no bytes, but still an offset in each column.
+        let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let offsets = count.saturating_mul(4 * self.options.columns.len() as u64);
+        if let (Some(first), true) = (ranges.first(), offsets > limits.read_bytes) {
+            let fault = Fault::TooLarge { what: "one read", bytes: offsets, limit: limits.read_bytes };
+            return Err(fault.at(self.place_of(first.start)));
+        }
         let capacity = self.cache.capacity();
         if capacity == 0 {
             self.read_direct(ranges, &mut rows, &mut limits)?;
@@ -324,6 +340,11 @@ impl Dataset {
                 local.push((range.start - group.first_row) as u32..(stop - group.first_row) as u32);
                 count += (stop - range.start) as usize;
                 next = if stop < range.end { Some(stop..range.end) } else { pending.next() };
+            }
+            for (column, chunk) in self.footers[group.file].row_groups[group.row_group].chunks.iter().enumerate() {
+                // Room for what the footer says the values take on average, as far as that is little.
+                let bytes = chunk.decoded_bytes() / u64::from(chunk.rows.max(1)) * count as u64;
+                rows.column_mut(column).reserve(count.min(MAX_RESERVED_ROWS), bytes.min(MAX_RESERVED_BYTES) as usize);
             }
             self.read_group(group, &local, rows, limits)?;
             rows.complete(count);

@@ -25,7 +25,7 @@ pub struct Inspection {
     pub row_groups: Vec<u64>,
     /// Whether every string column has an offset index.
     pub has_page_index: bool,
-    /// Whether the pages looked at, one per string column, carry checksums.
+    /// Whether every data page of the string columns carries a checksum.
     pub has_checksums: bool,
     /// All columns.
     pub columns: Vec<ColumnInspection>,
@@ -135,13 +135,14 @@ fn add_pages(inspection: &mut Inspection, dataset: &Dataset) -> Result<(), Error
             pages += map.pages.len() as u64;
             for (page, entry) in map.pages.iter().enumerate() {
                 largest = largest.max(u64::from(entry.bytes));
+                let header = PageHeader::read(&handle, entry.offset, entry.offset + u64::from(entry.bytes)).ok();
+                checked &= header.as_ref().is_some_and(|header| header.crc.is_some());
+                let dictionary = match (&map.dictionary, header) {
+                    (Some(dictionary), Some(header)) if header.needs_dictionary() => dictionary.bytes,
+                    _ => 0,
+                };
                 let share = f64::from(map.rows_of(page, chunk.rows).len() as u32) / rows as f64;
-                let dictionary = map.dictionary.map_or(0, |dictionary| dictionary.bytes);
                 row_bytes += share * (f64::from(entry.bytes) + f64::from(dictionary));
-            }
-            if let (0, Some(first)) = (row_group, map.pages.first()) {
-                let header = PageHeader::read(&handle, first.offset, first.offset + u64::from(first.bytes));
-                checked &= header.is_ok_and(|header| header.crc.is_some());
             }
         }
         column.pages = Some(pages);

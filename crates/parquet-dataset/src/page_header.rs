@@ -131,6 +131,11 @@ impl PageHeader {
         }
     }
 
+    /// Whether the page's values are indexes into its chunk's dictionary.
+    pub(crate) fn needs_dictionary(&self) -> bool {
+        matches!(self.encoding, encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY)
+    }
+
     /// Header and body together.
     pub(crate) fn total_bytes(&self) -> u64 {
         u64::from(self.header_bytes) + u64::from(self.compressed_bytes)

@@ -1,4 +1,4 @@
-//! Snappy's raw format as a stream, for pages too large to hold whole.
+//! Snappy's raw format as a stream: for pages too large to hold whole, and to stop where a read stops.
 //!
 //! The `snap` crate decompresses a raw block only as a whole. A writer's copies never reach back further than
 //! 64 KiB (every known compressor works on independent fragments of that size), so a window of that size is
@@ -9,38 +9,93 @@ use std::io::{self, BufRead, Read};
 
 /// How far back a copy may reach.
 const WINDOW_BYTES: usize = 64 * 1024;
-/// Output gathered before it is handed out; the buffer holds at most window + this + one element.
+/// Output gathered before it is handed out.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// The longest copy.
+const MAX_COPY_BYTES: usize = 64;
+/// Short literals and copies are done in steps of this size, which may write as much beyond their end.
+const STEP_BYTES: usize = 16;
+const OUTPUT_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES + MAX_COPY_BYTES + STEP_BYTES;
 
 /// Decompresses one raw snappy block read from `input`.
 pub(crate) struct SnappyReader<R> {
     input: R,
-    /// Output: up to a window of what was handed out already, then what was not.
-    output: Vec<u8>,
-    /// Where in `output` the bytes start that have not been handed out.
-    at: usize,
+    output: Output,
     /// Bytes not yet decompressed, as the block's preamble declares; `None` before it was read.
     remaining: Option<u64>,
     /// Bytes of the current literal that have not been read.
     literal: u64,
 }
 
+/// Decompressed bytes: up to a window of what was handed out already, then what was not.
+struct Output {
+    buffer: Vec<u8>,
+    /// Where the bytes start that have not been handed out.
+    at: usize,
+    end: usize,
+}
+
+impl Output {
+    fn is_full(&self) -> bool {
+        self.end - self.at >= CHUNK_BYTES
+    }
+
+    /// Drops what lies behind the window, once everything was handed out.
+    fn forget_behind_window(&mut self) {
+        let behind = self.end.saturating_sub(WINDOW_BYTES);
+        self.buffer.copy_within(behind..self.end, 0);
+        self.end -= behind;
+        self.at = self.end;
+    }
+
+    /// Appends as much of a literal as there is room for; `bytes` may go on behind the literal.
+    #[inline]
+    fn literal(&mut self, bytes: &[u8], length: usize) -> usize {
+        if length <= STEP_BYTES
+            && let Some(step) = bytes.first_chunk::<STEP_BYTES>()
+        {
+            self.buffer[self.end..self.end + STEP_BYTES].copy_from_slice(step);
+            self.end += length;
+            return length;
+        }
+        let count = length.min(bytes.len()).min(OUTPUT_BYTES - STEP_BYTES - self.end);
+        self.buffer[self.end..self.end + count].copy_from_slice(&bytes[..count]);
+        self.end += count;
+        count
+    }
+
+    /// Repeats `length` bytes, at most [`MAX_COPY_BYTES`], from `offset` back.
+    #[inline]
+    fn copy(&mut self, length: usize, offset: usize) -> io::Result<()> {
+        if offset == 0 || offset > self.end {
+            return Err(invalid(&format!("a copy reaches {offset} bytes back, expected 1 to {}", self.end)));
+        }
+        let start = self.end - offset;
+        if offset >= STEP_BYTES {
+            for step in (0..length).step_by(STEP_BYTES) {
+                self.buffer.copy_within(start + step..start + step + STEP_BYTES, self.end + step);
+            }
+        } else {
+            // The copy overlaps what it writes: it repeats the last `offset` bytes.
+            for index in 0..length {
+                self.buffer[self.end + index] = self.buffer[start + index];
+            }
+        }
+        self.end += length;
+        Ok(())
+    }
+}
+
 impl<R: BufRead> SnappyReader<R> {
     pub(crate) fn new(input: R) -> Self {
-        Self { input, output: Vec::new(), at: 0, remaining: None, literal: 0 }
+        let output = Output { buffer: vec![0; OUTPUT_BYTES], at: 0, end: 0 };
+        Self { input, output, remaining: None, literal: 0 }
     }
 
     fn byte(&mut self) -> io::Result<u8> {
         let mut byte = [0];
         self.input.read_exact(&mut byte)?;
         Ok(byte[0])
-    }
-
-    /// A little-endian integer of `count` bytes.
-    fn integer(&mut self, count: usize) -> io::Result<usize> {
-        let mut bytes = [0; 8];
-        self.input.read_exact(&mut bytes[..count])?;
-        Ok(u64::from_le_bytes(bytes) as usize)
     }
 
     fn preamble(&mut self) -> io::Result<u64> {
@@ -55,54 +110,114 @@ impl<R: BufRead> SnappyReader<R> {
         Err(invalid("its length takes more than five bytes"))
     }
 
-    /// Decompresses one element: a copy, or at most `CHUNK_BYTES` of a literal.
-    fn element(&mut self, remaining: u64) -> io::Result<u64> {
-        if self.literal > 0 {
-            return self.literal();
-        }
-        let tag = self.byte()?;
-        let (length, offset) = match tag & 3 {
-            0 => {
-                let length = match usize::from(tag >> 2) {
-                    short @ 0..60 => short + 1,
-                    long => self.integer(long - 59)? + 1,
-                };
-                if length as u64 > remaining {
-                    return Err(invalid("it holds more bytes than it declares"));
-                }
-                self.literal = length as u64;
-                return self.literal();
-            }
-            1 => (4 + usize::from(tag >> 2 & 7), usize::from(tag >> 5) << 8 | usize::from(self.byte()?)),
-            2 => (1 + usize::from(tag >> 2), self.integer(2)?),
-            _ => (1 + usize::from(tag >> 2), self.integer(4)?),
+    /// Decompresses until there is enough to hand out, or all is done.
+    fn decompress(&mut self) -> io::Result<()> {
+        let mut remaining = match self.remaining {
+            Some(remaining) => remaining,
+            None => self.preamble()?,
         };
-        if length as u64 > remaining {
-            return Err(invalid("it holds more bytes than it declares"));
-        }
-        if offset == 0 || offset > self.output.len() {
-            return Err(invalid(&format!("a copy reaches {offset} bytes back, expected 1 to {}", self.output.len())));
-        }
-        let start = self.output.len() - offset;
-        if offset >= length {
-            self.output.extend_from_within(start..start + length);
-        } else {
-            // The copy overlaps what it writes: it repeats the last `offset` bytes.
-            for index in start..start + length {
-                self.output.push(self.output[index]);
+        while remaining > 0 && !self.output.is_full() {
+            if self.literal > 0 {
+                let input = self.input.fill_buf()?;
+                let length = usize::try_from(self.literal).unwrap_or(usize::MAX).min(input.len());
+                if length == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                let count = self.output.literal(&input[..length], length);
+                self.input.consume(count);
+                self.literal -= count as u64;
+                remaining -= count as u64;
+                continue;
+            }
+            let input = self.input.fill_buf()?;
+            if input.len() >= 5 {
+                let (consumed, literal) = elements(input, &mut self.output, &mut remaining)?;
+                self.input.consume(consumed);
+                self.literal = literal;
+            } else {
+                self.element_across_reads(&mut remaining)?;
             }
         }
-        Ok(length as u64)
+        self.remaining = Some(remaining);
+        Ok(())
     }
 
-    fn literal(&mut self) -> io::Result<u64> {
-        let length = self.literal.min(CHUNK_BYTES as u64);
-        let read = (&mut self.input).take(length).read_to_end(&mut self.output)?;
-        if read as u64 != length {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    /// One element whose tag may go on in the next piece of input. A literal's bytes are left to the caller.
+    fn element_across_reads(&mut self, remaining: &mut u64) -> io::Result<()> {
+        let mut tag = [0; 5];
+        tag[0] = self.byte()?;
+        let extra = tag_bytes(tag[0]);
+        self.input.read_exact(&mut tag[1..1 + extra])?;
+        let (length, offset) = element(&tag, extra);
+        if length > *remaining {
+            return Err(invalid("it holds more bytes than it declares"));
         }
-        self.literal -= length;
-        Ok(length)
+        match offset {
+            None => self.literal = length,
+            Some(offset) => {
+                self.output.copy(length as usize, offset)?;
+                *remaining -= length;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decompresses elements that lie in `input` with their whole tags. Returns the bytes consumed and how much
+/// of the last literal is missing.
+fn elements(input: &[u8], output: &mut Output, remaining: &mut u64) -> io::Result<(usize, u64)> {
+    let mut at = 0;
+    while *remaining > 0 && !output.is_full() {
+        let Some(tag) = input[at..].first_chunk::<5>() else { break };
+        let extra = tag_bytes(tag[0]);
+        let (length, offset) = element(tag, extra);
+        if length > *remaining {
+            return Err(invalid("it holds more bytes than it declares"));
+        }
+        at += 1 + extra;
+        match offset {
+            Some(offset) => {
+                output.copy(length as usize, offset)?;
+                *remaining -= length;
+            }
+            None => {
+                let count = output.literal(&input[at..], length as usize);
+                at += count;
+                *remaining -= count as u64;
+                if (count as u64) < length {
+                    return Ok((at, length - count as u64));
+                }
+            }
+        }
+    }
+    Ok((at, 0))
+}
+
+/// How many bytes of a tag follow its first.
+#[inline]
+fn tag_bytes(first: u8) -> usize {
+    match (first & 3, first >> 2) {
+        (0, 0..60) => 0,
+        (0, long) => usize::from(long) - 59,
+        (1, _) => 1,
+        (2, _) => 2,
+        _ => 4,
+    }
+}
+
+/// Length of an element, and how far back it copies from unless it is a literal.
+#[inline]
+fn element(tag: &[u8; 5], extra: usize) -> (u64, Option<usize>) {
+    let following = u32::from_le_bytes([tag[1], tag[2], tag[3], tag[4]]);
+    let following = match extra {
+        4 => following,
+        extra => following & ((1 << (8 * extra)) - 1),
+    };
+    match tag[0] & 3 {
+        0 if extra == 0 => (u64::from(tag[0] >> 2) + 1, None),
+        0 => (u64::from(following) + 1, None),
+        1 => (4 + u64::from(tag[0] >> 2 & 7), Some(usize::from(tag[0] >> 5) << 8 | following as usize)),
+        _ => (1 + u64::from(tag[0] >> 2), Some(following as usize)),
     }
 }
 
@@ -112,23 +227,13 @@ fn invalid(reason: &str) -> io::Error {
 
 impl<R: BufRead> Read for SnappyReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.at == self.output.len() {
-            // Everything was handed out: keep the window, drop what is behind it.
-            let behind = self.output.len().saturating_sub(WINDOW_BYTES);
-            self.output.drain(..behind);
-            self.at = self.output.len();
-            let mut remaining = match self.remaining {
-                Some(remaining) => remaining,
-                None => self.preamble()?,
-            };
-            while remaining > 0 && self.output.len() - self.at < CHUNK_BYTES {
-                remaining -= self.element(remaining)?;
-            }
-            self.remaining = Some(remaining);
+        if self.output.at == self.output.end {
+            self.output.forget_behind_window();
+            self.decompress()?;
         }
-        let count = buffer.len().min(self.output.len() - self.at);
-        buffer[..count].copy_from_slice(&self.output[self.at..self.at + count]);
-        self.at += count;
+        let count = buffer.len().min(self.output.end - self.output.at);
+        buffer[..count].copy_from_slice(&self.output.buffer[self.output.at..self.output.at + count]);
+        self.output.at += count;
         Ok(count)
     }
 }
@@ -164,6 +269,18 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             let _ = decompress(&bytes);
+        }
+    }
+
+    #[test]
+    fn input_in_small_pieces_gives_the_same() {
+        let plain: Vec<u8> = (0..300_000u32).flat_map(|index| (index / 3 % 70_000).to_le_bytes()).collect();
+        let compressed = snap::raw::Encoder::new().compress_vec(&plain).unwrap();
+        for piece in [1, 3, 7, 1000] {
+            let mut output = Vec::new();
+            let input = io::BufReader::with_capacity(piece, &compressed[..]);
+            SnappyReader::new(input).read_to_end(&mut output).unwrap();
+            assert!(output == plain, "pieces of {piece} bytes");
         }
     }
 

@@ -38,7 +38,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     for compression in files::compressions() {
         write_columns(&path, compression, &[values.clone(), values.clone()]);
         let bytes = growth_bytes(|| {
-            let dataset = Dataset::open(&[path.clone()], &both()).unwrap();
+            let dataset = Dataset::open(std::slice::from_ref(&path), &both()).unwrap();
             assert_eq!(dataset.read_rows(&[90]).unwrap().bytes(1, 0), values[90].as_deref());
         });
         assert!(bytes < 24 * MIB, "{compression:?}: {} MiB for one row of a page of 96 MiB", bytes / MIB);
@@ -52,9 +52,9 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
         let mut options = both();
         options.residency = Residency::RowGroupCache { bytes: 2 * MIB };
         options.block_rows = 1024;
-        let dataset = Dataset::open(&[path.clone()], &options).unwrap();
+        let dataset = Dataset::open(std::slice::from_ref(&path), &options).unwrap();
         for start in (0..200_000).step_by(1000) {
-            dataset.read(&[start..start + 1000]).unwrap();
+            dataset.read_range(start..start + 1000).unwrap();
         }
     });
     assert!(bytes < 12 * MIB, "{} MiB through a cache of 2 MiB", bytes / MIB);
@@ -81,7 +81,7 @@ fn damage(path: &Path, sound: &[u8], seed: u64) {
         damaged[at..end].fill(0xff);
         std::fs::write(path, damaged).unwrap();
         if let Ok(dataset) = Dataset::open(&[path.to_owned()], &options) {
-            let _ = dataset.read(&[0..dataset.rows().min(100_000)]);
+            let _ = dataset.read_range(0..dataset.rows().min(100_000));
             let _ = dataset.page_map();
         }
     }

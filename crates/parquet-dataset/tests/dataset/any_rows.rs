@@ -67,7 +67,7 @@ proptest! {
         let rows: Vec<u64> = picks.iter().map(|pick| pick % dataset.rows()).collect();
         assert_rows(&dataset.read_rows(&rows).unwrap(), &columns, &rows);
         let all: Vec<u64> = (0..dataset.rows()).collect();
-        assert_rows(&dataset.read(&[0..dataset.rows()]).unwrap(), &columns, &all);
+        assert_rows(&dataset.read_range(0..dataset.rows()).unwrap(), &columns, &all);
     }
 }
 
@@ -144,8 +144,8 @@ fn a_row_beyond_the_end_is_an_error_with_the_number_of_rows() {
     let (_directory, dataset, _) = open(&FileKind { rows: 10, ..FileKind::default() }, &both());
     let error = dataset.read_rows(&[3, 10]).unwrap_err();
     assert_eq!(error.to_string(), "row 10 was asked for, expected less than 10");
-    assert!(dataset.read(&[5..11]).is_err());
-    assert!(dataset.read(&[5..5]).unwrap().is_empty());
+    assert!(dataset.read_range(5..11).is_err());
+    assert!(dataset.read_range(5..5).unwrap().is_empty());
     assert!(dataset.read_rows(&[]).unwrap().is_empty());
 }
 

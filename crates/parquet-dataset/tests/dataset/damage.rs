@@ -18,7 +18,7 @@ fn use_everything(path: &Path, whole_page_bytes: usize) -> Result<(), Error> {
     let dataset = Dataset::open(&[path.to_owned()], &options)?;
     let rows = dataset.rows().min(2000);
     dataset.read_rows(&[rows - 1, 0, rows / 2])?;
-    dataset.read(&[0..rows])?;
+    dataset.read_range(0..rows)?;
     dataset.page_map().map(|_| ())
 }
 
@@ -109,7 +109,7 @@ fn a_file_with_a_hole_in_it_gives_rows_or_a_typed_error() {
                 _ => damaged[start..end].iter_mut().for_each(|byte| *byte = numbers.next() as u8),
             }
             std::fs::write(&path, &damaged).unwrap();
-            if let Err(error) = use_everything(&path, if end % 2 == 0 { 0 } else { 1 << 20 }) {
+            if let Err(error) = use_everything(&path, if end.is_multiple_of(2) { 0 } else { 1 << 20 }) {
                 assert_named(&error, &path, &format!("kind {number}, bytes {start} to {end}"));
             }
         }

@@ -80,7 +80,7 @@ fn a_string_inside_a_struct_is_read_by_its_path() {
     let batch = RecordBatch::try_new(Arc::new(schema), vec![Arc::new(outer)]).unwrap();
     write_batch(&path, &batch, WriterProperties::builder().build());
     let dataset = Dataset::open(&[path], &DatasetOptions::new(["outer.text"])).unwrap();
-    let rows = dataset.read(&[0..3]).unwrap();
+    let rows = dataset.read_range(0..3).unwrap();
     assert_eq!([0, 1, 2].map(|row| rows.bytes(0, row)), [Some(&b"a"[..]), None, None]);
 }
 
@@ -172,7 +172,7 @@ fn more_files_than_descriptors_are_opened_again_when_they_are_needed() {
     assert_rows(&dataset.read_rows(&rows).unwrap(), &columns, &rows);
     // The first file's descriptor is gone by now; another file under its name is noticed.
     std::fs::rename(&paths[1], &paths[0]).unwrap();
-    dataset.read(&[100..400]).unwrap();
+    dataset.read_range(100..400).unwrap();
     let error = dataset.read_rows(&[0]).unwrap_err();
     assert!(error.to_string().ends_with("changed while it was open: another file has taken its name"), "{error}");
 }

@@ -54,14 +54,14 @@ fn reading_a_row_reads_its_page_in_each_column_and_no_other() {
         let (_directory, dataset, _) = open(&FileKind { offset_index, ..large_pages() }, &options);
         dataset.page_map().unwrap();
         log.take();
-        dataset.read(&[0..40_000]).unwrap();
+        dataset.read_range(0..40_000).unwrap();
         let pages = bytes(&log);
         assert_eq!(pages.len(), 40, "{pages:?}");
         for (row, page) in [(0, 0), (1_999, 0), (2_000, 1), (39_999, 19)] {
             dataset.read_rows(&[row]).unwrap();
             assert_eq!(bytes(&log), [pages[page].clone(), pages[20 + page].clone()], "row {row}");
         }
-        dataset.read(&[5_000..7_000]).unwrap();
+        dataset.read_range(5_000..7_000).unwrap();
         let touched = [2, 3, 22, 23].map(|page| pages[page].clone());
         assert_eq!(bytes(&log), touched);
     }

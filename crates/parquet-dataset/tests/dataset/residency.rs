@@ -8,7 +8,7 @@ use crate::files::{FileKind, assert_rows, both, open, write};
 #[test]
 fn ultra_low_mem_holds_no_rows_between_reads() {
     let (_directory, dataset, _) = open(&FileKind::default(), &both());
-    dataset.read(&[0..1000]).unwrap();
+    dataset.read_range(0..1000).unwrap();
     assert_eq!(dataset.cached_bytes(), 0);
 }
 
