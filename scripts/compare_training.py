@@ -77,6 +77,8 @@ def arguments():
     parser.add_argument("--norm-tolerance", type=float, default=1e-4)
     parser.add_argument("--parameter-tolerance", type=float, default=1e-4)
     parser.add_argument("--movement-tolerance", type=float, default=5e-3)
+    parser.add_argument("--timeout-seconds", type=float, default=600, help="of the binary")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args()
     if not options.case and not (options.init and options.data):
@@ -206,7 +208,9 @@ def run_binary(options, settings, folder):
     command = [str(options.binary.resolve()), "train", "--config", str(folder / "config.toml")]
     command += ["--finetune"] if settings["finetune"] else []
     command += [word for override in options.set for word in ("--set", override)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=options.timeout_seconds
+    )
     if done.returncode != 0:
         sys.stderr.write(done.stdout[-2000:] + done.stderr[-4000:])
         raise RuntimeError(f"train_low_mem left with exit code {done.returncode}")
@@ -285,7 +289,7 @@ def compare_case(options, settings):
         try:
             run = options.run or run_binary(options, settings, folder)
             actual = read_run(run, settings["steps"])
-        except (RuntimeError, OSError, KeyError) as error:
+        except (RuntimeError, OSError, KeyError, subprocess.TimeoutExpired) as error:
             return report | {"failed": [str(error)]}
     found = compare(reference, actual)
     found["failed"] = verdict(options, found, noise)
@@ -317,6 +321,7 @@ def main():
     options = arguments()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
     failed = 0
     for settings in settings_of(options):
         report = compare_case(options, settings)

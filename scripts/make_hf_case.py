@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Make an unusual but legal training case from a seed: a Hugging Face directory, parquet files and settings.
+"""Make an unusual but legal training case from each seed: a Hugging Face directory, parquet files and settings.
 
-    python scripts/make_hf_case.py --seed 7 --output cases/7
-    python scripts/compare_training.py --case cases/7 --binary target/release/train_low_mem
+    python scripts/make_hf_case.py --seed 7 8 --output cases
+    python scripts/compare_training.py --case cases/7 cases/8 --binary target/release/train_low_mem
 
-Writes OUTPUT/model (config.json, weights, tokenizer.json trained on the spot), OUTPUT/*.parquet and
-OUTPUT/case.json (batch size, token limits, columns, optimizer). Shapes, head, activation, storage (one file,
+Writes OUTPUT/SEED/model (config.json, weights, tokenizer.json trained on the spot), OUTPUT/SEED/*.parquet and
+OUTPUT/SEED/case.json (batch size, token limits, columns, optimizer). Shapes, head, activation, storage (one file,
 shards, bf16, shared tensors stored again), special ids, tokenizer kind, parquet codec, row groups and column
 names are all drawn from the seed; the same seed makes the same case.
 """
@@ -206,12 +206,13 @@ def make_case(seed, output):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True, nargs="+")
     parser.add_argument("--output", type=pathlib.Path, required=True)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(json.dumps(make_case(options.seed, options.output)))
+    for seed in options.seed:
+        print(json.dumps(make_case(seed, options.output / str(seed))), flush=True)
 
 
 if __name__ == "__main__":
