@@ -6,12 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use candle_core::DType;
+use candle_core::{DType, Device};
+use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, StepOutcome, Trainer};
 
 use crate::config::Config;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Exit, Failure, Outcome};
 use crate::report;
 use crate::run_dir::RunDir;
 use crate::session::{self, Parts, Session};
@@ -39,13 +40,20 @@ pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
     let began = Instant::now();
     let outcome = session.trainer.step(&samples, &session::step_plan(&plan), &|| stop.requested())?;
     let took = began.elapsed();
-    let StepOutcome::Done(stats) = outcome else {
-        return Err(Failure::internal(format!("the step was not made: {outcome:?}")));
+    let stats = match outcome {
+        StepOutcome::Done(stats) => stats,
+        StepOutcome::Interrupted => {
+            return Err(Failure::new(Exit::Interrupted, "interrupted; a dry run leaves nothing to go on from"));
+        }
+        other => return Err(Failure::internal(format!("the step was not made: {other:?}"))),
     };
     session.save()?;
-    let loaded = load(&session)?;
-    let now = session.memory_line("after one step, one save and one load")?;
     session.report.finish();
+    let (checkpoints, device) = (session.run.checkpoints(), session.opened.device.clone());
+    // A run that goes on loads into an empty process: two models at a time were never planned for.
+    drop(session);
+    let loaded = load(&checkpoints, &device)?;
+    let now = SystemProbe::new().snapshot()?;
     report::print(&format!(
         "dry run: loss {:.4}, gradient norm {:.3}, {:.2} s a step, step {} loaded back; peak {} of the predicted {}\n",
         stats.loss,
@@ -55,18 +63,16 @@ pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
         now.peak_rss,
         plan.predicted_peak
     ));
-    drop(session);
     let path = directory.path().to_path_buf();
     directory.close().map_err(|error| Failure::io("remove the directory", &path, &error))
 }
 
 /// Goes on from what was just saved, as `--keep-training` would.
-fn load(session: &Session) -> Outcome<Trainer> {
-    let directory = session.run.checkpoints();
-    let found = Checkpoints::newest_valid(&directory)?
+fn load(directory: &Path, device: &Device) -> Outcome<Trainer> {
+    let found = Checkpoints::newest_valid(directory)?
         .ok_or_else(|| Failure::internal(format!("{}: nothing was saved", directory.display())))?;
     let options = found.state.options.clone();
-    Ok(Trainer::resume(&found, options, DType::F32, &session.opened.device)?)
+    Ok(Trainer::resume(&found, options, DType::F32, device)?)
 }
 
 /// The nearest directory on the way up that exists.

@@ -64,7 +64,7 @@ pub struct Figures {
     pub examples: Vec<Example>,
 }
 
-/// Evaluates `model`, or returns nothing where `interrupted` said so between two batches.
+/// Evaluates `model`, or returns nothing where `interrupted` said so between two micro-batches.
 pub fn evaluate(
     model: &T5,
     dataset: &Arc<Dataset>,
@@ -94,7 +94,7 @@ pub fn evaluate(
                 targets: &batch.targets[range.clone()],
                 references: settings.has_references().then(|| &references[range]),
             };
-            evaluation.add(model, &part, &|ids| tokenizer.decode(ids))?;
+            evaluation.add(model, &part, &|ids| tokenizer.decode(ids), interrupted)?;
         }
         seen += length as u64;
     }

@@ -34,6 +34,8 @@ pub struct Session {
     pub run: RunDir,
     /// Whether someone asked it to stop.
     pub stop: Stop,
+    /// The plan that the last step followed.
+    pub plan: Plan,
     /// What is learning.
     pub trainer: Trainer,
     /// What it learns from.
@@ -77,6 +79,8 @@ pub struct Saved {
     pub identity: Value,
     /// What the end of the run reports.
     pub history: History,
+    /// The plan of the last step: going on keeps how a batch was cut, and with it every bit.
+    pub plan: Plan,
     /// The text of `resolved.toml`.
     pub config: String,
 }
@@ -116,7 +120,10 @@ impl Session {
         report.line(&format!("memory at start: {now}"));
         let costs = bill::costs(&config, &opened, &options, &now, &loader)?;
         let budget = bill::budget(&config);
-        let plan = memory_policy::plan(&now, &costs, budget)?;
+        let plan = match &saved {
+            Some(saved) => memory_policy::plan_again(&now, &costs, budget, &saved.plan)?,
+            None => memory_policy::plan(&now, &costs, budget)?,
+        };
         report.line(&format!("\n{}", plan.bill));
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
@@ -143,6 +150,7 @@ impl Session {
             metrics,
             checkpoints,
             position,
+            plan: plan.clone(),
             history: saved.map(|saved| saved.history).unwrap_or_default(),
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
@@ -161,6 +169,7 @@ impl Session {
             let step = self.trainer.step_count();
             self.metrics.record("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}))?;
         }
+        self.plan.clone_from(&plan);
         Ok(plan)
     }
 
@@ -347,6 +356,7 @@ impl Session {
             position: self.position,
             identity: identity::identity(&self.config, &self.opened),
             history: self.history.clone(),
+            plan: self.plan.clone(),
             config: self.config.to_toml(""),
         };
         let state =

@@ -11,7 +11,7 @@
 //! use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch};
 //! let mut evaluation = Evaluation::new(EvaluateOptions::default());
 //! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
-//! evaluation.add(model, &batch, &|ids| format!("{ids:?}"))?;
+//! evaluation.add(model, &batch, &|ids| format!("{ids:?}"), &|| false)?;
 //! println!("loss {}", evaluation.finish().loss);
 //! # Ok(())
 //! # }
@@ -126,11 +126,18 @@ impl Evaluation {
         }
     }
 
-    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out.
+    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out. Once
+    /// `interrupted`, asked before each micro-batch, says so, nothing more is added: such an evaluation is to be dropped.
     ///
     /// # Errors
     /// [`Error::BatchShape`]; what the model refuses.
-    pub fn add(&mut self, model: &T5, batch: &EvaluationBatch, decode: &dyn Fn(&[u32]) -> String) -> Result<()> {
+    pub fn add(
+        &mut self,
+        model: &T5,
+        batch: &EvaluationBatch,
+        decode: &dyn Fn(&[u32]) -> String,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<()> {
         let sources = batch.sources.len();
         let targets = batch.references.map_or(batch.targets.len(), <[String]>::len);
         if batch.targets.len() != sources || targets != sources {
@@ -139,6 +146,9 @@ impl Evaluation {
         let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
         let mut hypotheses = vec![Vec::new(); sources];
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
+            if interrupted() {
+                return Ok(());
+            }
             self.add_loss(model, batch, &samples)?;
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
@@ -238,7 +248,7 @@ mod tests {
         let (sources, targets) = samples();
         let mut evaluation = Evaluation::new(options);
         for (sources, targets) in sources.chunks(batch).zip(targets.chunks(batch)) {
-            evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode).unwrap();
+            evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode, &|| false).unwrap();
         }
         evaluation.finish()
     }
@@ -289,7 +299,7 @@ mod tests {
             .collect();
         let mut evaluation = Evaluation::new(options(3));
         let batch = EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references) };
-        evaluation.add(&model, &batch, &decode).unwrap();
+        evaluation.add(&model, &batch, &decode, &|| false).unwrap();
         let generation = evaluation.finish().generation.unwrap();
         assert_eq!(generation.exact_match, 1.0);
         assert!((generation.bleu.score - 100.0).abs() < 1e-9, "{:?}", generation.bleu);
@@ -307,7 +317,7 @@ mod tests {
         let mut evaluation = Evaluation::new(options(4));
         for (targets, references) in [(&targets[1..], None), (&targets[..], Some(&[String::new()][..]))] {
             let batch = EvaluationBatch { sources: &sources, targets, references };
-            assert!(matches!(evaluation.add(&model(), &batch, &decode), Err(Error::BatchShape { .. })));
+            assert!(matches!(evaluation.add(&model(), &batch, &decode, &|| false), Err(Error::BatchShape { .. })));
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::error::{Error, Result};
 
 /// What the name of every unfinished file and directory starts with.
 pub const TEMPORARY_PREFIX: &str = ".tmp-";
+/// What the temporary name ends with of a finished directory that had to make way for its successor.
+const OLD_SUFFIX: &str = ".old";
 
 /// Writes `bytes` to `path` so that a reader, or the next start after a crash, sees the old file or the new, never a part.
 ///
@@ -63,8 +65,9 @@ pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
         fs::rename(temporary, target).map_err(|e| Error::io("rename a finished directory to", target, e))?;
     } else if exchange(temporary, target).is_err() {
         // A file system that cannot swap two names: for an instant neither has the name, but both are on the disk.
+        // A process killed in that instant leaves both; [`remove_leftovers`] gives the old one its name back.
         let mut old = temporary.as_os_str().to_owned();
-        old.push(".old");
+        old.push(OLD_SUFFIX);
         let old = PathBuf::from(old);
         remove_directory(&old)?;
         fs::rename(target, &old).map_err(|e| Error::io("move out of the way", target, e))?;
@@ -111,7 +114,15 @@ pub(crate) fn remove_leftovers(directory: &Path) -> Result<()> {
         }
         let path = entry.path();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_directory(&path)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let moved_away = name.strip_prefix(TEMPORARY_PREFIX).and_then(|name| name.strip_suffix(OLD_SUFFIX));
+            match moved_away.map(|name| directory.join(name)) {
+                Some(target) if !target.exists() => {
+                    fs::rename(&path, &target).map_err(|e| Error::io("give its name back to", &target, e))?;
+                    sync_directory(directory)?;
+                }
+                _ => remove_directory(&path)?,
+            }
         } else {
             fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
         }
@@ -205,6 +216,20 @@ mod tests {
         File::create(&plain).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
         assert_eq!(mode(&path), mode(&plain));
+    }
+
+    #[test]
+    fn a_directory_killed_between_two_renames_gets_its_name_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("model");
+        let temporary = temporary_directory(&target).unwrap();
+        let mut old = temporary.as_os_str().to_owned();
+        old.push(OLD_SUFFIX);
+        fs::create_dir(&old).unwrap();
+        fs::write(PathBuf::from(&old).join("weights"), "old").unwrap();
+        remove_leftovers(directory.path()).unwrap();
+        assert_eq!(fs::read(target.join("weights")).unwrap(), b"old");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]

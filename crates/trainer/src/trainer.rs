@@ -134,7 +134,7 @@ impl TrainerOptions {
             return Err(Error::invalid_option("train.grad_clip_norm", expected, self.grad_clip_norm));
         }
         if self.max_non_finite == 0 {
-            return Err(Error::invalid_option("train.max_non_finite", "at least 1", 0));
+            return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
         }
         if self.adafactor.relative_step && self.schedule != Schedule::CONSTANT {
             let expected =
@@ -452,7 +452,7 @@ mod tests {
         check(&|o| o.dropout = 1.0, "train.dropout");
         check(&|o| o.dropout = f64::NAN, "train.dropout");
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
-        check(&|o| o.max_non_finite = 0, "train.max_non_finite");
+        check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
         check(&|o| o.adafactor.relative_step = false, "optimizer.learning_rate");
     }
