@@ -15,6 +15,7 @@
 //! limits (the memory policy's).
 
 mod batch;
+mod bpe;
 mod costs;
 mod error;
 mod loader;

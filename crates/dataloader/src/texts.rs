@@ -97,7 +97,7 @@ impl Iterator for Values {
     fn next(&mut self) -> Option<Self::Item> {
         let columns = self.dataset.columns().len();
         loop {
-            while let Some(value) = self.left.next() {
+            for value in self.left.by_ref() {
                 if let Some(text) = self.rows.value(value % columns, value / columns).text() {
                     return Some(Ok(text.to_owned()));
                 }
@@ -106,7 +106,7 @@ impl Iterator for Values {
                 return None;
             }
             let end = self.dataset.rows().min(self.next_row + READ_ROWS);
-            match self.dataset.read(&[self.next_row..end]) {
+            match self.dataset.read(std::slice::from_ref(&(self.next_row..end))) {
                 Ok(rows) => (self.left, self.rows, self.next_row) = (0..rows.len() * columns, rows, end),
                 Err(error) => {
                     self.next_row = self.dataset.rows();

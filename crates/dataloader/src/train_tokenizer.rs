@@ -14,11 +14,10 @@
 //! BPE: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", ACL 2016.
 //! Bytes as the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-use tokenizers::models::bpe::{BPE, BpeTrainer};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
@@ -27,8 +26,8 @@ use tokenizers::{
     AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-use crate::Error;
 use crate::texts::texts_of_files;
+use crate::{Error, bpe};
 
 /// Cuts text into the words that merges stay inside. Read by `fancy-regex` here and by Oniguruma in Python, so
 /// it keeps to what both read alike, and it has no look-around, which keeps it linear.
@@ -48,13 +47,14 @@ pub struct TokenizerTraining {
     pub sentinels: usize,
     /// A pair is merged only if it occurs this often.
     pub min_frequency: u64,
-    /// Words are counted in at most about this many bytes; beyond, the rarest words are forgotten.
+    /// Words are counted in at most about this many bytes; beyond, the rarest words are forgotten. Learning the
+    /// merges takes about four times as much.
     pub max_counted_bytes: usize,
 }
 
 impl Default for TokenizerTraining {
     fn default() -> Self {
-        Self { vocab_size: 32_100, sentinels: 100, min_frequency: 2, max_counted_bytes: 64 << 20 }
+        Self { vocab_size: 32_100, sentinels: 100, min_frequency: 2, max_counted_bytes: 32 << 20 }
     }
 }
 
@@ -106,50 +106,47 @@ pub fn train_tokenizer_on(
             training.sentinels
         )));
     }
-    let pre_tokenizer = pre_tokenizer()?;
+    let splitter = word_splitter()?;
     let mut words = WordCounts::new(training.max_counted_bytes);
     let (mut read, mut text_bytes) = (0, 0);
     for text in texts {
         let text = text?;
         read += 1;
         text_bytes += text.len() as u64;
-        words.count(&text, &pre_tokenizer)?;
+        words.count(&text, &splitter)?;
     }
     if words.counts.is_empty() {
         return Err(Error::Training("the inputs hold no text".to_owned()));
     }
     let pruned = words.forgotten > 0;
-    let tokenizer = assemble(words, pre_tokenizer, training)?;
+    let tokenizer = assemble(words, training)?;
     let json = tokenizer.to_string(true).map_err(failed)?.into_bytes();
     Ok(TrainedTokenizer { json, vocab_size: tokenizer.get_vocab_size(true), texts: read, text_bytes, pruned })
 }
 
-fn pre_tokenizer() -> Result<PreTokenizerWrapper, Error> {
-    let words = Split::new(SplitPattern::Regex(WORDS.to_owned()), SplitDelimiterBehavior::Isolated, false);
-    let bytes = ByteLevel::new(false, false, false);
-    Ok(Sequence::new(vec![words.map_err(failed)?.into(), bytes.into()]).into())
-}
-
 /// Learns the merges and puts the tokenizer together around them.
-fn assemble(
-    words: WordCounts,
-    pre_tokenizer: PreTokenizerWrapper,
-    training: &TokenizerTraining,
-) -> Result<tokenizers::Tokenizer, Error> {
-    let special = |name: &str| AddedToken::from(name, true);
-    let trainer = BpeTrainer::builder()
-        .vocab_size(training.vocab_size - training.sentinels)
-        .min_frequency(training.min_frequency)
-        .special_tokens(SPECIAL.map(special).to_vec())
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .show_progress(false)
-        .build();
-    let mut bpe = BPE::default();
-    let counts = words.counts.into_iter().map(|(word, count)| (word.into(), count)).collect();
-    trainer.do_train(&counts, &mut bpe).map_err(failed)?;
-    drop(counts);
-    bpe.unk_token = Some("<unk>".to_owned());
-    let eos = bpe.token_to_id("</s>").expect("the trainer keeps its special tokens");
+fn assemble(words: WordCounts, training: &TokenizerTraining) -> Result<tokenizers::Tokenizer, Error> {
+    let letters = byte_letters();
+    let mut alphabet: [u8; BYTES] = std::array::from_fn(|byte| byte as u8);
+    alphabet.sort_unstable_by_key(|&byte| letters[usize::from(byte)]);
+    let symbols = training.vocab_size - training.sentinels - SPECIAL.len();
+    let learned = bpe::learn(words.counts, &alphabet, symbols, training.min_frequency);
+
+    let spelled = |symbol: u32| -> String {
+        learned.symbols[symbol as usize].iter().map(|&byte| letters[usize::from(byte)]).collect()
+    };
+    let tokens = (0..learned.symbols.len() as u32).map(|symbol| (spelled(symbol), symbol + SPECIAL.len() as u32));
+    let specials = (0..).zip(SPECIAL).map(|(id, name)| (name.to_owned(), id));
+    // The ranks of merges are told apart by their pairs, so that a pair may have one only.
+    let mut seen = HashSet::new();
+    let merges = learned.merges.iter().filter(|merge| seen.insert(merge.pair));
+    let merges = merges.map(|merge| (spelled(merge.pair.0), spelled(merge.pair.1))).collect();
+    let bpe = BPE::builder()
+        .vocab_and_merges(specials.chain(tokens).collect::<Vocab>(), merges)
+        .unk_token("<unk>".to_owned())
+        .build()
+        .map_err(failed)?;
+    let eos = bpe.token_to_id("</s>").expect("it was put there");
 
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     let template = TemplateProcessing::builder()
@@ -159,13 +156,31 @@ fn assemble(
         .special_tokens(vec![("</s>", eos)])
         .build()
         .map_err(failed)?;
-    tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+    let bytes = ByteLevel::new(false, false, false);
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![word_splitter()?.into(), bytes.into()])));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.with_post_processor(Some(template));
+    let special = |name: &str| AddedToken::from(name, true);
     tokenizer.add_special_tokens(SPECIAL.map(special)).map_err(failed)?;
     let sentinels = (0..training.sentinels).rev().map(|number| special(&format!("<extra_id_{number}>")));
     tokenizer.add_special_tokens(sentinels.collect::<Vec<_>>()).map_err(failed)?;
     Ok(tokenizer)
+}
+
+/// The letter that stands for each byte in a byte-level vocabulary: itself where it is printable, else the next
+/// one from U+0100 on. (`bytes_to_unicode` in openai/gpt-2, `src/encoder.py`)
+fn byte_letters() -> [char; BYTES] {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = (0x100_u32..).map(|letter| char::from_u32(letter).expect("far below the surrogates"));
+    std::array::from_fn(|byte| {
+        let byte = byte as u8;
+        if is_printable(byte) { char::from(byte) } else { others.next().expect("there are enough letters") }
+    })
+}
+
+fn word_splitter() -> Result<Split, Error> {
+    let words = SplitPattern::Regex(WORDS.to_owned());
+    Split::new(words, SplitDelimiterBehavior::Isolated, false).map_err(failed)
 }
 
 /// Words and how often they occur, in bounded memory.
@@ -187,9 +202,9 @@ impl WordCounts {
         Self { counts: HashMap::new(), bytes: 0, max_bytes, forgotten: 0 }
     }
 
-    fn count(&mut self, text: &str, pre_tokenizer: &PreTokenizerWrapper) -> Result<(), Error> {
+    fn count(&mut self, text: &str, splitter: &Split) -> Result<(), Error> {
         let mut cut = PreTokenizedString::from(text);
-        pre_tokenizer.pre_tokenize(&mut cut).map_err(failed)?;
+        splitter.pre_tokenize(&mut cut).map_err(failed)?;
         for (word, ..) in cut.get_splits(OffsetReferential::Original, OffsetType::None) {
             let mut rest = word;
             while !rest.is_empty() {
