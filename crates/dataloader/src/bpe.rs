@@ -171,8 +171,8 @@ fn merge_in_place(symbols: &mut [u32], merge: Merge) -> usize {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tokenizers::models::bpe::{BPE, BpeTrainer};
     use tokenizers::Trainer;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
 
     fn identity() -> [u8; 256] {
         std::array::from_fn(|byte| byte as u8)
