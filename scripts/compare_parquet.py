@@ -2,13 +2,14 @@
 """Rows per second and peak memory of parquet readers: pyarrow, datasets, and the parquet-dataset crate.
 
     python scripts/compare_parquet.py --make 1000000 --file million.parquet --from train.parquet   # the file
-    python scripts/compare_parquet.py --file million.parquet \
-        --bench "target/release/examples/read_rows --json" --rounds 2 --seconds 5
+    python scripts/compare_parquet.py --file million.parquet --rounds 2 --seconds 5 \
+        --bench "target/release/examples/million_rows {file} shuffled" \
+        --bench "target/release/examples/million_rows {file} ultra"
 
 --make writes N rows in one row group with pyarrow's defaults: the rows of --from (columns prompt and response;
 without it made-up text), each rotated at a random place and numbered, so that they do not compress away.
---bench is a command that reads the file and prints JSON objects, one a line, each with `name`,
-`rows_per_second`, `peak_rss_bytes` and, if it knows, `base_rss_bytes` and `open_ms`; the file's path is appended.
+--bench is a command with {file} in it, which prints the line of parquet-dataset's example `million_rows`, or a
+line of JSON with `name`, `rows_per_second`, `peak_rss_bytes` and, if it knows, `base_rss_bytes` and `open_ms`.
 Every reader runs in a process of its own, in turn, --rounds times; the table holds medians and largest peaks.
 Python readers are stopped after --seconds; what they read until then gives the rate.
 """
@@ -18,6 +19,7 @@ import itertools
 import json
 import pathlib
 import random
+import re
 import shlex
 import statistics
 import subprocess
@@ -29,6 +31,12 @@ import measured_machine
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ["prompt", "response"]
+
+# What the example `million_rows` prints.
+MILLION_ROWS = re.compile(
+    r"^(?P<mode>\S+): opened in (?P<opened>[\d.]+) ms; .*: (?P<rate>[\d.]+) rows/s; "
+    r"peak (?P<above>[\d.]+) MiB above (?P<base>[\d.]+) MiB"
+)
 
 
 def arguments():
@@ -182,7 +190,25 @@ def run_child(command):
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         sys.stderr.write(f"error: exit code {done.returncode}: {shlex.join(command)}\n{done.stderr[-3000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    results = (parse_line(line) for line in done.stdout.splitlines())
+    return [result for result in results if result]
+
+
+def parse_line(line):
+    """One result of a child, or None for a line that holds none."""
+    if line.startswith("{"):
+        return json.loads(line)
+    found = MILLION_ROWS.search(line)
+    if not found:
+        return None
+    opened, rate, above, base = (float(found[name]) for name in ("opened", "rate", "above", "base"))
+    return {
+        "name": f"parquet-dataset {found['mode']}",
+        "rows_per_second": rate,
+        "peak_rss_bytes": (above + base) * 2**20,
+        "base_rss_bytes": base * 2**20,
+        "open_ms": opened,
+    }
 
 
 def table(results):
@@ -195,9 +221,9 @@ def table(results):
         peak = max(run["peak_rss_bytes"] for run in runs) / 2**20
         above = max(run["peak_rss_bytes"] - run.get("base_rss_bytes", 0) for run in runs) / 2**20
         opened = statistics.median(run.get("open_ms", 0.0) for run in runs)
-        shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}"
+        shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate else ""
         based = f"{above:.0f}" if all("base_rss_bytes" in run for run in runs) else ""
-        lines.append(f"| {name} | {shown} | {peak:.0f} | {based} | {opened:,.0f} |")
+        lines.append(f"| {name} | {shown} | {peak:.0f} | {based} | {opened:,.1f} |")
     return "\n".join(lines)
 
 
@@ -208,8 +234,10 @@ def main():
     if options.worker:
         return work(options)
     shared = ["--file", str(options.file), "--seconds", str(options.seconds)]
-    commands = [shlex.split(command) + [str(options.file)] for command in options.bench]
+    commands = [[word.replace("{file}", str(options.file)) for word in shlex.split(text)] for text in options.bench]
     commands += [[sys.executable, __file__, "--worker", name, *shared] for name in options.readers]
+    measured_machine.warn_if_busy()
+    machine = measured_machine.describe(REPOSITORY, ["pyarrow", "datasets"])
     results = {}
     for number in range(options.rounds):
         for command in commands if number % 2 == 0 else commands[::-1]:
@@ -217,7 +245,6 @@ def main():
                 results.setdefault(result["name"], []).append(result)
                 rate = result["rows_per_second"]
                 print(f"round {number + 1}: {result['name']}: {rate:,.0f} rows/s", file=sys.stderr, flush=True)
-    machine = measured_machine.describe(REPOSITORY, ["pyarrow", "datasets"])
     size = options.file.stat().st_size / 1e6
     print(f"{options.file.name}, {size:.0f} MB; {options.rounds} rounds\n{machine}\n\n{table(results)}")
     if options.json:

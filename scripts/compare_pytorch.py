@@ -53,7 +53,7 @@ def arguments():
     parser.add_argument("--source-tokens", type=int, default=256)
     parser.add_argument("--target-tokens", type=int, default=256)
     parser.add_argument("--modes", nargs="+", default=DEFAULT_MODES, choices=list(PYTORCH_MODES))
-    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: as --modes")
+    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: by mode")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="of train_low_mem: none, full or K")
     parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
     parser.add_argument("--rounds", type=int, default=3)
@@ -179,7 +179,7 @@ def table(summary):
         if name.startswith("train_low_mem"):
             ours.setdefault(row["precision"], row)
     lines = [
-        "| contender | step ms | tokens/s | peak RSS MiB | before the model | predicted | time / ours | memory / ours |",
+        "| contender | step ms | tokens/s | peak MiB | before the model | predicted | time / ours | memory / ours |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in summary.items():
@@ -197,6 +197,8 @@ def main():
     options = arguments()
     if options.worker:
         return work(options)
+    measured_machine.warn_if_busy()
+    machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"])
     rows = contenders(options)
     results = {name: [] for name, _, _ in rows}
     for number in range(options.rounds):
@@ -207,9 +209,9 @@ def main():
             told = "failed" if result is None else f"{statistics.median(as_list(result['step_ms'])):.0f} ms"
             print(f"round {number + 1}: {name}: {told}", file=sys.stderr, flush=True)
     summary = summarize(options, rows, results)
-    shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {options.source_tokens}+{options.target_tokens} tokens"
+    tokens = f"{options.source_tokens}+{options.target_tokens} tokens"
+    shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {tokens}"
     threads = {run["threads"] for runs in results.values() for run in runs if run and "threads" in run}
-    machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"])
     rounds = f"{options.rounds} rounds of {options.steps} timed steps"
     print(f"{shape}; {rounds}, {options.device}, threads {sorted(threads)}\n{machine}\n\n{table(summary)}")
     if options.json:

@@ -6,6 +6,7 @@ import pathlib
 import platform
 import resource
 import subprocess
+import sys
 
 
 def processor():
@@ -29,11 +30,19 @@ def commit(repository):
     return name + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
+def warn_if_busy():
+    """Says on stderr that others are computing: PyTorch's spinning threads suffer most, up to fiftyfold."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > 0.3 * cores:
+        print(f"warning: load average {load:.1f} on {cores} cores: not a fair time to measure", file=sys.stderr)
+
+
 def describe(repository, packages):
-    """One paragraph: machine, commit, versions."""
+    """One line: machine, load, commit, versions."""
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
     cores = len(os.sched_getaffinity(0))
-    return f"{processor()}, {cores} cores, {total_memory_gib():.0f} GiB; commit {commit(repository)}; {versions}"
+    machine = f"{processor()}, {cores} cores, {total_memory_gib():.0f} GiB, load {os.getloadavg()[0]:.1f}"
+    return f"{machine}; commit {commit(repository)}; {versions}"
 
 
 def rss_bytes():
