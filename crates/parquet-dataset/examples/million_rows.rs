@@ -18,7 +18,7 @@ use parquet_dataset::{Dataset, DatasetOptions, Residency};
 const BLOCK_ROWS: u64 = 4096;
 const WINDOW_BLOCKS: usize = 8;
 const BATCH_ROWS: usize = 64;
-const CACHE_BYTES: u64 = 40 << 20;
+const CACHE_BYTES: u64 = 32 << 20;
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");

@@ -262,6 +262,12 @@ impl Dataset {
         blocks.dedup();
         // Blocks that push each other out would be decoded for a few rows each.
         let fits = (blocks.len() as u64).saturating_mul(self.estimated_block_bytes()) <= capacity || blocks.len() == 1;
+        if fits {
+            // Blocks that nobody decodes yet come first, so that several readers decode different ones.
+            for &block in blocks.iter().filter(|&&block| !self.cache.contains(block)) {
+                self.block(block)?;
+            }
+        }
         let mut direct: Vec<Range<u64>> = Vec::new();
         for part in parts.chunk_by(|a, b| self.block_of(a.start) == self.block_of(b.start)) {
             let block = self.block_of(part[0].start);

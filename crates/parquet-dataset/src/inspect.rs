@@ -188,7 +188,7 @@ impl fmt::Display for Inspection {
                 size(column.uncompressed_bytes),
             )?;
             if let (Some(pages), Some(largest)) = (column.pages, column.largest_page_bytes) {
-                write!(f, ", {pages} pages up to {}", size(largest))?;
+                write!(f, ", {pages} page{} up to {}", if pages == 1 { "" } else { "s" }, size(largest))?;
             }
             writeln!(f)?;
         }
