@@ -151,6 +151,9 @@ def main():
     failed = bool(complaints)
     ours = our_evaluation(options)
     if ours:
+        for key in ("bleu", "exact_match"):
+            if key in report:
+                report[f"{key}_difference"] = abs(ours[key] - report[key])
         report["train_low_mem"] = ours
         report["loss_difference"] = abs(ours["loss"] - loss)
         failed |= not report["loss_difference"] <= options.tolerance

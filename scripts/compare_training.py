@@ -117,10 +117,33 @@ def make_optimizer(parameters, options):
     )
 
 
+def make_scheduler(settings, optimizer):
+    """The learning rate's schedule, or None for a constant one."""
+    schedule, rate = settings["schedule"], settings["optimizer"]["learning_rate"]
+    if schedule == {"name": "constant"}:
+        return None
+    warmup_steps = schedule.get("warmup_steps")
+    if schedule["name"] == "one-cycle":
+        rate *= schedule["div_factor"]  # the configured rate is where the cycle starts
+    else:
+        warmup_steps = warmup_steps or 0
+    return scheduler(schedule["name"], optimizer, rate, settings["steps"], warmup_steps, schedule["div_factor"])
+
+
 def freeze_for_finetuning(model):
     for name, parameter in model.named_parameters():
         if name.startswith(("shared.", "encoder.")):
             parameter.requires_grad_(False)
+
+
+def step_on(model, batch, optimizer, trainable, settings):
+    """One update; a batch of bad rows alone makes none, and is logged with a loss and norm of 0."""
+    loss = model(**batch, use_cache=False).loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(trainable, settings["grad_clip_norm"] or float("inf"))
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item(), norm.item()
 
 
 def train(settings, dtype):
@@ -133,17 +156,7 @@ def train(settings, dtype):
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(trainable, settings["optimizer"])
-    schedule = settings["schedule"]
-    scheduled = None
-    if len(schedule) > 1:
-        scheduled = scheduler(
-            schedule["name"],
-            optimizer,
-            settings["optimizer"]["learning_rate"],
-            settings["steps"],
-            schedule["warmup_steps"] if schedule["name"] == "one-cycle" else schedule["warmup_steps"] or 0,
-            schedule["div_factor"],
-        )
+    scheduled = make_scheduler(settings, optimizer)
     encoder = Encoder(settings["init"])
     pairs = read_pairs(
         settings["data"], settings["prompt_column"], settings["response_column"], settings["bad_rows"]
@@ -151,13 +164,9 @@ def train(settings, dtype):
     losses, norms = [], []
     for step, rows in enumerate(in_order(pairs, settings["batch_size"], settings["steps"])):
         batch = encoder.batch(rows, settings["max_source_tokens"], settings["max_target_tokens"])
-        loss = model(**batch, use_cache=False).loss
-        loss.backward()
-        limit = settings["grad_clip_norm"] or float("inf")
-        norms.append(torch.nn.utils.clip_grad_norm_(trainable, limit).item())
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+        loss, norm = step_on(model, batch, optimizer, trainable, settings) if batch else (0.0, 0.0)
+        losses.append(loss)
+        norms.append(norm)
         if scheduled and step + 1 < settings["steps"]:
             scheduled.step()
     final = {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -46,8 +46,10 @@ class Encoder:
         return tokens[: max_tokens - 1] + [self.eos]
 
     def batch(self, pairs, max_source_tokens, max_target_tokens):
-        """Padded tensors for T5ForConditionalGeneration; `labels` are padded with -100."""
+        """Padded tensors for T5ForConditionalGeneration, `labels` with -100; None if every row is bad."""
         pairs = [pair for pair in pairs if pair is not None]
+        if not pairs:
+            return None
         sources = [self.ids(prompt, max_source_tokens) for prompt, _ in pairs]
         targets = [self.ids(response, max_target_tokens) for _, response in pairs]
         return {

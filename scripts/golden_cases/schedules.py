@@ -1,7 +1,8 @@
 """Learning rate schedules: the rate that the optimizer uses in each step, the first step first.
 
 `schedules.json` is a list of {name, schedule, peak, total_steps, warmup_steps, div_factor, learning_rates}.
-`warmup_steps` of a one-cycle schedule is torch's `pct_start * total_steps`; torch's default is 0.3.
+`peak` is the highest rate; one-cycle starts at `peak / div_factor`, which is what `optimizer.learning_rate` means
+there. `warmup_steps` of a one-cycle schedule is torch's `pct_start * total_steps`; torch's default is 0.3.
 """
 
 import math
