@@ -39,7 +39,7 @@ impl RunDir {
 
     /// `OUTPUT/checkpoints`
     pub fn checkpoints(&self) -> PathBuf {
-        self.root.join("checkpoints")
+        self.root.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)
     }
 
     /// `OUTPUT/model`
