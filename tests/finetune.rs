@@ -63,3 +63,16 @@ fn without_finetune_a_first_model_trains_whole() {
         "{changed:?}"
     );
 }
+
+#[test]
+fn what_a_model_directory_says_about_its_tokenizer_is_kept() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let theirs = r#"{"tokenizer_class": "T5Tokenizer", "extra_ids": 100}"#;
+    scene.write("run/model/tokenizer_config.json", theirs);
+    let from = ["--finetune", "--set", "model.init_from=run/model", "--set", "data.tokenizer=auto"];
+    scene.run(&short(&[&from[..], &["--output", "tuned"]].concat())).expect_code(0);
+    for directory in ["tuned/model", "tuned/checkpoints/step-00000006"] {
+        assert_eq!(scene.read(&format!("{directory}/tokenizer_config.json")), theirs.as_bytes(), "{directory}");
+    }
+}

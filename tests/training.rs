@@ -22,12 +22,22 @@ fn the_default_run_needs_nothing_and_leaves_what_the_interface_says() {
     }
     assert_eq!(
         scene.names("run/model"),
-        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     );
+    let tokenizer: Value = serde_json::from_slice(&scene.read("run/model/tokenizer_config.json")).expect("JSON");
+    let role = |name: &str| tokenizer[name].as_str();
+    assert_eq!(role("tokenizer_class"), Some("PreTrainedTokenizerFast"));
+    assert_eq!((role("eos_token"), role("pad_token")), (Some("</s>"), Some("<pad>")));
     let checkpoints = scene.names("run/checkpoints");
     assert!(checkpoints.contains(&"step-00000006".to_string()), "{checkpoints:?}");
-    for name in ["manifest.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "trainer_state.json"]
-    {
+    for name in [
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "trainer_state.json",
+    ] {
         assert!(scene.names("run/checkpoints/step-00000006").contains(&name.to_string()), "{name}");
     }
     assert_eq!(

@@ -35,22 +35,31 @@ const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "
 const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
 const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
 
+/// The names under which transformers looks for a tokenizer and for what to make of it.
+const FILE: &str = "tokenizer.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+
 /// A loaded tokenizer. Cheap to share between threads behind an `Arc`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     fingerprint: String,
     vocab_size: usize,
+    transformers_config: String,
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`.
+    /// Loads a `tokenizer.json`, and the `tokenizer_config.json` beside it where there is one.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer.
+    /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or the config beside it cannot be read.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = std::fs::read(path).map_err(|error| unusable(path, error))?;
-        Self::from_bytes(&bytes, path)
+        let mut tokenizer = Self::from_bytes(&bytes, path)?;
+        if let Some(config) = config_beside(path)? {
+            tokenizer.transformers_config = config;
+        }
+        Ok(tokenizer)
     }
 
     /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
@@ -75,7 +84,10 @@ impl Tokenizer {
             return Err(unusable(path, "its vocabulary is empty"));
         }
         let fingerprint = hexadecimal(&Sha256::digest(bytes));
-        Ok(Self { inner, path: path.to_owned(), fingerprint, vocab_size })
+        let path = path.to_owned();
+        let mut tokenizer = Self { inner, path, fingerprint, vocab_size, transformers_config: String::new() };
+        tokenizer.transformers_config = tokenizer.new_transformers_config();
+        Ok(tokenizer)
     }
 
     /// The token ids of `text`, without an end-of-sequence token.
@@ -157,21 +169,31 @@ impl Tokenizer {
         (0..).map_while(|number| self.token_id(&format!("<extra_id_{number}>"))).collect()
     }
 
-    /// The `tokenizer_config.json` to write beside this `tokenizer.json` and a T5 `config.json`.
+    /// The `tokenizer_config.json` to write beside this `tokenizer.json` and a T5 `config.json`: the one that this
+    /// tokenizer came with, byte for byte, or where it came with none a new one of its special tokens.
     ///
     /// Without it transformers' `AutoTokenizer` takes the class that belongs to T5, which reads Unigram
     /// vocabularies only.
-    pub fn transformers_config(&self) -> String {
-        let name = |id: Option<u32>| id.and_then(|id| self.inner.id_to_token(id));
-        let sentinels: Vec<String> = (0..self.sentinels().len()).map(|number| format!("<extra_id_{number}>")).collect();
-        let config = serde_json::json!({
+    pub fn transformers_config(&self) -> &str {
+        &self.transformers_config
+    }
+
+    fn new_transformers_config(&self) -> String {
+        let mut config = serde_json::json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": name(self.eos_id().ok()),
-            "pad_token": name(self.pad_id().ok()),
-            "unk_token": name(self.unknown_id()),
-            "additional_special_tokens": sentinels,
+            // The class would also make `token_type_ids`, which T5's `generate` refuses.
+            "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": false,
         });
+        let roles =
+            [("eos_token", self.eos_id().ok()), ("pad_token", self.pad_id().ok()), ("unk_token", self.unknown_id())];
+        for (role, id) in roles {
+            if let Some(name) = id.and_then(|id| self.inner.id_to_token(id)) {
+                config[role] = name.into();
+            }
+        }
+        let sentinels = 0..self.sentinels().len();
+        config["additional_special_tokens"] = sentinels.map(|number| format!("<extra_id_{number}>")).collect();
         format!("{config:#}\n")
     }
 
@@ -198,6 +220,20 @@ impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { path, vocab_size, fingerprint, .. } = self;
         write!(formatter, "Tokenizer({}, {vocab_size} tokens, sha256 {fingerprint})", path.display())
+    }
+}
+
+/// The text of the `tokenizer_config.json` that belongs to this file. A file of another name than `tokenizer.json`
+/// has none: what lies beside it is another tokenizer's.
+fn config_beside(path: &Path) -> Result<Option<String>, Error> {
+    if path.file_name() != Some(FILE.as_ref()) {
+        return Ok(None);
+    }
+    let path = path.with_file_name(CONFIG_FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unusable(&path, error)),
     }
 }
 
@@ -282,10 +318,28 @@ mod tests {
 
     #[test]
     fn transformers_is_told_the_class_and_the_special_tokens() {
-        let config: serde_json::Value = serde_json::from_str(&sample_tokenizer().transformers_config()).unwrap();
+        let config: serde_json::Value = serde_json::from_str(sample_tokenizer().transformers_config()).unwrap();
         assert_eq!(config["tokenizer_class"], "PreTrainedTokenizerFast");
         assert_eq!((&config["eos_token"], &config["pad_token"]), (&"</s>".into(), &"<pad>".into()));
         assert_eq!(config["additional_special_tokens"].as_array().map(Vec::len), Some(100));
+    }
+
+    #[test]
+    fn a_config_that_a_tokenizer_came_with_is_kept_and_one_of_another_tokenizer_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let load = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::copy(sample_tokenizer().path(), &path).unwrap();
+            Tokenizer::load(&path)
+        };
+        let made = load(FILE).unwrap().transformers_config().to_owned();
+        assert_eq!(made, sample_tokenizer().transformers_config());
+        let theirs = "{\"tokenizer_class\": \"T5Tokenizer\"}";
+        std::fs::write(directory.path().join(CONFIG_FILE), theirs).unwrap();
+        assert_eq!(load(FILE).unwrap().transformers_config(), theirs);
+        assert_eq!(load("another.json").unwrap().transformers_config(), made);
+        std::fs::write(directory.path().join(CONFIG_FILE), [0xff]).unwrap();
+        assert!(load(FILE).unwrap_err().to_string().contains(CONFIG_FILE));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use candle_core::DType;
 use dataloader::{DataLoader, LoaderLimits, Position};
 use memory_policy::{Budget, Bytes, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::{Value, json};
-use trainer::checkpoint::{Checkpoints, Found};
+use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::config::Config;
@@ -361,7 +361,9 @@ impl Session {
         };
         let state =
             serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
-        let saved = self.checkpoints.save(&self.trainer, &state, Some(self.opened.tokenizer.path()))?;
+        let tokenizer = &self.opened.tokenizer;
+        let files = TokenizerFiles { json: tokenizer.path(), config: tokenizer.transformers_config() };
+        let saved = self.checkpoints.save(&self.trainer, &state, Some(files))?;
         self.saved_step = Some(step);
         self.saved_at = Instant::now();
         for note in &saved.notes {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{MODEL_FILES, Manifest, TOKENIZER_FILE, save};
+use super::{MODEL_FILES, Manifest, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save};
 use crate::error::Result;
 use crate::files;
 
@@ -10,7 +10,7 @@ use crate::files;
 ///
 /// # Errors
 /// [`crate::Error::DiskFull`] and other I/O errors; what was there before is then untouched.
-pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<&Path>) -> Result<()> {
+pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
     let temporary = files::temporary_directory(target)?;
     save::commit_or_remove(&temporary, target, || save::write_model(&temporary, model, tokenizer).map(drop))
 }
@@ -26,7 +26,7 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     save::commit_or_remove(&temporary, target, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
-            if MODEL_FILES.contains(&name) || name == TOKENIZER_FILE {
+            if MODEL_FILES.contains(&name) || [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].contains(&name) {
                 let copied = save::copy(&checkpoint.join(name), &temporary, name)?;
                 manifest.check(checkpoint, &copied)?;
             }

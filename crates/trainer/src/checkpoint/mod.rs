@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! OUTPUT/checkpoints/step-00000100/
-//!   config.json  generation_config.json  model.safetensors  tokenizer.json    loads with `from_pretrained`
+//!   config.json  generation_config.json  model.safetensors    loads with `from_pretrained`
+//!   tokenizer.json  tokenizer_config.json    load with `AutoTokenizer.from_pretrained`
 //!   optimizer.safetensors   Adafactor's moments, named as transformers names them
 //!   trainer_state.json      step, counters, scores, the trainer's options, and the caller's own state
 //!   manifest.json           lengths and SHA-256 of all of these; written last
@@ -56,6 +57,8 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 pub const STATE_FILE: &str = "trainer_state.json";
 /// The tokenizer, copied as it is.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// What transformers has to know about the tokenizer to read it.
+pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
 
@@ -81,6 +84,15 @@ pub struct TrainerState {
 
 impl TrainerState {
     pub(crate) const FORMAT: u32 = 1;
+}
+
+/// The tokenizer that goes beside a model. The trainer keeps it and does not read it.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenizerFiles<'a> {
+    /// The `tokenizer.json` to copy as it is.
+    pub json: &'a Path,
+    /// The text of its `tokenizer_config.json`.
+    pub config: &'a str,
 }
 
 /// The checkpoints of one run.

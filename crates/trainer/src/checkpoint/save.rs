@@ -7,7 +7,8 @@ use std::path::Path;
 use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
-    Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_FILE, prune,
+    Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE, TokenizerFiles, prune,
 };
 use crate::error::{Error, Result};
 use crate::files;
@@ -16,12 +17,17 @@ use crate::trainer::Trainer;
 impl Checkpoints {
     /// Saves the trainer as it is. When this returns the checkpoint is on the disk and would survive a power cut.
     ///
-    /// `caller` is given back by [`Checkpoints::newest_valid`]; `tokenizer` is copied. A checkpoint of the same step is
+    /// `caller` is given back by [`Checkpoints::newest_valid`]; `tokenizer` goes beside the model. A checkpoint of the same step is
     /// replaced in one step. What an earlier process left unfinished is removed first.
     ///
     /// # Errors
     /// [`Error::DiskFull`] and other I/O errors. Older checkpoints are then untouched, and nothing is left of the new one.
-    pub fn save(&self, trainer: &Trainer, caller: &serde_json::Value, tokenizer: Option<&Path>) -> Result<Saved> {
+    pub fn save(
+        &self,
+        trainer: &Trainer,
+        caller: &serde_json::Value,
+        tokenizer: Option<TokenizerFiles>,
+    ) -> Result<Saved> {
         fs::create_dir_all(&self.directory).map_err(|e| Error::io("create", &self.directory, e))?;
         files::remove_leftovers(&self.directory)?;
         let target = self.path_of(trainer.step_count());
@@ -39,7 +45,7 @@ pub(super) fn write(
     target: &Path,
     trainer: &Trainer,
     caller: &serde_json::Value,
-    tokenizer: Option<&Path>,
+    tokenizer: Option<TokenizerFiles>,
 ) -> Result<u64> {
     commit_or_remove(temporary, target, || fill(temporary, trainer, caller, tokenizer))
 }
@@ -54,7 +60,12 @@ pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl Fn
 }
 
 /// Writes all files of a checkpoint, the manifest last. Returns their length together.
-fn fill(directory: &Path, trainer: &Trainer, caller: &serde_json::Value, tokenizer: Option<&Path>) -> Result<u64> {
+fn fill(
+    directory: &Path,
+    trainer: &Trainer,
+    caller: &serde_json::Value,
+    tokenizer: Option<TokenizerFiles>,
+) -> Result<u64> {
     let mut entries = write_model(directory, trainer.model(), tokenizer)?;
     entries.push(write_optimizer(directory, trainer)?);
     entries.push(write_json(directory, STATE_FILE, &trainer.state(caller.clone()))?);
@@ -64,14 +75,19 @@ fn fill(directory: &Path, trainer: &Trainer, caller: &serde_json::Value, tokeniz
 }
 
 /// The files that make the directory a Hugging Face model.
-pub(super) fn write_model(directory: &Path, model: &t5::T5, tokenizer: Option<&Path>) -> Result<Vec<ManifestEntry>> {
+pub(super) fn write_model(
+    directory: &Path,
+    model: &t5::T5,
+    tokenizer: Option<TokenizerFiles>,
+) -> Result<Vec<ManifestEntry>> {
     let mut entries = Vec::new();
     model.save_with(directory, |name, write| -> Result<()> {
         entries.push(write_file(directory, name, |file| Ok(write(file)?))?);
         Ok(())
     })?;
     if let Some(tokenizer) = tokenizer {
-        entries.push(copy(tokenizer, directory, TOKENIZER_FILE)?);
+        entries.push(copy(tokenizer.json, directory, TOKENIZER_FILE)?);
+        entries.push(write_text(directory, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
     }
     Ok(entries)
 }
@@ -101,6 +117,11 @@ fn write_json(directory: &Path, name: &str, value: &impl serde::Serialize) -> Re
             .and_then(|()| file.write_all(b"\n"))
             .map_err(|e| Error::io("write", &path, e))
     })
+}
+
+fn write_text(directory: &Path, name: &str, text: &str) -> Result<ManifestEntry> {
+    let path = directory.join(name);
+    write_file(directory, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Copies a file, summing it on the way.

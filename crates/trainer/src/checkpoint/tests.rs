@@ -77,16 +77,21 @@ fn resume(found: &Found) -> Trainer {
     Trainer::resume(found, found.state.options.clone(), DType::F32, &Device::Cpu).unwrap()
 }
 
+fn tokenizer_files(json: &Path) -> TokenizerFiles<'_> {
+    TokenizerFiles { json, config: "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}" }
+}
+
 /// A directory with the checkpoints of steps 1 and 2, and a trainer at step 2.
 fn two_checkpoints() -> (tempfile::TempDir, Trainer) {
     let directory = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(directory.path(), 5, 0);
     let tokenizer = directory.path().join("source-tokenizer.json");
     fs::write(&tokenizer, "{}").unwrap();
+    let tokenizer = tokenizer_files(&tokenizer);
     let mut trainer = trainer();
     for _ in 0..2 {
         step(&mut trainer);
-        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 5 }), Some(&tokenizer)).unwrap();
+        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 5 }), Some(tokenizer)).unwrap();
     }
     (directory, trainer)
 }
@@ -154,6 +159,7 @@ fn a_checkpoint_has_the_documented_files_and_is_a_model_that_loads() {
         "model.safetensors",
         "optimizer.safetensors",
         "tokenizer.json",
+        "tokenizer_config.json",
         "trainer_state.json",
     ];
     assert_eq!(names(&path), expected);
@@ -244,6 +250,19 @@ fn a_checkpoint_under_the_name_of_another_step_is_not_resumed() {
 }
 
 #[test]
+fn a_checkpoint_from_before_there_was_a_tokenizer_config_is_whole() {
+    let (directory, _) = two_checkpoints();
+    let path = directory.path().join("step-00000002");
+    let mut manifest = Manifest::read(&path).unwrap();
+    manifest.files.retain(|file| file.name != TOKENIZER_CONFIG_FILE);
+    fs::write(path.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+    fs::remove_file(path.join(TOKENIZER_CONFIG_FILE)).unwrap();
+    assert_eq!(newest(directory.path()).state.step, 2);
+    export_checkpoint(&path, &directory.path().join("model")).unwrap();
+    assert!(!directory.path().join("model").join(TOKENIZER_CONFIG_FILE).exists());
+}
+
+#[test]
 fn a_manifest_cannot_point_outside_its_directory() {
     let (directory, _) = two_checkpoints();
     let path = directory.path().join("step-00000002").join(MANIFEST_FILE);
@@ -311,13 +330,14 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
     let (directory, mut trainer) = two_checkpoints();
     step(&mut trainer);
     let tokenizer = directory.path().join("source-tokenizer.json");
+    let tokenizer = tokenizer_files(&tokenizer);
     let checkpoints = Checkpoints::new(directory.path(), 1, 0);
     for name in names(&directory.path().join("step-00000002")) {
         let target = checkpoints.path_of(3);
         let temporary = files::temporary_directory(&target).unwrap();
         // Writing to this device fails as writing to a full disk does.
         std::os::unix::fs::symlink("/dev/full", temporary.join(&name)).unwrap();
-        let error = save::write(&temporary, &target, &trainer, &json!(null), Some(&tokenizer)).unwrap_err();
+        let error = save::write(&temporary, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
         assert!(matches!(&error, Error::DiskFull { path, .. } if path.ends_with(&name)), "{name}: {error:?}");
         assert!(error.to_string().contains("intact"), "{error}");
         assert_eq!(names(directory.path()), ["source-tokenizer.json", "step-00000001", "step-00000002"], "{name}");
@@ -332,10 +352,12 @@ fn the_exported_model_is_the_same_whichever_way_it_is_exported() {
     let checkpoint = directory.path().join("step-00000002");
     let (live, copied) = (directory.path().join("model"), directory.path().join("best"));
     for _ in 0..2 {
-        export_model(trainer.model(), &live, Some(&checkpoint.join(TOKENIZER_FILE))).unwrap();
+        export_model(trainer.model(), &live, Some(tokenizer_files(&checkpoint.join(TOKENIZER_FILE)))).unwrap();
         export_checkpoint(&checkpoint, &copied).unwrap();
     }
-    assert_eq!(names(&live), ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]);
+    let expected =
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    assert_eq!(names(&live), expected);
     assert_eq!(names(&live), names(&copied));
     for name in names(&live) {
         assert!(fs::read(live.join(&name)).unwrap() == fs::read(copied.join(&name)).unwrap(), "{name}");
