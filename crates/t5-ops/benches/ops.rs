@@ -170,6 +170,7 @@ impl Bench<'_> {
             beta1: None,
             weight_decay: 0.0,
             gradient_scale: 1.0,
+            rounding: t5_ops::Rounding::Nearest,
         };
         self.run("adafactor", 0, 6 * n * k, || adafactor(&param, &grad, &second, None, &h))?;
         self.run("square_sum", 0, n * k, || square_sum(&grad).map(drop))

@@ -35,6 +35,14 @@ pub(crate) struct RowKey {
     high: u32,
 }
 
+impl RowKey {
+    /// The key of row `row` of whatever `key` stands for.
+    pub(crate) fn new(key: u64, row: u64) -> Self {
+        let key = mix(key ^ mix(row));
+        RowKey { low: key as u32, high: (key >> 32) as u32 }
+    }
+}
+
 /// The mask of one row, ready to be applied.
 #[derive(Clone, Copy)]
 pub(crate) struct RowMask {

@@ -52,6 +52,7 @@ mod norm;
 mod parallel;
 mod reduce;
 mod relative_bias;
+mod rounding;
 mod storage;
 #[cfg(test)]
 mod testing;
@@ -67,6 +68,7 @@ pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use reduce::{square_sum, zero};
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
+pub use rounding::Rounding;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.
@@ -81,4 +83,5 @@ pub mod reference {
     pub use crate::norm::reference::*;
     pub use crate::reduce::reference::*;
     pub use crate::relative_bias::reference::*;
+    pub use crate::rounding::reference::*;
 }

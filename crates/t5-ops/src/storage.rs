@@ -15,6 +15,8 @@ use crate::parallel::Shared;
 pub(crate) trait Element: WithDType {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
+    /// Rounds down or up, by the upper half of `noise`: right on average over uniform noise.
+    fn from_f32_stochastic(x: f32, noise: u32) -> Self;
     /// The elements of a CPU storage if they are of this type.
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     /// A slice of this type as an operand of a matrix product.
@@ -30,6 +32,10 @@ impl Element for f32 {
     }
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn from_f32_stochastic(x: f32, _: u32) -> Self {
         x
     }
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
@@ -53,6 +59,13 @@ impl Element for bf16 {
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
         let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+    #[inline(always)]
+    fn from_f32_stochastic(x: f32, noise: u32) -> Self {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(noise >> 16) >> 16;
         let quiet_nan = (bits >> 16) | 0x40;
         bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded } as u16)
     }

@@ -55,6 +55,7 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
         beta1: None,
         weight_decay: 0.0,
         gradient_scale: 1.0 / square_sum(&dw)?.sqrt(),
+        rounding: t5_ops::Rounding::Nearest,
     };
     adafactor(&w, &dw, &second, None, &h)?;
 

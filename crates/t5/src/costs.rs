@@ -58,10 +58,9 @@ pub struct Pass {
     pub dropout: bool,
 }
 
-/// Bytes of all parameters.
+/// Bytes of all parameters of a model of `dtype`.
 pub fn parameters(config: &Config, dtype: DType) -> u64 {
-    let elements: u64 = ParameterSpec::all(config).iter().map(ParameterSpec::elements).sum();
-    elements * dtype.size_in_bytes() as u64
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
 /// Bytes of the gradient accumulators: f32, trained parameters only.
@@ -72,8 +71,7 @@ pub fn gradients(config: &Config, trained: &dyn Fn(&ParameterSpec) -> bool) -> u
 
 /// Bytes of the largest parameter.
 pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
-    let specs = ParameterSpec::all(config);
-    specs.iter().map(ParameterSpec::elements).max().unwrap_or(0) * dtype.size_in_bytes() as u64
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).max().unwrap_or(0)
 }
 
 /// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept

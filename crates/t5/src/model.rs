@@ -39,18 +39,20 @@ impl std::fmt::Debug for T5 {
 }
 
 impl T5 {
-    /// A model from scratch, initialised as transformers does it. The same seed gives the same bits.
+    /// A model from scratch, initialised as transformers does it. The same seed gives the same bits. Each
+    /// parameter is kept in [`ParameterSpec::dtype`] of `dtype`.
     pub fn init(config: &Config, seed: u64, dtype: DType, device: &Device) -> Result<T5> {
         config.validate()?;
         let parameter = |spec: ParameterSpec| {
-            let tensor = initial_tensor(&spec, seed, dtype, device)?;
+            let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
             Ok(Parameter { name: spec.name, tensor, part: spec.part })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
         T5::assemble(config.clone(), parameters)
     }
 
-    /// Loads a Hugging Face directory, values converted to `dtype`. Needs no second copy of any tensor.
+    /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
+    /// copy of any tensor.
     ///
     /// # Errors
     /// Typed, naming file and tensor: see [`Error`].

@@ -4,7 +4,7 @@
 //! order is the model's: shared embedding, encoder, decoder, head. Parameter `i` is the same parameter in
 //! [`crate::T5::parameters`], in [`crate::Gradients`] and in an optimizer's state.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::config::Config;
 
@@ -83,6 +83,17 @@ impl ParameterSpec {
     /// Number of values.
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|&n| n as u64).product()
+    }
+
+    /// The dtype it is kept in, in a model of `model`: that one, but the vectors of a bf16 model are f32. They
+    /// scale whole channels and are a thousandth of the values.
+    pub fn dtype(&self, model: DType) -> DType {
+        if model == DType::BF16 && self.shape.len() == 1 { DType::F32 } else { model }
+    }
+
+    /// Its bytes in a model of `model`.
+    pub fn bytes(&self, model: DType) -> u64 {
+        self.elements() * self.dtype(model).size_in_bytes() as u64
     }
 
     /// Every parameter of the model, in the model's order.

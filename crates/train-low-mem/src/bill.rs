@@ -114,13 +114,15 @@ impl<'a> StepCosts<'a> {
 
     /// Held from the first step to the last.
     pub fn fixed(&self, options: &TrainerOptions) -> Outcome<Vec<CostRow>> {
-        let parameters = t5::costs::parameters(self.model, DType::F32);
-        let optimizer = trainer::costs::optimizer_state(self.model, options, DType::F32)?;
+        let dtype = options.parameter_dtype();
+        let parameters = t5::costs::parameters(self.model, dtype);
+        let optimizer = trainer::costs::optimizer_state(self.model, options, dtype)?;
         #[expect(clippy::cast_precision_loss, reason = "for reading")]
-        let millions = parameters as f64 / 4e6;
+        let millions = ParameterSpec::all(self.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
+        let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
         let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
         Ok(vec![
-            CostRow::new("parameters", parameters, format!("{millions:.1} M x f32")),
+            CostRow::new("parameters", parameters, format!("{millions:.1} M x {kept_in}")),
             CostRow::new("gradients", self.gradients(), format!("f32{frozen}")),
             CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored"),
         ])

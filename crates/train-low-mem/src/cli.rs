@@ -253,6 +253,9 @@ pub struct BenchArgs {
     /// Precision of activations
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
+    /// What weights are kept in; anything but f32 needs bf16
+    #[arg(long, value_enum, default_value_t = MasterWeights::F32)]
+    pub master_weights: MasterWeights,
     /// Blocks whose activations are computed again in backward: none, full or a number
     #[arg(long, value_name = "none|full|K", default_value = "none", value_parser = recompute)]
     pub recompute: Recompute,
@@ -268,6 +271,27 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--master-weights`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MasterWeights {
+    /// float32
+    F32,
+    /// bfloat16 alone, updates rounded at random
+    StochasticRounding,
+    /// bfloat16 alone, updates rounded to the nearest value
+    NearestRounding,
+}
+
+impl From<MasterWeights> for trainer::MasterWeights {
+    fn from(flag: MasterWeights) -> Self {
+        match flag {
+            MasterWeights::F32 => Self::F32,
+            MasterWeights::StochasticRounding => Self::StochasticRounding,
+            MasterWeights::NearestRounding => Self::NearestRounding,
+        }
+    }
 }
 
 /// `--precision`

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use candle_core::{DType, Device};
+use candle_core::Device;
 use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, StepOutcome, Trainer};
@@ -72,7 +72,8 @@ fn load(directory: &Path, device: &Device) -> Outcome<Trainer> {
     let found = Checkpoints::newest_valid(directory)?
         .ok_or_else(|| Failure::internal(format!("{}: nothing was saved", directory.display())))?;
     let options = found.state.options.clone();
-    Ok(Trainer::resume(&found, options, DType::F32, device)?)
+    let dtype = options.parameter_dtype();
+    Ok(Trainer::resume(&found, options, dtype, device)?)
 }
 
 /// The nearest directory on the way up that exists.

@@ -131,8 +131,11 @@ impl Session {
         metrics.record("plan", bill::plan_json(&plan))?;
 
         let trainer = match &found {
-            Some(found) => Trainer::resume(found, options, DType::F32, &opened.device)?,
-            None => Trainer::new(first_weights(&config, &opened)?, options)?,
+            Some(found) => {
+                let dtype = options.parameter_dtype();
+                Trainer::resume(found, options, dtype, &opened.device)?
+            }
+            None => Trainer::new(first_weights(&config, &opened, options.parameter_dtype())?, options)?,
         };
         let checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
@@ -435,10 +438,10 @@ pub fn step_plan(plan: &Plan) -> StepPlan {
 }
 
 /// Weights from `model.init_from`, or new ones.
-fn first_weights(config: &Config, opened: &Opened) -> Outcome<t5::T5> {
+fn first_weights(config: &Config, opened: &Opened, dtype: DType) -> Outcome<t5::T5> {
     Ok(match &config.model.init_from {
-        Some(directory) => t5::T5::load(directory, DType::F32, &opened.device)?,
-        None => t5::T5::init(&opened.model, config.run.seed, DType::F32, &opened.device)?,
+        Some(directory) => t5::T5::load(directory, dtype, &opened.device)?,
+        None => t5::T5::init(&opened.model, config.run.seed, dtype, &opened.device)?,
     })
 }
 

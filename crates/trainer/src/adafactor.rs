@@ -18,7 +18,7 @@
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::Parameter;
-use t5_ops::{AdafactorHyper, SecondMoment};
+use t5_ops::{AdafactorHyper, Rounding, SecondMoment};
 
 use crate::error::{Error, Result};
 
@@ -129,11 +129,15 @@ impl AdafactorOptions {
 /// The optimizer: options, the number of updates made, and the moments of every trainable parameter.
 pub struct Adafactor {
     options: AdafactorOptions,
+    /// The seed of stochastic rounding, where parameters are rounded so.
+    rounding_seed: Option<u64>,
     updates: u64,
     moments: Vec<Option<Moments>>,
 }
 
 struct Moments {
+    /// Of the parameter's name: every parameter is rounded by other noise.
+    key: u64,
     second: SecondMoment,
     first: Option<Tensor>,
 }
@@ -148,9 +152,15 @@ impl Adafactor {
         let moments = parameters
             .iter()
             .zip(trainable)
-            .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, &parameter.tensor)).transpose())
+            .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
             .collect::<Result<_>>()?;
-        Ok(Adafactor { options, updates: 0, moments })
+        Ok(Adafactor { options, rounding_seed: None, updates: 0, moments })
+    }
+
+    /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
+    /// name and the element, so that it is the same for every plan and number of threads.
+    pub fn round_stochastically(&mut self, seed: u64) {
+        self.rounding_seed = Some(seed);
     }
 
     /// The options.
@@ -177,15 +187,33 @@ impl Adafactor {
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        let hyper = self.hyper(learning_rate, gradient_scale);
         for (index, gradient) in gradients {
-            if let Some(moments) = &self.moments[index] {
-                let first = moments.first.as_ref();
-                t5_ops::adafactor(&parameters[index].tensor, gradient, &moments.second, first, &hyper)?;
-            }
+            self.update_one(&parameters[index], index, gradient, learning_rate, gradient_scale)?;
         }
-        self.updates += 1;
+        self.finish_update();
         Ok(())
+    }
+
+    /// The part of an update that changes parameter `index`. [`Adafactor::finish_update`] ends the update.
+    pub(crate) fn update_one(
+        &self,
+        parameter: &Parameter,
+        index: usize,
+        gradient: &Tensor,
+        learning_rate: f64,
+        gradient_scale: f64,
+    ) -> Result<()> {
+        let Some(moments) = &self.moments[index] else { return Ok(()) };
+        let mut hyper = self.hyper(learning_rate, gradient_scale);
+        if let Some(seed) = self.rounding_seed {
+            hyper.rounding = Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) };
+        }
+        Ok(t5_ops::adafactor(&parameter.tensor, gradient, &moments.second, moments.first.as_ref(), &hyper)?)
+    }
+
+    /// Counts an update of which every part was made.
+    pub(crate) fn finish_update(&mut self) {
+        self.updates += 1;
     }
 
     fn hyper(&self, learning_rate: f64, gradient_scale: f64) -> AdafactorHyper {
@@ -200,6 +228,7 @@ impl Adafactor {
             beta1: o.beta1,
             weight_decay: o.weight_decay,
             gradient_scale,
+            rounding: Rounding::Nearest,
         }
     }
 
@@ -235,10 +264,10 @@ impl Adafactor {
 }
 
 impl Moments {
-    fn zeros(options: &AdafactorOptions, parameter: &Tensor) -> Result<Self> {
-        let (dtype, device) = (state_dtype(parameter.dtype()), parameter.device());
+    fn zeros(options: &AdafactorOptions, parameter: &Parameter) -> Result<Self> {
+        let (dtype, device) = (state_dtype(parameter.tensor.dtype()), parameter.tensor.device());
         let zeros = |shape: &[usize], device: &Device| Tensor::zeros(shape, dtype, device);
-        let dims = parameter.dims();
+        let dims = parameter.tensor.dims();
         let second = match *dims {
             [.., rows, columns] => {
                 let outer = &dims[..dims.len() - 2];
@@ -249,7 +278,7 @@ impl Moments {
             _ => SecondMoment::Full(zeros(dims, device)?),
         };
         let first = options.beta1.map(|_| zeros(dims, device)).transpose()?;
-        Ok(Moments { second, first })
+        Ok(Moments { key: name_key(&parameter.name), second, first })
     }
 
     fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
@@ -269,6 +298,19 @@ impl Moments {
         let first = self.first.as_mut().map(|first| ("exp_avg", first));
         std::iter::once(second).chain(more).chain(first)
     }
+}
+
+/// FNV-1a.
+fn name_key(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 /// Moments of low-precision parameters are kept in f32.
@@ -331,7 +373,8 @@ mod tests {
         for beta1 in [None, Some(0.9)] {
             let options = AdafactorOptions { beta1, ..AdafactorOptions::default() };
             for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
-                let parameter = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+                let tensor = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+                let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared };
                 let moments = Moments::zeros(&options, &parameter).unwrap();
                 let elements: usize = moments.named().map(|(_, tensor)| tensor.elem_count()).sum();
                 assert_eq!(elements as u64, state_elements(&options, shape), "{shape:?}");

@@ -27,4 +27,4 @@ pub use checkpoint::{Checkpoints, Found, Saved, TrainerState, export_checkpoint,
 pub use error::{Error, Result};
 pub use files::write_atomic;
 pub use run_lock::RunLock;
-pub use trainer::{Batch, Precision, Score, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
+pub use trainer::{Batch, MasterWeights, Precision, Score, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};

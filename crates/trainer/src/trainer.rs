@@ -55,7 +55,7 @@ pub struct StepPlan {
     pub loss_chunk_rows: usize,
 }
 
-/// The dtype of activations. Weights, gradients and optimizer state stay in f32.
+/// The dtype of activations. Gradients and optimizer state stay in f32, weights too unless [`MasterWeights`] says else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -79,6 +79,19 @@ impl Precision {
     }
 }
 
+/// What the weights are kept in between two updates, where activations are bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MasterWeights {
+    /// f32, rounded to bf16 as products need them.
+    #[default]
+    F32,
+    /// bf16 and nothing beside it; an update is computed in f32 and rounded up or down at random, right on average.
+    StochasticRounding,
+    /// bf16 and nothing beside it; updates are rounded to the nearest value, which loses small ones. For comparison.
+    NearestRounding,
+}
+
 /// What makes one run differ from another. Saved in every checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerOptions {
@@ -88,6 +101,9 @@ pub struct TrainerOptions {
     pub dropout: f64,
     /// Dtype of activations.
     pub precision: Precision,
+    /// What the weights are kept in.
+    #[serde(default)]
+    pub master_weights: MasterWeights,
     /// What does not train; see [`crate::freeze`].
     pub freeze: Vec<String>,
     /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
@@ -108,6 +124,7 @@ impl Default for TrainerOptions {
             seed: 0,
             dropout: 0.1,
             precision: Precision::F32,
+            master_weights: MasterWeights::F32,
             freeze: Vec::new(),
             grad_clip_norm: 1.0,
             adafactor: AdafactorOptions::default(),
@@ -119,6 +136,15 @@ impl Default for TrainerOptions {
 }
 
 impl TrainerOptions {
+    /// The dtype of the model that these options train.
+    pub fn parameter_dtype(&self) -> DType {
+        match (self.precision, self.master_weights) {
+            (Precision::F64, _) => DType::F64,
+            (_, MasterWeights::F32) => DType::F32,
+            (_, MasterWeights::StochasticRounding | MasterWeights::NearestRounding) => DType::BF16,
+        }
+    }
+
     /// Checks every option and every pair of options that can contradict each other.
     ///
     /// # Errors
@@ -132,6 +158,10 @@ impl TrainerOptions {
         if !(self.grad_clip_norm.is_finite() && self.grad_clip_norm >= 0.0) {
             let expected = "a finite number from 0 up; 0 switches clipping off";
             return Err(Error::invalid_option("train.grad_clip_norm", expected, self.grad_clip_norm));
+        }
+        if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
+            let expected = "`f32` unless `train.precision` is `bf16`";
+            return Err(Error::invalid_option("train.master_weights", expected, format!("{:?}", self.master_weights)));
         }
         if self.max_non_finite == 0 {
             return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
@@ -210,7 +240,10 @@ impl Trainer {
         options.validate()?;
         let names = model.parameters().iter().map(|parameter| parameter.name.as_str());
         let trainable = freeze::trainable(names, &options.freeze)?;
-        let adafactor = Adafactor::new(options.adafactor, model.parameters(), &trainable)?;
+        let mut adafactor = Adafactor::new(options.adafactor, model.parameters(), &trainable)?;
+        if options.master_weights == MasterWeights::StochasticRounding {
+            adafactor.round_stochastically(options.seed);
+        }
         let frozen: HashSet<&str> = model
             .parameters()
             .iter()
@@ -451,6 +484,7 @@ mod tests {
         assert!(TrainerOptions::default().validate().is_ok());
         check(&|o| o.dropout = 1.0, "train.dropout");
         check(&|o| o.dropout = f64::NAN, "train.dropout");
+        check(&|o| o.master_weights = MasterWeights::StochasticRounding, "train.master_weights");
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");

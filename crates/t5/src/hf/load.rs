@@ -19,7 +19,7 @@ const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tok
 /// In T5's first published checkpoints, and unused: cross attention has no position bias.
 const IGNORED: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
-/// Loads configuration and parameters, values converted to `dtype`.
+/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`.
 pub(crate) fn load(directory: &Path, dtype: DType, device: &Device) -> Result<(Config, Vec<Parameter>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let files = Files::open(directory)?;
@@ -40,7 +40,7 @@ pub(crate) fn load(directory: &Path, dtype: DType, device: &Device) -> Result<(C
                 got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
             });
         }
-        let tensor = reader.read(name, dtype, device)?;
+        let tensor = reader.read(name, spec.dtype(dtype), device)?;
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
     }
     files.check_the_rest(&config, &parameters)?;

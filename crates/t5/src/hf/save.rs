@@ -37,7 +37,9 @@ pub(crate) fn save_with<E: From<Error>>(
     };
     let mut tensors: Vec<(&str, &Parameter)> = parameters.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut config = config.clone();
-    config.set_stored_dtype(if parameters.iter().all(|p| stored(p) == DType::BF16) { "bfloat16" } else { "float32" });
+    // What transformers computes in when it is not told: the dtype of the matrices.
+    let is_bf16 = parameters.iter().filter(|p| p.tensor.rank() > 1).all(|p| stored(p) == DType::BF16);
+    config.set_stored_dtype(if is_bf16 { "bfloat16" } else { "float32" });
     if config.tie_word_embeddings && !config.scale_decoder_outputs {
         // transformers 4 scales whatever is tied. A head of its own with the same values is what both
         // versions read rightly: 4 leaves it alone, 5 finds the two equal and ties them.

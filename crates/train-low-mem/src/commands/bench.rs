@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use candle_core::DType;
 use memory_policy::{Bytes, Probe, SystemProbe};
 use serde_json::json;
 use t5::{ParameterSpec, T5};
@@ -31,13 +30,14 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             Precision::F32 => trainer::Precision::F32,
             Precision::Bf16 => trainer::Precision::Bf16,
         },
+        master_weights: flags.master_weights.into(),
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
     };
     let probe = SystemProbe::new();
     let (plan, predicted_peak_bytes) = plan(flags, &model, &options, probe.snapshot()?.rss.0)?;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
-    let mut trainer = Trainer::new(T5::init(&model, 0, DType::F32, &device)?, options)?;
+    let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
     let mut step_ms = Vec::with_capacity(flags.steps);
     for step in 0..=flags.steps as u64 {
         let [sources, targets] =

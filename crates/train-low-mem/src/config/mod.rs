@@ -17,6 +17,7 @@ mod written;
 
 use std::path::PathBuf;
 
+use trainer::MasterWeights;
 pub use values::{Origin, Values};
 
 use crate::failure::{Failure, Outcome};
@@ -132,6 +133,8 @@ pub struct Train {
     pub dropout: Option<f64>,
     /// Activations in bfloat16.
     pub bf16: bool,
+    /// What the weights are kept in.
+    pub master_weights: MasterWeights,
     /// Parts that do not train.
     pub freeze: Vec<String>,
     /// 0: off.
@@ -299,6 +302,13 @@ impl Config {
             ))
             .hint("`--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
         }
+        if self.train.master_weights != MasterWeights::F32 && !self.train.bf16 {
+            return Err(Failure::usage(format!(
+                "`train.master_weights` ({}) keeps weights in bf16 and needs `train.precision = \"bf16\"`",
+                values.origin("train.master_weights")
+            ))
+            .hint("`--set train.precision=bf16`"));
+        }
         if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
             return Err(Failure::usage(
                 "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
@@ -371,6 +381,11 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         max_steps: values.integer("train.max_steps"),
         dropout: values.number("train.dropout"),
         bf16: values.text("train.precision").as_deref() == Some("bf16"),
+        master_weights: match values.text("train.master_weights").as_deref() {
+            Some("stochastic-rounding") => MasterWeights::StochasticRounding,
+            Some("nearest-rounding") => MasterWeights::NearestRounding,
+            _ => MasterWeights::F32,
+        },
         freeze: values
             .list("train.freeze")
             .unwrap_or_else(|| finetune_freezes.iter().map(ToString::to_string).collect()),
@@ -506,6 +521,7 @@ mod tests {
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
             (&["run.finetune=true"], "`model.init_from` is not set"),
             (&["checkpoint.model=best"], "data.validation"),
+            (&["train.master_weights=stochastic-rounding"], "train.precision"),
             (&["run.device=gpu"], "expected auto, cpu, cuda, cuda:N or metal, got `gpu`"),
         ] {
             let failure = resolve(assignments).expect_err("a contradiction");

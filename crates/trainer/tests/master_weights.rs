@@ -1,0 +1,140 @@
+//! Weights in bf16 alone: nothing in f32 beside them, the same bits again, and resume to the bit.
+
+use candle_core::{DType, Device};
+use t5::{Config, T5};
+use trainer::adafactor::AdafactorOptions;
+use trainer::{
+    Batch, Checkpoints, MasterWeights, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions, export_model,
+};
+
+fn config() -> Config {
+    Config {
+        vocab_size: 37,
+        d_model: 32,
+        d_kv: 8,
+        d_ff: 48,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        num_heads: 4,
+        ..Config::default()
+    }
+}
+
+fn options(master_weights: MasterWeights) -> TrainerOptions {
+    TrainerOptions {
+        seed: 3,
+        precision: Precision::Bf16,
+        master_weights,
+        adafactor: AdafactorOptions {
+            learning_rate: Some(1e-3),
+            relative_step: false,
+            scale_parameter: false,
+            ..AdafactorOptions::default()
+        },
+        total_steps: 100,
+        ..TrainerOptions::default()
+    }
+}
+
+fn new(options: TrainerOptions) -> Trainer {
+    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+}
+
+const PLAN: StepPlan = StepPlan { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 8 };
+
+/// Steps `from..to` over batches that are functions of the step; the losses.
+fn run(trainer: &mut Trainer, from: u32, to: u32) -> Vec<f64> {
+    let ids = |step: u32, sample: u32| -> Vec<u32> {
+        (0..4 + sample).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
+    };
+    (from..to)
+        .map(|step| {
+            let sources: Vec<_> = (0..4).map(|sample| ids(step, sample)).collect();
+            let targets: Vec<_> = (0..4).map(|sample| ids(step, sample + 1)).collect();
+            match trainer.step(&Batch { sources: &sources, targets: &targets }, &PLAN, &|| false).unwrap() {
+                StepOutcome::Done(stats) => stats.loss,
+                other => panic!("{other:?}"),
+            }
+        })
+        .collect()
+}
+
+fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+    let values = |tensor: &candle_core::Tensor| {
+        let flat = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        flat.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    };
+    let parameters = trainer.model().parameters();
+    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| values(tensor));
+    parameters.iter().map(|parameter| values(&parameter.tensor)).chain(state).collect()
+}
+
+#[test]
+fn parameters_are_what_the_bill_says_and_nothing_is_kept_beside_them() {
+    let trainer = new(options(MasterWeights::StochasticRounding));
+    let parameters = trainer.model().parameters();
+    let bytes = |t: &candle_core::Tensor| (t.elem_count() * t.dtype().size_in_bytes()) as u64;
+    let held: u64 = parameters.iter().map(|parameter| bytes(&parameter.tensor)).sum();
+    assert_eq!(held, t5::costs::parameters(&config(), DType::BF16));
+    assert!(parameters.iter().all(|p| (p.tensor.dtype() == DType::BF16) == (p.tensor.rank() > 1)));
+    let state: u64 = trainer.adafactor().named_state(parameters).map(|(_, tensor)| bytes(tensor)).sum();
+    let stated = trainer::costs::optimizer_state(&config(), trainer.options(), DType::BF16).unwrap();
+    assert_eq!(state, stated.bytes);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_and_another_seed_other_noise() {
+    let run = |seed| {
+        // Without dropout the seed is in the noise of the rounding alone.
+        let mut trainer = new(TrainerOptions { seed, dropout: 0.0, ..options(MasterWeights::StochasticRounding) });
+        run(&mut trainer, 0, 3);
+        bits(&trainer)
+    };
+    assert!(run(3) == run(3));
+    assert!(run(3) != run(4));
+}
+
+#[test]
+fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut straight = new(options(MasterWeights::StochasticRounding));
+    run(&mut straight, 0, 6);
+    let mut stopped = new(options(MasterWeights::StochasticRounding));
+    run(&mut stopped, 0, 3);
+    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None).unwrap();
+    let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
+    let options = found.state.options.clone();
+    let dtype = options.parameter_dtype();
+    let mut resumed = Trainer::resume(&found, options, dtype, &Device::Cpu).unwrap();
+    assert!(bits(&resumed) == bits(&stopped));
+    run(&mut resumed, 3, 6);
+    assert!(bits(&resumed) == bits(&straight));
+}
+
+#[test]
+fn the_exported_model_is_a_bf16_model_of_half_the_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = |master_weights| {
+        let target = directory.path().join("model");
+        export_model(new(options(master_weights)).model(), &target, None).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(target.join("config.json")).unwrap()).unwrap();
+        (json["torch_dtype"].clone(), std::fs::metadata(target.join("model.safetensors")).unwrap().len())
+    };
+    let ((whole, whole_bytes), (half, half_bytes)) =
+        (size(MasterWeights::F32), size(MasterWeights::StochasticRounding));
+    assert_eq!((whole, half), ("float32".into(), "bfloat16".into()));
+    assert!(half_bytes < whole_bytes * 6 / 10, "{half_bytes} of {whole_bytes}");
+}
+
+#[test]
+fn small_updates_are_learnt_with_stochastic_rounding_and_frozen_parts_do_not_move_by_a_bit() {
+    let freeze = vec!["encoder".to_owned()];
+    let mut trainer = new(TrainerOptions { freeze, ..options(MasterWeights::StochasticRounding) });
+    let before = bits(&trainer);
+    let losses = run(&mut trainer, 0, 60);
+    assert!(losses[57..].iter().sum::<f64>() < 0.9 * losses[..3].iter().sum::<f64>(), "{losses:?}");
+    for ((before, after), parameter) in before.iter().zip(bits(&trainer)).zip(trainer.model().parameters()) {
+        assert_eq!(*before == after, parameter.name.starts_with("encoder."), "{}", parameter.name);
+    }
+}
