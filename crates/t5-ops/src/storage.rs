@@ -114,10 +114,6 @@ impl<'a> View<'a> {
         Ok(Self { storage, range: start..end })
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
-        &self.storage
-    }
-
     /// The elements, if they are of type `T`.
     pub(crate) fn slice<T: Element>(&self) -> Result<&[T]> {
         match &*self.storage {
@@ -133,6 +129,15 @@ impl<'a> View<'a> {
                 Ok(self.slice::<bf16>()?.iter().map(|x| x.to_f32()).collect::<Vec<_>>().into())
             }
             _ => Ok(self.slice::<f32>()?.into()),
+        }
+    }
+
+    /// The elements as an operand of a matrix product.
+    pub(crate) fn operand(&self) -> Result<Operand<'_>> {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(_)) => Ok(self.slice::<f32>()?.into()),
+            Storage::Cpu(CpuStorage::BF16(_)) => Ok(self.slice::<bf16>()?.into()),
+            _ => bail!("expected a matrix of F32 or BF16 on the CPU"),
         }
     }
 

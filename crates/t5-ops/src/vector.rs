@@ -13,33 +13,64 @@ pub(crate) const LANES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     Portable,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    #[cfg(target_arch = "x86_64")]
     Amx,
 }
 
-/// The instruction set in use: the best that the machine has, or what `LOW_MEM_T5_ISA` names
-/// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`) if the machine has that. Fixed for the process.
+/// Those of this processor family.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+/// Those of this processor family.
+#[cfg(target_arch = "aarch64")]
+pub(crate) const ALL: [Isa; 2] = [Isa::Portable, Isa::Neon];
+/// Those of this processor family.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) const ALL: [Isa; 1] = [Isa::Portable];
+
+impl Isa {
+    /// As `LOW_MEM_T5_ISA` spells it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => "neon",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => "avx512bf16",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => "amx",
+        }
+    }
+}
+
+/// The instruction set in use: the best that the machine has, or the one that `LOW_MEM_T5_ISA` names
+/// (`portable`, `neon`, `avx2`, `avx512`, `avx512bf16`, `amx`) if the machine has that. Fixed for the process.
 pub(crate) fn isa() -> Isa {
     static CHOSEN: OnceLock<Isa> = OnceLock::new();
     *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
 }
 
 fn choose(wish: Option<&str>, best: Isa) -> Isa {
-    let wish = match wish {
-        Some("portable") => Isa::Portable,
-        Some("avx2") => Isa::Avx2,
-        Some("avx512") => Isa::Avx512,
-        Some("avx512bf16") => Isa::Avx512Bf16,
-        Some("amx") => Isa::Amx,
-        Some(other) => {
-            tracing::warn!("LOW_MEM_T5_ISA: expected portable, avx2, avx512, avx512bf16 or amx, got {other}");
+    let Some(wish) = wish else { return best };
+    match ALL.into_iter().find(|isa| isa.name() == wish) {
+        Some(wish) => wish.min(best),
+        None => {
+            let known = ALL.map(Isa::name).join(", ");
+            tracing::warn!("LOW_MEM_T5_ISA: expected one of {known}, got {wish}");
             best
         }
-        None => best,
-    };
-    wish.min(best)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -60,7 +91,12 @@ pub(crate) fn detect() -> Isa {
     if crate::matmul::has_amx() { Isa::Amx } else { Isa::Avx512Bf16 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn detect() -> Isa {
+    Isa::Neon
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn detect() -> Isa {
     Isa::Portable
 }

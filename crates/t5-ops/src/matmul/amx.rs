@@ -8,7 +8,12 @@
 
 use std::arch::asm;
 
-use super::packed::{Kernel, Line};
+use std::ops::Range;
+
+use half::bf16;
+
+use super::engine::{Kernel, Rows, Side};
+use super::{Matrix, pairs};
 
 /// Asks the kernel of the operating system for the tile registers; false where there are none.
 pub(crate) fn is_available() -> bool {
@@ -80,15 +85,30 @@ impl Drop for Amx {
 }
 
 impl Kernel for Amx {
+    type Cell = u16;
+    const ROWS: usize = pairs::BLOCK;
+    const COLS: usize = pairs::BLOCK;
+    const STEP: usize = pairs::BLOCK;
+    const DEPTH: usize = pairs::DEPTH;
+
     unsafe fn enter() -> Self {
         // SAFETY: the caller promises that `is_available` was true; the configuration is a valid one.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &TILES, options(nostack, readonly)) };
         Self(())
     }
 
-    unsafe fn block(&self, a: *const Line, b: *const Line, steps: usize, c: *mut f32, stride: usize, accumulate: bool) {
-        let row_bytes = stride * 4;
-        // SAFETY: the caller promises `steps` times two tiles at `a` and `b`, and 32 rows of 32 elements,
+    fn direct(_: &Matrix) -> Option<Rows<u16>> {
+        None
+    }
+
+    unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+        // SAFETY: a machine with AMX-BF16 has AVX512-BF16.
+        unsafe { pairs::pack(side, m, cols, k, cells) }
+    }
+
+    #[inline]
+    unsafe fn block(&self, a: Rows<u16>, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        // SAFETY: the caller promises `depth / 32` times two tiles at `a` and `b`, and 32 rows of 32 elements,
         // `stride` apart, at `c`. The tiles are configured, because `self` exists.
         unsafe {
             asm!(
@@ -121,12 +141,12 @@ impl Kernel for Amx {
                 "tilestored [{c} + {row}*1 + 64], tmm1",
                 "tilestored [{below} + {row}*1], tmm2",
                 "tilestored [{below} + {row}*1 + 64], tmm3",
-                a = inout(reg) a => _,
+                a = inout(reg) a.data => _,
                 b = inout(reg) b => _,
-                steps = inout(reg) steps => _,
+                steps = inout(reg) depth / pairs::BLOCK => _,
                 c = in(reg) c,
                 below = in(reg) c.wrapping_add(16 * stride),
-                row = in(reg) row_bytes,
+                row = in(reg) stride * 4,
                 line = in(reg) 64usize,
                 accumulate = in(reg) i32::from(accumulate),
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -134,5 +154,10 @@ impl Kernel for Amx {
                 options(nostack),
             );
         }
+    }
+
+    unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
+        // SAFETY: by the caller's promise.
+        unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }
     }
 }

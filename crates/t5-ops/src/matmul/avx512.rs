@@ -1,4 +1,4 @@
-//! The AVX512-BF16 kernel: the same packed operands as AMX, multiplied by `vdpbf16ps`.
+//! The AVX512-BF16 kernel: the packed operands of AMX, multiplied by `vdpbf16ps`.
 //!
 //! A block of 32 x 32 is done in four groups of 8 rows: 16 accumulators of 16 columns; a pair of A along K is
 //! broadcast, a line of B holds that pair of K for 16 columns.
@@ -10,8 +10,12 @@ use std::arch::x86_64::{
     __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps,
     _mm512_storeu_ps,
 };
+use std::ops::Range;
 
-use super::packed::{Kernel, Line};
+use half::bf16;
+
+use super::engine::{Kernel, Rows, Side};
+use super::{Matrix, pairs};
 
 /// Rows whose sums are kept in registers at a time.
 const GROUP: usize = 8;
@@ -19,32 +23,53 @@ const GROUP: usize = 8;
 pub(super) struct Avx512Bf16;
 
 impl Kernel for Avx512Bf16 {
+    type Cell = u16;
+    const ROWS: usize = pairs::BLOCK;
+    const COLS: usize = pairs::BLOCK;
+    const STEP: usize = pairs::BLOCK;
+    const DEPTH: usize = pairs::DEPTH;
+
     unsafe fn enter() -> Self {
         Self
     }
 
-    unsafe fn block(&self, a: *const Line, b: *const Line, steps: usize, c: *mut f32, stride: usize, accumulate: bool) {
-        // SAFETY: the caller promises that the machine has the instructions and that the operands are there.
-        unsafe { block(a, b, steps, c, stride, accumulate) }
+    fn direct(_: &Matrix) -> Option<Rows<u16>> {
+        None
+    }
+
+    unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+        // SAFETY: the caller promises that the machine has the instructions.
+        unsafe { pairs::pack(side, m, cols, k, cells) }
+    }
+
+    unsafe fn block(&self, a: Rows<u16>, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        // SAFETY: as above, and that the operands are there.
+        unsafe { block(a.data, b, depth, c, stride, accumulate) }
+    }
+
+    unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
+        // SAFETY: as above.
+        unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn block(a: *const Line, b: *const Line, steps: usize, c: *mut f32, stride: usize, accumulate: bool) {
-    for group in 0..32 / GROUP {
+unsafe fn block(a: *const u16, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+    for group in (0..pairs::BLOCK).step_by(GROUP) {
         let mut sums = [[_mm512_setzero_ps(); 2]; GROUP];
-        for step in 0..steps {
-            // Tiles alternate: rows (columns) 0 to 15 of the panel, then 16 to 31; 16 lines each.
-            let tile = group * GROUP / 16;
-            // SAFETY: the caller promises `steps` times two tiles at `a` and at `b`.
-            let (a, b) =
-                unsafe { (a.add((step * 2 + tile) * 16 + group * GROUP % 16).cast::<i32>(), b.add(step * 32)) };
+        for step in 0..depth / pairs::BLOCK {
+            // Tiles alternate: rows (columns) 0 to 15 of the panel, then 16 to 31; 16 lines of 32 cells each.
+            // SAFETY: the caller promises two tiles a step at `a` and at `b`.
+            let (a_group, b) = unsafe { (a.add(step * 1024 + group * 32), b.add(step * 1024)) };
             for pair in 0..16 {
                 // SAFETY: lines `pair` of the two tiles of B.
-                let columns: [__m512bh; 2] = unsafe { [*b.add(pair).cast(), *b.add(16 + pair).cast()] };
+                let columns: [__m512bh; 2] = unsafe {
+                    [b.add(pair * 32).cast::<__m512bh>().read(), b.add(512 + pair * 32).cast::<__m512bh>().read()]
+                };
                 for (row, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: pair `pair` of line `row` of the group; a line is 16 pairs.
-                    let pair = _mm512_set1_epi32(unsafe { *a.add(row * 16 + pair) });
+                    let a_at = a_group.wrapping_add(row * 32 + 2 * pair);
+                    // SAFETY: pair `pair` of the row.
+                    let pair = _mm512_set1_epi32(unsafe { a_at.cast::<i32>().read_unaligned() });
                     // SAFETY: 64 bytes reinterpreted.
                     let pair: __m512bh = unsafe { std::mem::transmute(pair) };
                     sums[0] = _mm512_dpbf16_ps(sums[0], pair, columns[0]);
@@ -56,7 +81,7 @@ unsafe fn block(a: *const Line, b: *const Line, steps: usize, c: *mut f32, strid
             for (half, &sum) in sums.iter().enumerate() {
                 // SAFETY: the caller promises 32 rows of 32 elements, `stride` apart.
                 unsafe {
-                    let target = c.add((group * GROUP + row) * stride + half * 16);
+                    let target = c.add((group + row) * stride + half * 16);
                     let before: __m512 = if accumulate { _mm512_loadu_ps(target) } else { _mm512_setzero_ps() };
                     _mm512_storeu_ps(target, _mm512_add_ps(before, sum));
                 }

@@ -1,8 +1,14 @@
 //! Matrix products behind one interface: `C (+)= A B`, any strides in A and B, f32 accumulation.
 //!
 //! A transpose is a [`Matrix::t`], never a copy. Operands and result are `F32` or `BF16`. Two f32 operands
-//! are multiplied in f32 by the `gemm` crate; where one of them is bf16 the product is a bf16 product:
-//! both are rounded to bf16 as they are packed, sums are f32.
+//! are multiplied in f32; where one of them is bf16 the product is a bf16 product: both are rounded to bf16
+//! as they are packed, sums are f32.
+//!
+//! | module | |
+//! | --- | --- |
+//! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
+//! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
 //! Shapes: C (M, N), A (M, K), B (K, N).
 
@@ -10,16 +16,16 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod f32;
+mod engine;
+mod fma;
+mod lanes;
 #[cfg(target_arch = "x86_64")]
-mod packed;
-mod portable;
+mod pairs;
 
-use candle_core::{CpuStorage, Result, Storage, bail};
 use half::bf16;
 
 use crate::parallel::Shared;
-use crate::storage::{Element, View};
+use crate::storage::Element;
 use crate::vector::{Isa, isa};
 
 /// The elements of an operand.
@@ -37,6 +43,8 @@ pub(crate) struct Matrix<'a> {
     cols: usize,
     row_stride: usize,
     col_stride: usize,
+    /// F32 elements are rounded to bf16 as they are packed.
+    rounds: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -48,7 +56,7 @@ impl<'a> Matrix<'a> {
         };
         let needed = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols };
         assert!(needed <= len, "a matrix of {rows} rows, {row_stride} apart, of {cols} in {len} elements");
-        Self { data, rows, cols, row_stride, col_stride: 1 }
+        Self { data, rows, cols, row_stride, col_stride: 1, rounds: false }
     }
 
     /// Rows one after the other.
@@ -59,6 +67,16 @@ impl<'a> Matrix<'a> {
     /// The transpose, without moving anything.
     pub(crate) fn t(self) -> Self {
         Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
+
+    /// Some of the columns.
+    fn columns(self, columns: std::ops::Range<usize>) -> Self {
+        let skip = columns.start * self.col_stride;
+        let data = match self.data {
+            Operand::F32(data) => Operand::F32(&data[skip..]),
+            Operand::Bf16(data) => Operand::Bf16(&data[skip..]),
+        };
+        Self { data, cols: columns.len(), ..self }
     }
 
     /// (rows, columns).
@@ -80,17 +98,6 @@ impl<'a> From<&'a [f32]> for Operand<'a> {
 impl<'a> From<&'a [bf16]> for Operand<'a> {
     fn from(data: &'a [bf16]) -> Self {
         Operand::Bf16(data)
-    }
-}
-
-impl View<'_> {
-    /// The view as an operand.
-    pub(crate) fn operand(&self) -> Result<Operand<'_>> {
-        match self.storage() {
-            Storage::Cpu(CpuStorage::F32(_)) => Ok(self.slice::<f32>()?.into()),
-            Storage::Cpu(CpuStorage::BF16(_)) => Ok(self.slice::<bf16>()?.into()),
-            _ => bail!("expected a matrix of F32 or BF16 on the CPU"),
-        }
     }
 }
 
@@ -167,15 +174,20 @@ impl Threads {
 
 /// `C = A B`, or `C += A B` with `accumulate`.
 pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    multiply_with(isa(), c, a, b, accumulate, threads);
+}
+
+/// [`multiply`] with the instructions of `isa`, which the machine must have.
+fn multiply_with(isa: Isa, c: MatrixMut, mut a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
     assert!(
         c.rows == a.rows && c.cols == b.cols && a.cols == b.rows,
-        "product of ({}, {}) and ({}, {}) into ({}, {})",
+        "C ({}, {}) = A ({}, {}) B ({}, {})",
+        c.rows,
+        c.cols,
         a.rows,
         a.cols,
         b.rows,
-        b.cols,
-        c.rows,
-        c.cols
+        b.cols
     );
     if c.rows == 0 || c.cols == 0 {
         return;
@@ -186,39 +198,25 @@ pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, thr
         }
         return;
     }
-    match (c.data, a.data, b.data) {
-        (Target::F32(target), Operand::F32(x), Operand::F32(y)) => {
-            f32::multiply(&c, target, (&a, x), (&b, y), accumulate, threads)
-        }
-        _ => bf16_product(isa(), &c, a, b, accumulate, threads),
-    }
-}
-
-/// A product with at least one bf16 operand, or a bf16 result of f32 operands.
-fn bf16_product(isa: Isa, c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    // A product with a bf16 operand rounds both, on every instruction set.
     let rounds = a.is_bf16() || b.is_bf16();
-    match isa {
-        // SAFETY: `isa` names only what this machine was found to have.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx if rounds => unsafe { packed::multiply::<amx::Amx>(c, a, b, accumulate, threads) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 if rounds => unsafe { packed::multiply::<avx512::Avx512Bf16>(c, a, b, accumulate, threads) },
-        _ => portable::multiply(c, a, b, accumulate, threads),
-    }
-}
-
-crate::vector::vectorized! {
-    /// Writes or adds part of a row of f32 sums to a result.
-    fn write_row<T: Element>(from: &[f32], to: &mut [T], accumulate: bool) {
-        if accumulate {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = T::from_f32(to.to_f32() + from);
+    (a.rounds, b.rounds) = (rounds, rounds);
+    // SAFETY: `isa` names only what this machine was found to have.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx if rounds => engine::multiply::<amx::Amx>(&c, a, b, accumulate, threads),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 if rounds => engine::multiply::<avx512::Avx512Bf16>(&c, a, b, accumulate, threads),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
+                engine::multiply::<fma::Avx512>(&c, a, b, accumulate, threads);
             }
-        } else {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = T::from_f32(*from);
-            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => engine::multiply::<fma::Avx2>(&c, a, b, accumulate, threads),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => engine::multiply::<fma::Neon>(&c, a, b, accumulate, threads),
+            _ => engine::multiply::<fma::Portable>(&c, a, b, accumulate, threads),
         }
     }
 }

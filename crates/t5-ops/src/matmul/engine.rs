@@ -1,0 +1,404 @@
+//! One product for every instruction set: what is packed, in which order blocks are computed, on which thread.
+//!
+//! A kernel multiplies a block: `ROWS` rows of A by `COLS` columns of B over all of K. Both are packed into
+//! *panels* of that many rows or columns: for each k, one cell for each of them, in an order that the kernel
+//! chooses for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with
+//! zeros, so kernels know only whole blocks.
+//!
+//! Columns are taken in groups whose panels fit `PACKED_BYTES`. All threads pack a group together, then take
+//! tasks: some row panels times a *run* of column panels that fills half of a second-level cache. The panels of B
+//! stay in the second-level cache of a core while the rows of A pass by, one row panel in its first-level cache
+//! while the panels of B pass by. A row panel is packed by the task that uses it, just before it does, where A
+//! lies along K; where A is transposed, that would read a line here and a line there, so it is packed together
+//! with B, in groups of rows.
+//!
+//! Every element of C is one sum along K in one order, whatever the number of threads.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::{Matrix, MatrixMut, Target, Threads};
+use crate::parallel::{Shared, for_each_part};
+use crate::storage::Element;
+
+/// At most this much of A, and as much of B, is packed at a time.
+pub(crate) const PACKED_BYTES: usize = 8 << 20;
+/// The panels of B that a task goes through for one row panel after the other: half of a cache of 2 MiB.
+const RUN_BYTES: usize = 1 << 20;
+
+/// Elements of the largest block of any kernel.
+const LARGEST_BLOCK: usize = 32 * 32;
+
+/// Aligned storage of packed panels and blocks.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
+/// panel the strides are `ROWS`'s own.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<T> {
+    pub data: *const T,
+    pub row: usize,
+    pub step: usize,
+}
+
+// SAFETY: only read through, while the operand is borrowed.
+unsafe impl<T> Send for Rows<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Rows<T> {}
+
+/// Multiplies blocks.
+pub(super) trait Kernel: Sized {
+    /// What panels consist of.
+    type Cell: Copy + Send + Sync;
+    /// Rows and columns of a block.
+    const ROWS: usize;
+    const COLS: usize;
+    /// K is filled up with zeros to a multiple of this.
+    const STEP: usize;
+
+    /// At most this much of K in a panel.
+    const DEPTH: usize;
+
+    /// Prepares the current thread.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the instructions of the kernel. So for all functions of the trait.
+    unsafe fn enter() -> Self;
+
+    /// The elements of A, if blocks can be computed well from them as they lie.
+    fn direct(a: &Matrix) -> Option<Rows<Self::Cell>>;
+
+    /// Packs rows `k` of columns `cols` of `m`, which is B or the transpose of A: the part of a panel, `ROWS`
+    /// or `COLS` cells for each k, that belongs to these k. `k` starts at a multiple of `STEP` and ends at one
+    /// or with the matrix.
+    unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]);
+
+    /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
+    ///
+    /// # Safety
+    ///
+    /// `a` has `ROWS` rows, `b` is a packed panel, both of `depth`; `c` points to `ROWS` rows of `COLS`
+    /// elements, `stride` apart, which nothing else reaches.
+    unsafe fn block(
+        &self,
+        a: Rows<Self::Cell>,
+        b: *const Self::Cell,
+        depth: usize,
+        c: *mut f32,
+        stride: usize,
+        accumulate: bool,
+    );
+
+    /// Writes or adds a computed block, `COLS` elements a row, to rows of C in bf16.
+    ///
+    /// # Safety
+    ///
+    /// `rows` by `cols` elements, `stride` apart, at `c` belong to the caller.
+    unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool);
+}
+
+/// Which operand a panel is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    A,
+    B,
+}
+
+/// One operand cut into panels.
+struct Panels<'a, K: Kernel> {
+    side: Side,
+    /// (K, X)
+    matrix: Matrix<'a>,
+    /// Columns of a panel.
+    width: usize,
+    /// K, filled up.
+    depth: usize,
+    kernel: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<'a, K: Kernel> Panels<'a, K> {
+    fn new(side: Side, matrix: Matrix<'a>) -> Self {
+        let width = if side == Side::A { K::ROWS } else { K::COLS };
+        let depth = matrix.rows.next_multiple_of(K::STEP);
+        Self { side, matrix, width, depth, kernel: std::marker::PhantomData }
+    }
+
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.matrix.cols.div_ceil(self.width)
+    }
+
+    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
+    /// not fall into the same set of a cache.
+    fn cells(&self) -> usize {
+        self.depth * self.width + 64 / size_of::<K::Cell>()
+    }
+
+    /// How many fit `bytes`, at least one.
+    fn fitting(&self, bytes: usize) -> usize {
+        (bytes / (self.cells() * size_of::<K::Cell>())).clamp(1, self.count())
+    }
+
+    /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
+    /// along K, all panels for a part of K of what lies across.
+    fn tasks(&self, count: usize) -> usize {
+        if self.matrix.row_stride == 1 { count } else { self.depth.div_ceil(PART) }
+    }
+
+    /// Does one of the `tasks`, for panels `panels` that `to` has place for.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the kernel's instructions, and no other task has this number.
+    unsafe fn pack(&self, panels: Range<usize>, task: usize, to: Shared<K::Cell>) {
+        let (panels, k, first) = if self.matrix.row_stride == 1 {
+            let panel = panels.start + task;
+            (panel..panel + 1, 0..self.matrix.rows, panels.start)
+        } else {
+            (panels.clone(), task * PART..self.matrix.rows.min((task + 1) * PART), panels.start)
+        };
+        let padded = k.start..k.end.next_multiple_of(K::STEP);
+        for panel in panels {
+            // SAFETY: this part of this panel is this task's alone.
+            unsafe {
+                let start = (panel - first) * self.cells() + padded.start * self.width;
+                let cells = to.slice(start, padded.len() * self.width);
+                K::pack(self.side, &self.matrix, self.cols(panel), k.clone(), cells);
+            }
+        }
+    }
+
+    /// The columns of a panel.
+    fn cols(&self, panel: usize) -> Range<usize> {
+        panel * self.width..self.matrix.cols.min((panel + 1) * self.width)
+    }
+}
+
+/// Values of k that a task of packing takes of an operand that lies across K.
+const PART: usize = 32;
+
+/// `C (+)= A B`, in slices of K if panels of all of it would not fit the caches.
+///
+/// # Safety
+///
+/// The machine has the instructions of the kernel.
+pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    // SAFETY: by the caller's promise.
+    let slice = |c: &MatrixMut, accumulate: bool, k: Range<usize>| unsafe {
+        let first = k.start == 0;
+        multiply_slice::<K>(c, a.columns(k.clone()), b.t().columns(k).t(), accumulate || !first, threads);
+    };
+    let slices = a.cols.div_ceil(K::DEPTH);
+    let depth = a.cols.div_ceil(slices).next_multiple_of(K::STEP);
+    let slices = (0..a.cols).step_by(depth).map(|k| k..a.cols.min(k + depth));
+    match c.data {
+        Target::Bf16(target) if depth < a.cols => {
+            // Sums are f32 to the end.
+            let mut sums = Buffer::<f32>::new(c.rows * c.cols);
+            for k in slices {
+                slice(&MatrixMut::new(sums.cells(), c.rows, c.cols), false, k);
+            }
+            let sums = &*sums.cells();
+            let rows = |i: usize| {
+                // SAFETY: the matrix is handed over to this product, which alone writes it; one task a row.
+                let row = unsafe { c.row(target, i) };
+                write_row(&sums[i * c.cols..][..c.cols], row, accumulate);
+            };
+            run(threads.count(), c.rows, 8, rows);
+        }
+        _ => slices.for_each(|k| slice(c, accumulate, k)),
+    }
+}
+
+unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    let threads = threads.count();
+    let direct = K::direct(&a);
+    let (a, b) = (Panels::<K>::new(Side::A, a.t()), Panels::<K>::new(Side::B, b));
+    let depth = b.depth;
+    // A is packed ahead where it lies across K.
+    let ahead = a.matrix.row_stride != 1;
+    let row_group = if ahead { a.fitting(PACKED_BYTES) } else { a.count() };
+    let col_group = b.fitting(PACKED_BYTES);
+    let mut packed_a = Buffer::<K::Cell>::new(if ahead { row_group * a.cells() } else { 0 });
+    let mut packed_b = Buffer::<K::Cell>::new(col_group * b.cells());
+
+    for first_col in (0..b.count()).step_by(col_group) {
+        let cols = first_col..b.count().min(first_col + col_group);
+        for first_row in (0..a.count()).step_by(row_group) {
+            let rows = first_row..a.count().min(first_row + row_group);
+            // B is packed once for all groups of rows, A again for each group of columns if it has several.
+            let a_tasks = if ahead && (first_col == 0 || row_group < a.count()) { a.tasks(rows.len()) } else { 0 };
+            let b_tasks = if first_row == 0 { b.tasks(cols.len()) } else { 0 };
+            let (shared_a, shared_b) = (Shared::new(packed_a.cells()), Shared::new(packed_b.cells()));
+            run(threads, a_tasks + b_tasks, 4, |task| {
+                // SAFETY: the instructions are there by the caller's promise; each task is done once.
+                unsafe {
+                    match task.checked_sub(a_tasks) {
+                        None => a.pack(rows.clone(), task, shared_a),
+                        Some(task) => b.pack(cols.clone(), task, shared_b),
+                    }
+                }
+            });
+            let (packed_a, packed_b) = (&*packed_a.cells(), &*packed_b.cells());
+
+            let runs = cols.len().div_ceil(b.fitting(RUN_BYTES));
+            let run_panels = cols.len().div_ceil(runs);
+            let runs = cols.len().div_ceil(run_panels);
+            // A few tasks a thread even out what else the machine does.
+            let parts = if threads == 1 { 1 } else { (4 * threads).div_ceil(runs).min(rows.len()) };
+            run(threads, runs * parts, 1, |task| {
+                let (part, columns) = (task % parts, task / parts * run_panels);
+                let columns = columns..cols.len().min(columns + run_panels);
+                let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
+                // SAFETY: the instructions are there by the caller's promise.
+                let kernel = unsafe { K::enter() };
+                let mut own = Buffer::<K::Cell>::new(if ahead { 0 } else { a.cells() });
+                for row in part.clone() {
+                    let panel = rows.start + row;
+                    let here = match direct {
+                        Some(direct) if a.cols(panel).len() == K::ROWS => {
+                            Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row), ..direct }
+                        }
+                        _ if ahead => packed_rows::<K>(packed_a[row * a.cells()..].as_ptr()),
+                        _ => {
+                            let cells = &mut own.cells()[..depth * K::ROWS];
+                            // SAFETY: as above.
+                            unsafe { K::pack(Side::A, &a.matrix, a.cols(panel), 0..a.matrix.rows, cells) };
+                            packed_rows::<K>(cells.as_ptr())
+                        }
+                    };
+                    for column in columns.clone() {
+                        let at = (panel * K::ROWS, (cols.start + column) * K::COLS);
+                        let b = &packed_b[column * b.cells()..][..depth * K::COLS];
+                        // SAFETY: panels of `depth`; each block of C belongs to one task.
+                        unsafe { finish_block(&kernel, c, at, here, b, depth, accumulate) };
+                    }
+                }
+            });
+        }
+    }
+}
+
+fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
+    Rows { data, row: 1, step: K::ROWS }
+}
+
+/// Runs tasks on the pool, or here if this is a product of one thread. `grain` tasks are given out together.
+fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Send) {
+    if threads == 1 {
+        (0..tasks).for_each(f);
+    } else {
+        for_each_part(tasks.div_ceil(grain), |part| (part * grain..tasks.min((part + 1) * grain)).for_each(&f));
+    }
+}
+
+/// Computes the block of C at (i, j) and writes what lies inside C.
+///
+/// # Safety
+///
+/// As [`Kernel::block`]; the block of C belongs to the caller.
+unsafe fn finish_block<K: Kernel>(
+    kernel: &K,
+    c: &MatrixMut,
+    (i, j): (usize, usize),
+    a: Rows<K::Cell>,
+    b: &[K::Cell],
+    depth: usize,
+    accumulate: bool,
+) {
+    let (rows, cols) = (K::ROWS.min(c.rows - i), K::COLS.min(c.cols - j));
+    let start = c.start + i * c.row_stride + j;
+    let whole = (rows, cols) == (K::ROWS, K::COLS);
+    if let Target::F32(target) = c.data
+        && whole
+    {
+        // SAFETY: a whole block inside C.
+        unsafe { kernel.block(a, b.as_ptr(), depth, target.pointer(start), c.row_stride, accumulate) };
+        return;
+    }
+    let mut block = std::mem::MaybeUninit::<[Line; LARGEST_BLOCK * 4 / size_of::<Line>()]>::uninit();
+    let block = block.as_mut_ptr().cast::<f32>();
+    const { assert!(K::ROWS * K::COLS <= LARGEST_BLOCK) };
+    // SAFETY: the buffer holds a block of any kernel.
+    unsafe { kernel.block(a, b.as_ptr(), depth, block, K::COLS, false) };
+    // SAFETY: the kernel has written the whole block.
+    let block = unsafe { std::slice::from_raw_parts(block, K::ROWS * K::COLS) };
+    match c.data {
+        Target::F32(target) => {
+            for (row, block) in block.chunks_exact(K::COLS).take(rows).enumerate() {
+                // SAFETY: inside C, and this task's alone.
+                let to = unsafe { target.slice(start + row * c.row_stride, cols) };
+                for (to, from) in to.iter_mut().zip(block) {
+                    *to = if accumulate { *to + from } else { *from };
+                }
+            }
+        }
+        // SAFETY: inside C by the constructor's check, and this task's alone.
+        Target::Bf16(target) => unsafe {
+            kernel.write_bf16(block, target.pointer(start), c.row_stride, (rows, cols), accumulate);
+        },
+    }
+}
+
+/// Memory for panels: kept by the thread for its next product, so that products do not wait for fresh pages.
+struct Buffer<T> {
+    lines: Vec<Line>,
+    len: usize,
+    cell: std::marker::PhantomData<T>,
+}
+
+thread_local! {
+    static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl<T> Buffer<T> {
+    fn new(len: usize) -> Self {
+        let count = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        let mut lines = match count {
+            0 => Vec::new(),
+            _ => SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
+        };
+        lines.clear();
+        lines.reserve_exact(count);
+        // SAFETY: the capacity is there, every bit pattern is a line, and panels are packed whole before they
+        // are read.
+        #[allow(clippy::uninit_vec)]
+        unsafe {
+            lines.set_len(count)
+        };
+        Self { lines, len, cell: std::marker::PhantomData }
+    }
+
+    fn cells(&mut self) -> &mut [T] {
+        // SAFETY: aligned to 64 bytes and large enough.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        if lines.capacity() > 0 {
+            SPARE.with_borrow_mut(|spare| spare.push(lines));
+        }
+    }
+}
+
+crate::vector::vectorized! {
+    /// Writes or adds a row of sums to a result.
+    fn write_row(from: &[f32], to: &mut [bf16], accumulate: bool) {
+        if accumulate {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = Element::from_f32(Element::to_f32(*to) + from);
+            }
+        } else {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = Element::from_f32(*from);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! f32 kernels: a block of rows by two vectors of columns, its sums in registers, one fused multiply-add for
+//! each sum and k. The same lines of code for every instruction set, over vectors of its width.
+//!
+//! | | vector | block | registers |
+//! | --- | --- | --- | --- |
+//! | AVX-512 | 16 | 12 x 32 | 24 sums, 2 of B, 1 of A; of 32 |
+//! | AVX2 + FMA | 8 | 6 x 16 | 12 sums, 2 of B, 1 of A; of 16 |
+//! | NEON | 4 | 12 x 8 | 24 sums, 2 of B, 1 of A; of 32 |
+//! | any | 4 | 4 x 8 | multiplies, then adds |
+//!
+//! Operands in bf16 are widened as they are packed; with a bf16 operand on the other side, f32 is rounded to
+//! bf16 first, so that a product of mixed types is the same on machines with and without bf16 instructions.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::engine::{Kernel, Rows, Side};
+use super::lanes::{Four, Lanes};
+use super::{Matrix, Operand};
+use crate::storage::Element;
+
+/// Most of K in a panel: with AVX-512 a panel of B then has 128 KiB, the rows of A 48 KiB.
+const DEPTH: usize = 1024;
+
+#[inline(always)]
+unsafe fn block<V: Lanes, const ROWS: usize>(
+    a: Rows<f32>,
+    b: *const f32,
+    depth: usize,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    // SAFETY: by the promise of `Kernel::block`.
+    unsafe {
+        let mut sums = [[V::zero(); 2]; ROWS];
+        let (mut a_at, mut b_at) = (a.data, b);
+        for _ in 0..depth {
+            let b = [V::load(b_at), V::load(b_at.add(V::WIDTH))];
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let a = V::splat(a_at.add(i * a.row));
+                sums[0] = sums[0].multiply_add(a, b[0]);
+                sums[1] = sums[1].multiply_add(a, b[1]);
+            }
+            a_at = a_at.wrapping_add(a.step);
+            b_at = b_at.wrapping_add(2 * V::WIDTH);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (half, sum) in sums.into_iter().enumerate() {
+                let to = c.add(i * stride + half * V::WIDTH);
+                let sum = if accumulate { V::load(to).add(sum) } else { sum };
+                sum.store(to);
+            }
+        }
+    }
+}
+
+fn direct(a: &Matrix) -> Option<Rows<f32>> {
+    match a.data {
+        Operand::F32(data) if a.col_stride == 1 && !a.rounds => {
+            Some(Rows { data: data.as_ptr(), row: a.row_stride, step: a.col_stride })
+        }
+        _ => None,
+    }
+}
+
+/// See [`Kernel::pack`]: for each k, `width` cells.
+#[inline(always)]
+fn pack(m: &Matrix, cols: Range<usize>, k: Range<usize>, width: usize, panel: &mut [f32]) {
+    match m.data {
+        Operand::F32(data) if m.rounds => pack_from(data, m, cols, k, width, panel, rounded),
+        Operand::F32(data) => pack_from(data, m, cols, k, width, panel, |x| x),
+        Operand::Bf16(data) => pack_from(data, m, cols, k, width, panel, |x: bf16| x.to_f32()),
+    }
+}
+
+/// The nearest value that bf16 has.
+#[inline(always)]
+fn rounded(x: f32) -> f32 {
+    <bf16 as Element>::from_f32(x).to_f32()
+}
+
+#[inline(always)]
+fn pack_from<T: Copy>(
+    data: &[T],
+    m: &Matrix,
+    cols: Range<usize>,
+    k: Range<usize>,
+    width: usize,
+    panel: &mut [f32],
+    convert: impl Fn(T) -> f32,
+) {
+    let count = cols.len();
+    if count < width {
+        panel.fill(0.0);
+    }
+    if m.col_stride == 1 {
+        for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
+            let from = &data[k * m.row_stride + cols.start..][..count];
+            for (to, &from) in cells.iter_mut().zip(from) {
+                *to = convert(from);
+            }
+        }
+    } else {
+        // What lies along K is read in short runs, so that the lines of the panel are written while they are
+        // in the cache.
+        const RUN: usize = 16;
+        for first in k.clone().step_by(RUN) {
+            let run = RUN.min(k.end - first);
+            for j in 0..count {
+                let from = &data[(cols.start + j) * m.col_stride + first..][..run];
+                for (i, &from) in from.iter().enumerate() {
+                    panel[(first - k.start + i) * width + j] = convert(from);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn write_bf16(
+    block: &[f32],
+    width: usize,
+    c: *mut bf16,
+    stride: usize,
+    (rows, cols): (usize, usize),
+    accumulate: bool,
+) {
+    for (i, block) in block.chunks_exact(width).take(rows).enumerate() {
+        // SAFETY: `cols` elements of row i of C, by the caller's promise.
+        let to = unsafe { std::slice::from_raw_parts_mut(c.add(i * stride), cols) };
+        for (to, &x) in to.iter_mut().zip(block) {
+            let before = if accumulate { Element::to_f32(*to) } else { 0.0 };
+            *to = <bf16 as Element>::from_f32(before + x);
+        }
+    }
+}
+
+/// A kernel over vectors of type `$vector`, compiled with the features that it needs.
+macro_rules! kernel {
+    ($name:ident, $vector:ty, $rows:literal $(, $feature:literal)?) => {
+        pub(super) struct $name;
+
+        impl Kernel for $name {
+            type Cell = f32;
+            const ROWS: usize = $rows;
+            const COLS: usize = 2 * <$vector>::WIDTH;
+            const STEP: usize = 1;
+            const DEPTH: usize = DEPTH;
+
+            unsafe fn enter() -> Self {
+                Self
+            }
+
+            fn direct(a: &Matrix) -> Option<Rows<f32>> {
+                direct(a)
+            }
+
+            unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn with_features(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) {
+                    match side {
+                        Side::A => pack(m, cols, k, $rows, cells),
+                        Side::B => pack(m, cols, k, 2 * <$vector>::WIDTH, cells),
+                    }
+                }
+                // SAFETY: the caller promises that the machine has the instructions.
+                unsafe { with_features(side, m, cols, k, cells) }
+            }
+
+            unsafe fn block(
+                &self,
+                a: Rows<f32>,
+                b: *const f32,
+                depth: usize,
+                c: *mut f32,
+                stride: usize,
+                accumulate: bool,
+            ) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn with_features(
+                    a: Rows<f32>,
+                    b: *const f32,
+                    depth: usize,
+                    c: *mut f32,
+                    stride: usize,
+                    accumulate: bool,
+                ) {
+                    // SAFETY: by the caller's promise.
+                    unsafe { block::<$vector, $rows>(a, b, depth, c, stride, accumulate) }
+                }
+                // SAFETY: by the caller's promise.
+                unsafe { with_features(a, b, depth, c, stride, accumulate) }
+            }
+
+            unsafe fn write_bf16(
+                &self,
+                block: &[f32],
+                c: *mut bf16,
+                stride: usize,
+                size: (usize, usize),
+                accumulate: bool,
+            ) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn with_features(
+                    block: &[f32],
+                    c: *mut bf16,
+                    stride: usize,
+                    size: (usize, usize),
+                    accumulate: bool,
+                ) {
+                    // SAFETY: by the caller's promise.
+                    unsafe { write_bf16(block, 2 * <$vector>::WIDTH, c, stride, size, accumulate) }
+                }
+                // SAFETY: by the caller's promise.
+                unsafe { with_features(block, c, stride, size, accumulate) }
+            }
+        }
+    };
+}
+
+kernel!(Portable, Four, 4);
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx512, std::arch::x86_64::__m512, 12, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx2, std::arch::x86_64::__m256, 6, "avx2,fma");
+#[cfg(target_arch = "aarch64")]
+kernel!(Neon, std::arch::aarch64::float32x4_t, 12);

@@ -1,0 +1,277 @@
+//! Packing for bf16 instructions, which multiply pairs along K: AMX and AVX512-BF16.
+//!
+//! ```text
+//! panel:      for each step of 32 along K two tiles: rows (columns) 0 to 15 and 16 to 31
+//! tile of A:  16 lines of 64 bytes, line i holds row i: elements k .. k+32
+//! tile of B:  line p holds K-pair p: (k+2p, k+2p+1) of column 0, of column 1, .. of column 15
+//! ```
+//!
+//! What lies along K in memory is copied into lines; what lies across K is interleaved in pairs. A takes the
+//! first as it is and the second transposed (as 16 x 16 pairs), B the other way round. Tiles that are loaded
+//! from rows of A where they lie, without packing, were a third slower: rows a power of two apart fall into few
+//! sets of the caches.
+
+use std::arch::x86_64::{
+    __m256i, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_ps, _mm512_or_si512, _mm512_permutex2var_epi64, _mm512_set_epi64, _mm512_setzero_si512,
+    _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+
+use half::bf16;
+
+use super::engine::Side;
+use super::{Matrix, Operand};
+use crate::storage::Element;
+
+/// Rows and columns of a block, and elements along K of a step.
+pub(super) const BLOCK: usize = 32;
+
+/// Most of K in a panel, which then has 256 KiB.
+pub(super) const DEPTH: usize = 4096;
+
+/// Cells of a line.
+const LINE: usize = 32;
+/// Cells of a tile: 16 lines.
+const TILE: usize = 16 * LINE;
+
+/// See [`super::engine::Kernel::pack`].
+///
+/// # Safety
+///
+/// The machine has AVX-512 (F, BW, VL) and AVX512-BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+    match m.data {
+        // SAFETY: by the caller's promise.
+        Operand::F32(data) => unsafe { pack_from::<f32>(data, side, m, cols, k, cells) },
+        // SAFETY: by the caller's promise.
+        Operand::Bf16(data) => unsafe { pack_from::<bf16>(data, side, m, cols, k, cells) },
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack_from<T: Load>(
+    data: &[T],
+    side: Side,
+    m: &Matrix,
+    cols: Range<usize>,
+    k: Range<usize>,
+    cells: &mut [u16],
+) {
+    let along = m.row_stride == 1;
+    for (step, cells) in cells.chunks_exact_mut(2 * TILE).enumerate() {
+        let k = k.start + step * BLOCK..k.end.min(k.start + (step + 1) * BLOCK);
+        if !along && side == Side::B && k.len() == BLOCK && cols.len() == BLOCK {
+            // SAFETY: a whole 32 x 32 part inside `data`.
+            unsafe { interleave(data.as_ptr().add(k.start * m.row_stride + cols.start), m.row_stride, cells) };
+            continue;
+        }
+        for (tile, cells) in cells.chunks_exact_mut(TILE).enumerate() {
+            let x = cols.start + tile * 16;
+            let width = cols.end.saturating_sub(x).min(16);
+            // SAFETY: `k` and `width` end at the edges of the matrix, whose constructor checked that its
+            // elements lie inside `data`.
+            let mut rows = unsafe {
+                if along {
+                    load_along::<T>(data, x * m.col_stride + k.start, m.col_stride, width, k.len())
+                } else {
+                    load_across::<T>(data, k.start * m.row_stride + x, m.row_stride, width, k.len())
+                }
+            };
+            if along == (side == Side::B) {
+                transpose(&mut rows);
+            }
+            for (line, row) in cells.chunks_exact_mut(LINE).zip(rows) {
+                // SAFETY: a line is 64 bytes.
+                unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), row) };
+            }
+        }
+    }
+}
+
+/// `width` rows of `depth` elements along K, `stride` apart: vector i holds the pairs of row i.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn load_along<T: Load>(data: &[T], start: usize, stride: usize, width: usize, depth: usize) -> [__m512i; 16] {
+    let mask = if depth == BLOCK { u32::MAX } else { (1 << depth) - 1 };
+    let mut rows = [_mm512_setzero_si512(); 16];
+    if width == 16 && depth == BLOCK {
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: row i lies inside `data`.
+            *row = unsafe { T::load_32(data.as_ptr().add(start + i * stride), u32::MAX) };
+        }
+        return rows;
+    }
+    for (i, row) in rows.iter_mut().enumerate().take(width) {
+        // SAFETY: row i begins inside `data` and the mask ends with it.
+        *row = unsafe { T::load_32(data.as_ptr().add(start + i * stride), mask) };
+    }
+    rows
+}
+
+/// `depth` rows of `width` elements across K, `stride` apart: vector p holds K-pair p of every column.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn load_across<T: Load>(data: &[T], start: usize, stride: usize, width: usize, depth: usize) -> [__m512i; 16] {
+    let mask = if width == 16 { u16::MAX } else { (1 << width) - 1 };
+    let mut pairs = [_mm512_setzero_si512(); 16];
+    if width == 0 {
+        return pairs;
+    }
+    for (p, pair) in pairs.iter_mut().enumerate().take(depth.div_ceil(2)) {
+        // SAFETY: row 2p begins inside `data` and the mask ends with it.
+        let even = unsafe { _mm512_cvtepu16_epi32(T::load_16(data.as_ptr().add(start + 2 * p * stride), mask)) };
+        *pair = if 2 * p + 1 < depth {
+            // SAFETY: as above for row 2p + 1.
+            let odd = unsafe { T::load_16(data.as_ptr().add(start + (2 * p + 1) * stride), mask) };
+            _mm512_or_si512(even, _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(odd)))
+        } else {
+            even
+        };
+    }
+    pairs
+}
+
+/// Transposes 16 x 16 pairs.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(rows: &mut [__m512i; 16]) {
+    // Within groups of four rows: 4 x 4 transposes in each 128-bit quarter.
+    for group in rows.as_chunks_mut::<4>().0 {
+        let [a, b, c, d] = *group;
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        *group = [
+            _mm512_unpacklo_epi64(ab_low, cd_low),
+            _mm512_unpackhi_epi64(ab_low, cd_low),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ];
+    }
+    // Then the quarters themselves: row i of the result takes quarter i / 4 of rows i % 4 of the four groups.
+    let quarters = *rows;
+    for i in 0..4 {
+        let [a, b, c, d] = [quarters[i], quarters[4 + i], quarters[8 + i], quarters[12 + i]];
+        let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xDD>(a, b));
+        let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xDD>(c, d));
+        rows[i] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
+        rows[4 + i] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
+        rows[8 + i] = _mm512_shuffle_i32x4::<0xDD>(ab_even, cd_even);
+        rows[12 + i] = _mm512_shuffle_i32x4::<0xDD>(ab_odd, cd_odd);
+    }
+}
+
+/// Elements loaded as bf16, rounded to nearest even.
+trait Load: Element {
+    /// 32 elements, zero where the mask is.
+    unsafe fn load_32(from: *const Self, mask: u32) -> __m512i;
+    /// 16 elements, zero where the mask is.
+    unsafe fn load_16(from: *const Self, mask: u16) -> __m256i;
+}
+
+/// 32 rows along K of 32 columns, `stride` apart, into the two tiles of a step of B.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn interleave<T: Load>(from: *const T, stride: usize, tiles: &mut [u16]) {
+    let first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    let second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    let tiles = &mut tiles[..2 * TILE];
+    for p in 0..16 {
+        // SAFETY: the caller promises the rows; the tiles have 16 lines each.
+        unsafe {
+            let even = T::load_32(from.add(2 * p * stride), u32::MAX);
+            let odd = T::load_32(from.add((2 * p + 1) * stride), u32::MAX);
+            let (low, high) = (_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
+            let line = tiles.as_mut_ptr().add(p * LINE);
+            _mm512_storeu_si512(line.cast(), _mm512_permutex2var_epi64(low, first, high));
+            _mm512_storeu_si512(line.add(TILE).cast(), _mm512_permutex2var_epi64(low, second, high));
+        }
+    }
+}
+
+impl Load for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn load_32(from: *const Self, mask: u32) -> __m512i {
+        // SAFETY: masked elements are not read; the others are there by the caller's promise.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask as u16, from);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
+            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn load_16(from: *const Self, mask: u16) -> __m256i {
+        // SAFETY: as above.
+        unsafe { std::mem::transmute(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, from))) }
+    }
+}
+
+impl Load for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn load_32(from: *const Self, mask: u32) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_maskz_loadu_epi16(mask, from.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn load_16(from: *const Self, mask: u16) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_maskz_loadu_epi16(mask, from.cast()) }
+    }
+}
+
+/// See [`super::engine::Kernel::write_bf16`].
+///
+/// # Safety
+///
+/// As there, and as [`pack_a`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn write_bf16(
+    block: &[f32],
+    c: *mut bf16,
+    stride: usize,
+    (rows, cols): (usize, usize),
+    accumulate: bool,
+) {
+    if cols == BLOCK {
+        for (i, block) in block.chunks_exact(BLOCK).take(rows).enumerate() {
+            // SAFETY: 32 elements at row i of C by the caller's promise, 32 at `block`.
+            unsafe {
+                let to = c.add(i * stride);
+                let mut low = _mm512_loadu_ps(block.as_ptr());
+                let mut high = _mm512_loadu_ps(block.as_ptr().add(16));
+                if accumulate {
+                    low = _mm512_add_ps(low, widen(_mm256_loadu_si256(to.cast())));
+                    high = _mm512_add_ps(high, widen(_mm256_loadu_si256(to.add(16).cast())));
+                }
+                let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(to.cast(), both);
+            }
+        }
+        return;
+    }
+    for (i, block) in block.chunks_exact(BLOCK).take(rows).enumerate() {
+        for (j, &x) in block.iter().take(cols).enumerate() {
+            // SAFETY: inside the caller's part of C.
+            unsafe {
+                let to = c.add(i * stride + j);
+                let before = if accumulate { (*to).to_f32() } else { 0.0 };
+                to.write(<bf16 as Element>::from_f32(x + before));
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn widen(x: __m256i) -> std::arch::x86_64::__m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
+}
