@@ -15,7 +15,10 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod layer_major;
+
 use candle_core::DType;
+pub use layer_major::layer_major;
 
 use crate::config::Config;
 use crate::generate::FIRST_CAPACITY;

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a frozen parameter never has memory here; a trainable one has none until its first
 //! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter.
-//! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through.
+//! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through. An
+//! accumulator that was put aside is used again for the next parameter of its shape.
 
 use candle_core::{DType, Tensor};
 
@@ -14,6 +15,8 @@ use crate::parameters::{Parameter, Weight};
 #[derive(Debug)]
 pub struct Gradients {
     slots: Vec<Slot>,
+    /// Accumulators that were put aside.
+    spare: Vec<Tensor>,
 }
 
 #[derive(Debug)]
@@ -26,7 +29,7 @@ impl Gradients {
     /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
     pub fn new(model: &T5, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
         let slot = |parameter: &Parameter| Slot { trainable: trainable(parameter), accumulator: None };
-        Gradients { slots: model.parameters().iter().map(slot).collect() }
+        Gradients { slots: model.parameters().iter().map(slot).collect(), spare: Vec::new() }
     }
 
     /// Whether parameter `index` is trained.
@@ -59,16 +62,28 @@ impl Gradients {
         self.slots[index].accumulator.take()
     }
 
+    /// Empties one slot and keeps the accumulator for the next parameter of the same shape.
+    pub(crate) fn put_aside(&mut self, index: usize) {
+        self.spare.extend(self.slots[index].accumulator.take());
+    }
+
+    /// Frees what was put aside.
+    pub(crate) fn release_spare(&mut self) {
+        self.spare.clear();
+    }
+
     /// Frees every accumulator.
     pub fn release(&mut self) {
+        self.release_spare();
         for slot in &mut self.slots {
             slot.accumulator = None;
         }
     }
 
-    /// Bytes of the accumulators that exist.
+    /// Bytes of the accumulators that exist, those put aside included.
     pub fn bytes(&self) -> u64 {
-        self.iter().map(|(_, t)| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
+        let tensors = self.iter().map(|(_, tensor)| tensor).chain(&self.spare);
+        tensors.map(|t| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
     }
 
     pub(crate) fn trains(&self, weight: &Weight) -> bool {
@@ -79,8 +94,17 @@ impl Gradients {
     pub(crate) fn accumulator(&mut self, weight: &Weight) -> Result<Option<Tensor>> {
         let slot = &mut self.slots[weight.index];
         if slot.trainable && slot.accumulator.is_none() {
-            let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            slot.accumulator = Some(Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?);
+            let spare = self.spare.iter().position(|spare| spare.dims() == weight.tensor.dims());
+            slot.accumulator = Some(match spare.map(|spare| self.spare.swap_remove(spare)) {
+                Some(spare) => {
+                    t5_ops::zero(&spare)?;
+                    spare
+                }
+                None => {
+                    let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+                    Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?
+                }
+            });
         }
         Ok(slot.accumulator.clone())
     }

@@ -32,6 +32,7 @@
 //! change summation order at most); a frozen parameter costs no gradient and no activation below it; no
 //! file's content makes this crate panic.
 
+mod boundaries;
 mod config;
 mod context;
 pub mod costs;
@@ -40,6 +41,7 @@ mod generate;
 mod gradients;
 mod hf;
 mod init;
+mod layer_major;
 mod layers;
 mod micro_batch;
 mod model;
@@ -47,6 +49,7 @@ mod parameters;
 mod presets;
 mod reach;
 
+pub use boundaries::Boundaries;
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;
@@ -54,6 +57,7 @@ pub use error::{Error, Result};
 pub use generate::GenerateOptions;
 pub use gradients::Gradients;
 pub use hf::safetensors;
+pub use layer_major::{LayerMajor, LayerPass, Stage};
 pub use micro_batch::MicroBatch;
 pub use model::T5;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part};

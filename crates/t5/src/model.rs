@@ -106,8 +106,7 @@ impl T5 {
     /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
-        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
-        let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
+        let reach = self.reach(grads);
         let kept = self.forward(batch, cx, reach)?;
         tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
         let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
@@ -129,6 +128,12 @@ impl T5 {
         Ok(loss)
     }
 
+    /// How far backward reaches for the parameters that `grads` trains.
+    pub(crate) fn reach(&self, grads: &Gradients) -> Reach {
+        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
+        Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part))
+    }
+
     /// Forward of a micro-batch that keeps what backward within `reach` needs.
     pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
@@ -146,7 +151,7 @@ impl T5 {
     }
 
     /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
-    fn head_backward(
+    pub(crate) fn head_backward(
         &self,
         z: Tensor,
         batch: &MicroBatch,
@@ -212,14 +217,14 @@ impl T5 {
 /// Everything between forward and backward of one micro-batch.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    source_bias: Tensor,
-    target_bias: Tensor,
+    pub source_bias: Tensor,
+    pub target_bias: Tensor,
     /// The encoder's output (B, S, D).
-    encoded: Tensor,
-    encoder: StackSaved,
-    decoder: StackSaved,
+    pub encoded: Tensor,
+    pub encoder: StackSaved,
+    pub decoder: StackSaved,
     /// The decoder's output (B, T, D).
-    z: Tensor,
+    pub z: Tensor,
 }
 
 impl Kept {
@@ -230,7 +235,7 @@ impl Kept {
 }
 
 /// What the layers of both stacks are told alike.
-struct Pass {
+pub(crate) struct Pass {
     seed: u64,
     step: u64,
     dropout: f64,
@@ -238,7 +243,7 @@ struct Pass {
 }
 
 impl Pass {
-    fn of(cx: &StepContext) -> Pass {
+    pub fn of(cx: &StepContext) -> Pass {
         Pass { seed: cx.seed, step: cx.step, dropout: cx.dropout, dtype: cx.activations }
     }
 
@@ -246,7 +251,7 @@ impl Pass {
         Pass { seed: 0, step: 0, dropout: 0.0, dtype }
     }
 
-    fn encoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor) -> LayerContext<'a> {
+    pub fn encoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor) -> LayerContext<'a> {
         let &Pass { seed, step, dropout, .. } = self;
         LayerContext {
             seed,
@@ -259,7 +264,7 @@ impl Pass {
         }
     }
 
-    fn decoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor, encoded: &'a Tensor) -> LayerContext<'a> {
+    pub fn decoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor, encoded: &'a Tensor) -> LayerContext<'a> {
         let &Pass { seed, step, dropout, .. } = self;
         let source = Some((encoded, batch.source_lengths.as_slice()));
         LayerContext { seed, step, dropout, samples: &batch.samples, lengths: &batch.target_lengths, bias, source }

@@ -36,6 +36,11 @@ impl StackReach {
         self.lowest = self.lowest.min(place);
     }
 
+    /// Blocks of the stack.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
     pub fn enters_norm(&self) -> bool {
         self.lowest <= self.blocks + 1
     }
@@ -95,6 +100,11 @@ impl Reach {
             decoder.down_to(1); // every cross attention has a share in the encoder's gradient
         }
         reach
+    }
+
+    /// Whether a stack's share in the gradient of the embedding is wanted.
+    pub fn enters_embedding(&self, decoder: bool) -> bool {
+        if decoder { self.decoder.enters_embedding() } else { self.encoder.enters_embedding() }
     }
 
     /// Blocks that backward enters: the most that can be recomputed.

@@ -12,7 +12,7 @@ use dataloader::{DataLoader, LoaderLimits, Position};
 use memory_policy::{Budget, Bytes, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
-use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
+use trainer::{Accumulation, StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::config::Config;
 use crate::evaluation::{self, Figures};
@@ -434,6 +434,7 @@ pub fn step_plan(plan: &Plan) -> StepPlan {
         micro_batch_samples: plan.micro_batch_samples,
         recompute_blocks: plan.recompute_blocks,
         loss_chunk_rows: plan.loss_chunk_rows,
+        accumulation: Accumulation::MicroBatchMajor,
     }
 }
 

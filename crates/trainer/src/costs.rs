@@ -6,7 +6,7 @@ use t5::{Config, CostRow, ParameterSpec};
 use crate::adafactor;
 use crate::error::Result;
 use crate::freeze;
-use crate::trainer::TrainerOptions;
+use crate::options::TrainerOptions;
 
 /// What saving a checkpoint holds: a piece of a tensor as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;

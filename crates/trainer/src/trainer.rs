@@ -11,9 +11,14 @@
 //!
 //! ```no_run
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
-//! use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+//! use trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 //! let mut trainer = Trainer::new(model, TrainerOptions::default())?;
-//! let plan = StepPlan { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256 };
+//! let plan = StepPlan {
+//!     micro_batch_samples: 4,
+//!     recompute_blocks: 0,
+//!     loss_chunk_rows: 256,
+//!     accumulation: Accumulation::MicroBatchMajor,
+//! };
 //! let batch = Batch { sources: &sources, targets: &targets };
 //! match trainer.step(&batch, &plan, &|| false)? {
 //!     StepOutcome::Done(stats) => assert!(stats.loss.is_finite()),
@@ -24,15 +29,16 @@
 //! ```
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
+use candle_core::Device;
 use serde::{Deserialize, Serialize};
-use t5::{Gradients, MicroBatch, StepContext, T5};
+use t5::{Boundaries, Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
 
-use crate::adafactor::{Adafactor, AdafactorOptions};
+use crate::adafactor::Adafactor;
 use crate::checkpoint::TrainerState;
 use crate::error::{Error, Result};
-use crate::schedule::Schedule;
+use crate::options::{MasterWeights, TrainerOptions};
 use crate::{freeze, micro_batches};
 
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
@@ -44,6 +50,17 @@ pub struct Batch<'a> {
     pub targets: &'a [Vec<u32>],
 }
 
+/// The order in which micro-batches and blocks are gone through in backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulation {
+    /// One micro-batch through all blocks, then the next: gradients of all parameters exist together.
+    #[default]
+    MicroBatchMajor,
+    /// All micro-batches through one block, then the next; parameters are updated block by block, in a second pass
+    /// after the one that takes the norm. Gradients do not outlast the step.
+    LayerMajor(LayerMajor),
+}
+
 /// How a step is carried out: chosen by memory, without a say in the mathematics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlan {
@@ -53,126 +70,8 @@ pub struct StepPlan {
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time.
     pub loss_chunk_rows: usize,
-}
-
-/// The dtype of activations. Gradients and optimizer state stay in f32, weights too unless [`MasterWeights`] says else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Single precision.
-    #[default]
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// Double precision, with an f64 model: for proofs.
-    F64,
-}
-
-impl Precision {
-    /// The dtype in which activations are computed and kept.
-    pub fn activations(self) -> DType {
-        match self {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::F64 => DType::F64,
-        }
-    }
-}
-
-/// What the weights are kept in between two updates, where activations are bf16.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MasterWeights {
-    /// f32, rounded to bf16 as products need them.
-    #[default]
-    F32,
-    /// bf16 and nothing beside it; an update is computed in f32 and rounded up or down at random, right on average.
-    StochasticRounding,
-    /// bf16 and nothing beside it; updates are rounded to the nearest value, which loses small ones. For comparison.
-    NearestRounding,
-}
-
-/// What makes one run differ from another. Saved in every checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainerOptions {
-    /// Seed of the dropout masks.
-    pub seed: u64,
-    /// Probability of dropping.
-    pub dropout: f64,
-    /// Dtype of activations.
-    pub precision: Precision,
-    /// What the weights are kept in.
-    #[serde(default)]
-    pub master_weights: MasterWeights,
-    /// What does not train; see [`crate::freeze`].
-    pub freeze: Vec<String>,
-    /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
-    pub grad_clip_norm: f64,
-    /// The optimizer.
-    pub adafactor: AdafactorOptions,
-    /// The learning rate's curve.
-    pub schedule: Schedule,
-    /// Where the schedule ends, in optimizer steps.
-    pub total_steps: u64,
-    /// The number of non-finite steps in a row that ends the run; at least 1.
-    pub max_non_finite: u32,
-}
-
-impl Default for TrainerOptions {
-    fn default() -> Self {
-        TrainerOptions {
-            seed: 0,
-            dropout: 0.1,
-            precision: Precision::F32,
-            master_weights: MasterWeights::F32,
-            freeze: Vec::new(),
-            grad_clip_norm: 1.0,
-            adafactor: AdafactorOptions::default(),
-            schedule: Schedule::CONSTANT,
-            total_steps: 1,
-            max_non_finite: 10,
-        }
-    }
-}
-
-impl TrainerOptions {
-    /// The dtype of the model that these options train.
-    pub fn parameter_dtype(&self) -> DType {
-        match (self.precision, self.master_weights) {
-            (Precision::F64, _) => DType::F64,
-            (_, MasterWeights::F32) => DType::F32,
-            (_, MasterWeights::StochasticRounding | MasterWeights::NearestRounding) => DType::BF16,
-        }
-    }
-
-    /// Checks every option and every pair of options that can contradict each other.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] naming the first one at fault.
-    pub fn validate(&self) -> Result<()> {
-        self.adafactor.validate()?;
-        self.schedule.validate()?;
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(Error::invalid_option("train.dropout", "a number from 0 up and below 1", self.dropout));
-        }
-        if !(self.grad_clip_norm.is_finite() && self.grad_clip_norm >= 0.0) {
-            let expected = "a finite number from 0 up; 0 switches clipping off";
-            return Err(Error::invalid_option("train.grad_clip_norm", expected, self.grad_clip_norm));
-        }
-        if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
-            let expected = "`f32` unless `train.precision` is `bf16`";
-            return Err(Error::invalid_option("train.master_weights", expected, format!("{:?}", self.master_weights)));
-        }
-        if self.max_non_finite == 0 {
-            return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
-        }
-        if self.adafactor.relative_step && self.schedule != Schedule::CONSTANT {
-            let expected =
-                "`constant` without warm-up beside `optimizer.relative_step = true`, which is a schedule of its own";
-            return Err(Error::invalid_option("schedule.name", expected, format!("{:?}", self.schedule)));
-        }
-        Ok(())
-    }
+    /// How gradients are accumulated. Layer by layer, every block is computed again whatever `recompute_blocks` is.
+    pub accumulation: Accumulation,
 }
 
 /// What a step did.
@@ -219,12 +118,22 @@ pub struct Score {
     pub step: u64,
 }
 
+/// The gradient of a batch.
+enum Accumulated {
+    /// In the accumulators.
+    Whole,
+    /// To be computed again, block by block.
+    Layers(Box<LayerPass>),
+}
+
 /// A model and everything that trains it.
 pub struct Trainer {
     pub(crate) model: T5,
     pub(crate) options: TrainerOptions,
     pub(crate) adafactor: Adafactor,
     gradients: Gradients,
+    /// Where block inputs go that are not to stay in memory.
+    offload: PathBuf,
     step: u64,
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
@@ -257,6 +166,7 @@ impl Trainer {
             options,
             adafactor,
             gradients,
+            offload: std::env::temp_dir(),
             step: 0,
             non_finite_in_a_row: 0,
             last_score: None,
@@ -264,13 +174,21 @@ impl Trainer {
         })
     }
 
+    /// Puts the file of block inputs, where a plan asks for one, into `directory` instead of the system's own.
+    pub fn offload_to(&mut self, directory: &Path) {
+        directory.clone_into(&mut self.offload);
+    }
+
     /// Makes one optimizer step of `batch`, `plan.micro_batch_samples` at a time.
     ///
-    /// `interrupted` is asked before every micro-batch; `true` discards the gradients and ends the step.
+    /// `interrupted` is asked before every micro-batch, up to the first change of a parameter; `true` discards the
+    /// gradients and ends the step.
     ///
     /// # Errors
     /// [`Error::BatchShape`]; [`Error::Diverged`] at the `max_non_finite`-th non-finite step in a row; what the model
-    /// refuses, such as token ids outside the vocabulary. All of these leave parameters and state as they were.
+    /// refuses, such as token ids outside the vocabulary. All of these leave parameters and state as they were. A file of
+    /// block inputs that cannot be read back in the second pass of a layer-major step does not: the trainer is then of
+    /// no use.
     pub fn step(&mut self, batch: &Batch, plan: &StepPlan, interrupted: &dyn Fn() -> bool) -> Result<StepOutcome> {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
@@ -293,17 +211,25 @@ impl Trainer {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
-        if !self.accumulate(batch, plan, &mut stats, interrupted)? {
+        let Some(accumulated) = self.accumulate(batch, plan, &mut stats, interrupted)? else {
             return Ok(StepOutcome::Interrupted);
-        }
+        };
         let scale = clip_scale(stats.grad_norm, self.options.grad_clip_norm);
         // Adafactor squares in f32: a gradient whose square is infinite would reach its state as one.
         let largest_square = (stats.grad_norm * scale).powi(2) as f32;
         if stats.loss.is_finite() && stats.grad_norm.is_finite() && largest_square.is_finite() {
-            self.adafactor.update(self.model.parameters(), self.gradients.iter(), stats.lr, scale)?;
+            match accumulated {
+                Accumulated::Whole => {
+                    self.adafactor.update(self.model.parameters(), self.gradients.iter(), stats.lr, scale)?;
+                }
+                Accumulated::Layers(pass) => self.apply_by_layer(pass, stats.lr, scale)?,
+            }
             self.step += 1;
             self.non_finite_in_a_row = 0;
             return Ok(StepOutcome::Done(stats));
+        }
+        if let Accumulated::Layers(_) = accumulated {
+            self.gradients.release();
         }
         self.step += 1;
         self.non_finite_in_a_row += 1;
@@ -313,14 +239,15 @@ impl Trainer {
         Ok(StepOutcome::Skipped(stats))
     }
 
-    /// Fills the gradients with those of the whole batch and `stats` with its loss and norm. `false` when interrupted.
+    /// Finds loss and norm of the whole batch's gradient for `stats`, and the gradient as far as the plan keeps it.
+    /// `None` when interrupted.
     fn accumulate(
         &mut self,
         batch: &Batch,
         plan: &StepPlan,
         stats: &mut StepStats,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool> {
+    ) -> Result<Option<Accumulated>> {
         let cx = StepContext {
             seed: self.options.seed,
             step: self.step,
@@ -333,21 +260,90 @@ impl Trainer {
         let lengths: Vec<_> =
             batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect();
         let device = self.model.device().clone();
+        let cut = micro_batches::cut(&lengths, plan.micro_batch_samples);
+        stats.micro_batches = cut.len();
+        stats.padded_tokens = cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum();
+        let config = self.model.config().clone();
+        let gathered = cut.iter().map(|samples| gather(batch, samples, &config, &device));
+        let accumulated = match plan.accumulation {
+            Accumulation::MicroBatchMajor => self.accumulate_whole(gathered, &cx, stats, interrupted)?,
+            Accumulation::LayerMajor(layers) => {
+                let accumulated = self.accumulate_by_layer(gathered, &cx, &layers, stats, interrupted);
+                if !matches!(accumulated, Ok(Some(_))) {
+                    self.gradients.release();
+                }
+                accumulated?
+            }
+        };
+        stats.loss /= stats.target_tokens as f64;
+        Ok(accumulated)
+    }
+
+    fn accumulate_whole(
+        &mut self,
+        micro_batches: impl Iterator<Item = Result<MicroBatch>>,
+        cx: &StepContext,
+        stats: &mut StepStats,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Accumulated>> {
         // Whatever an interrupted step left behind is discarded here.
         self.gradients.zero()?;
-        let mut loss_sum = 0.0;
-        for samples in micro_batches::cut(&lengths, plan.micro_batch_samples) {
+        for micro_batch in micro_batches {
             if interrupted() {
-                return Ok(false);
+                return Ok(None);
             }
-            let micro_batch = gather(batch, &samples, self.model.config(), &device)?;
-            loss_sum += self.model.forward_backward(&micro_batch, &cx, &mut self.gradients)?;
-            stats.padded_tokens += micro_batches::padded_tokens(&lengths, &samples);
-            stats.micro_batches += 1;
+            stats.loss += self.model.forward_backward(&micro_batch?, cx, &mut self.gradients)?;
         }
-        stats.loss = loss_sum / stats.target_tokens as f64;
         stats.grad_norm = self.gradient_norm()?;
-        Ok(true)
+        Ok(Some(Accumulated::Whole))
+    }
+
+    /// Forward, and the pass of backward that takes the norm.
+    fn accumulate_by_layer(
+        &mut self,
+        micro_batches: impl Iterator<Item = Result<MicroBatch>>,
+        cx: &StepContext,
+        layers: &LayerMajor,
+        stats: &mut StepStats,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Accumulated>> {
+        // Accumulators of an earlier plan would stay beside the blocks'.
+        self.gradients.release();
+        let boundaries = match layers.boundaries_on_disk {
+            true => Boundaries::on_disk(&self.offload)?,
+            false => Boundaries::in_memory(),
+        };
+        let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+        let (model, gradients) = (&self.model, &mut self.gradients);
+        let Some(mut pass) =
+            model.layer_major_forward(micro_batches, cx, layers, boundaries, gradients, interrupted)?
+        else {
+            return Ok(None);
+        };
+        stats.loss = pass.loss_sum();
+        let mut square_sums = vec![0.0; model.parameters().len()];
+        let mut measure = |index: usize, gradients: &Gradients| -> Result<()> {
+            square_sums[index] = gradients.get(index).map_or(Ok(0.0), t5_ops::square_sum)?;
+            Ok(())
+        };
+        if !model.layer_major_backward(&mut pass, Stage::Measure, gradients, interrupted, &mut measure)? {
+            return Ok(None);
+        }
+        // In the parameters' order, as over whole gradients.
+        stats.grad_norm = square_sums.iter().sum::<f64>().sqrt();
+        Ok(Some(Accumulated::Layers(Box::new(pass))))
+    }
+
+    /// The second pass: every gradient is used as soon as it is complete.
+    fn apply_by_layer(&mut self, mut pass: Box<LayerPass>, learning_rate: f64, scale: f64) -> Result<()> {
+        let (model, adafactor) = (&self.model, &self.adafactor);
+        let mut update = |index: usize, gradients: &Gradients| match gradients.get(index) {
+            Some(gradient) => adafactor.update_one(&model.parameters()[index], index, gradient, learning_rate, scale),
+            None => Ok(()),
+        };
+        model.layer_major_backward(&mut pass, Stage::Apply, &mut self.gradients, &|| false, &mut update)?;
+        self.adafactor.finish_update();
+        Ok(())
     }
 
     /// The global L2 norm over all trainable parameters.
@@ -471,23 +467,5 @@ mod tests {
         assert_eq!(clip_scale(4.0, 1.0), 1.0 / (4.0 + 1e-6));
         assert_eq!(clip_scale(4.0, 0.0), 1.0);
         assert_eq!(clip_scale(0.0, 1.0), 1.0);
-    }
-
-    #[test]
-    fn options_that_contradict_each_other_are_refused_by_name() {
-        let check = |change: &dyn Fn(&mut TrainerOptions), name: &str| {
-            let mut options = TrainerOptions::default();
-            change(&mut options);
-            let error = options.validate().unwrap_err();
-            assert!(error.to_string().contains(name), "{error}");
-        };
-        assert!(TrainerOptions::default().validate().is_ok());
-        check(&|o| o.dropout = 1.0, "train.dropout");
-        check(&|o| o.dropout = f64::NAN, "train.dropout");
-        check(&|o| o.master_weights = MasterWeights::StochasticRounding, "train.master_weights");
-        check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
-        check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
-        check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
-        check(&|o| o.adafactor.relative_step = false, "optimizer.learning_rate");
     }
 }

@@ -11,7 +11,7 @@ use t5::{Parameter, Part, T5};
 use trainer::adafactor::{Adafactor, AdafactorOptions};
 use trainer::bleu::{Bleu, Tokenization};
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 fn goldens(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path)
@@ -206,7 +206,12 @@ fn whole_steps_are_those_of_transformers() {
                 lists.map(|ids| counts(ids).into_iter().map(|id| id as u32).collect()).collect()
             };
             let (sources, targets) = (ids("sources"), ids("targets"));
-            let plan = StepPlan { micro_batch_samples: 1 + i % 4, recompute_blocks: i % 3, loss_chunk_rows: 3 + i };
+            let plan = StepPlan {
+                micro_batch_samples: 1 + i % 4,
+                recompute_blocks: i % 3,
+                loss_chunk_rows: 3 + i,
+                accumulation: Accumulation::MicroBatchMajor,
+            };
             let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
             let StepOutcome::Done(stats) = outcome else { panic!("{case}, step {i}: {outcome:?}") };
             let place = format!("{case}, step {}", i + 1);

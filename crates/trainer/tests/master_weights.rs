@@ -4,7 +4,8 @@ use candle_core::{DType, Device};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{
-    Batch, Checkpoints, MasterWeights, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions, export_model,
+    Accumulation, Batch, Checkpoints, MasterWeights, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions,
+    export_model,
 };
 
 fn config() -> Config {
@@ -40,7 +41,12 @@ fn new(options: TrainerOptions) -> Trainer {
     Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
 }
 
-const PLAN: StepPlan = StepPlan { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 8 };
+const PLAN: StepPlan = StepPlan {
+    micro_batch_samples: 2,
+    recompute_blocks: 0,
+    loss_chunk_rows: 8,
+    accumulation: Accumulation::MicroBatchMajor,
+};
 
 /// Steps `from..to` over batches that are functions of the step; the losses.
 fn run(trainer: &mut Trainer, from: u32, to: u32) -> Vec<f64> {

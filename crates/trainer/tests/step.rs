@@ -6,7 +6,9 @@ use candle_core::{DType, Device, Tensor};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::schedule::{Schedule, ScheduleKind};
-use trainer::{Batch, Error, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs};
+use trainer::{
+    Accumulation, Batch, Error, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs,
+};
 
 const VOCABULARY: u32 = 37;
 
@@ -58,7 +60,12 @@ fn samples(seed: u32, samples: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     (0..samples).map(|_| (ids(9), ids(7))).unzip()
 }
 
-const PLAN: StepPlan = StepPlan { micro_batch_samples: 3, recompute_blocks: 0, loss_chunk_rows: 8 };
+const PLAN: StepPlan = StepPlan {
+    micro_batch_samples: 3,
+    recompute_blocks: 0,
+    loss_chunk_rows: 8,
+    accumulation: Accumulation::MicroBatchMajor,
+};
 
 fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
     let (sources, targets) = samples(seed, 7);
@@ -86,7 +93,12 @@ fn everything(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
 fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: usize) -> (StepStats, Vec<Vec<f64>>) {
     let precision = if dtype == DType::F64 { Precision::F64 } else { Precision::F32 };
     let mut trainer = Trainer::new(model(dtype), TrainerOptions { precision, ..options() }).unwrap();
-    let plan = StepPlan { micro_batch_samples, recompute_blocks, loss_chunk_rows: 4 + micro_batch_samples };
+    let plan = StepPlan {
+        micro_batch_samples,
+        recompute_blocks,
+        loss_chunk_rows: 4 + micro_batch_samples,
+        accumulation: Accumulation::MicroBatchMajor,
+    };
     let stats = done(step(&mut trainer, 1, &plan));
     let gradients = trainer
         .gradients()

@@ -21,7 +21,7 @@ use crate::reach::{Keep, StackReach};
 pub(crate) struct Stack {
     pub blocks: Vec<Block>,
     /// Block 0's relative-position table, (buckets, H): every block uses its bias.
-    table: Weight,
+    pub table: Weight,
     relative: RelativePosition,
     final_norm: Norm,
     embedding_site: u32,
@@ -36,6 +36,15 @@ pub(crate) struct StackSaved {
 }
 
 impl StackSaved {
+    /// The inputs of the blocks that were asked to keep their input alone, and that of the final norm.
+    pub fn into_inputs(self) -> (Vec<Option<Tensor>>, Option<Tensor>) {
+        let input = |saved: Option<BlockSaved>| match saved {
+            Some(BlockSaved::Input(x)) => Some(x),
+            _ => None,
+        };
+        (self.blocks.into_iter().map(input).collect(), self.last)
+    }
+
     pub fn bytes(&self) -> u64 {
         let blocks: u64 = self.blocks.iter().flatten().map(BlockSaved::bytes).sum();
         blocks + self.last.as_ref().map_or(0, |last| bytes(&[last]))
@@ -78,7 +87,8 @@ impl Stack {
         }
     }
 
-    fn embed_backward(
+    /// Adds the gradient of the embedding's rows.
+    pub fn embed_backward(
         &self,
         ids: &Tensor,
         embedding: &Weight,
@@ -102,7 +112,8 @@ impl Stack {
         }
     }
 
-    fn finish_backward(&self, x: &Tensor, dz: Tensor, cx: &LayerContext, grads: &mut Gradients) -> Result<Tensor> {
+    /// Gradient of the last block's output; adds the final norm's.
+    pub fn finish_backward(&self, x: &Tensor, dz: Tensor, cx: &LayerContext, grads: &mut Gradients) -> Result<Tensor> {
         let dn = dropout_backward(&dz, cx.dropout(self.final_site).as_ref())?;
         drop(dz);
         let (_, inv_rms) = self.final_norm.forward(x)?;
@@ -165,7 +176,8 @@ impl Stack {
         Ok(())
     }
 
-    fn bias_backward(&self, dbias: Option<Tensor>, ids: &Tensor, grads: &mut Gradients) -> Result<()> {
+    /// Adds the gradient of the bias of a micro-batch to that of the table.
+    pub fn bias_backward(&self, dbias: Option<Tensor>, ids: &Tensor, grads: &mut Gradients) -> Result<()> {
         if let (Some(dbias), Some(dtable)) = (dbias, grads.accumulator(&self.table)?) {
             let length = ids.dim(1)?;
             t5_ops::relative_bias_backward(&dbias, &self.relative, length, length, 0, &dtable)?;

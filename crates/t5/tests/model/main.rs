@@ -4,6 +4,7 @@
 mod autograd;
 mod candle;
 mod directories;
+mod layer_major;
 mod properties;
 mod support;
 mod transformers;

@@ -103,6 +103,7 @@ fn plan(
         micro_batch_samples: choice.micro_batch_samples,
         recompute_blocks: choice.recompute_blocks,
         loss_chunk_rows: choice.loss_chunk_rows,
+        accumulation: trainer::Accumulation::MicroBatchMajor,
     };
     Ok((plan, process_bytes + held))
 }

@@ -9,7 +9,8 @@ use t5::safetensors::Reader;
 
 use super::{Checkpoints, Found, MODEL_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TrainerState, list};
 use crate::error::{Error, Result};
-use crate::trainer::{Trainer, TrainerOptions};
+use crate::options::TrainerOptions;
+use crate::trainer::Trainer;
 
 impl Checkpoints {
     /// The newest checkpoint in `directory` whose every byte agrees with its manifest; `None` where there are none.

@@ -47,7 +47,8 @@ pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::trainer::{Score, TrainerOptions};
+use crate::options::TrainerOptions;
+use crate::trainer::Score;
 
 /// Where a run keeps its checkpoints, inside its output directory.
 pub const CHECKPOINTS_DIRECTORY: &str = "checkpoints";

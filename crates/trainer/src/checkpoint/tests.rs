@@ -11,7 +11,7 @@ use super::*;
 use crate::adafactor::AdafactorOptions;
 use crate::files;
 use crate::schedule::{Schedule, ScheduleKind};
-use crate::trainer::{Batch, StepOutcome, StepPlan, Trainer};
+use crate::trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer};
 
 fn config() -> Config {
     Config {
@@ -53,7 +53,12 @@ fn step(trainer: &mut Trainer) {
         (0..5).map(|i| (0..=(n + i) % 4).map(|j| 2 + (n * 7 + i * 3 + j) % 28).chain([1]).collect()).collect();
     let targets: Vec<Vec<u32>> =
         (0..5).map(|i| (0..(n + 2 * i) % 3).map(|j| 2 + (n * 5 + i + j * 2) % 28).chain([1]).collect()).collect();
-    let plan = StepPlan { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 4 };
+    let plan = StepPlan {
+        micro_batch_samples: 2,
+        recompute_blocks: 0,
+        loss_chunk_rows: 4,
+        accumulation: Accumulation::MicroBatchMajor,
+    };
     let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
     assert!(matches!(outcome, StepOutcome::Done(_)), "{outcome:?}");
 }

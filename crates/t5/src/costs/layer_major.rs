@@ -1,0 +1,329 @@
+//! What layer-major accumulation holds: the walk through its three stretches (forward, the pass that measures,
+//! the pass that applies), unit by unit, for a whole optimizer batch of the longest samples.
+
+use std::collections::HashMap;
+
+use candle_core::DType;
+
+use super::{CostRow, Pass, Shape, Sizes, Walk};
+use crate::config::Config;
+use crate::layer_major::{LayerMajor, Stage, Unit};
+use crate::parameters::{ParameterSpec, Part};
+use crate::reach::{Keep, Reach};
+
+/// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: block inputs of the
+/// whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
+/// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak.
+///
+/// `pass` is a micro-batch, all of whose blocks are computed again; the other micro-batches are as long.
+pub fn layer_major(
+    config: &Config,
+    pass: &Pass,
+    batch_samples: usize,
+    layers: &LayerMajor,
+    trained: &dyn Fn(&ParameterSpec) -> bool,
+) -> Vec<CostRow> {
+    let Live { boundaries, gradients, loss, workspace } =
+        LayerWalk::of(config, pass, batch_samples, layers, trained).peak;
+    vec![
+        CostRow { name: "boundaries", bytes: boundaries },
+        CostRow { name: "gradients", bytes: gradients },
+        CostRow { name: "loss", bytes: loss },
+        CostRow { name: "workspace", bytes: workspace },
+    ]
+}
+
+/// What is held at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Live {
+    boundaries: u64,
+    gradients: u64,
+    loss: u64,
+    workspace: u64,
+}
+
+impl Live {
+    fn total(&self) -> u64 {
+        self.boundaries + self.gradients + self.loss + self.workspace
+    }
+}
+
+struct LayerWalk<'a> {
+    config: &'a Config,
+    /// One micro-batch.
+    micro: Pass,
+    /// The whole batch, as if it were one.
+    whole: Pass,
+    layers: &'a LayerMajor,
+    reach: Reach,
+    trained: Vec<ParameterSpec>,
+    /// Gradients of the units that are put aside to be used again, by shape.
+    spare: HashMap<Vec<usize>, u64>,
+    live: Live,
+    peak: Live,
+    /// Between forward and backward.
+    boundaries: u64,
+    most_gradients: u64,
+}
+
+impl<'a> LayerWalk<'a> {
+    fn of(
+        config: &'a Config,
+        pass: &Pass,
+        batch_samples: usize,
+        layers: &'a LayerMajor,
+        trained: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> LayerWalk<'a> {
+        let trained: Vec<ParameterSpec> = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).collect();
+        let reach = Reach::to(config, trained.iter().map(|spec| spec.part));
+        let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks: usize::MAX, ..*pass };
+        let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
+        let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
+        let mut walk = LayerWalk {
+            config,
+            micro,
+            whole,
+            layers,
+            reach,
+            trained,
+            spare,
+            live,
+            peak,
+            boundaries: 0,
+            most_gradients: 0,
+        };
+        walk.forward();
+        walk.boundaries = walk.live.boundaries;
+        let units = Unit::all(reach);
+        let again = Unit::gone_through_again(&units, layers.kept_gradient_blocks);
+        walk.backward(&units, again, Stage::Measure);
+        walk.backward(&units[..again], again, Stage::Apply);
+        walk
+    }
+
+    fn sizes(&self, pass: &Pass, decoder: bool) -> Sizes {
+        Walk::new(self.config, pass).sizes(decoder)
+    }
+
+    /// Notes a moment at which this much is held beside what is alive.
+    fn moment(&mut self, workspace: u64, loss: u64) {
+        let now = Live { workspace: self.live.workspace + workspace, loss, ..self.live };
+        if now.total() > self.peak.total() {
+            self.peak = now;
+        }
+        self.most_gradients = self.most_gradients.max(self.live.gradients);
+    }
+
+    /// What `samples` samples in `micro_batches` keep between forward and backward.
+    fn kept(&self, samples: usize, micro_batches: u64) -> u64 {
+        let pass = Pass { shape: Shape { samples, ..self.whole.shape }, ..self.whole };
+        let (encoder, decoder) = (self.sizes(&pass, false), self.sizes(&pass, true));
+        let inputs = |unit: &Unit| if unit.is_decoder() { decoder.x } else { encoder.x };
+        let on_disk = self.layers.boundaries_on_disk;
+        let inputs: u64 = if on_disk { 0 } else { Unit::all(self.reach).iter().map(inputs).sum() };
+        (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + inputs
+    }
+
+    /// Bytes of the gradients of the trained parameters of a part.
+    fn gradients_of(&self, is_meant: impl Fn(Part) -> bool) -> u64 {
+        let meant = self.trained.iter().filter(|spec| is_meant(spec.part));
+        meant.map(ParameterSpec::elements).sum::<u64>() * self.gradient_bytes()
+    }
+
+    fn gradient_bytes(&self) -> u64 {
+        if self.whole.activations == DType::F64 { 8 } else { 4 }
+    }
+
+    /// Micro-batch by micro-batch: the last finds what all the others have kept.
+    fn forward(&mut self) {
+        let (samples, at_a_time) = (self.whole.shape.samples, self.micro.shape.samples.max(1));
+        let micro_batches = samples.div_ceil(at_a_time) as u64;
+        let head = if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead };
+        if samples > at_a_time {
+            self.live.boundaries = self.kept(samples - at_a_time, micro_batches - 1);
+            self.live.gradients = self.gradients_of(|part| part == head);
+        }
+        let mut walk = Walk::new(self.config, &self.micro);
+        walk.forward(self.reach);
+        let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(), walk.sizes(true).x);
+        self.moment(peak, 0);
+        self.live.gradients = self.gradients_of(|part| part == head);
+        self.moment(kept + dz, loss);
+        self.live.boundaries = self.kept(samples, micro_batches);
+        self.moment(0, 0);
+    }
+
+    fn backward(&mut self, units: &[Unit], again: usize, stage: Stage) {
+        let [encoder_x, decoder_x] = [false, true].map(|decoder| self.sizes(&self.whole, decoder).x);
+        if stage == Stage::Apply || again == 0 {
+            self.live.boundaries -= decoder_x; // the gradient of the decoder's output goes down itself
+        }
+        let source = if units.iter().any(|unit| !unit.is_decoder()) { encoder_x } else { 0 };
+        for (position, &unit) in units.iter().enumerate() {
+            let decoder = unit.is_decoder();
+            self.live.workspace = if decoder { decoder_x + source } else { encoder_x };
+            if position == again {
+                self.release_spare();
+            }
+            self.add_gradients(unit, position < again);
+            let from_disk = if self.layers.boundaries_on_disk { 2 } else { 0 }; // this input and the next
+            let sizes = self.sizes(&self.micro, decoder);
+            let extra = match unit {
+                Unit::Norm { .. } => 2 * sizes.x,
+                Unit::Block { .. } => {
+                    let mut walk = Walk::new(self.config, &self.micro);
+                    walk.hold(2 * sizes.x);
+                    walk.block_backward(&sizes, decoder, Keep::Input);
+                    walk.peak - 2 * sizes.x
+                }
+            };
+            self.moment(extra + from_disk * sizes.x, 0);
+            let into_embedding = self.reach.enters_embedding(decoder) && stage == Stage::Measure;
+            if into_embedding && matches!(unit, Unit::Block { block: 0, .. }) && !self.has_embedding(decoder) {
+                self.live.gradients += self.gradients_of(|part| part == Part::Shared);
+                self.moment(sizes.x, 0);
+            }
+            if (stage == Stage::Apply || position >= again) && !self.layers.boundaries_on_disk {
+                self.live.boundaries -= if decoder { decoder_x } else { encoder_x };
+            }
+        }
+        self.release_spare();
+    }
+
+    /// Whether the embedding's gradient was begun before this stack's.
+    fn has_embedding(&self, decoder: bool) -> bool {
+        self.config.tie_word_embeddings || (!decoder && self.reach.enters_embedding(true))
+    }
+
+    fn add_gradients(&mut self, unit: Unit, is_put_aside: bool) {
+        if !is_put_aside {
+            self.live.gradients += self.gradients_of(|part| part == unit.part());
+            return;
+        }
+        let mut shapes: HashMap<&[usize], u64> = HashMap::new();
+        for spec in self.trained.iter().filter(|spec| spec.part == unit.part()) {
+            *shapes.entry(&spec.shape).or_default() += 1;
+        }
+        let mut more = 0;
+        for (shape, count) in shapes {
+            let spare = self.spare.entry(shape.to_vec()).or_default();
+            more += count.saturating_sub(*spare) * shape.iter().map(|&n| n as u64).product::<u64>();
+            *spare = count.max(*spare);
+        }
+        self.live.gradients += more * self.gradient_bytes();
+    }
+
+    fn release_spare(&mut self) {
+        let values: u64 =
+            self.spare.drain().map(|(shape, n)| n * shape.iter().map(|&n| n as u64).product::<u64>()).sum();
+        self.live.gradients -= values * self.gradient_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::{Boundaries, Error, Gradients, MicroBatch, StepContext, T5};
+
+    /// What is held between forward and backward, and the most that accumulators hold: really, and as predicted.
+    fn check(model: &T5, pass: &Pass, batch_samples: usize, layers: &LayerMajor, trained: &dyn Fn(Part) -> bool) {
+        let (config, Shape { samples, source_tokens, target_tokens }) = (model.config(), pass.shape);
+        let (source, target) = (vec![5; source_tokens], vec![6; target_tokens]);
+        let all: Vec<u32> = (0..batch_samples as u32).collect();
+        let gather = |samples: &[u32]| {
+            let sources = vec![source.as_slice(); samples.len()];
+            let targets = vec![target.as_slice(); samples.len()];
+            MicroBatch::new(&sources, &targets, samples, config, &Device::Cpu).unwrap()
+        };
+        let batches = all.chunks(samples).map(gather).collect();
+        let cx = StepContext {
+            seed: 1,
+            step: 1,
+            dropout: 0.1,
+            activations: pass.activations,
+            recompute_blocks: 0,
+            loss_chunk_rows: 8,
+            target_tokens: 1,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let boundaries = match layers.boundaries_on_disk {
+            true => Boundaries::on_disk(directory.path()).unwrap(),
+            false => Boundaries::in_memory(),
+        };
+        let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+        let mut layer_pass =
+            model.layer_major_forward(batches, &cx, layers, boundaries, &mut grads, &|| false).unwrap().unwrap();
+        let walk = LayerWalk::of(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        assert_eq!(layer_pass.bytes(), walk.boundaries, "{layers:?} {pass:?}");
+        let mut most = 0;
+        for stage in [Stage::Measure, Stage::Apply] {
+            let mut see = |_: usize, grads: &Gradients| -> Result<(), Error> {
+                most = most.max(grads.bytes());
+                Ok(())
+            };
+            model.layer_major_backward(&mut layer_pass, stage, &mut grads, &|| false, &mut see).unwrap();
+        }
+        assert_eq!(most, walk.most_gradients, "{layers:?} {pass:?}");
+        assert_eq!(grads.bytes(), 0);
+        let rows = layer_major(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), walk.peak.total());
+    }
+
+    #[test]
+    fn what_is_kept_is_what_was_predicted() {
+        let relu = Config {
+            vocab_size: 40,
+            d_model: 24,
+            d_ff: 40,
+            d_kv: 5,
+            num_heads: 3,
+            num_layers: 3,
+            num_decoder_layers: 2,
+            ..Config::default()
+        };
+        let mut gated = Config { tie_word_embeddings: false, ..relu.clone() };
+        gated.set_feed_forward_proj("gated-gelu").unwrap();
+        let trained: [&dyn Fn(Part) -> bool; 5] = [
+            &|_| true,
+            &|part| part.is_decoder(),
+            &|part| matches!(part, Part::Encoder { block: 1 }),
+            &|part| matches!(part, Part::DecoderNorm),
+            &|part| matches!(part, Part::Shared),
+        ];
+        for (config, activations) in [(&relu, DType::F32), (&relu, DType::F64), (&gated, DType::BF16)] {
+            let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
+            let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
+            for (samples, batch_samples) in [(1, 1), (2, 5), (3, 3)] {
+                let shape = Shape { samples, source_tokens: 7, target_tokens: 5 };
+                let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
+                for kept_gradient_blocks in [0, 1, 3, 9] {
+                    for boundaries_on_disk in [false, true] {
+                        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk };
+                        for trained in trained {
+                            check(&model, &pass, batch_samples, &layers, trained);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_levers_save_and_the_peak_is_far_below_that_of_whole_gradients() {
+        let config = Config::preset("chatlm-0.2b").unwrap();
+        let shape = Shape { samples: 1, source_tokens: 256, target_tokens: 256 };
+        let pass = Pass { shape, activations: DType::BF16, recompute_blocks: 99, loss_chunk_rows: 64, dropout: true };
+        let bytes = |kept_gradient_blocks, boundaries_on_disk| {
+            let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk };
+            layer_major(&config, &pass, 16, &layers, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
+        };
+        let by_kept: Vec<u64> = (0..=20).map(|kept| bytes(kept, false)).collect();
+        assert!(by_kept.is_sorted(), "{by_kept:?}");
+        assert!(bytes(0, true) + (100 << 20) < bytes(0, false));
+        let whole = super::super::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
+            + super::super::gradients(&config, &|_| true);
+        assert!(bytes(0, false) * 5 < whole * 3, "{} of {whole}", bytes(0, false));
+    }
+}

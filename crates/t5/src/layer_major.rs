@@ -1,0 +1,368 @@
+//! Layer-major accumulation: all micro-batches of an optimizer batch pass backward through one block before
+//! the next, so that the gradient of one block at a time exists.
+//!
+//! Forward keeps the input of every block for every sample. Backward goes down block by block: it runs the
+//! block forward again for each micro-batch in turn, adds to the block's gradient, and hands the complete
+//! gradient over. Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient
+//! and whether it is finite, and the second [`Stage::Apply`]s, when nothing can go wrong half-way. The tables
+//! (embedding, head) and the last [`LayerMajor::kept_gradient_blocks`] blocks keep their gradients from the first
+//! pass, so the second does not go as far.
+//!
+//! Invariants: gradients are those of [`crate::T5::forward_backward`] over the same micro-batches, up to the order in
+//! which the tables' contributions are added (those of everything else are the same to the bit); a gradient
+//! is handed over once a pass; a block's parameters may be changed as soon as its gradient was handed over
+//! for the second time.
+
+use candle_core::Tensor;
+
+use crate::boundaries::{Boundaries, Boundary};
+use crate::context::{LayerContext, StepContext};
+use crate::error::{Error, Result};
+use crate::gradients::Gradients;
+use crate::layers::attention::{SideGradients, SourceGradient};
+use crate::layers::block::BlockSaved;
+use crate::layers::bytes;
+use crate::micro_batch::MicroBatch;
+use crate::model::{Kept, Pass, T5};
+use crate::parameters::Part;
+use crate::reach::Reach;
+
+/// How layer-major accumulation spends memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerMajor {
+    /// Blocks, of those that backward comes to last, whose gradients stay from the first pass, so that the second
+    /// is spared them: 0 holds least, all of them need no second pass.
+    pub kept_gradient_blocks: usize,
+    /// Block inputs lie in a file.
+    pub boundaries_on_disk: bool,
+}
+
+/// Which of the two passes backward makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Every gradient is handed over once; those that can be computed again are dropped.
+    Measure,
+    /// Every gradient is handed over once more, for good.
+    Apply,
+}
+
+/// A step of backward: what lies between two boundaries of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Norm { decoder: bool },
+    Block { decoder: bool, block: usize },
+}
+
+impl Unit {
+    /// Everything that backward enters, in its order.
+    pub fn all(reach: Reach) -> Vec<Unit> {
+        let mut units = Vec::new();
+        for (decoder, stack) in [(true, reach.decoder), (false, reach.encoder)] {
+            if stack.enters_norm() {
+                units.push(Unit::Norm { decoder });
+            }
+            let blocks = (0..stack.blocks()).rev().filter(|&block| stack.enters_block(block));
+            units.extend(blocks.map(|block| Unit::Block { decoder, block }));
+        }
+        units
+    }
+
+    /// How many of `units`, from the first, are gone through again: those before the last `kept` blocks. A norm that
+    /// nothing but kept blocks follows is kept with them.
+    pub fn gone_through_again(units: &[Unit], kept: usize) -> usize {
+        let is_norm = |unit: &Unit| matches!(unit, Unit::Norm { .. });
+        let blocks = |units: &[Unit]| units.iter().filter(|unit| !is_norm(unit)).count();
+        let mut again = (0..=units.len()).rev().find(|&n| blocks(&units[n..]) >= kept).unwrap_or(0);
+        while again > 0 && again < units.len() && is_norm(&units[again - 1]) {
+            again -= 1;
+        }
+        again
+    }
+
+    pub fn is_decoder(self) -> bool {
+        match self {
+            Unit::Norm { decoder } | Unit::Block { decoder, .. } => decoder,
+        }
+    }
+
+    /// Where its parameters are.
+    pub fn part(self) -> Part {
+        match self {
+            Unit::Norm { decoder: true } => Part::DecoderNorm,
+            Unit::Norm { decoder: false } => Part::EncoderNorm,
+            Unit::Block { decoder: true, block } => Part::Decoder { block },
+            Unit::Block { decoder: false, block } => Part::Encoder { block },
+        }
+    }
+}
+
+/// An optimizer batch between forward and the end of backward.
+#[derive(Debug)]
+pub struct LayerPass {
+    samples: Vec<Samples>,
+    boundaries: Boundaries,
+    cx: StepContext,
+    units: Vec<Unit>,
+    /// How many of the units the second pass goes through.
+    again: usize,
+    /// The sum of the token losses.
+    loss_sum: f64,
+}
+
+/// One micro-batch of it.
+#[derive(Debug)]
+struct Samples {
+    batch: MicroBatch,
+    source_bias: Tensor,
+    target_bias: Tensor,
+    /// The encoder's output (B, S, D).
+    encoded: Tensor,
+    encoder: StackInputs,
+    decoder: StackInputs,
+    /// Gradient of the decoder's output (B, T, D).
+    dz: Option<Tensor>,
+}
+
+/// The inputs (B, T, D) of a stack's blocks, and of its final norm, that backward enters.
+#[derive(Debug)]
+struct StackInputs {
+    blocks: Vec<Option<Boundary>>,
+    last: Option<Boundary>,
+}
+
+impl Samples {
+    fn inputs(&mut self, decoder: bool) -> &mut StackInputs {
+        if decoder { &mut self.decoder } else { &mut self.encoder }
+    }
+
+    /// The input of a unit.
+    fn input(&mut self, unit: Unit) -> &mut Option<Boundary> {
+        match unit {
+            Unit::Norm { decoder } => &mut self.inputs(decoder).last,
+            Unit::Block { decoder, block } => &mut self.inputs(decoder).blocks[block],
+        }
+    }
+
+    fn bias(&self, decoder: bool) -> &Tensor {
+        if decoder { &self.target_bias } else { &self.source_bias }
+    }
+
+    fn context<'a>(&'a self, pass: &Pass, decoder: bool) -> LayerContext<'a> {
+        match decoder {
+            true => pass.decoder(&self.batch, &self.target_bias, &self.encoded),
+            false => pass.encoder(&self.batch, &self.source_bias),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let boundaries = [&self.encoder, &self.decoder].into_iter().flat_map(|s| s.blocks.iter().chain([&s.last]));
+        let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded]);
+        let held: u64 = boundaries.flatten().map(Boundary::bytes).sum();
+        tensors + self.dz.as_ref().map_or(0, |dz| bytes(&[dz])) + held
+    }
+}
+
+impl LayerPass {
+    /// The sum of the token losses over the optimizer batch.
+    pub fn loss_sum(&self) -> f64 {
+        self.loss_sum
+    }
+
+    /// What it holds in memory.
+    pub fn bytes(&self) -> u64 {
+        self.samples.iter().map(Samples::bytes).sum()
+    }
+}
+
+/// The gradients on their way down, by micro-batch.
+struct Down {
+    /// Of what the last unit put out.
+    dx: Vec<Option<Tensor>>,
+    /// Of the encoder's output.
+    source: Vec<SourceGradient>,
+    /// Of the stack's position bias.
+    bias: Vec<Option<Tensor>>,
+}
+
+impl T5 {
+    /// Forward and loss of a whole optimizer batch, keeping the block inputs in `boundaries`; adds the gradient of the
+    /// head's table to `grads`. `None` when `interrupted` said so before a micro-batch.
+    ///
+    /// # Errors
+    /// A failed tensor operation, or a file of boundaries that cannot be written.
+    pub fn layer_major_forward(
+        &self,
+        batches: Vec<MicroBatch>,
+        cx: &StepContext,
+        layers: &LayerMajor,
+        boundaries: Boundaries,
+        grads: &mut Gradients,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<LayerPass>> {
+        let cx = StepContext { recompute_blocks: usize::MAX, ..*cx };
+        let reach = self.reach(grads);
+        let units = Unit::all(reach);
+        let again = Unit::gone_through_again(&units, layers.kept_gradient_blocks);
+        let mut pass = LayerPass { samples: Vec::new(), boundaries, cx, units, again, loss_sum: 0.0 };
+        for batch in batches {
+            if interrupted() {
+                return Ok(None);
+            }
+            let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = self.forward(&batch, &cx, reach)?;
+            let (loss, dz) = self.head_backward(z, &batch, &cx, grads)?;
+            pass.loss_sum += loss;
+            let [encoder, decoder] = [encoder, decoder].map(|saved| {
+                let (blocks, last) = saved.into_inputs();
+                let mut put = |x: Option<Tensor>| x.map(|x| pass.boundaries.put(x)).transpose();
+                Ok::<_, Error>(StackInputs {
+                    blocks: blocks.into_iter().map(&mut put).collect::<Result<_>>()?,
+                    last: put(last)?,
+                })
+            });
+            let (encoder, decoder, dz) = (encoder?, decoder?, Some(dz));
+            pass.samples.push(Samples { batch, source_bias, target_bias, encoded, encoder, decoder, dz });
+        }
+        tracing::trace!(kept_bytes = pass.bytes(), "boundaries between forward and backward");
+        Ok(Some(pass))
+    }
+
+    /// One of the two backward passes: `hand_over` is called once for every trained parameter, with its index and the
+    /// accumulators, when the one of that index is complete. [`Stage::Measure`] comes first; after [`Stage::Apply`] the gradients are gone. False when `interrupted` said
+    /// so before a micro-batch.
+    ///
+    /// # Errors
+    /// A failed tensor operation, a file of boundaries that cannot be read, or what `hand_over` returns. In the
+    /// second pass some parameters are changed then, and others not.
+    pub fn layer_major_backward<E: From<Error>>(
+        &self,
+        pass: &mut LayerPass,
+        stage: Stage,
+        grads: &mut Gradients,
+        interrupted: &dyn Fn() -> bool,
+        hand_over: &mut dyn FnMut(usize, &Gradients) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let end = if stage == Stage::Measure { pass.units.len() } else { pass.again };
+        let mut down = self.start_of_backward(pass, stage);
+        for position in 0..end {
+            if position == pass.again {
+                grads.release_spare();
+            }
+            if !self.unit_backward(pass, position, end, stage, &mut down, grads, interrupted)? {
+                return Ok(false);
+            }
+            let part = pass.units[position].part();
+            for index in self.parameters_of(|other| other == part) {
+                if grads.get(index).is_some() {
+                    hand_over(index, grads)?;
+                }
+                if position < pass.again {
+                    grads.put_aside(index);
+                }
+            }
+        }
+        drop(down);
+        grads.release_spare();
+        // In the end what stays: tables at first, at last whatever is still there.
+        let tables = |part| matches!(part, Part::Shared | Part::LmHead);
+        let rest: Vec<usize> = self.parameters_of(|part| stage == Stage::Apply || tables(part)).collect();
+        for index in rest {
+            if grads.get(index).is_some() {
+                hand_over(index, grads)?;
+            }
+            if stage == Stage::Apply {
+                grads.take(index);
+            }
+        }
+        Ok(true)
+    }
+
+    fn parameters_of(&self, is_meant: impl Fn(Part) -> bool) -> impl Iterator<Item = usize> {
+        let meant = self.parameters().iter().enumerate().filter(move |(_, parameter)| is_meant(parameter.part));
+        meant.map(|(index, _)| index)
+    }
+
+    fn start_of_backward(&self, pass: &mut LayerPass, stage: Stage) -> Down {
+        let is_last_use = stage == Stage::Apply || pass.again == 0;
+        let end = if stage == Stage::Measure { pass.units.len() } else { pass.again };
+        let enters_encoder = pass.units[..end].iter().any(|unit| !unit.is_decoder());
+        let source = || if enters_encoder { SourceGradient::Wanted(None) } else { SourceGradient::NotWanted };
+        let dz = |samples: &mut Samples| if is_last_use { samples.dz.take() } else { samples.dz.clone() };
+        Down {
+            dx: pass.samples.iter_mut().map(dz).collect(),
+            source: pass.samples.iter().map(|_| source()).collect(),
+            bias: pass.samples.iter().map(|_| None).collect(),
+        }
+    }
+
+    /// Backward of one unit for every micro-batch.
+    #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its place and its outputs")]
+    fn unit_backward(
+        &self,
+        pass: &mut LayerPass,
+        position: usize,
+        end: usize,
+        stage: Stage,
+        down: &mut Down,
+        grads: &mut Gradients,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        let unit = pass.units[position];
+        let decoder = unit.is_decoder();
+        let is_last_use = stage == Stage::Apply || position >= pass.again;
+        let next = pass.units[..end].get(position + 1).copied();
+        let goes_on = matches!(next, Some(Unit::Block { decoder: other, .. }) if other == decoder);
+        let step = Pass::of(&pass.cx);
+        let stack = if decoder { &self.decoder } else { &self.encoder };
+        for i in 0..pass.samples.len() {
+            if interrupted() {
+                return Ok(false);
+            }
+            let after = match pass.samples.get_mut(i + 1) {
+                Some(samples) => samples.input(unit).clone(),
+                None => next.and_then(|next| pass.samples[0].input(next).clone()),
+            };
+            let samples = &mut pass.samples[i];
+            let input = if is_last_use { samples.input(unit).take() } else { samples.input(unit).clone() };
+            let Some(input) = input else { continue };
+            let x = pass.boundaries.get(input, after.as_ref())?;
+            let cx = samples.context(&step, decoder);
+            match unit {
+                Unit::Norm { decoder } => {
+                    let dz = match std::mem::replace(&mut down.source[i], SourceGradient::NotWanted) {
+                        SourceGradient::Wanted(dz) if !decoder => dz,
+                        source => {
+                            down.source[i] = source;
+                            down.dx[i].take()
+                        }
+                    };
+                    let Some(dz) = dz else { continue };
+                    down.dx[i] = Some(stack.finish_backward(&x, dz, &cx, grads)?);
+                    down.bias[i] = None;
+                }
+                Unit::Block { block, .. } => {
+                    let Some(dy) = down.dx[i].take() else { continue };
+                    let into_embedding =
+                        block == 0 && stage == Stage::Measure && self.reach(grads).enters_embedding(decoder);
+                    let trains_table =
+                        grads.trains(&stack.table) && pass.units[..end].contains(&Unit::Block { decoder, block: 0 });
+                    if trains_table && down.bias[i].is_none() {
+                        down.bias[i] = Some(samples.bias(decoder).zeros_like()?);
+                    }
+                    let mut side = SideGradients { bias: down.bias[i].as_ref(), source: &mut down.source[i] };
+                    let saved = BlockSaved::Input(x);
+                    let wanted = goes_on || into_embedding;
+                    let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, wanted, grads)?;
+                    let ids = if decoder { &samples.batch.decoder_inputs } else { &samples.batch.sources };
+                    if block == 0 {
+                        stack.bias_backward(down.bias[i].take(), ids, grads)?;
+                    }
+                    match dx {
+                        Some(dx) if into_embedding => stack.embed_backward(ids, &self.shared, dx, &cx, grads)?,
+                        dx => down.dx[i] = dx,
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,160 @@
+//! Layer-major accumulation against the ordinary one: the same gradients, however memory is spent.
+
+use crate::support::*;
+use candle_core::{DType, Device, Tensor};
+use t5::{Boundaries, Config, Error, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
+
+fn relu() -> Config {
+    Config {
+        vocab_size: 37,
+        d_model: 20,
+        d_ff: 28,
+        d_kv: 6,
+        num_heads: 3,
+        num_layers: 3,
+        num_decoder_layers: 2,
+        relative_attention_num_buckets: 8,
+        relative_attention_max_distance: 16,
+        ..Config::default()
+    }
+}
+
+fn gated_untied() -> Config {
+    let mut config = Config { tie_word_embeddings: false, scale_decoder_outputs: false, ..relu() };
+    config.set_feed_forward_proj("gated-gelu").unwrap();
+    config
+}
+
+/// Seven samples of uneven length in micro-batches of 1, 4 and 2.
+fn batches(config: &Config) -> (Vec<MicroBatch>, u64) {
+    let list =
+        |seed: u32, length: u32| -> Vec<u32> { (0..length).map(|i| 2 + (seed * 31 + i * 7) % 35).chain([1]).collect() };
+    let lengths = [(9, 4), (1, 12), (5, 5), (17, 1), (3, 8), (2, 2), (30, 20)];
+    let sources: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(i, l)| list(i as u32, l.0)).collect();
+    let targets: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(i, l)| list(i as u32 + 50, l.1)).collect();
+    let gather = |samples: &[usize]| {
+        let sources: Vec<&[u32]> = samples.iter().map(|&i| sources[i].as_slice()).collect();
+        let targets: Vec<&[u32]> = samples.iter().map(|&i| targets[i].as_slice()).collect();
+        let samples: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
+        MicroBatch::new(&sources, &targets, &samples, config, &Device::Cpu).unwrap()
+    };
+    let batches = [&[6][..], &[3, 0, 2, 4], &[1, 5]].map(gather).to_vec();
+    (batches, targets.iter().map(|t| t.len() as u64).sum())
+}
+
+type Trained<'a> = &'a dyn Fn(Part) -> bool;
+
+fn ordinary(model: &T5, dtype: DType, trained: Trained) -> (f64, Vec<Option<Tensor>>) {
+    let (batches, target_tokens) = batches(model.config());
+    let cx = StepContext { dropout: 0.2, recompute_blocks: 2, ..context(target_tokens, dtype) };
+    let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+    let loss = batches.iter().map(|batch| model.forward_backward(batch, &cx, &mut grads).unwrap()).sum();
+    (loss, (0..model.parameters().len()).map(|index| grads.get(index).cloned()).collect())
+}
+
+/// Loss, and the gradients that each of the two passes hands over.
+fn by_layer(model: &T5, dtype: DType, trained: Trained, layers: &LayerMajor) -> (f64, [Vec<Option<Tensor>>; 2]) {
+    let (batches, target_tokens) = batches(model.config());
+    let cx = StepContext { dropout: 0.2, ..context(target_tokens, dtype) };
+    let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+    let directory = tempfile::tempdir().unwrap();
+    let boundaries = match layers.boundaries_on_disk {
+        true => Boundaries::on_disk(directory.path()).unwrap(),
+        false => Boundaries::in_memory(),
+    };
+    let mut pass = model.layer_major_forward(batches, &cx, layers, boundaries, &mut grads, &|| false).unwrap().unwrap();
+    let stages = [Stage::Measure, Stage::Apply].map(|stage| {
+        let mut seen = vec![None; model.parameters().len()];
+        let mut see = |index: usize, grads: &Gradients| -> Result<(), Error> {
+            let gradient = grads.get(index).expect("what is handed over is there").copy()?;
+            assert!(seen[index].replace(gradient).is_none(), "{} is handed over twice", model.parameters()[index].name);
+            Ok(())
+        };
+        assert!(model.layer_major_backward(&mut pass, stage, &mut grads, &|| false, &mut see).unwrap());
+        seen
+    });
+    assert_eq!(grads.bytes(), 0);
+    (pass.loss_sum(), stages)
+}
+
+fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, tolerance: f64) {
+    let parameters = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let model = T5::init(config, 2, parameters, &Device::Cpu).unwrap();
+    let (loss, expected) = ordinary(&model, dtype, trained);
+    let (loss_by_layer, stages) = by_layer(&model, dtype, trained, layers);
+    assert_eq!(loss.to_bits(), loss_by_layer.to_bits());
+    for got in &stages {
+        for ((parameter, got), expected) in model.parameters().iter().zip(got).zip(&expected) {
+            let name = &parameter.name;
+            let (Some(got), Some(expected)) = (got, expected) else {
+                // An accumulator that nothing was added to is not handed over, and not made in the ordinary way either.
+                assert_eq!(got.is_some(), expected.is_some(), "{name}, {layers:?}");
+                continue;
+            };
+            if matches!(parameter.part, Part::Shared | Part::LmHead) {
+                let far = distance(got, expected);
+                assert!(far < tolerance, "{name}, {layers:?}: {far:e}");
+            } else {
+                assert_eq!(values(got), values(expected), "{name}, {layers:?}");
+            }
+        }
+    }
+}
+
+const EVERYTHING: [LayerMajor; 6] = [
+    LayerMajor { kept_gradient_blocks: 0, boundaries_on_disk: false },
+    LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk: false },
+    LayerMajor { kept_gradient_blocks: 3, boundaries_on_disk: false },
+    LayerMajor { kept_gradient_blocks: 4, boundaries_on_disk: true },
+    LayerMajor { kept_gradient_blocks: 99, boundaries_on_disk: false },
+    LayerMajor { kept_gradient_blocks: 0, boundaries_on_disk: true },
+];
+
+#[test]
+fn gradients_are_those_of_ordinary_accumulation() {
+    for config in [relu(), gated_untied()] {
+        for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, 1e-5), (DType::BF16, 1e-5)] {
+            for layers in &EVERYTHING {
+                check(&config, dtype, &|_| true, layers, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_frozen_has_no_gradient_and_what_trains_has_the_same() {
+    let trained: [Trained; 7] = [
+        &|part| part.is_decoder(),
+        &|part| !matches!(part, Part::Shared) && !part.is_encoder(),
+        &|part| matches!(part, Part::Encoder { block: 1 }),
+        &|part| matches!(part, Part::DecoderNorm | Part::EncoderNorm),
+        &|part| matches!(part, Part::Shared),
+        &|part| matches!(part, Part::LmHead | Part::Shared),
+        &|part| matches!(part, Part::Decoder { block: 1 } | Part::Encoder { block: 0 }),
+    ];
+    for config in [relu(), gated_untied()] {
+        for layers in &EVERYTHING {
+            for trained in trained {
+                check(&config, DType::F64, trained, layers, 1e-10);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_pass_ends_before_the_next_micro_batch() {
+    let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
+    let (micro_batches, target_tokens) = batches(model.config());
+    let cx = context(target_tokens, DType::F32);
+    let mut grads = Gradients::new(&model, &|_| true);
+    let layers = LayerMajor::default();
+    let asked = std::cell::Cell::new(0);
+    let interrupted = || asked.replace(asked.get() + 1) == 5;
+    let pass = model
+        .layer_major_forward(micro_batches, &cx, &layers, Boundaries::in_memory(), &mut grads, &interrupted)
+        .unwrap();
+    let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
+    let ended =
+        model.layer_major_backward(&mut pass.unwrap(), Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();
+    assert_eq!((ended, asked.get()), (false, 6));
+}

@@ -1,0 +1,151 @@
+//! What makes one run differ from another: the trainer's options, checked together.
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::adafactor::AdafactorOptions;
+use crate::error::{Error, Result};
+use crate::schedule::Schedule;
+
+/// The dtype of activations. Gradients and optimizer state stay in f32, weights too unless [`MasterWeights`] says else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Double precision, with an f64 model: for proofs.
+    F64,
+}
+
+impl Precision {
+    /// The dtype in which activations are computed and kept.
+    pub fn activations(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F64 => DType::F64,
+        }
+    }
+}
+
+/// What the weights are kept in between two updates, where activations are bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MasterWeights {
+    /// f32, rounded to bf16 as products need them.
+    #[default]
+    F32,
+    /// bf16 and nothing beside it; an update is computed in f32 and rounded up or down at random, right on average.
+    StochasticRounding,
+    /// bf16 and nothing beside it; updates are rounded to the nearest value, which loses small ones. For comparison.
+    NearestRounding,
+}
+
+/// What makes one run differ from another. Saved in every checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerOptions {
+    /// Seed of the dropout masks.
+    pub seed: u64,
+    /// Probability of dropping.
+    pub dropout: f64,
+    /// Dtype of activations.
+    pub precision: Precision,
+    /// What the weights are kept in.
+    #[serde(default)]
+    pub master_weights: MasterWeights,
+    /// What does not train; see [`crate::freeze`].
+    pub freeze: Vec<String>,
+    /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
+    pub grad_clip_norm: f64,
+    /// The optimizer.
+    pub adafactor: AdafactorOptions,
+    /// The learning rate's curve.
+    pub schedule: Schedule,
+    /// Where the schedule ends, in optimizer steps.
+    pub total_steps: u64,
+    /// The number of non-finite steps in a row that ends the run; at least 1.
+    pub max_non_finite: u32,
+}
+
+impl Default for TrainerOptions {
+    fn default() -> Self {
+        TrainerOptions {
+            seed: 0,
+            dropout: 0.1,
+            precision: Precision::F32,
+            master_weights: MasterWeights::F32,
+            freeze: Vec::new(),
+            grad_clip_norm: 1.0,
+            adafactor: AdafactorOptions::default(),
+            schedule: Schedule::CONSTANT,
+            total_steps: 1,
+            max_non_finite: 10,
+        }
+    }
+}
+
+impl TrainerOptions {
+    /// The dtype of the model that these options train.
+    pub fn parameter_dtype(&self) -> DType {
+        match (self.precision, self.master_weights) {
+            (Precision::F64, _) => DType::F64,
+            (_, MasterWeights::F32) => DType::F32,
+            (_, MasterWeights::StochasticRounding | MasterWeights::NearestRounding) => DType::BF16,
+        }
+    }
+
+    /// Checks every option and every pair of options that can contradict each other.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] naming the first one at fault.
+    pub fn validate(&self) -> Result<()> {
+        self.adafactor.validate()?;
+        self.schedule.validate()?;
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::invalid_option("train.dropout", "a number from 0 up and below 1", self.dropout));
+        }
+        if !(self.grad_clip_norm.is_finite() && self.grad_clip_norm >= 0.0) {
+            let expected = "a finite number from 0 up; 0 switches clipping off";
+            return Err(Error::invalid_option("train.grad_clip_norm", expected, self.grad_clip_norm));
+        }
+        if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
+            let expected = "`f32` unless `train.precision` is `bf16`";
+            return Err(Error::invalid_option("train.master_weights", expected, format!("{:?}", self.master_weights)));
+        }
+        if self.max_non_finite == 0 {
+            return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
+        }
+        if self.adafactor.relative_step && self.schedule != Schedule::CONSTANT {
+            let expected =
+                "`constant` without warm-up beside `optimizer.relative_step = true`, which is a schedule of its own";
+            return Err(Error::invalid_option("schedule.name", expected, format!("{:?}", self.schedule)));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_contradict_each_other_are_refused_by_name() {
+        let check = |change: &dyn Fn(&mut TrainerOptions), name: &str| {
+            let mut options = TrainerOptions::default();
+            change(&mut options);
+            let error = options.validate().unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        };
+        assert!(TrainerOptions::default().validate().is_ok());
+        check(&|o| o.dropout = 1.0, "train.dropout");
+        check(&|o| o.dropout = f64::NAN, "train.dropout");
+        check(&|o| o.master_weights = MasterWeights::StochasticRounding, "train.master_weights");
+        check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
+        check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
+        check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
+        check(&|o| o.adafactor.relative_step = false, "optimizer.learning_rate");
+    }
+}
