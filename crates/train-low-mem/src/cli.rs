@@ -259,6 +259,18 @@ pub struct BenchArgs {
     /// Blocks whose activations are computed again in backward: none, full or a number
     #[arg(long, value_name = "none|full|K", default_value = "none", value_parser = recompute)]
     pub recompute: Recompute,
+    /// One micro-batch through all blocks, or all micro-batches through one block, before the next
+    #[arg(long, value_enum, default_value_t = Accumulation::MicroBatchMajor)]
+    pub accumulation: Accumulation,
+    /// Layer-major: blocks whose gradients are kept and not computed a second time
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub kept_gradient_blocks: usize,
+    /// Layer-major: block inputs in a file in this directory instead of in memory
+    #[arg(long, value_name = "DIR")]
+    pub offload: Option<PathBuf>,
+    /// Rows of logits at a time
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub loss_chunk_rows: usize,
     /// Samples computed at a time; default: the whole batch
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<usize>,
@@ -271,6 +283,15 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--accumulation`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accumulation {
+    /// One micro-batch after the other
+    MicroBatchMajor,
+    /// One block after the other
+    LayerMajor,
 }
 
 /// `--master-weights`

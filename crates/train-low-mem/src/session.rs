@@ -130,13 +130,14 @@ impl Session {
         metrics.record(event, json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin}))?;
         metrics.record("plan", bill::plan_json(&plan))?;
 
-        let trainer = match &found {
+        let mut trainer = match &found {
             Some(found) => {
                 let dtype = options.parameter_dtype();
                 Trainer::resume(found, options, dtype, &opened.device)?
             }
             None => Trainer::new(first_weights(&config, &opened, options.parameter_dtype())?, options)?,
         };
+        trainer.offload_to(run.root());
         let checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         let session = Self {

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use memory_policy::{Bytes, Probe, SystemProbe};
 use serde_json::json;
+use t5::costs::{Pass, Shape};
 use t5::{ParameterSpec, T5};
-use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Accumulation, Batch, LayerMajor, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 use crate::bill::StepCosts;
-use crate::cli::{BenchArgs, Precision, Recompute};
+use crate::cli::{self, BenchArgs, Precision, Recompute};
 use crate::config::{Config, Values};
 use crate::failure::{Failure, Outcome};
 use crate::{open, report};
@@ -38,6 +39,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let (plan, predicted_peak_bytes) = plan(flags, &model, &options, probe.snapshot()?.rss.0)?;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
+    if let Some(directory) = &flags.offload {
+        trainer.offload_to(directory);
+    }
     let mut step_ms = Vec::with_capacity(flags.steps);
     for step in 0..=flags.steps as u64 {
         let [sources, targets] =
@@ -63,7 +67,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "predicted_peak_bytes": predicted_peak_bytes, "parameters": parameters, "precision": precision,
             "threads": threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
-            "recompute_blocks": plan.recompute_blocks, "step_ms_each": step_ms,
+            "recompute_blocks": plan.recompute_blocks, "loss_chunk_rows": plan.loss_chunk_rows,
+            "accumulation": format!("{:?}", plan.accumulation), "step_ms_each": step_ms,
         });
         report::print(&format!("{json}\n"));
         return Ok(());
@@ -91,24 +96,48 @@ fn plan(
     let costs = StepCosts::of_batch(model, options, flags.batch, (flags.source_tokens, flags.target_tokens))?;
     let mut pins = no_pins()?.memory;
     pins.micro_batch_samples = Some(flags.micro_batch.unwrap_or(flags.batch).max(1));
-    pins.loss_chunk_rows = Some(LOSS_CHUNK_ROWS);
+    pins.loss_chunk_rows = Some(flags.loss_chunk_rows.max(1));
     pins.recompute_blocks = Some(match flags.recompute {
         Recompute::Full => usize::MAX,
         Recompute::Blocks(blocks) => blocks,
     });
     let choice =
         costs.choices(&pins).into_iter().next().ok_or_else(|| Failure::internal("the pins leave no choice"))?;
-    let held: u64 = costs.fixed(options)?.iter().chain(&choice.rows).map(|row| row.bytes.0).sum();
+    let layers =
+        LayerMajor { kept_gradient_blocks: flags.kept_gradient_blocks, boundaries_on_disk: flags.offload.is_some() };
+    let accumulation = match flags.accumulation {
+        cli::Accumulation::MicroBatchMajor => Accumulation::MicroBatchMajor,
+        cli::Accumulation::LayerMajor => Accumulation::LayerMajor(layers),
+    };
+    let fixed = costs.fixed(options)?;
+    let held: u64 = match accumulation {
+        Accumulation::MicroBatchMajor => fixed.iter().chain(&choice.rows).map(|row| row.bytes.0).sum(),
+        Accumulation::LayerMajor(layers) => {
+            let shape = Shape {
+                samples: choice.micro_batch_samples,
+                source_tokens: flags.source_tokens,
+                target_tokens: flags.target_tokens,
+            };
+            let pass = Pass {
+                shape,
+                activations: options.precision.activations(),
+                recompute_blocks: usize::MAX,
+                loss_chunk_rows: choice.loss_chunk_rows,
+                dropout: options.dropout > 0.0,
+            };
+            let rows = t5::costs::layer_major(model, &pass, flags.batch, &layers, &|_| true);
+            let kept = fixed.iter().filter(|row| row.name != "gradients").map(|row| row.bytes.0);
+            kept.chain(rows.iter().map(|row| row.bytes)).sum()
+        }
+    };
     let plan = StepPlan {
         micro_batch_samples: choice.micro_batch_samples,
         recompute_blocks: choice.recompute_blocks,
         loss_chunk_rows: choice.loss_chunk_rows,
-        accumulation: trainer::Accumulation::MicroBatchMajor,
+        accumulation,
     };
     Ok((plan, process_bytes + held))
 }
-
-const LOSS_CHUNK_ROWS: usize = 256;
 
 /// A config whose only use is that nothing in it is pinned.
 fn no_pins() -> Outcome<Config> {

@@ -206,6 +206,15 @@ pub struct Checkpoint {
     pub model_is_best: bool,
 }
 
+/// `memory.accumulation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccumulationPin {
+    /// One micro-batch through all blocks, then the next.
+    MicroBatchMajor,
+    /// All micro-batches through one block, then the next.
+    LayerMajor,
+}
+
 /// `memory.*`. `None` is `auto`: the policy decides.
 #[derive(Clone, Debug)]
 pub struct Memory {
@@ -217,6 +226,12 @@ pub struct Memory {
     pub micro_batch_samples: Option<usize>,
     /// Pin.
     pub recompute_blocks: Option<usize>,
+    /// Pin.
+    pub accumulation: Option<AccumulationPin>,
+    /// Pin, of layer-major accumulation.
+    pub kept_gradient_blocks: Option<usize>,
+    /// Pin, of layer-major accumulation: whether block inputs lie in a file.
+    pub activation_offload: Option<bool>,
     /// Pin.
     pub loss_chunk_rows: Option<usize>,
     /// Pin.
@@ -308,6 +323,16 @@ impl Config {
                 values.origin("train.master_weights")
             ))
             .hint("`--set train.precision=bf16`"));
+        }
+        let layer_major_only = ["memory.kept_gradient_blocks", "memory.activation_offload"];
+        let pinned = [self.memory.kept_gradient_blocks.is_some(), self.memory.activation_offload == Some(true)];
+        let contradiction = layer_major_only.into_iter().zip(pinned).find(|&(_, pinned)| pinned);
+        if let (Some((name, _)), Some(AccumulationPin::MicroBatchMajor)) = (contradiction, self.memory.accumulation) {
+            return Err(Failure::usage(format!(
+                "`{name}` ({}) is a part of layer-major accumulation, and `memory.accumulation` is \"micro-batch-major\"",
+                values.origin(name)
+            ))
+            .hint("`--set memory.accumulation=layer-major`, or leave one of the two out"));
         }
         if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
             return Err(Failure::usage(
@@ -470,6 +495,12 @@ fn memory(values: &Values) -> Memory {
         device_budget: bytes("memory.device_budget"),
         micro_batch_samples: pin(values, "memory.micro_batch_samples"),
         recompute_blocks: pin(values, "memory.recompute_blocks"),
+        accumulation: values.text("memory.accumulation").map(|text| match text.as_str() {
+            "layer-major" => AccumulationPin::LayerMajor,
+            _ => AccumulationPin::MicroBatchMajor,
+        }),
+        kept_gradient_blocks: pin(values, "memory.kept_gradient_blocks"),
+        activation_offload: values.text("memory.activation_offload").map(|text| text == "disk"),
         loss_chunk_rows: pin(values, "memory.loss_chunk_rows"),
         prefetch_batches: pin(values, "memory.prefetch_batches"),
         decode_threads: pin(values, "memory.decode_threads"),
@@ -522,6 +553,10 @@ mod tests {
             (&["run.finetune=true"], "`model.init_from` is not set"),
             (&["checkpoint.model=best"], "data.validation"),
             (&["train.master_weights=stochastic-rounding"], "train.precision"),
+            (
+                &["memory.accumulation=micro-batch-major", "memory.activation_offload=disk"],
+                "`memory.activation_offload`",
+            ),
             (&["run.device=gpu"], "expected auto, cpu, cuda, cuda:N or metal, got `gpu`"),
         ] {
             let failure = resolve(assignments).expect_err("a contradiction");
