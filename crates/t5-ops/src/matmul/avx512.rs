@@ -28,6 +28,7 @@ impl Kernel for Avx512Bf16 {
     const COLS: usize = pairs::BLOCK;
     const STEP: usize = pairs::BLOCK;
     const DEPTH: usize = pairs::DEPTH;
+    const SLICE: usize = pairs::SLICE;
 
     unsafe fn enter() -> Self {
         Self

@@ -27,10 +27,7 @@ pub(crate) const PACKED_BYTES: usize = 8 << 20;
 /// The panels of B that a task goes through for one row panel after the other: half of a cache of 2 MiB.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Elements of the largest block of any kernel.
-const LARGEST_BLOCK: usize = 32 * 32;
-
-/// Aligned storage of packed panels and blocks.
+/// Aligned storage of packed panels.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -61,6 +58,8 @@ pub(super) trait Kernel: Sized {
 
     /// At most this much of K in a panel.
     const DEPTH: usize;
+    /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.
+    const SLICE: usize;
 
     /// Prepares the current thread.
     ///
@@ -256,26 +255,49 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumul
                 let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
                 // SAFETY: the instructions are there by the caller's promise.
                 let kernel = unsafe { K::enter() };
-                let mut own = Buffer::<K::Cell>::new(if ahead { 0 } else { a.cells() });
+                let slice = if ahead { depth } else { K::SLICE.min(depth) };
+                let mut own = Buffer::<K::Cell>::new(if ahead { 0 } else { slice * K::ROWS });
+                let block = K::ROWS * K::COLS;
+                let mut sums = Buffer::<f32>::new(columns.len() * block);
                 for row in part.clone() {
                     let panel = rows.start + row;
-                    let here = match direct {
-                        Some(direct) if a.cols(panel).len() == K::ROWS => {
-                            Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row), ..direct }
+                    let whole_rows = a.cols(panel).len() == K::ROWS;
+                    for k in (0..depth).step_by(slice) {
+                        let slice = slice.min(depth - k);
+                        let (first, last) = (k == 0, k + slice == depth);
+                        let here = match direct {
+                            Some(direct) if whole_rows => {
+                                Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k), ..direct }
+                            }
+                            _ if ahead => packed_rows::<K>(packed_a[row * a.cells() + k * K::ROWS..].as_ptr()),
+                            _ => {
+                                let cells = &mut own.cells()[..slice * K::ROWS];
+                                // SAFETY: as above.
+                                unsafe {
+                                    K::pack(Side::A, &a.matrix, a.cols(panel), k..a.matrix.rows.min(k + slice), cells)
+                                };
+                                packed_rows::<K>(cells.as_ptr())
+                            }
+                        };
+                        for column in columns.clone() {
+                            let at = (panel * K::ROWS, (cols.start + column) * K::COLS);
+                            let b = &packed_b[column * b.cells() + k * K::COLS..][..slice * K::COLS];
+                            let sums = &mut sums.cells()[(column - columns.start) * block..][..block];
+                            // SAFETY: panels of `slice`; each block of C belongs to one task.
+                            unsafe {
+                                match c.whole_block(at, (K::ROWS, K::COLS)) {
+                                    Some(to) => {
+                                        kernel.block(here, b.as_ptr(), slice, to, c.row_stride, accumulate || !first)
+                                    }
+                                    None => {
+                                        kernel.block(here, b.as_ptr(), slice, sums.as_mut_ptr(), K::COLS, !first);
+                                        if last {
+                                            write_block(&kernel, c, at, sums, accumulate);
+                                        }
+                                    }
+                                }
+                            }
                         }
-                        _ if ahead => packed_rows::<K>(packed_a[row * a.cells()..].as_ptr()),
-                        _ => {
-                            let cells = &mut own.cells()[..depth * K::ROWS];
-                            // SAFETY: as above.
-                            unsafe { K::pack(Side::A, &a.matrix, a.cols(panel), 0..a.matrix.rows, cells) };
-                            packed_rows::<K>(cells.as_ptr())
-                        }
-                    };
-                    for column in columns.clone() {
-                        let at = (panel * K::ROWS, (cols.start + column) * K::COLS);
-                        let b = &packed_b[column * b.cells()..][..depth * K::COLS];
-                        // SAFETY: panels of `depth`; each block of C belongs to one task.
-                        unsafe { finish_block(&kernel, c, at, here, b, depth, accumulate) };
                     }
                 }
             });
@@ -296,37 +318,26 @@ fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Se
     }
 }
 
-/// Computes the block of C at (i, j) and writes what lies inside C.
+impl MatrixMut {
+    /// The block at (i, j) if it lies inside and its elements are f32.
+    fn whole_block(&self, (i, j): (usize, usize), (rows, cols): (usize, usize)) -> Option<*mut f32> {
+        match self.data {
+            Target::F32(target) if i + rows <= self.rows && j + cols <= self.cols => {
+                Some(target.pointer(self.start + i * self.row_stride + j))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Writes what lies inside C of the block at (i, j).
 ///
 /// # Safety
 ///
-/// As [`Kernel::block`]; the block of C belongs to the caller.
-unsafe fn finish_block<K: Kernel>(
-    kernel: &K,
-    c: &MatrixMut,
-    (i, j): (usize, usize),
-    a: Rows<K::Cell>,
-    b: &[K::Cell],
-    depth: usize,
-    accumulate: bool,
-) {
+/// The block of C belongs to the caller, and the machine has the kernel's instructions.
+unsafe fn write_block<K: Kernel>(kernel: &K, c: &MatrixMut, (i, j): (usize, usize), block: &[f32], accumulate: bool) {
     let (rows, cols) = (K::ROWS.min(c.rows - i), K::COLS.min(c.cols - j));
     let start = c.start + i * c.row_stride + j;
-    let whole = (rows, cols) == (K::ROWS, K::COLS);
-    if let Target::F32(target) = c.data
-        && whole
-    {
-        // SAFETY: a whole block inside C.
-        unsafe { kernel.block(a, b.as_ptr(), depth, target.pointer(start), c.row_stride, accumulate) };
-        return;
-    }
-    let mut block = std::mem::MaybeUninit::<[Line; LARGEST_BLOCK * 4 / size_of::<Line>()]>::uninit();
-    let block = block.as_mut_ptr().cast::<f32>();
-    const { assert!(K::ROWS * K::COLS <= LARGEST_BLOCK) };
-    // SAFETY: the buffer holds a block of any kernel.
-    unsafe { kernel.block(a, b.as_ptr(), depth, block, K::COLS, false) };
-    // SAFETY: the kernel has written the whole block.
-    let block = unsafe { std::slice::from_raw_parts(block, K::ROWS * K::COLS) };
     match c.data {
         Target::F32(target) => {
             for (row, block) in block.chunks_exact(K::COLS).take(rows).enumerate() {

@@ -148,6 +148,7 @@ macro_rules! kernel {
             const COLS: usize = 2 * <$vector>::WIDTH;
             const STEP: usize = 1;
             const DEPTH: usize = DEPTH;
+            const SLICE: usize = DEPTH;
 
             unsafe fn enter() -> Self {
                 Self

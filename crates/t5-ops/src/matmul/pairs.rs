@@ -32,6 +32,9 @@ pub(super) const BLOCK: usize = 32;
 /// Most of K in a panel, which then has 256 KiB.
 pub(super) const DEPTH: usize = 4096;
 
+/// Of it in a block at a time: 32 KiB of A.
+pub(super) const SLICE: usize = 512;
+
 /// Cells of a line.
 const LINE: usize = 32;
 /// Cells of a tile: 16 lines.
@@ -62,6 +65,11 @@ unsafe fn pack_from<T: Load>(
     cells: &mut [u16],
 ) {
     let along = m.row_stride == 1;
+    if along && side == Side::A && cols.len() == BLOCK && k.len().is_multiple_of(BLOCK) {
+        // SAFETY: whole rows of whole lines inside `data`.
+        unsafe { copy_rows(data.as_ptr().add(cols.start * m.col_stride + k.start), m.col_stride, cells) };
+        return;
+    }
     for (step, cells) in cells.chunks_exact_mut(2 * TILE).enumerate() {
         let k = k.start + step * BLOCK..k.end.min(k.start + (step + 1) * BLOCK);
         if !along && side == Side::B && k.len() == BLOCK && cols.len() == BLOCK {
@@ -87,6 +95,25 @@ unsafe fn pack_from<T: Load>(
             for (line, row) in cells.chunks_exact_mut(LINE).zip(rows) {
                 // SAFETY: a line is 64 bytes.
                 unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), row) };
+            }
+        }
+    }
+}
+
+/// 32 rows along K, `stride` apart, as many elements of each as `cells` has place for, into tiles of A.
+///
+/// Eight rows at a time: the processor fetches ahead in no more than a few dozen places at once.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn copy_rows<T: Load>(from: *const T, stride: usize, cells: &mut [u16]) {
+    for first in (0..BLOCK).step_by(8) {
+        for (step, cells) in cells.chunks_exact_mut(2 * TILE).enumerate() {
+            for row in first..first + 8 {
+                // SAFETY: the caller promises the rows; a step has 32 lines.
+                unsafe {
+                    let line = T::load_32(from.add(row * stride + step * BLOCK), u32::MAX);
+                    _mm512_storeu_si512(cells.as_mut_ptr().add(row * LINE).cast(), line);
+                }
             }
         }
     }
