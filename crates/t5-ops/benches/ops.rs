@@ -92,7 +92,7 @@ impl Bench<'_> {
                 linear_backward_input(&dy, &w, None).map(drop)
             })?;
             self.run(&format!("linear_backward_weight {n} x {k}"), flops, elements, || {
-                linear_backward_weight(&dy, &x, &dw)
+                linear_backward_weight(&dy, &x, &dw, true)
             })?;
         }
 

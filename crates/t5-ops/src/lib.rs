@@ -12,7 +12,7 @@
 //!     let w = Tensor::ones((5, 4), DType::F32, &Device::Cpu)?; // (out, in)
 //!     let dw = Tensor::zeros((5, 4), DType::F32, &Device::Cpu)?;
 //!     let y = t5_ops::linear(&x, &w)?; // (B, T, 5)
-//!     t5_ops::linear_backward_weight(&y, &x, &dw)?; // dw += dyᵀ x, in place
+//!     t5_ops::linear_backward_weight(&y, &x, &dw, true)?; // dw += dyᵀ x, in place
 //!     assert_eq!(dw.sum_all()?.to_scalar::<f32>()?, 480.0);
 //!     Ok(())
 //! }

@@ -40,10 +40,11 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
     }
 }
 
-/// The gradient with respect to the weight: `dw += dyᵀ x`, in place.
+/// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
+/// whatever `dw` held.
 ///
 /// dy (.., N), x (.., K), dw (N, K).
-pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()> {
+pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
     let _span = tracing::debug_span!("linear_backward_weight").entered();
     let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
     let (x_rows, k) = rows_and_width("linear_backward_weight", "x", x)?;
@@ -52,9 +53,9 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()
     }
     check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
     if has_kernel(&[dy, x, dw]) {
-        kernel::linear_backward_weight(dy, x, dw)
+        kernel::linear_backward_weight(dy, x, dw, accumulate)
     } else {
-        reference::linear_backward_weight(dy, x, dw)
+        reference::linear_backward_weight(dy, x, dw, accumulate)
     }
 }
 
@@ -103,7 +104,7 @@ mod kernel {
         })
     }
 
-    pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()> {
+    pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
         let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
         let (_, k) = rows_and_width("linear_backward_weight", "x", x)?;
         let (dy, x) = (dy.contiguous()?, x.contiguous()?);
@@ -112,7 +113,7 @@ mod kernel {
         let b = Matrix::new(x_view.operand()?, rows, k);
         with_element!(dw.dtype(), T, {
             update::<T, _>("linear_backward_weight", dw, &[&dy, &x], |dw| {
-                multiply(MatrixMut::new(dw, n, k), a, b, true, Threads::All);
+                multiply(MatrixMut::new(dw, n, k), a, b, accumulate, Threads::All);
                 Ok(())
             })
         })
@@ -130,7 +131,7 @@ mod kernel {
 pub(crate) mod reference {
     use candle_core::{Result, Tensor};
 
-    use crate::dispatch::{add_into, matmul_dtype, rows_and_width};
+    use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
 
     /// See [`crate::linear`].
     pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -159,13 +160,14 @@ pub(crate) mod reference {
     }
 
     /// See [`crate::linear_backward_weight`].
-    pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor) -> Result<()> {
+    pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
         let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
         let (_, k) = rows_and_width("linear_backward_weight", "x", x)?;
         let dtype = matmul_dtype(x);
         let dy = dy.reshape((rows, n))?.to_dtype(dtype)?;
         let x = x.reshape((rows, k))?.to_dtype(dtype)?;
-        add_into(dw, &dy.t()?.matmul(&x)?)
+        let product = dy.t()?.matmul(&x)?;
+        if accumulate { add_into(dw, &product) } else { overwrite(dw, &product) }
     }
 }
 
@@ -182,7 +184,7 @@ mod tests {
         let [x, w, dy] = [&[2, 3, 5][..], &[4, 5], &[2, 3, 4]].map(|shape| numbers.tensor(shape, DType::F64));
         let dx = linear_backward_input(&dy, &w, None).unwrap();
         let dw = w.zeros_like().unwrap();
-        linear_backward_weight(&dy, &x, &dw).unwrap();
+        linear_backward_weight(&dy, &x, &dw, true).unwrap();
         check_gradient("dx", &x, &dx, |x| weighted(&linear(x, &w)?, &dy));
         check_gradient("dw", &w, &dw, |w| weighted(&linear(&x, w)?, &dy));
         let expected = autograd(&[&x, &w], &dy, |t| reference::linear(&t[0], &t[1]));
@@ -215,9 +217,11 @@ mod tests {
                 let expected = reference::linear_backward_input(&dy, &w, Some(sum.clone())).unwrap();
                 close("dx +=", &linear_backward_input(&dy, &w, Some(sum)).unwrap(), &expected);
                 let expected = dw.copy().unwrap();
-                reference::linear_backward_weight(&dy, &x, &expected).unwrap();
-                linear_backward_weight(&dy, &x, &dw).unwrap();
-                close("dw", &dw, &expected);
+                for (name, accumulate) in [("dw +=", true), ("dw =", false)] {
+                    reference::linear_backward_weight(&dy, &x, &expected, accumulate).unwrap();
+                    linear_backward_weight(&dy, &x, &dw, accumulate).unwrap();
+                    close(name, &dw, &expected);
+                }
             }
         }
     }
@@ -229,9 +233,9 @@ mod tests {
             let (x, dy) = (numbers.tensor(&[6, 3], dtype), numbers.tensor(&[6, 2], dtype));
             let (once, twice) =
                 (Tensor::zeros((2, 3), dtype, x.device()).unwrap(), Tensor::zeros((2, 3), dtype, x.device()).unwrap());
-            linear_backward_weight(&dy, &x, &once).unwrap();
-            linear_backward_weight(&dy, &x, &twice).unwrap();
-            linear_backward_weight(&dy, &x, &twice).unwrap();
+            linear_backward_weight(&dy, &x, &once, true).unwrap();
+            linear_backward_weight(&dy, &x, &twice, true).unwrap();
+            linear_backward_weight(&dy, &x, &twice, true).unwrap();
             assert_close("twice", &twice, &(once * 2.0).unwrap(), tolerance(dtype));
         }
     }
@@ -243,9 +247,9 @@ mod tests {
         let message = linear(&x, &w).unwrap_err().to_string();
         assert!(message.contains("expected shape [4, 3], got [4, 5]"), "{message}");
         assert!(linear_backward_input(&x, &w, None).is_err());
-        assert!(linear_backward_weight(&x, &x, &w).is_err());
+        assert!(linear_backward_weight(&x, &x, &w, true).is_err());
         let square = numbers.tensor(&[3, 3], DType::F32);
-        assert!(linear_backward_weight(&square, &square, &square).is_err(), "an accumulator that is an operand");
-        assert!(linear_backward_weight(&square, &x.t().unwrap(), &w.t().unwrap()).is_err());
+        assert!(linear_backward_weight(&square, &square, &square, true).is_err(), "an accumulator that is an operand");
+        assert!(linear_backward_weight(&square, &x.t().unwrap(), &w.t().unwrap(), true).is_err());
     }
 }

@@ -42,7 +42,7 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
     let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.01, chunk_rows: 64 };
     let (loss, dh) = linear_cross_entropy_backward(&dq.reshape((b * t, d))?, &w, &labels, &c, Some(&dw))?;
     let dsquare = numbers(&[d, d], DType::F32)?;
-    linear_backward_weight(&dk, &dv, &dsquare)?;
+    linear_backward_weight(&dk, &dv, &dsquare, true)?;
 
     let second = SecondMoment::Factored { row: Tensor::zeros(v, DType::F32, w.device())?, col: dweight.zeros_like()? };
     let h = AdafactorHyper {

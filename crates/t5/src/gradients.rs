@@ -4,6 +4,10 @@
 //! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter.
 //! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through. An
 //! accumulator that was put aside is used again for the next parameter of its shape.
+//!
+//! Emptying an accumulator touches no memory: what it holds counts as nothing from then on, and the next
+//! contribution overwrites it where the operation can, so that a large weight's gradient is neither set to zero
+//! nor read before it is written.
 
 use candle_core::{DType, Tensor};
 
@@ -23,12 +27,20 @@ pub struct Gradients {
 struct Slot {
     trainable: bool,
     accumulator: Option<Tensor>,
+    /// Nothing has been added since the accumulator was emptied: its elements mean nothing.
+    empty: bool,
+}
+
+impl Slot {
+    fn gradient(&self) -> Option<&Tensor> {
+        self.accumulator.as_ref().filter(|_| !self.empty)
+    }
 }
 
 impl Gradients {
     /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
     pub fn new(model: &T5, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
-        let slot = |parameter: &Parameter| Slot { trainable: trainable(parameter), accumulator: None };
+        let slot = |parameter: &Parameter| Slot { trainable: trainable(parameter), accumulator: None, empty: true };
         Gradients { slots: model.parameters().iter().map(slot).collect(), spare: Vec::new() }
     }
 
@@ -39,27 +51,25 @@ impl Gradients {
 
     /// The gradient of parameter `index`; `None` when it is frozen or nothing has been added yet.
     pub fn get(&self, index: usize) -> Option<&Tensor> {
-        self.slots.get(index)?.accumulator.as_ref()
+        self.slots.get(index)?.gradient()
     }
 
     /// The gradients that exist, with their parameters' indices, in the model's order.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.accumulator.as_ref()?)))
+        self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.gradient()?)))
     }
 
-    /// Sets every accumulator to zero and keeps its memory for the next optimizer batch.
-    pub fn zero(&mut self) -> Result<()> {
-        for slot in &self.slots {
-            if let Some(accumulator) = &slot.accumulator {
-                t5_ops::zero(accumulator)?;
-            }
+    /// Empties every accumulator and keeps its memory for the next optimizer batch.
+    pub fn clear(&mut self) {
+        for slot in &mut self.slots {
+            slot.empty = true;
         }
-        Ok(())
     }
 
     /// Takes one gradient out and frees its slot, for an optimizer that consumes them one by one.
     pub fn take(&mut self, index: usize) -> Option<Tensor> {
-        self.slots[index].accumulator.take()
+        let slot = &mut self.slots[index];
+        slot.accumulator.take().filter(|_| !slot.empty)
     }
 
     /// Empties one slot and keeps the accumulator for the next parameter of the same shape.
@@ -82,7 +92,7 @@ impl Gradients {
 
     /// Bytes of the accumulators that exist, those put aside included.
     pub fn bytes(&self) -> u64 {
-        let tensors = self.iter().map(|(_, tensor)| tensor).chain(&self.spare);
+        let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare);
         tensors.map(|t| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
     }
 
@@ -90,22 +100,36 @@ impl Gradients {
         self.slots[weight.index].trainable
     }
 
-    /// The accumulator to add to, made of zeros at its first use. `None` for a frozen parameter.
+    /// The accumulator to add to, of zeros at its first use. `None` for a frozen parameter.
     pub(crate) fn accumulator(&mut self, weight: &Weight) -> Result<Option<Tensor>> {
-        let slot = &mut self.slots[weight.index];
-        if slot.trainable && slot.accumulator.is_none() {
-            let spare = self.spare.iter().position(|spare| spare.dims() == weight.tensor.dims());
-            slot.accumulator = Some(match spare.map(|spare| self.spare.swap_remove(spare)) {
-                Some(spare) => {
-                    t5_ops::zero(&spare)?;
-                    spare
-                }
-                None => {
-                    let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-                    Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?
-                }
-            });
+        let Some((accumulator, accumulate)) = self.accumulator_or_empty(weight)? else { return Ok(None) };
+        if !accumulate {
+            t5_ops::zero(&accumulator)?;
         }
-        Ok(slot.accumulator.clone())
+        Ok(Some(accumulator))
+    }
+
+    /// The accumulator, and whether to add to it or, at its first use, to write every element of it whatever it
+    /// was. `None` for a frozen parameter.
+    pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight) -> Result<Option<(Tensor, bool)>> {
+        let slot = &mut self.slots[weight.index];
+        if !slot.trainable {
+            return Ok(None);
+        }
+        let accumulator = match slot.accumulator.take() {
+            Some(accumulator) => accumulator,
+            None => {
+                slot.empty = true;
+                match self.spare.iter().position(|spare| spare.dims() == weight.tensor.dims()) {
+                    Some(spare) => self.spare.swap_remove(spare),
+                    None => {
+                        let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+                        Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?
+                    }
+                }
+            }
+        };
+        let accumulate = !std::mem::replace(&mut slot.empty, false);
+        Ok(Some((slot.accumulator.insert(accumulator).clone(), accumulate)))
     }
 }

@@ -287,7 +287,7 @@ impl Trainer {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Accumulated>> {
         // Whatever an interrupted step left behind is discarded here.
-        self.gradients.zero()?;
+        self.gradients.clear();
         for micro_batch in micro_batches {
             if interrupted() {
                 return Ok(None);

@@ -48,8 +48,8 @@ pub(crate) fn dropout_backward(dy: &Tensor, dropout: Option<&Dropout>) -> Result
 
 /// `dw += dyᵀ x`, where the weight is trained.
 pub(crate) fn add_weight_gradient(grads: &mut Gradients, weight: &Weight, dy: &Tensor, x: &Tensor) -> Result<()> {
-    if let Some(dw) = grads.accumulator(weight)? {
-        t5_ops::linear_backward_weight(dy, x, &dw)?;
+    if let Some((dw, accumulate)) = grads.accumulator_or_empty(weight)? {
+        t5_ops::linear_backward_weight(dy, x, &dw, accumulate)?;
     }
     Ok(())
 }
