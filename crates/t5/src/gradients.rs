@@ -72,6 +72,12 @@ impl Gradients {
         slot.accumulator.take().filter(|_| !slot.empty)
     }
 
+    /// Gives one gradient back that was taken out or put aside.
+    pub(crate) fn put_back(&mut self, index: usize, gradient: Tensor) {
+        let slot = &mut self.slots[index];
+        (slot.accumulator, slot.empty) = (Some(gradient), false);
+    }
+
     /// Empties one slot and keeps the accumulator for the next parameter of the same shape.
     pub(crate) fn put_aside(&mut self, index: usize) {
         self.spare.extend(self.slots[index].accumulator.take());

@@ -6,16 +6,18 @@
 //! gradient over. Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient
 //! and whether it is finite, and the second [`Stage::Apply`]s, when nothing can go wrong half-way. The tables
 //! (embedding, head) and the last [`LayerMajor::kept_gradient_blocks`] blocks keep their gradients from the first
-//! pass, so the second does not go as far.
+//! pass, so the second does not go as far. With [`LayerMajor::gradients_on_disk`] the first pass writes the others to
+//! a file, and the second reads instead of computing.
 //!
 //! Invariants: gradients are those of [`crate::T5::forward_backward`] over the same micro-batches, up to the order in
 //! which the tables' contributions are added (those of everything else are the same to the bit); a gradient
 //! is handed over once a pass; a block's parameters may be changed as soon as its gradient was handed over
 //! for the second time.
 
+use std::path::Path;
+
 use candle_core::Tensor;
 
-use crate::boundaries::{Boundaries, Boundary};
 use crate::context::{LayerContext, StepContext};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
@@ -26,6 +28,7 @@ use crate::micro_batch::MicroBatch;
 use crate::model::{Kept, Pass, T5};
 use crate::parameters::Part;
 use crate::reach::Reach;
+use crate::store::{Store, Stored};
 
 /// How layer-major accumulation spends memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub struct LayerMajor {
     pub kept_gradient_blocks: usize,
     /// Block inputs lie in a file.
     pub boundaries_on_disk: bool,
+    /// Gradients that are not kept are written to a file by the first pass, and the second reads them.
+    pub gradients_on_disk: bool,
 }
 
 /// Which of the two passes backward makes.
@@ -67,16 +72,16 @@ impl Unit {
         units
     }
 
-    /// How many of `units`, from the first, are gone through again: those before the last `kept` blocks. A norm that
+    /// How many of `units`, from the first, do not keep their gradients: those before the last `kept` blocks. A norm that
     /// nothing but kept blocks follows is kept with them.
-    pub fn gone_through_again(units: &[Unit], kept: usize) -> usize {
+    pub fn dropped(units: &[Unit], kept: usize) -> usize {
         let is_norm = |unit: &Unit| matches!(unit, Unit::Norm { .. });
         let blocks = |units: &[Unit]| units.iter().filter(|unit| !is_norm(unit)).count();
-        let mut again = (0..=units.len()).rev().find(|&n| blocks(&units[n..]) >= kept).unwrap_or(0);
-        while again > 0 && again < units.len() && is_norm(&units[again - 1]) {
-            again -= 1;
+        let mut dropped = (0..=units.len()).rev().find(|&n| blocks(&units[n..]) >= kept).unwrap_or(0);
+        while dropped > 0 && dropped < units.len() && is_norm(&units[dropped - 1]) {
+            dropped -= 1;
         }
-        again
+        dropped
     }
 
     pub fn is_decoder(self) -> bool {
@@ -100,10 +105,15 @@ impl Unit {
 #[derive(Debug)]
 pub struct LayerPass {
     samples: Vec<Samples>,
-    boundaries: Boundaries,
+    boundaries: Store,
+    /// Where gradients wait that are neither kept nor computed again, and those that do.
+    gradients: Option<Store>,
+    waiting: Vec<(usize, Stored)>,
     cx: StepContext,
     units: Vec<Unit>,
-    /// How many of the units the second pass goes through.
+    /// How many of the units, from the first, do not keep their gradients.
+    dropped: usize,
+    /// How many of the units the second pass goes through: these, or none where their gradients wait.
     again: usize,
     /// The sum of the token losses.
     loss_sum: f64,
@@ -126,8 +136,8 @@ struct Samples {
 /// The inputs (B, T, D) of a stack's blocks, and of its final norm, that backward enters.
 #[derive(Debug)]
 struct StackInputs {
-    blocks: Vec<Option<Boundary>>,
-    last: Option<Boundary>,
+    blocks: Vec<Option<Stored>>,
+    last: Option<Stored>,
 }
 
 impl Samples {
@@ -136,7 +146,7 @@ impl Samples {
     }
 
     /// The input of a unit.
-    fn input(&mut self, unit: Unit) -> &mut Option<Boundary> {
+    fn input(&mut self, unit: Unit) -> &mut Option<Stored> {
         match unit {
             Unit::Norm { decoder } => &mut self.inputs(decoder).last,
             Unit::Block { decoder, block } => &mut self.inputs(decoder).blocks[block],
@@ -157,7 +167,7 @@ impl Samples {
     fn bytes(&self) -> u64 {
         let boundaries = [&self.encoder, &self.decoder].into_iter().flat_map(|s| s.blocks.iter().chain([&s.last]));
         let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded]);
-        let held: u64 = boundaries.flatten().map(Boundary::bytes).sum();
+        let held: u64 = boundaries.flatten().map(Stored::bytes).sum();
         tensors + self.dz.as_ref().map_or(0, |dz| bytes(&[dz])) + held
     }
 }
@@ -185,25 +195,36 @@ struct Down {
 }
 
 impl T5 {
-    /// Forward and loss of a whole optimizer batch, keeping the block inputs in `boundaries`; adds the gradient of the
-    /// head's table to `grads`. `None` when `interrupted` said so before a micro-batch.
+    /// Forward and loss of a whole optimizer batch, keeping the block inputs; adds the gradient of the head's table to
+    /// `grads`. What `layers` wants on disk goes to files in `directory`, which have no names there. `None` when
+    /// `interrupted` said so before a micro-batch.
     ///
     /// # Errors
-    /// A failed tensor operation, or a file of boundaries that cannot be written.
+    /// A failed tensor operation, or a file that cannot be written.
     pub fn layer_major_forward(
         &self,
         batches: Vec<MicroBatch>,
         cx: &StepContext,
         layers: &LayerMajor,
-        boundaries: Boundaries,
+        directory: &Path,
         grads: &mut Gradients,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<LayerPass>> {
         let cx = StepContext { recompute_blocks: usize::MAX, ..*cx };
         let reach = self.reach(grads);
         let units = Unit::all(reach);
-        let again = Unit::gone_through_again(&units, layers.kept_gradient_blocks);
-        let mut pass = LayerPass { samples: Vec::new(), boundaries, cx, units, again, loss_sum: 0.0 };
+        let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        let mut pass = LayerPass {
+            samples: Vec::new(),
+            boundaries: if layers.boundaries_on_disk { Store::on_disk(directory)? } else { Store::in_memory() },
+            gradients: layers.gradients_on_disk.then(|| Store::on_disk(directory)).transpose()?,
+            waiting: Vec::new(),
+            cx,
+            units,
+            dropped,
+            again: if layers.gradients_on_disk { 0 } else { dropped },
+            loss_sum: 0.0,
+        };
         for batch in batches {
             if interrupted() {
                 return Ok(None);
@@ -244,7 +265,7 @@ impl T5 {
         let end = if stage == Stage::Measure { pass.units.len() } else { pass.again };
         let mut down = self.start_of_backward(pass, stage);
         for position in 0..end {
-            if position == pass.again {
+            if position == pass.dropped {
                 grads.release_spare();
             }
             if !self.unit_backward(pass, position, end, stage, &mut down, grads, interrupted)? {
@@ -255,13 +276,26 @@ impl T5 {
                 if grads.get(index).is_some() {
                     hand_over(index, grads)?;
                 }
-                if position < pass.again {
+                if position < pass.dropped {
+                    if let (Some(file), Some(gradient)) = (&mut pass.gradients, grads.get(index)) {
+                        pass.waiting.push((index, file.put(gradient.clone())?));
+                    }
                     grads.put_aside(index);
                 }
             }
         }
         drop(down);
         grads.release_spare();
+        if stage == Stage::Apply {
+            let waiting = std::mem::take(&mut pass.waiting);
+            for (place, (index, stored)) in waiting.iter().enumerate() {
+                let Some(file) = &mut pass.gradients else { break };
+                let next = waiting.get(place + 1).map(|(_, next)| next);
+                grads.put_back(*index, file.get(stored.clone(), next)?);
+                hand_over(*index, grads)?;
+                grads.take(*index);
+            }
+        }
         // In the end what stays: tables at first, at last whatever is still there.
         let tables = |part| matches!(part, Part::Shared | Part::LmHead);
         let rest: Vec<usize> = self.parameters_of(|part| stage == Stage::Apply || tables(part)).collect();

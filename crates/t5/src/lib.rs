@@ -32,7 +32,6 @@
 //! change summation order at most); a frozen parameter costs no gradient and no activation below it; no
 //! file's content makes this crate panic.
 
-mod boundaries;
 mod config;
 mod context;
 pub mod costs;
@@ -48,8 +47,8 @@ mod model;
 mod parameters;
 mod presets;
 mod reach;
+mod store;
 
-pub use boundaries::Boundaries;
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;

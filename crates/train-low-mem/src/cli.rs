@@ -268,6 +268,9 @@ pub struct BenchArgs {
     /// Layer-major: block inputs in a file in this directory instead of in memory
     #[arg(long, value_name = "DIR")]
     pub offload: Option<PathBuf>,
+    /// Layer-major: gradients wait in a file in this directory instead of being computed a second time
+    #[arg(long, value_name = "DIR")]
+    pub offload_gradients: Option<PathBuf>,
     /// Rows of logits at a time
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub loss_chunk_rows: usize,

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
-use t5::{Boundaries, Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
+use t5::{Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
 
 use crate::adafactor::Adafactor;
 use crate::checkpoint::TrainerState;
@@ -132,7 +132,7 @@ pub struct Trainer {
     pub(crate) options: TrainerOptions,
     pub(crate) adafactor: Adafactor,
     gradients: Gradients,
-    /// Where block inputs go that are not to stay in memory.
+    /// Where block inputs and gradients go that are not to stay in memory.
     offload: PathBuf,
     step: u64,
     non_finite_in_a_row: u32,
@@ -174,7 +174,7 @@ impl Trainer {
         })
     }
 
-    /// Puts the file of block inputs, where a plan asks for one, into `directory` instead of the system's own.
+    /// Puts files of block inputs and gradients, where a plan asks for them, into `directory`, not the system's own.
     pub fn offload_to(&mut self, directory: &Path) {
         directory.clone_into(&mut self.offload);
     }
@@ -187,7 +187,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::BatchShape`]; [`Error::Diverged`] at the `max_non_finite`-th non-finite step in a row; what the model
     /// refuses, such as token ids outside the vocabulary. All of these leave parameters and state as they were. A file of
-    /// block inputs that cannot be read back in the second pass of a layer-major step does not: the trainer is then of
+    /// block inputs or gradients that cannot be read back in the second pass of a layer-major step does not: the trainer is then of
     /// no use.
     pub fn step(&mut self, batch: &Batch, plan: &StepPlan, interrupted: &dyn Fn() -> bool) -> Result<StepOutcome> {
         if batch.sources.len() != batch.targets.len() {
@@ -309,14 +309,10 @@ impl Trainer {
     ) -> Result<Option<Accumulated>> {
         // Accumulators of an earlier plan would stay beside the blocks'.
         self.gradients.release();
-        let boundaries = match layers.boundaries_on_disk {
-            true => Boundaries::on_disk(&self.offload)?,
-            false => Boundaries::in_memory(),
-        };
         let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
         let (model, gradients) = (&self.model, &mut self.gradients);
         let Some(mut pass) =
-            model.layer_major_forward(micro_batches, cx, layers, boundaries, gradients, interrupted)?
+            model.layer_major_forward(micro_batches, cx, layers, &self.offload, gradients, interrupted)?
         else {
             return Ok(None);
         };

@@ -61,7 +61,7 @@ fn plan(accumulation: Accumulation) -> StepPlan {
 }
 
 fn layer_major(kept_gradient_blocks: usize) -> StepPlan {
-    plan(Accumulation::LayerMajor(LayerMajor { kept_gradient_blocks, boundaries_on_disk: false }))
+    plan(Accumulation::LayerMajor(LayerMajor { kept_gradient_blocks, ..LayerMajor::default() }))
 }
 
 fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
@@ -120,18 +120,21 @@ fn a_layer_major_step_is_an_ordinary_step() {
 }
 
 #[test]
-fn block_inputs_on_disk_change_no_bit_and_leave_nothing_behind() {
+fn block_inputs_and_gradients_on_disk_change_no_bit_and_leave_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let run = |boundaries_on_disk| {
+    let run = |boundaries_on_disk, gradients_on_disk| {
         let mut trainer =
             new(TrainerOptions { master_weights: MasterWeights::StochasticRounding, ..options(Precision::Bf16) });
         trainer.offload_to(directory.path());
-        let layers = LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk };
+        let layers = LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk, gradients_on_disk };
         let losses: Vec<f64> =
             (0..3).map(|seed| done(step(&mut trainer, seed, &plan(Accumulation::LayerMajor(layers)))).loss).collect();
         (losses, everything(&trainer))
     };
-    assert!(run(false) == run(true));
+    let in_memory = run(false, false);
+    assert!(in_memory == run(true, false));
+    assert!(in_memory == run(false, true));
+    assert!(in_memory == run(true, true));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 

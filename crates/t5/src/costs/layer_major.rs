@@ -59,6 +59,8 @@ struct LayerWalk<'a> {
     trained: Vec<ParameterSpec>,
     /// Gradients of the units that are put aside to be used again, by shape.
     spare: HashMap<Vec<usize>, u64>,
+    /// Units that do not keep their gradients.
+    dropped: usize,
     live: Live,
     peak: Live,
     /// Between forward and backward.
@@ -87,6 +89,7 @@ impl<'a> LayerWalk<'a> {
             reach,
             trained,
             spare,
+            dropped: 0,
             live,
             peak,
             boundaries: 0,
@@ -95,9 +98,13 @@ impl<'a> LayerWalk<'a> {
         walk.forward();
         walk.boundaries = walk.live.boundaries;
         let units = Unit::all(reach);
-        let again = Unit::gone_through_again(&units, layers.kept_gradient_blocks);
+        walk.dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        let again = if layers.gradients_on_disk { 0 } else { walk.dropped };
         walk.backward(&units, again, Stage::Measure);
         walk.backward(&units[..again], again, Stage::Apply);
+        if layers.gradients_on_disk {
+            walk.read_gradients(&units);
+        }
         walk
     }
 
@@ -162,10 +169,10 @@ impl<'a> LayerWalk<'a> {
         for (position, &unit) in units.iter().enumerate() {
             let decoder = unit.is_decoder();
             self.live.workspace = if decoder { decoder_x + source } else { encoder_x };
-            if position == again {
+            if position == self.dropped {
                 self.release_spare();
             }
-            self.add_gradients(unit, position < again);
+            self.add_gradients(unit, position < self.dropped);
             let from_disk = if self.layers.boundaries_on_disk { 2 } else { 0 }; // this input and the next
             let sizes = self.sizes(&self.micro, decoder);
             let extra = match unit {
@@ -188,6 +195,17 @@ impl<'a> LayerWalk<'a> {
             }
         }
         self.release_spare();
+    }
+
+    /// One gradient that waited after the other, and the next being read.
+    fn read_gradients(&mut self, units: &[Unit]) {
+        let parts: Vec<Part> = units[..self.dropped].iter().map(|unit| unit.part()).collect();
+        let waiting = self.trained.iter().filter(|spec| parts.contains(&spec.part));
+        let largest = waiting.map(ParameterSpec::elements).max().unwrap_or(0) * self.gradient_bytes();
+        self.live.workspace = largest;
+        self.live.gradients += largest;
+        self.moment(0, 0);
+        self.live.gradients -= largest;
     }
 
     /// Whether the embedding's gradient was begun before this stack's.
@@ -225,7 +243,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::{Boundaries, Error, Gradients, MicroBatch, StepContext, T5};
+    use crate::{Error, Gradients, MicroBatch, StepContext, T5};
 
     /// What is held between forward and backward, and the most that accumulators hold: really, and as predicted.
     fn check(model: &T5, pass: &Pass, batch_samples: usize, layers: &LayerMajor, trained: &dyn Fn(Part) -> bool) {
@@ -248,13 +266,9 @@ mod tests {
             target_tokens: 1,
         };
         let directory = tempfile::tempdir().unwrap();
-        let boundaries = match layers.boundaries_on_disk {
-            true => Boundaries::on_disk(directory.path()).unwrap(),
-            false => Boundaries::in_memory(),
-        };
         let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
         let mut layer_pass =
-            model.layer_major_forward(batches, &cx, layers, boundaries, &mut grads, &|| false).unwrap().unwrap();
+            model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
         let walk = LayerWalk::of(config, pass, batch_samples, layers, &|spec| trained(spec.part));
         assert_eq!(layer_pass.bytes(), walk.boundaries, "{layers:?} {pass:?}");
         let mut most = 0;
@@ -299,8 +313,8 @@ mod tests {
                 let shape = Shape { samples, source_tokens: 7, target_tokens: 5 };
                 let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {
-                    for boundaries_on_disk in [false, true] {
-                        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk };
+                    for (boundaries_on_disk, gradients_on_disk) in [(false, false), (true, false), (false, true)] {
+                        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk };
                         for trained in trained {
                             check(&model, &pass, batch_samples, &layers, trained);
                         }
@@ -316,7 +330,7 @@ mod tests {
         let shape = Shape { samples: 1, source_tokens: 256, target_tokens: 256 };
         let pass = Pass { shape, activations: DType::BF16, recompute_blocks: 99, loss_chunk_rows: 64, dropout: true };
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
-            let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk };
+            let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk: false };
             layer_major(&config, &pass, 16, &layers, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
         };
         // The last block spares the second pass, and with it a copy of what goes down.

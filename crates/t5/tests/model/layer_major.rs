@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
-use t5::{Boundaries, Config, Error, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
+use t5::{Config, Error, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
 
 fn relu() -> Config {
     Config {
@@ -58,11 +58,8 @@ fn by_layer(model: &T5, dtype: DType, trained: Trained, layers: &LayerMajor) -> 
     let cx = StepContext { dropout: 0.2, ..context(target_tokens, dtype) };
     let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
-    let boundaries = match layers.boundaries_on_disk {
-        true => Boundaries::on_disk(directory.path()).unwrap(),
-        false => Boundaries::in_memory(),
-    };
-    let mut pass = model.layer_major_forward(batches, &cx, layers, boundaries, &mut grads, &|| false).unwrap().unwrap();
+    let mut pass =
+        model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
     let stages = [Stage::Measure, Stage::Apply].map(|stage| {
         let mut seen = vec![None; model.parameters().len()];
         let mut see = |index: usize, grads: &Gradients| -> Result<(), Error> {
@@ -101,13 +98,19 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
     }
 }
 
-const EVERYTHING: [LayerMajor; 6] = [
-    LayerMajor { kept_gradient_blocks: 0, boundaries_on_disk: false },
-    LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk: false },
-    LayerMajor { kept_gradient_blocks: 3, boundaries_on_disk: false },
-    LayerMajor { kept_gradient_blocks: 4, boundaries_on_disk: true },
-    LayerMajor { kept_gradient_blocks: 99, boundaries_on_disk: false },
-    LayerMajor { kept_gradient_blocks: 0, boundaries_on_disk: true },
+const fn layers(kept_gradient_blocks: usize, boundaries_on_disk: bool, gradients_on_disk: bool) -> LayerMajor {
+    LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk }
+}
+
+const EVERYTHING: [LayerMajor; 8] = [
+    layers(0, false, false),
+    layers(1, false, false),
+    layers(3, false, false),
+    layers(4, true, false),
+    layers(99, false, false),
+    layers(0, true, false),
+    layers(0, false, true),
+    layers(2, true, true),
 ];
 
 #[test]
@@ -147,12 +150,11 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let (micro_batches, target_tokens) = batches(model.config());
     let cx = context(target_tokens, DType::F32);
     let mut grads = Gradients::new(&model, &|_| true);
-    let layers = LayerMajor::default();
+    let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
     let asked = std::cell::Cell::new(0);
     let interrupted = || asked.replace(asked.get() + 1) == 5;
-    let pass = model
-        .layer_major_forward(micro_batches, &cx, &layers, Boundaries::in_memory(), &mut grads, &interrupted)
-        .unwrap();
+    let pass =
+        model.layer_major_forward(micro_batches, &cx, &layers, directory.path(), &mut grads, &interrupted).unwrap();
     let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
     let ended =
         model.layer_major_backward(&mut pass.unwrap(), Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();

@@ -39,7 +39,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let (plan, predicted_peak_bytes) = plan(flags, &model, &options, probe.snapshot()?.rss.0)?;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
-    if let Some(directory) = &flags.offload {
+    if let Some(directory) = flags.offload_gradients.as_ref().or(flags.offload.as_ref()) {
         trainer.offload_to(directory);
     }
     let mut step_ms = Vec::with_capacity(flags.steps);
@@ -103,8 +103,11 @@ fn plan(
     });
     let choice =
         costs.choices(&pins).into_iter().next().ok_or_else(|| Failure::internal("the pins leave no choice"))?;
-    let layers =
-        LayerMajor { kept_gradient_blocks: flags.kept_gradient_blocks, boundaries_on_disk: flags.offload.is_some() };
+    let layers = LayerMajor {
+        kept_gradient_blocks: flags.kept_gradient_blocks,
+        boundaries_on_disk: flags.offload.is_some(),
+        gradients_on_disk: flags.offload_gradients.is_some(),
+    };
     let accumulation = match flags.accumulation {
         cli::Accumulation::MicroBatchMajor => Accumulation::MicroBatchMajor,
         cli::Accumulation::LayerMajor => Accumulation::LayerMajor(layers),

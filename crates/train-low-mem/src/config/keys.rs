@@ -142,6 +142,7 @@ pub const KEYS: &[Key] = &[
     key("memory.accumulation", OneOf(&["micro-batch-major", "layer-major"]), AUTO, "\"auto\"", "pin: all blocks of a micro-batch before the next, or all micro-batches of a block, whose gradient alone exists"),
     key("memory.kept_gradient_blocks", Integer(0, 100_000), AUTO, "\"auto\"", "pin: layer-major: blocks whose gradients are kept and not computed a second time"),
     key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: block inputs in memory, or in a file in the output directory"),
+    key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory"),
     key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time"),
     key("memory.prefetch_batches", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: optimizer batches that are made ahead"),
     key("memory.decode_threads", Integer(1, 1024), AUTO, "\"auto\"", "pin: threads that read and tokenize"),

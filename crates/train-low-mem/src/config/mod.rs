@@ -232,6 +232,8 @@ pub struct Memory {
     pub kept_gradient_blocks: Option<usize>,
     /// Pin, of layer-major accumulation: whether block inputs lie in a file.
     pub activation_offload: Option<bool>,
+    /// Pin, of layer-major accumulation: whether gradients wait in a file.
+    pub gradient_offload: Option<bool>,
     /// Pin.
     pub loss_chunk_rows: Option<usize>,
     /// Pin.
@@ -324,9 +326,12 @@ impl Config {
             ))
             .hint("`--set train.precision=bf16`"));
         }
-        let layer_major_only = ["memory.kept_gradient_blocks", "memory.activation_offload"];
-        let pinned = [self.memory.kept_gradient_blocks.is_some(), self.memory.activation_offload == Some(true)];
-        let contradiction = layer_major_only.into_iter().zip(pinned).find(|&(_, pinned)| pinned);
+        let of_layer_major = [
+            ("memory.kept_gradient_blocks", self.memory.kept_gradient_blocks.is_some()),
+            ("memory.activation_offload", self.memory.activation_offload == Some(true)),
+            ("memory.gradient_offload", self.memory.gradient_offload == Some(true)),
+        ];
+        let contradiction = of_layer_major.into_iter().find(|&(_, is_pinned)| is_pinned);
         if let (Some((name, _)), Some(AccumulationPin::MicroBatchMajor)) = (contradiction, self.memory.accumulation) {
             return Err(Failure::usage(format!(
                 "`{name}` ({}) is a part of layer-major accumulation, and `memory.accumulation` is \"micro-batch-major\"",
@@ -500,6 +505,7 @@ fn memory(values: &Values) -> Memory {
             _ => AccumulationPin::MicroBatchMajor,
         }),
         kept_gradient_blocks: pin(values, "memory.kept_gradient_blocks"),
+        gradient_offload: values.text("memory.gradient_offload").map(|text| text == "disk"),
         activation_offload: values.text("memory.activation_offload").map(|text| text == "disk"),
         loss_chunk_rows: pin(values, "memory.loss_chunk_rows"),
         prefetch_batches: pin(values, "memory.prefetch_batches"),
