@@ -61,6 +61,24 @@ fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
 }
 
 #[test]
+fn a_run_without_f32_masters_goes_on_to_the_same_bits_and_its_model_is_of_use() {
+    let scene = Scene::new();
+    let bf16 = ["--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding"];
+    let expected = uninterrupted(&scene, &bf16);
+    let mut running = scene.start(&short(&bf16));
+    assert!(running.wait_for("step 3/6"));
+    running.signal("INT");
+    running.end().expect_code(75);
+    scene.run(&short(&[&bf16[..], &["--keep-training"]].concat())).expect_code(0).expect_words(&["M x bf16"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let config: serde_json::Value = serde_json::from_slice(&scene.read("run/model/config.json")).unwrap();
+    assert_eq!(config["torch_dtype"], "bfloat16");
+    scene.run(&["generate", "--model", "run/model", "--prompt", "12 in words"].map(String::from)).expect_code(0);
+    let f32_needed = ["--set", "train.master_weights=stochastic-rounding", "--output", "other"];
+    scene.run(&short(&f32_needed)).expect_code(2).expect_words(&["train.precision", "hint: "]);
+}
+
+#[test]
 fn a_signal_during_an_evaluation_is_heeded_too() {
     let scene = Scene::new();
     let slow = [
