@@ -67,6 +67,7 @@ pub use cross_entropy::{CrossEntropy, IGNORED_LABEL, linear_cross_entropy, linea
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
+pub use matmul::PACKED_BYTES;
 pub use norm::{rms_norm, rms_norm_backward};
 pub use reduce::{square_sum, zero};
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};

@@ -92,7 +92,7 @@ pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -
     vec![
         CostRow { name: "activations", bytes: activations },
         CostRow { name: "loss", bytes: loss },
-        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) },
+        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) + walk.packed() },
     ]
 }
 
@@ -109,7 +109,8 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
     walk.forward(Reach::nothing(config));
     let loss = walk.loss();
     walk.momentary(loss);
-    vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) }]
+    let workspace = walk.peak.saturating_sub(loss) + walk.packed();
+    vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: workspace }]
 }
 
 /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
@@ -130,7 +131,7 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
     walk.forward(Reach::nothing(config));
     vec![
         CostRow { name: "key/value cache", bytes: cache },
-        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits },
+        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits + walk.packed() },
     ]
 }
 
@@ -380,6 +381,17 @@ impl Walk<'_> {
         self.free(2 * s.x); // x, dn
         self.hold(s.x); // dx + dy
         self.free(2 * s.x);
+    }
+
+    /// What a product packs of its operands, at most: a weight in forward and in the gradient of the input, both
+    /// activations in the gradient of a weight.
+    fn packed(&self) -> u64 {
+        let Config { d_model, d_ff, vocab_size, .. } = *self.config;
+        let Shape { samples, source_tokens, target_tokens } = self.pass.shape;
+        let widest = d_ff.max(d_model).max(self.config.inner_dim());
+        let packed = |values: usize| (values * self.pass.activations.size_in_bytes()).min(t5_ops::PACKED_BYTES) as u64;
+        let weight = packed(d_model * vocab_size.max(widest));
+        weight.max(2 * packed(samples * source_tokens.max(target_tokens) * widest))
     }
 }
 

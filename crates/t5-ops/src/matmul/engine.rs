@@ -23,7 +23,7 @@ use crate::parallel::{Shared, for_each_part};
 use crate::storage::Element;
 
 /// At most this much of A, and as much of B, is packed at a time.
-pub(crate) const PACKED_BYTES: usize = 8 << 20;
+pub const PACKED_BYTES: usize = 8 << 20;
 /// The panels of B that a task goes through for one row panel after the other: half of a cache of 2 MiB.
 const RUN_BYTES: usize = 1 << 20;
 
