@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench -p t5-ops --bench ops                     # t5-small, 8 x 256 tokens, f32 and bf16
 //! cargo bench -p t5-ops --bench ops -- base linear      # t5-base's widths, operations with `linear` in the name
+//! cargo bench -p t5-ops --bench ops -- bf16 attention   # one dtype
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
 //! ```
 //!
@@ -38,6 +39,8 @@ const SMALL: Layer =
     Layer { name: "small", batch: 8, length: 256, width: 512, heads: 8, feed_forward: 2048, vocabulary: 32128 };
 const BASE: Layer =
     Layer { name: "base", batch: 4, length: 256, width: 768, heads: 12, feed_forward: 3072, vocabulary: 32128 };
+
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
 struct Bench<'a> {
     filters: &'a [String],
@@ -117,8 +120,8 @@ impl Bench<'_> {
         let dweight = weight.zeros_like()?;
         let (_, inv_rms) = rms_norm(&q, &weight, 1e-6)?;
         self.run("rms_norm", 0, 2 * rows * d, || rms_norm(&q, &weight, 1e-6).map(drop))?;
-        self.run("rms_norm_backward", 0, 3 * rows * d, || {
-            rms_norm_backward(&q, &weight, &inv_rms, &dout, Some(&dweight)).map(drop)
+        self.run("rms_norm_backward + residual + copy", 0, 6 * rows * d, || {
+            rms_norm_backward(&q, &weight, &inv_rms, dout.copy()?, Some(&k), Some(&dweight)).map(drop)
         })?;
         self.run("dropout_add", 0, 3 * rows * d, || dropout_add(&q, &k, Some(&dropout)).map(drop))?;
         let [gate, up, dh] = [0; 3].map(|_| self.random(&[b, t, f], self.dtype));
@@ -128,8 +131,10 @@ impl Bench<'_> {
             self.run(&format!("activation {name}"), 0, (inputs + 1) * rows * f, || {
                 feed_forward_activation(&gate, up, a, Some(&dropout)).map(drop)
             })?;
-            self.run(&format!("activation_backward {name}"), 0, (2 * inputs + 1) * rows * f, || {
-                feed_forward_activation_backward(&gate, up, a, Some(&dropout), &dh).map(drop)
+            self.run(&format!("activation_backward {name} + copies"), 0, (4 * inputs + 4) * rows * f, || {
+                // It works in place, on copies: these are timed, too.
+                let (gate, up, dh) = (gate.copy()?, up.map(Tensor::copy).transpose()?, dh.copy()?);
+                feed_forward_activation_backward(gate, up, a, Some(&dropout), dh).map(drop)
             })?;
         }
 
@@ -191,14 +196,20 @@ fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let (sizes, filters): (Vec<String>, Vec<String>) =
         words.into_iter().partition(|word| [SMALL.name, BASE.name].contains(&word.as_str()));
+    let (types, filters): (Vec<String>, Vec<String>) =
+        filters.into_iter().partition(|word| DTYPES.iter().any(|dtype| dtype.as_str() == word));
+    let mut dtypes = DTYPES.to_vec();
+    dtypes.retain(|dtype| types.is_empty() || types.iter().any(|word| dtype.as_str() == word));
     for layer in [SMALL, BASE] {
         if !(sizes.iter().any(|size| size == layer.name) || sizes.is_empty() && layer.name == SMALL.name) {
             continue;
         }
-        for dtype in [DType::F32, DType::BF16] {
+        for &dtype in &dtypes {
             Bench { filters: &filters, dtype }.layer(&layer)?;
         }
-        Bench { filters: &filters, dtype: DType::F32 }.optimizer(&layer)?;
+        if dtypes.contains(&DType::F32) {
+            Bench { filters: &filters, dtype: DType::F32 }.optimizer(&layer)?;
+        }
     }
     Ok(())
 }

@@ -52,10 +52,27 @@ pub(crate) struct RowMask {
 }
 
 impl RowMask {
+    /// The two halves of the key, and what a hash is compared with.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn parts(&self) -> (u32, u32, u32) {
+        (self.key.low, self.key.high, self.threshold)
+    }
+
+    /// What kept elements are multiplied by.
+    pub(crate) fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Whether element `channel` is kept.
+    #[inline(always)]
+    pub(crate) fn keeps(&self, channel: usize) -> bool {
+        hash(self.key, channel as u32) >= self.threshold
+    }
+
     /// What element `channel` is multiplied by: the scale, or zero.
     #[inline(always)]
     pub(crate) fn factor(&self, channel: usize) -> f32 {
-        if hash(self.key, channel as u32) >= self.threshold { self.scale } else { 0.0 }
+        if self.keeps(channel) { self.scale } else { 0.0 }
     }
 }
 
@@ -131,13 +148,18 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The constants of [`hash`].
+pub(crate) const CHANNEL_FACTOR: u32 = 0x9E37_79B9;
+pub(crate) const FIRST_FACTOR: u32 = 0x7FEB_352D;
+pub(crate) const SECOND_FACTOR: u32 = 0x846C_A68B;
+
 /// The hash of one element of a row: 32-bit operations only, so that it vectorises.
 #[inline(always)]
 pub(crate) fn hash(key: RowKey, channel: u32) -> u32 {
     // The finalizer "lowbias32" (Wellons 2018), with the second half of the key added between its rounds.
-    let x = channel.wrapping_mul(0x9E37_79B9).wrapping_add(key.low);
-    let x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
-    let x = (x ^ (x >> 15)).wrapping_add(key.high).wrapping_mul(0x846C_A68B);
+    let x = channel.wrapping_mul(CHANNEL_FACTOR).wrapping_add(key.low);
+    let x = (x ^ (x >> 16)).wrapping_mul(FIRST_FACTOR);
+    let x = (x ^ (x >> 15)).wrapping_add(key.high).wrapping_mul(SECOND_FACTOR);
     x ^ (x >> 16)
 }
 

@@ -54,6 +54,7 @@ mod parallel;
 mod reduce;
 mod relative_bias;
 mod rounding;
+mod simd;
 mod storage;
 #[cfg(test)]
 mod testing;
@@ -63,7 +64,9 @@ pub use activation::{Activation, feed_forward_activation, feed_forward_activatio
 pub use adafactor::{AdafactorHyper, SecondMoment, adafactor};
 pub use attention::{Attention, attention, attention_backward};
 pub use bytes::{from_bytes, with_bytes};
-pub use cross_entropy::{CrossEntropy, IGNORED_LABEL, linear_cross_entropy, linear_cross_entropy_backward};
+pub use cross_entropy::{
+    CrossEntropy, IGNORED_LABEL, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_bytes,
+};
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};

@@ -17,28 +17,37 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     if has_kernel(&[x, weight]) { kernel::rms_norm(x, weight, eps) } else { reference::rms_norm(x, weight, eps) }
 }
 
-/// The gradient with respect to `x`, in its dtype; adds the weight's to `dweight` if given.
+/// The gradient with respect to `x`, in its dtype, plus `residual` if given: what reaches `x` beside the norm.
+/// Adds the weight's gradient to `dweight` if given.
+///
+/// `dy` is given up by the caller: its memory may be overwritten with the result, so no other handle to it may be
+/// read afterwards.
 pub fn rms_norm_backward(
     x: &Tensor,
     weight: &Tensor,
     inv_rms: &Tensor,
-    dy: &Tensor,
+    dy: Tensor,
+    residual: Option<&Tensor>,
     dweight: Option<&Tensor>,
 ) -> Result<Tensor> {
     let _span = tracing::debug_span!("rms_norm_backward").entered();
     let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
     check_shape("rms_norm_backward", "weight", weight, &[width])?;
     check_shape("rms_norm_backward", "inv_rms", inv_rms, &[rows])?;
-    check_shape("rms_norm_backward", "dy", dy, x.dims())?;
+    check_shape("rms_norm_backward", "dy", &dy, x.dims())?;
+    if let Some(residual) = residual {
+        check_shape("rms_norm_backward", "residual", residual, x.dims())?;
+    }
     if let Some(dweight) = dweight {
         check_accumulator("rms_norm_backward", "dweight", dweight, &[width])?;
     }
     // The accumulator of the kernel is f32.
     let accumulates = dweight.is_none_or(|dweight| dweight.dtype() == DType::F32);
-    if has_kernel(&[x, weight, inv_rms, dy]) && x.dtype() == dy.dtype() && accumulates {
-        kernel::rms_norm_backward(x, weight, inv_rms, dy, dweight)
+    let same = residual.is_none_or(|residual| residual.dtype() == x.dtype() && residual.device().is_cpu());
+    if has_kernel(&[x, weight, inv_rms, &dy]) && x.dtype() == dy.dtype() && same && accumulates {
+        kernel::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight)
     } else {
-        reference::rms_norm_backward(x, weight, inv_rms, dy, dweight)
+        reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight)
     }
 }
 
@@ -78,48 +87,48 @@ mod kernel {
         x: &Tensor,
         weight: &Tensor,
         inv_rms: &Tensor,
-        dy: &Tensor,
+        dy: Tensor,
+        residual: Option<&Tensor>,
         dweight: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
         let (x, weight, inv_rms, dy) = (x.contiguous()?, weight.contiguous()?, inv_rms.contiguous()?, dy.contiguous()?);
+        let residual = residual.map(Tensor::contiguous).transpose()?;
         let (weight_view, inv_view) = (View::new(&weight)?, View::new(&inv_rms)?);
         let (weight_data, inv_data) = (weight_view.to_f32()?, inv_view.to_f32()?);
-        let (x_view, dy_view) = (View::new(&x)?, View::new(&dy)?);
+        let (x_view, residual_view) = (View::new(&x)?, residual.as_ref().map(View::new).transpose()?);
         let part = rows_per_part(rows, width);
-        let parts = rows.div_ceil(part);
         // Each part sums its own gradient of the weight; they are added in order at the end.
-        let mut partial = vec![0f32; if dweight.is_some() { parts * width } else { 0 }];
+        let mut partial = vec![0f32; rows.div_ceil(part) * width];
         let partials = Shared::new(&mut partial);
-        let dx = with_element!(x.dtype(), T, {
-            let (x_data, dy_data) = (x_view.slice::<T>()?, dy_view.slice::<T>()?);
-            filled::<T>(x.shape(), |dx| {
-                let dx = Shared::new(dx);
-                for_each_part(parts, |p| {
+        let operands: Vec<&Tensor> = [&x, &weight, &inv_rms].into_iter().chain(&residual).collect();
+        with_element!(x.dtype(), T, {
+            let x_data = x_view.slice::<T>()?;
+            let residual_data = residual_view.as_ref().map(|view| view.slice::<T>()).transpose()?;
+            update::<T, _>("rms_norm_backward", &dy, &operands, |dy| {
+                let dy = Shared::new(dy);
+                for_each_part(rows.div_ceil(part), |p| {
                     let (first, count) = (p * part, part.min(rows - p * part));
                     let range = first * width..(first + count) * width;
-                    // SAFETY: parts are disjoint ranges of rows.
-                    let dx = unsafe { dx.slice(range.start, range.len()) };
+                    // SAFETY: parts are disjoint ranges of rows, and each has its own row of partial sums.
+                    let (dy, partial) =
+                        unsafe { (dy.slice(range.start, range.len()), partials.slice(p * width, width)) };
+                    let residual = residual_data.map(|residual| &residual[range.clone()]);
                     let inv = &inv_data[first..first + count];
-                    backward(&x_data[range.clone()], &weight_data, inv, &dy_data[range.clone()], dx);
-                    if dweight.is_some() {
-                        // SAFETY: each part has its own row of partial sums.
-                        let partial = unsafe { partials.slice(p * width, width) };
-                        weight_gradient(&x_data[range.clone()], inv, &dy_data[range], partial);
-                    }
+                    backward(&x_data[range], &weight_data, inv, residual, dy, partial);
                 });
                 Ok(())
-            })?
+            })?;
         });
         if let Some(dweight) = dweight {
-            update::<f32, _>("rms_norm_backward", dweight, &[&x, &weight, &inv_rms, &dy], |dweight| {
+            update::<f32, _>("rms_norm_backward", dweight, &[&x, &weight, &inv_rms], |dweight| {
                 for partial in partial.chunks_exact(width.max(1)) {
                     vector::add(dweight, partial);
                 }
                 Ok(())
             })?;
         }
-        Ok(dx)
+        Ok(dy)
     }
 
     vectorized! {
@@ -137,28 +146,34 @@ mod kernel {
             }
         }
 
-        /// dx = inv_rms * (g - n * mean(g * n)) with n = x * inv_rms, g = dy * weight.
-        fn backward<T: Element>(x: &[T], weight: &[f32], inv_rms: &[f32], dy: &[T], dx: &mut [T]) {
+        /// dy becomes residual + inv_rms * (g - n * mean(g * n)) with n = x * inv_rms, g = dy * weight; dweight grows
+        /// by dy * n.
+        fn backward<T: Element>(
+            x: &[T],
+            weight: &[f32],
+            inv_rms: &[f32],
+            residual: Option<&[T]>,
+            dy: &mut [T],
+            dweight: &mut [f32],
+        ) {
             let width = weight.len();
+            let dweight = &mut dweight[..width];
             for (row, &inv) in inv_rms.iter().enumerate() {
                 let x = &x[row * width..][..width];
-                let dy = &dy[row * width..][..width];
-                let dx = &mut dx[row * width..][..width];
+                let dy = &mut dy[row * width..][..width];
                 let product = sum_of_three(x, dy, weight, |x, dy, weight| x.to_f32() * dy.to_f32() * weight);
                 let mean = product * inv * inv / width as f32;
-                for i in 0..width {
-                    dx[i] = T::from_f32(inv * (dy[i].to_f32() * weight[i] - x[i].to_f32() * mean));
-                }
-            }
-        }
-
-        fn weight_gradient<T: Element>(x: &[T], inv_rms: &[f32], dy: &[T], dweight: &mut [f32]) {
-            let width = dweight.len();
-            for (row, &inv) in inv_rms.iter().enumerate() {
-                let x = &x[row * width..][..width];
-                let dy = &dy[row * width..][..width];
-                for i in 0..width {
-                    dweight[i] += dy[i].to_f32() * (x[i].to_f32() * inv);
+                match residual.map(|residual| &residual[row * width..][..width]) {
+                    None => for i in 0..width {
+                        let (x, d) = (x[i].to_f32(), dy[i].to_f32());
+                        dweight[i] += d * (x * inv);
+                        dy[i] = T::from_f32(inv * (d * weight[i] - x * mean));
+                    },
+                    Some(residual) => for i in 0..width {
+                        let (x, d) = (x[i].to_f32(), dy[i].to_f32());
+                        dweight[i] += d * (x * inv);
+                        dy[i] = T::from_f32(residual[i].to_f32() + inv * (d * weight[i] - x * mean));
+                    },
                 }
             }
         }
@@ -185,6 +200,7 @@ pub(crate) mod reference {
         weight: &Tensor,
         inv_rms: &Tensor,
         dy: &Tensor,
+        residual: Option<&Tensor>,
         dweight: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
@@ -198,7 +214,12 @@ pub(crate) mod reference {
         let g = wide_dy.broadcast_mul(&weight.to_dtype(wide_dtype(x))?)?;
         let mean = (&g * &normalised)?.mean_keepdim(1)?;
         let dx = (g - normalised.broadcast_mul(&mean)?)?.broadcast_mul(&inv_rms)?;
-        dx.to_dtype(x.dtype())?.reshape(x.shape())
+        let dx = dx.reshape(x.shape())?;
+        match residual {
+            None => dx,
+            Some(residual) => (wide(residual)? + dx)?,
+        }
+        .to_dtype(x.dtype())
     }
 }
 
@@ -215,7 +236,7 @@ mod tests {
         let [x, weight, dy] = [&[2, 3, 5][..], &[5], &[2, 3, 5]].map(|shape| numbers.tensor(shape, DType::F64));
         let (_, inv_rms) = rms_norm(&x, &weight, EPS).unwrap();
         let dweight = weight.zeros_like().unwrap();
-        let dx = rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&dweight)).unwrap();
+        let dx = rms_norm_backward(&x, &weight, &inv_rms, dy.clone(), None, Some(&dweight)).unwrap();
         check_gradient("dx", &x, &dx, |x| weighted(&rms_norm(x, &weight, EPS)?.0, &dy));
         check_gradient("dweight", &weight, &dweight, |w| weighted(&rms_norm(&x, w, EPS)?.0, &dy));
         let expected = autograd(&[&x, &weight], &dy, |t| Ok(reference::rms_norm(&t[0], &t[1], EPS)?.0));
@@ -243,12 +264,17 @@ mod tests {
                 };
                 close("y", &y, &expected_y, tolerance(dtype));
                 close("inv_rms", &inv_rms, &expected_inv, 1e-5);
-                let dx = rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&dweight)).unwrap();
-                let expected =
-                    reference::rms_norm_backward(&x, &weight, &inv_rms, &dy, Some(&expected_dweight)).unwrap();
-                // With a single channel the gradient is a difference of equals.
-                close("dx", &dx, &expected, if width == 1 { 1.0 } else { tolerance(dtype) });
-                close("dweight", &dweight, &expected_dweight, 1e-4);
+                let residual = numbers.tensor(&[rows, width], dtype);
+                for residual in [None, Some(&residual)] {
+                    let given = dy.copy().unwrap();
+                    let dx = rms_norm_backward(&x, &weight, &inv_rms, given, residual, Some(&dweight)).unwrap();
+                    let expected =
+                        reference::rms_norm_backward(&x, &weight, &inv_rms, &dy, residual, Some(&expected_dweight))
+                            .unwrap();
+                    // With a single channel the gradient is a difference of equals.
+                    close("dx", &dx, &expected, if width == 1 { 1.0 } else { tolerance(dtype) });
+                    close("dweight", &dweight, &expected_dweight, 1e-4);
+                }
             }
         }
     }
@@ -259,7 +285,7 @@ mod tests {
         let weight = x.get(0).unwrap().ones_like().unwrap();
         let (y, inv_rms) = rms_norm(&x, &weight, EPS).unwrap();
         assert_eq!(y.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
-        let dx = rms_norm_backward(&x, &weight, &inv_rms, &y.ones_like().unwrap(), None).unwrap();
+        let dx = rms_norm_backward(&x, &weight, &inv_rms, y.ones_like().unwrap(), None, None).unwrap();
         assert!(dx.sum_all().unwrap().to_scalar::<f32>().unwrap().is_finite());
     }
 }

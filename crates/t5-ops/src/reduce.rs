@@ -12,20 +12,33 @@ pub fn square_sum(x: &Tensor) -> Result<f64> {
 
 /// Sets every element to zero, in place.
 pub fn zero(x: &Tensor) -> Result<()> {
-    x.zero_set()
+    if has_kernel(&[x]) && x.is_contiguous() { kernel::zero(x) } else { x.zero_set() }
 }
 
 pub(crate) mod kernel {
     use candle_core::{Result, Tensor};
 
-    use crate::parallel::{Shared, for_each_part};
-    use crate::storage::{Element, View, with_element};
+    use crate::parallel::{Shared, for_each_part, for_each_rows};
+    use crate::storage::{Element, View, update, with_element};
     use crate::vector::{sum, vectorized};
 
     /// Elements summed in f64 as one part: fixed, so that the result does not depend on the threads.
     const PART: usize = 64 * 1024;
     /// Elements summed in f32.
     const BLOCK: usize = 2048;
+
+    pub(super) fn zero(x: &Tensor) -> Result<()> {
+        with_element!(x.dtype(), T, {
+            update::<T, _>("zero", x, &[], |data| {
+                let (len, data) = (data.len(), Shared::new(data));
+                for_each_rows(len, 1, |part| {
+                    // SAFETY: each element belongs to one part.
+                    unsafe { data.slice(part.start, part.len()) }.fill(T::from_f32(0.0));
+                });
+                Ok(())
+            })
+        })
+    }
 
     pub(super) fn square_sum(x: &Tensor) -> Result<f64> {
         let x = x.contiguous()?;
@@ -90,9 +103,13 @@ mod tests {
 
     #[test]
     fn zero_clears_in_place() {
-        let x = Tensor::ones((3, 4), DType::F32, &Device::Cpu).unwrap();
-        let same = x.clone();
-        zero(&x).unwrap();
-        assert_eq!(square_sum(&same).unwrap(), 0.0);
+        for (shape, dtype) in [((3, 4), DType::F32), ((301, 400), DType::BF16), ((3, 4), DType::F64)] {
+            let x = Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+            let (same, part) = (x.clone(), x.narrow(0, 1, 1).unwrap());
+            zero(&part).unwrap();
+            assert_eq!(square_sum(&same).unwrap(), ((shape.0 - 1) * shape.1) as f64);
+            zero(&x).unwrap();
+            assert_eq!(square_sum(&same).unwrap(), 0.0);
+        }
     }
 }

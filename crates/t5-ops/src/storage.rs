@@ -157,24 +157,32 @@ pub(crate) fn filled<T: Element>(
 ) -> Result<Tensor> {
     let shape = shape.into();
     let n = shape.elem_count();
-    let mut data = Vec::<T>::with_capacity(n);
-    // SAFETY: the capacity is n. The elements are floats, for which every bit pattern is a value, and the
-    // callers in this crate write each of them before anything reads it.
-    write(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr(), n) })?;
-    // SAFETY: as above: n elements are allocated and written.
-    unsafe { data.set_len(n) };
+    let mut data = scratch::<T>(n);
+    write(&mut data)?;
     Tensor::from_vec(data, shape, &candle_core::Device::Cpu)
 }
 
-/// A scratch buffer of a kernel, whose contents are unspecified until written.
+/// A buffer whose contents are unspecified until written.
 pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
     let mut data = Vec::<T>::with_capacity(n);
-    // SAFETY: the capacity is n, and every bit pattern of a float is a value; kernels write before they read.
-    #[allow(clippy::uninit_vec)]
-    unsafe {
-        data.set_len(n)
-    };
+    set_unspecified(&mut data.spare_capacity_mut()[..n]);
+    // SAFETY: the capacity is n, and n elements have just been set.
+    unsafe { data.set_len(n) };
     data
+}
+
+/// Sets memory to whatever it holds, without touching it: kernels write large buffers whole, and a fill
+/// before that would be another pass over memory.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn set_unspecified<T: Element>(data: &mut [std::mem::MaybeUninit<T>]) {
+    // SAFETY: no instruction. To the compiler the assembly is code that may have written any bytes to the memory
+    // at the pointer, and every pattern of bytes is a value of an element, which is a float.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) data.as_mut_ptr(), options(nostack, preserves_flags)) };
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn set_unspecified<T: Element>(data: &mut [std::mem::MaybeUninit<T>]) {
+    data.fill(std::mem::MaybeUninit::new(T::from_f32(0.0)));
 }
 
 /// Calls `f` with the elements of `t`, to be changed in place, under its write lock.

@@ -21,7 +21,7 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
     let weight = numbers(&[d], DType::F32)?;
     let dweight = numbers(&[d], DType::F32)?;
     let (y, inv_rms) = rms_norm(&x, &weight, 1e-6)?;
-    let dx = rms_norm_backward(&x, &weight, &inv_rms, &y, Some(&dweight))?;
+    let dx = rms_norm_backward(&x, &weight, &inv_rms, y.copy()?, Some(&x), Some(&dweight))?;
 
     let samples = [0, 1, 2];
     let bias = numbers(&[4, 2 * t - 1], DType::F32)?;

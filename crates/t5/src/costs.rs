@@ -88,7 +88,7 @@ pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -
     let activations = walk.live;
     walk.head();
     walk.backward(reach);
-    let loss = walk.loss();
+    let loss = walk.loss(true);
     vec![
         CostRow { name: "activations", bytes: activations },
         CostRow { name: "loss", bytes: loss },
@@ -107,7 +107,7 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
     let pass = Pass { dropout: false, ..*pass };
     let mut walk = Walk::new(config, &pass);
     walk.forward(Reach::nothing(config));
-    let loss = walk.loss();
+    let loss = walk.loss(false);
     walk.momentary(loss);
     let workspace = walk.peak.saturating_sub(loss) + walk.packed();
     vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: workspace }]
@@ -218,11 +218,12 @@ impl Walk<'_> {
         if self.config.is_gated_act { 2 } else { 1 }
     }
 
-    /// One chunk of rows: logits in f32 with their gradient in the same place, and the head's table as the
-    /// product packs it (the `gemm` crate packs all columns of a right-hand operand at once).
-    fn loss(&self) -> u64 {
-        let rows = self.pass.loss_chunk_rows.min(self.pass.shape.samples * self.pass.shape.target_tokens);
-        ((rows + self.config.d_model) * self.config.vocab_size * 4) as u64
+    /// What the loss holds: a chunk of logits, or a block of them; with gradients their sums, too.
+    fn loss(&self, gradients: bool) -> u64 {
+        let rows = self.pass.shape.samples * self.pass.shape.target_tokens;
+        let head = (self.config.vocab_size, self.config.d_model);
+        let Pass { activations, loss_chunk_rows, .. } = *self.pass;
+        t5_ops::linear_cross_entropy_bytes(rows, head, activations, loss_chunk_rows, gradients) as u64
     }
 
     /// Ends with what is kept, the encoder's output and the decoder's output alive.
@@ -297,7 +298,7 @@ impl Walk<'_> {
     fn head(&mut self) {
         let z = self.sizes(true).x;
         self.hold(z); // dz
-        self.momentary(self.loss());
+        self.momentary(self.loss(true));
         self.free(z);
     }
 
@@ -313,7 +314,7 @@ impl Walk<'_> {
             if !enters_norm {
                 break;
             }
-            self.momentary(sizes.x); // the mask's copy, the norm again, dx: one after the other
+            self.momentary(sizes.x); // the mask's copy, then the norm again
             self.free(sizes.x);
             if decoder && reach.encoder.enters_norm() {
                 self.hold(encoded); // the gradient of the encoder's output
@@ -353,19 +354,12 @@ impl Walk<'_> {
 
     fn feed_forward_backward(&mut self, s: &Sizes) {
         let (dprojected, products) = (self.dropout_copy(s.x), self.projections() * s.gate);
-        self.hold(dprojected);
-        self.momentary(s.gate); // h
-        self.hold(s.gate); // dh
-        self.free(dprojected);
-        self.hold(products); // dgate, dup
-        self.free(products + s.gate); // gate, up, dh
+        self.hold(dprojected + s.gate); // dh; then h, dup and dgate lie where gate, up and dh were
+        self.free(dprojected + s.gate); // h
         self.momentary(s.x); // n
         self.hold(s.x); // dn
         self.free(products);
-        self.hold(s.x); // dx
-        self.free(2 * s.x); // x, dn
-        self.hold(s.x); // dx + dy
-        self.free(2 * s.x);
+        self.free(2 * s.x); // x, dy; dx lies where dn was
     }
 
     fn attention_backward(&mut self, s: &Sizes, k: u64) {
@@ -377,10 +371,7 @@ impl Walk<'_> {
         self.momentary(s.x); // n
         self.hold(s.x); // dn
         self.free(s.q + 2 * k);
-        self.hold(s.x); // dx
-        self.free(2 * s.x); // x, dn
-        self.hold(s.x); // dx + dy
-        self.free(2 * s.x);
+        self.free(2 * s.x); // x, dy; dx lies where dn was
     }
 
     /// What a product packs of its operands, at most: a weight in forward and in the gradient of the input, both

@@ -1,21 +1,31 @@
-//! Attention on the CPU, a tile of scores at a time.
+//! Attention on the CPU, a tile of scores at a time: some queries by at most [`TILE_KEYS`] keys.
 //!
-//! Forward: a task is a tile of queries of one head of one sequence; its scores against all visible keys
-//! (a prefix, so a mask is a shorter row and not a value) are one small matrix, turned into probabilities in
-//! place. Backward: a task is one head of one sequence, which goes through its tiles of queries in order and
-//! sums dk and dv in f32. Heads are columns of the (B, T, H*K) tensors, read and written with a stride.
+//! Forward: a task is a tile of queries of one head of one sequence, which goes through the tiles of visible
+//! keys (a prefix, so a mask is a shorter row and not a value) with the largest score and the sum of
+//! exponentials of each row so far, and corrects what it has summed when a larger score comes (Dao et al.
+//! 2022). Backward: a task is one head of one sequence; its queries are divided among the threads where there
+//! are fewer heads than it takes to keep them busy, and each part sums its own dk and dv in f32; parts are
+//! added in order. Probabilities and the gradients of scores are written in the dtype of the activations, so
+//! that in bf16 the products with them are bf16 products. Heads are columns of the (B, T, H*K) tensors, read
+//! and written with a stride.
 
 use candle_core::{Result, Tensor};
 
 use super::{Attention, Sizes};
 use crate::dropout::{RowMask, active};
 use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
-use crate::parallel::{Shared, for_each_part_with};
+use crate::parallel::{Shared, for_each_part, for_each_part_with};
+use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, View, filled, scratch, update, with_element};
-use crate::vector::{self, exp, replace_and_sum, sum_of_two, vectorized};
+use crate::vector;
 
-/// How many scores a tile aims at: a quarter of a megabyte, so that tiles stay in the second-level cache.
-const TILE_SCORES: usize = 64 * 1024;
+/// Keys of a tile.
+const TILE_KEYS: usize = 512;
+/// Scores of a tile: an eighth of a megabyte, so that the four tiles of the backward stay in the second-level
+/// cache.
+const TILE_SCORES: usize = 32 * 1024;
+/// Parts of a call that a thread gets at least, so that threads end together.
+const PARTS_PER_THREAD: usize = 2;
 
 /// The head of a sequence that a task works on, and how to find it in memory.
 #[derive(Clone, Copy)]
@@ -40,14 +50,9 @@ impl Head {
         Matrix::strided(T::operand(&data[self.start(length, first)..]), rows, self.sizes.head_size, self.width())
     }
 
-    /// The same rows, to be written.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reaches these rows of this head until the result is gone.
-    unsafe fn write<T: Element>(&self, data: Shared<T>, length: usize, first: usize, rows: usize) -> MatrixMut {
-        // SAFETY: by the caller's promise.
-        unsafe { MatrixMut::part(data, self.start(length, first), rows, self.sizes.head_size, self.width()) }
+    /// Where query `position` of this head is in (B, H, T).
+    fn row(&self, position: usize) -> usize {
+        (self.sequence * self.sizes.heads + self.head) * self.sizes.queries + position
     }
 
     /// The entries of the bias for query `i`: one for each key.
@@ -57,8 +62,13 @@ impl Head {
     }
 }
 
+/// Queries of a tile.
 fn tile_queries(s: &Sizes) -> usize {
-    (TILE_SCORES / s.keys).clamp(16, 128).min(s.queries)
+    (TILE_SCORES / tile_keys(s)).clamp(16, 256).min(s.queries)
+}
+
+fn tile_keys(s: &Sizes) -> usize {
+    TILE_KEYS.min(s.keys)
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
@@ -75,39 +85,113 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
     let lse_out = Shared::new(&mut lse);
     let out = with_element!(q.dtype(), T, {
         let (q_data, k_data, v_data) = (q_view.slice::<T>()?, k_view.slice::<T>()?, v_view.slice::<T>()?);
+        let input = Queries { q: q_data, k: k_data, v: v_data, bias: bias_data.as_deref() };
         filled::<T>(q.shape(), |out| {
             let out = Shared::new(out);
-            let init = || scratch::<f32>(tile * s.keys);
-            for_each_part_with(s.batch * s.heads * tiles, init, |scores, task| {
-                let (sequence, head) = (task / tiles / s.heads, task / tiles % s.heads);
-                let head = Head { sequence, head, sizes: *s };
+            let init = || Forward::<T>::new(s, tile);
+            for_each_part_with(s.batch * s.heads * tiles, init, |forward, task| {
+                let head = Head { sequence: task / tiles / s.heads, head: task / tiles % s.heads, sizes: *s };
                 let first = task % tiles * tile;
                 let rows = tile.min(s.queries - first);
-                let keys = a.visible(s, sequence, first + rows - 1);
-                // SAFETY: each task has its own queries of its own head.
-                let target = unsafe { head.write(out, s.queries, first, rows) };
-                let scores = &mut scores[..rows * keys];
-                let k = head.read(k_data, s.keys, 0, keys);
-                let q = head.read(q_data, s.queries, first, rows);
-                multiply(MatrixMut::new(scores, rows, keys), q, k.t(), false, Threads::One);
-                for (i, row) in scores.chunks_mut(keys.max(1)).enumerate() {
-                    let query = first + i;
-                    let visible = a.visible(s, sequence, query);
-                    let (row, hidden) = row.split_at_mut(visible);
-                    hidden.fill(0.0);
-                    let bias = bias_data.as_ref().map(|bias| &head.bias_of(bias, query)[..visible]);
-                    let mask = dropout.map(|d| d.query_mask(sequence, head.head, query));
-                    // SAFETY: each query of each head has its own element.
-                    let lse = unsafe { lse_out.slice((sequence * s.heads + head.head) * s.queries + query, 1) };
-                    lse[0] = softmax(row, bias, mask);
+                forward.run(&head, a, &input, dropout, first, rows);
+                for i in 0..rows {
+                    // SAFETY: each task has its own queries of its own head.
+                    let to = unsafe { out.slice(head.start(s.queries, first + i), s.head_size) };
+                    // SAFETY: as above.
+                    let lse = unsafe { lse_out.slice(head.row(first + i), 1) };
+                    lse[0] = forward.finish(i, dropout.map_or(1.0, |d| d.scale() as f32), to);
                 }
-                let v = head.read(v_data, s.keys, 0, keys);
-                multiply(target, Matrix::new((&*scores).into(), rows, keys), v, false, Threads::One);
             });
             Ok(())
         })?
     });
     Ok((out, Tensor::from_vec(lse, (s.batch, s.heads, s.queries), q.device())?))
+}
+
+/// What the forward reads.
+struct Queries<'a, T> {
+    q: &'a [T],
+    k: &'a [T],
+    v: &'a [T],
+    bias: Option<&'a [f32]>,
+}
+
+/// The buffers of a task of the forward.
+struct Forward<T> {
+    scores: Vec<f32>,  // (tile, keys)
+    p: Vec<T>,         // (tile, keys): exp(score - largest), zero where dropped or hidden
+    out: Vec<f32>,     // (tile, K): sums of p v
+    largest: Vec<f32>, // (tile): largest score so far
+    total: Vec<f32>,   // (tile): sum of exp(score - largest) so far
+}
+
+impl<T: Lanes> Forward<T> {
+    fn new(s: &Sizes, tile: usize) -> Self {
+        let scores = tile * tile_keys(s);
+        Self {
+            scores: scratch(scores),
+            p: scratch(scores),
+            out: scratch(tile * s.head_size),
+            largest: scratch(tile),
+            total: scratch(tile),
+        }
+    }
+
+    /// Sums over all visible keys for `rows` queries from `first` on.
+    fn run(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<T>,
+        dropout: Option<&crate::Dropout>,
+        first: usize,
+        rows: usize,
+    ) {
+        let s = &head.sizes;
+        let Self { scores, p, out, largest, total } = self;
+        let out = &mut out[..rows * s.head_size];
+        largest.fill(f32::NEG_INFINITY);
+        total.fill(0.0);
+        let keys = a.visible(s, head.sequence, first + rows - 1);
+        if keys == 0 {
+            out.fill(0.0);
+        }
+        let q = head.read(input.q, s.queries, first, rows);
+        for key in (0..keys).step_by(TILE_KEYS) {
+            let count = TILE_KEYS.min(keys - key);
+            let (scores, p) = (&mut scores[..rows * count], &mut p[..rows * count]);
+            let k = head.read(input.k, s.keys, key, count);
+            multiply(MatrixMut::new(scores, rows, count), q, k.t(), false, Threads::One);
+            for (i, (scores, p)) in scores.chunks_exact_mut(count).zip(p.chunks_exact_mut(count)).enumerate() {
+                let query = first + i;
+                let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
+                let (p, hidden) = p.split_at_mut(visible);
+                hidden.fill(T::from_f32(0.0));
+                if visible == 0 {
+                    continue;
+                }
+                let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + visible]);
+                let mask = dropout.map(|d| d.query_mask(head.sequence, head.head, query));
+                let smaller = softmax(&mut scores[..visible], bias, mask, key, &mut largest[i], &mut total[i], p);
+                if key > 0 && smaller != 1.0 {
+                    out[i * s.head_size..][..s.head_size].iter_mut().for_each(|out| *out *= smaller);
+                }
+            }
+            let v = head.read(input.v, s.keys, key, count);
+            let p = Matrix::new(T::operand(p), rows, count);
+            multiply(MatrixMut::new(out, rows, s.head_size), p, v, key > 0, Threads::One);
+        }
+    }
+
+    /// Writes the result of query `i` of the tile, its sums times `scale`; returns its log-sum-exp.
+    fn finish(&self, i: usize, scale: f32, to: &mut [T]) -> f32 {
+        let (largest, total) = (self.largest[i], self.total[i]);
+        // A query that sees no key has sums of zero.
+        let factor = if total == 0.0 { 0.0 } else { scale / total };
+        let sums = &self.out[i * to.len()..][..to.len()];
+        convert(sums, factor, to);
+        largest + total.ln()
+    }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -132,9 +216,12 @@ pub(super) fn attention_backward(
     let [q_view, k_view, v_view, out_view, dout_view] = &views;
     let dropout = active("attention_backward", a.dropout.as_ref(), s.batch)?;
 
-    // Each head of each sequence sums its own gradient of the bias; sequences are added in order at the end.
+    let tiles = s.queries.div_ceil(tile_queries(s));
+    let heads = s.batch * s.heads;
+    let parts = (PARTS_PER_THREAD * rayon::current_num_threads()).div_ceil(heads).min(tiles);
+    // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
     let offsets = s.queries + s.keys - 1;
-    let mut partial = vec![0f32; if dbias.is_some() { s.batch * s.heads * offsets } else { 0 }];
+    let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];
     let partials = Shared::new(&mut partial);
     let (mut dk, mut dv) = (None, None);
     let dq = with_element!(q.dtype(), T, {
@@ -146,6 +233,7 @@ pub(super) fn attention_backward(
             dout: slice::<T>(dout_view)?,
             lse: lse_view.slice::<f32>()?,
             bias: bias_data.as_deref(),
+            dropout,
         };
         filled::<T>(q.shape(), |dq| {
             let dq = Shared::new(dq);
@@ -153,18 +241,24 @@ pub(super) fn attention_backward(
                 let dk = Shared::new(dk);
                 dv = Some(filled::<T>(v.shape(), |dv| {
                     let dv = Shared::new(dv);
-                    for_each_part_with(
-                        s.batch * s.heads,
-                        || Scratch::new(s),
-                        |scratch, task| {
-                            let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
+                    let init = || (0..parts).map(|_| Backward::<T>::new(s)).collect::<Vec<_>>();
+                    for_each_part_with(heads, init, |scratch, task| {
+                        let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
+                        let each = Shared::new(scratch);
+                        for_each_part(parts, |part| {
+                            // SAFETY: each part has its own buffers and its own row of partial sums.
+                            let backward = unsafe { &mut each.slice(part, 1)[0] };
                             let dbias = dbias.is_some().then(|| {
-                                // SAFETY: each task has its own row of partial sums.
-                                unsafe { partials.slice(task * offsets, offsets) }
+                                // SAFETY: as above.
+                                unsafe { partials.slice((task * parts + part) * offsets, offsets) }
                             });
-                            head_backward(&head, a, &input, dropout, scratch, Output { dq, dk, dv }, dbias);
-                        },
-                    );
+                            let tiles = tiles * part / parts..tiles * (part + 1) / parts;
+                            // SAFETY: each part has its own queries of its own head.
+                            unsafe { backward.run(&head, a, &input, tiles, dq, dbias) };
+                        });
+                        // SAFETY: each task has its own head.
+                        unsafe { add_up(&head, scratch, dk, dv) };
+                    });
                     Ok(())
                 })?);
                 Ok(())
@@ -175,8 +269,8 @@ pub(super) fn attention_backward(
     if let Some(dbias) = dbias {
         let operands = [&q, &k, &v, &out, &lse, &dout];
         update::<f32, _>("attention_backward", dbias, &operands, |dbias| {
-            for partial in partial.chunks_exact(s.heads * offsets) {
-                vector::add(dbias, partial);
+            for (i, partial) in partial.chunks_exact(offsets).enumerate() {
+                vector::add(&mut dbias[i / parts % s.heads * offsets..][..offsets], partial);
             }
             Ok(())
         })?;
@@ -203,149 +297,310 @@ struct Input<'a, T> {
     dout: &'a [T],
     lse: &'a [f32],
     bias: Option<&'a [f32]>,
+    dropout: Option<&'a crate::Dropout<'a>>,
 }
 
-/// Where the backward writes.
-struct Output<T> {
-    dq: Shared<T>,
-    dk: Shared<T>,
-    dv: Shared<T>,
-}
-
-/// The buffers of one thread in the backward: two tiles, and the sums of one head.
-struct Scratch {
-    scores: Vec<f32>, // (tile, S): scores, then probabilities after dropout
-    dp: Vec<f32>,     // (tile, S): gradient of the probabilities, then of the scores
+/// The buffers of a part of a head in the backward: four tiles, and sums.
+struct Backward<T> {
+    scores: Vec<f32>, // (tile, keys)
+    dp: Vec<f32>,     // (tile, keys): gradient of the probabilities
+    p: Vec<T>,        // (tile, keys): probabilities after dropout
+    ds: Vec<T>,       // (tile, keys): gradient of the scores
+    delta: Vec<f32>,  // (tile): sum of out * dout
+    dbias: Vec<f32>,  // (keys): where nobody wants the gradient of the bias
+    dq: Vec<f32>,     // (tile, K)
     dk: Vec<f32>,     // (S, K)
     dv: Vec<f32>,     // (S, K)
 }
 
-impl Scratch {
+impl<T: Lanes> Backward<T> {
     fn new(s: &Sizes) -> Self {
-        let (tile, sums) = (tile_queries(s) * s.keys, s.keys * s.head_size);
-        Self { scores: scratch(tile), dp: scratch(tile), dk: scratch(sums), dv: scratch(sums) }
+        let (tile, keys, sums) = (tile_queries(s), tile_keys(s), s.keys * s.head_size);
+        Self {
+            scores: scratch(tile * keys),
+            dp: scratch(tile * keys),
+            p: scratch(tile * keys),
+            ds: scratch(tile * keys),
+            delta: scratch(tile),
+            dbias: vec![0.0; keys],
+            dq: scratch(tile * s.head_size),
+            dk: scratch(sums),
+            dv: scratch(sums),
+        }
+    }
+
+    /// Writes dq of some tiles of queries, sums what they add to dk and dv, and adds to `dbias`.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches these queries of this head of `dq`.
+    unsafe fn run(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Input<T>,
+        tiles: std::ops::Range<usize>,
+        dq_out: Shared<T>,
+        mut dbias: Option<&mut [f32]>,
+    ) {
+        let s = &head.sizes;
+        let (tile, size) = (tile_queries(s), s.head_size);
+        let Self { scores, dp, p, ds, delta, dbias: nobody, dq, dk, dv } = self;
+        dk.fill(0.0);
+        dv.fill(0.0);
+        for first in tiles.map(|t| t * tile) {
+            let rows = tile.min(s.queries - first);
+            let q = head.read(input.q, s.queries, first, rows);
+            let dout = head.read(input.dout, s.queries, first, rows);
+            for (i, delta) in delta[..rows].iter_mut().enumerate() {
+                let at = head.start(s.queries, first + i);
+                *delta = dot(&input.out[at..at + size], &input.dout[at..at + size]);
+            }
+            let dq = &mut dq[..rows * size];
+            dq.fill(0.0);
+            let keys = a.visible(s, head.sequence, first + rows - 1);
+            for key in (0..keys).step_by(TILE_KEYS) {
+                let count = TILE_KEYS.min(keys - key);
+                let cells = rows * count;
+                let (scores, dp) = (&mut scores[..cells], &mut dp[..cells]);
+                let (p, ds) = (&mut p[..cells], &mut ds[..cells]);
+                let k = head.read(input.k, s.keys, key, count);
+                let v = head.read(input.v, s.keys, key, count);
+                multiply(MatrixMut::new(scores, rows, count), q, k.t(), false, Threads::One);
+                multiply(MatrixMut::new(dp, rows, count), dout, v.t(), false, Threads::One);
+                for (i, &delta) in delta[..rows].iter().enumerate() {
+                    let query = first + i;
+                    let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
+                    let range = i * count..i * count + visible;
+                    let hidden = range.end..(i + 1) * count;
+                    p[hidden.clone()].fill(T::from_f32(0.0));
+                    ds[hidden].fill(T::from_f32(0.0));
+                    let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + visible]);
+                    let mask = input.dropout.map(|d| d.query_mask(head.sequence, head.head, query));
+                    let row = Row { key, mask, bias, lse: input.lse[head.row(query)], delta };
+                    let dbias = match &mut dbias {
+                        Some(dbias) => &mut dbias[s.queries - 1 - query + key..][..visible],
+                        None => &mut nobody[..visible],
+                    };
+                    let (p, ds) = (&mut p[range.clone()], &mut ds[range.clone()]);
+                    softmax_backward(&scores[range.clone()], &dp[range], row, p, ds, dbias);
+                }
+                let (p, ds) = (Matrix::new(T::operand(p), rows, count), Matrix::new(T::operand(ds), rows, count));
+                let sums = key * size..(key + count) * size;
+                multiply(MatrixMut::new(&mut dv[sums.clone()], count, size), p.t(), dout, true, Threads::One);
+                multiply(MatrixMut::new(&mut dk[sums], count, size), ds.t(), q, true, Threads::One);
+                multiply(MatrixMut::new(dq, rows, size), ds, k, key > 0, Threads::One);
+            }
+            for (i, dq) in dq.chunks_exact(size).enumerate() {
+                // SAFETY: by the caller's promise.
+                convert(dq, 1.0, unsafe { dq_out.slice(head.start(s.queries, first + i), size) });
+            }
+        }
     }
 }
 
-fn head_backward<T: Element>(
-    head: &Head,
-    a: &Attention,
-    input: &Input<T>,
-    dropout: Option<&crate::Dropout>,
-    scratch: &mut Scratch,
-    output: Output<T>,
-    mut dbias: Option<&mut [f32]>,
-) {
-    let s = &head.sizes;
-    let size = s.head_size;
-    let Scratch { scores, dp, dk, dv } = scratch;
-    dk.fill(0.0);
-    dv.fill(0.0);
-    let tile = tile_queries(s);
-    for first in (0..s.queries).step_by(tile) {
-        let rows = tile.min(s.queries - first);
-        let keys = a.visible(s, head.sequence, first + rows - 1);
-        let (scores, dp) = (&mut scores[..rows * keys], &mut dp[..rows * keys]);
-        let q = head.read(input.q, s.queries, first, rows);
-        let dout = head.read(input.dout, s.queries, first, rows);
-        let k = head.read(input.k, s.keys, 0, keys);
-        let v = head.read(input.v, s.keys, 0, keys);
-        multiply(MatrixMut::new(scores, rows, keys), q, k.t(), false, Threads::One);
-        multiply(MatrixMut::new(dp, rows, keys), dout, v.t(), false, Threads::One);
-        let both = scores.chunks_mut(keys.max(1)).zip(dp.chunks_mut(keys.max(1)));
-        for (i, (p, ds)) in both.enumerate() {
-            let query = first + i;
-            let visible = a.visible(s, head.sequence, query);
-            let ((p, p_hidden), (ds, ds_hidden)) = (p.split_at_mut(visible), ds.split_at_mut(visible));
-            p_hidden.fill(0.0);
-            ds_hidden.fill(0.0);
-            let at = head.start(s.queries, query);
-            let delta = dot(&input.out[at..at + size], &input.dout[at..at + size]);
-            let lse = input.lse[(head.sequence * s.heads + head.head) * s.queries + query];
-            let bias = input.bias.map(|bias| &head.bias_of(bias, query)[..visible]);
-            let mask = dropout.map(|d| d.query_mask(head.sequence, head.head, query));
-            softmax_backward(p, ds, bias, mask, lse, delta);
-            if let Some(dbias) = &mut dbias {
-                vector::add(&mut dbias[s.queries - 1 - query..][..visible], ds);
-            }
-        }
-        let p = Matrix::new((&*scores).into(), rows, keys);
-        let ds = Matrix::new((&*dp).into(), rows, keys);
-        multiply(MatrixMut::new(&mut dv[..keys * size], keys, size), p.t(), dout, true, Threads::One);
-        multiply(MatrixMut::new(&mut dk[..keys * size], keys, size), ds.t(), q, true, Threads::One);
-        // SAFETY: each task has its own head, each tile its own queries.
-        let dq = unsafe { head.write(output.dq, s.queries, first, rows) };
-        multiply(dq, ds, k, false, Threads::One);
+/// Adds the parts' sums of dk and dv to the first part's, in order, and writes them.
+///
+/// # Safety
+///
+/// Nothing else reaches this head of `dk` and `dv`.
+unsafe fn add_up<T: Lanes>(head: &Head, parts: &mut [Backward<T>], dk: Shared<T>, dv: Shared<T>) {
+    let Some((sums, others)) = parts.split_first_mut() else { return };
+    for other in others {
+        vector::add(&mut sums.dk, &other.dk);
+        vector::add(&mut sums.dv, &other.dv);
     }
-    for key in 0..s.keys {
-        let at = head.start(s.keys, key);
-        // SAFETY: each task has its own head.
-        let (dk_out, dv_out) = unsafe { (output.dk.slice(at, size), output.dv.slice(at, size)) };
-        for i in 0..size {
-            dk_out[i] = T::from_f32(dk[key * size + i]);
-            dv_out[i] = T::from_f32(dv[key * size + i]);
-        }
+    let (keys, size) = (head.sizes.keys, head.sizes.head_size);
+    for key in 0..keys {
+        let at = head.start(keys, key);
+        // SAFETY: by the caller's promise.
+        let (dk, dv) = unsafe { (dk.slice(at, size), dv.slice(at, size)) };
+        convert(&sums.dk[key * size..][..size], 1.0, dk);
+        convert(&sums.dv[key * size..][..size], 1.0, dv);
     }
 }
 
-vectorized! {
-    /// Turns scores into probabilities after dropout, in place; returns the log-sum-exp, `-inf` of an empty row.
-    fn softmax(scores: &mut [f32], bias: Option<&[f32]>, mask: Option<RowMask>) -> f32 {
-        if scores.is_empty() {
-            return f32::NEG_INFINITY;
-        }
-        if let Some(bias) = bias {
-            for (score, bias) in scores.iter_mut().zip(bias) {
-                *score += bias;
-            }
-        }
-        let max = vector::max(scores, |score| score);
-        let total = replace_and_sum(scores, |score| exp(score - max));
-        let scale = 1.0 / total;
-        match mask {
-            None => for p in scores.iter_mut() {
-                *p *= scale;
-            },
-            Some(mask) => for (j, p) in scores.iter_mut().enumerate() {
-                *p *= scale * mask.factor(j);
-            },
-        }
-        max + total.ln()
-    }
+/// What the backward of a row of scores needs beside the scores.
+struct Row<'a> {
+    /// The key of the first score.
+    key: usize,
+    mask: Option<RowMask>,
+    bias: Option<&'a [f32]>,
+    lse: f32,
+    delta: f32,
+}
 
-    /// With p = exp(score - lse), m the dropout mask, dp the gradient of the masked probabilities:
-    /// `scores` becomes p m, `dp` becomes the gradient of the scores, p (m dp - delta).
-    fn softmax_backward(
+// No closure below does arithmetic: the compiler makes functions of them that lack the instruction set.
+
+#[inline(always)]
+#[allow(clippy::manual_map, reason = "`map` takes a closure")]
+fn keep_of<S: Simd>(s: S, mask: Option<RowMask>) -> Option<S::Keep> {
+    match mask {
+        None => None,
+        Some(mask) => Some(s.mask(mask)),
+    }
+}
+
+/// `x` with zeros where the elements from channel `first` on are dropped.
+#[inline(always)]
+fn kept<S: Simd>(s: S, keep: Option<S::Keep>, first: usize, x: S::F) -> S::F {
+    match keep {
+        None => x,
+        Some(keep) => s.where_set(s.keeps(keep, first), x),
+    }
+}
+
+/// What the backward of a row has in every lane.
+struct Numbers<S: Simd> {
+    keep: Option<S::Keep>,
+    scale: S::F,
+    lse: S::F,
+    delta: S::F,
+}
+
+impl<S: Simd> Numbers<S> {
+    /// p m and the gradient of the scores, which is added to `dbias`; see [`softmax_backward`].
+    #[inline(always)]
+    fn gradients(&self, s: S, first: usize, score: S::F, dp: S::F, dbias: &mut [f32; WIDTH]) -> (S::F, S::F) {
+        let e = s.exp(s.sub(score, self.lse));
+        let (pm, m_dp) = match self.keep {
+            None => (e, dp),
+            Some(keep) => {
+                let kept = s.keeps(keep, first);
+                (s.where_set(kept, s.mul(e, self.scale)), s.where_set(kept, s.mul(dp, self.scale)))
+            }
+        };
+        let ds = s.mul(e, s.sub(m_dp, self.delta));
+        s.store(s.add(s.load(dbias), ds), dbias);
+        (pm, ds)
+    }
+}
+
+simd! {
+    /// Brings the statistics of a row up to date with a tile of its scores, to which the bias is added, and
+    /// writes `exp(score - largest)`, zero where dropped. Returns what earlier sums are to be multiplied by.
+    fn softmax<S, T: Lanes>(
+        s,
         scores: &mut [f32],
-        dp: &mut [f32],
         bias: Option<&[f32]>,
         mask: Option<RowMask>,
-        lse: f32,
-        delta: f32,
-    ) {
+        key: usize,
+        largest: &mut f32,
+        total: &mut f32,
+        p: &mut [T],
+    ) -> f32 {
         let n = scores.len();
-        let dp = &mut dp[..n];
+        let (chunks, rest) = scores.as_chunks_mut::<WIDTH>();
+        let mut top = s.splat(f32::NEG_INFINITY);
         if let Some(bias) = bias {
-            for (score, bias) in scores.iter_mut().zip(bias) {
+            let (bias, bias_rest) = bias[..n].as_chunks::<WIDTH>();
+            for (score, bias) in chunks.iter_mut().zip(bias) {
+                let sum = s.add(s.load(score), s.load(bias));
+                s.store(sum, score);
+                top = s.max(sum, top);
+            }
+            for (score, bias) in rest.iter_mut().zip(bias_rest) {
                 *score += bias;
             }
+        } else {
+            for score in &*chunks {
+                top = s.max(s.load(score), top);
+            }
         }
-        match mask {
-            None => for i in 0..n {
-                let p = exp(scores[i] - lse);
-                scores[i] = p;
-                dp[i] = p * (dp[i] - delta);
-            },
-            Some(mask) => for i in 0..n {
-                let p = exp(scores[i] - lse);
-                let m = mask.factor(i);
-                scores[i] = p * m;
-                dp[i] = p * (m * dp[i] - delta);
-            },
+        top = s.max(s.load(&padded(rest, f32::NEG_INFINITY)), top);
+        let of_tile = s.largest(top);
+        let both = if of_tile > *largest { of_tile } else { *largest };
+        let (shift, keep) = (s.splat(both), keep_of(s, mask));
+        let mut sum = s.splat(0.0);
+        let (p, p_rest) = p[..n].as_chunks_mut::<WIDTH>();
+        for (i, (score, p)) in chunks.iter().zip(p).enumerate() {
+            let e = s.exp(s.sub(s.load(score), shift));
+            sum = s.add(sum, e);
+            T::store(s, kept(s, keep, key + i * WIDTH, e), p);
+        }
+        if !rest.is_empty() {
+            let mut last = [T::from_f32(0.0); WIDTH];
+            let e = s.exp(s.sub(s.load(&padded(rest, f32::NEG_INFINITY)), shift));
+            sum = s.add(sum, e);
+            T::store(s, kept(s, keep, key + n - rest.len(), e), &mut last);
+            p_rest.copy_from_slice(&last[..rest.len()]);
+        }
+        let smaller = vector::exp(*largest - both);
+        *total = *total * smaller + s.sum(sum);
+        *largest = both;
+        smaller
+    }
+
+    /// With p = exp(score + bias - lse), m the dropout mask, dp the gradient of the masked probabilities: writes
+    /// p m, and the gradient of the scores p (m dp - delta), which it also adds to `dbias`.
+    fn softmax_backward<S, T: Lanes>(
+        s,
+        scores: &[f32],
+        dp: &[f32],
+        row: Row<'_>,
+        p: &mut [T],
+        ds: &mut [T],
+        dbias: &mut [f32],
+    ) {
+        let n = scores.len();
+        let numbers = Numbers {
+            keep: keep_of(s, row.mask),
+            scale: s.splat(row.mask.map_or(1.0, |mask| mask.scale())),
+            lse: s.splat(row.lse),
+            delta: s.splat(row.delta),
+        };
+        let ((scores, scores_rest), (dp, dp_rest)) = (scores.as_chunks::<WIDTH>(), dp[..n].as_chunks::<WIDTH>());
+        let (p, p_rest) = p[..n].as_chunks_mut::<WIDTH>();
+        let (ds, ds_rest) = ds[..n].as_chunks_mut::<WIDTH>();
+        let (dbias, dbias_rest) = dbias[..n].as_chunks_mut::<WIDTH>();
+        let bias = row.bias.map(|bias| bias[..n].as_chunks::<WIDTH>());
+        let chunks = scores.iter().zip(dp).zip(p).zip(ds).zip(dbias).enumerate();
+        for (i, ((((score, dp), p), ds), dbias)) in chunks {
+            let score = match bias {
+                None => s.load(score),
+                Some((bias, _)) => s.add(s.load(score), s.load(&bias[i])),
+            };
+            let (of_p, of_ds) = numbers.gradients(s, row.key + i * WIDTH, score, s.load(dp), dbias);
+            T::store(s, of_p, p);
+            T::store(s, of_ds, ds);
+        }
+        let rest = scores_rest.len();
+        if rest > 0 {
+            // What does not exist has a probability of zero.
+            let mut score = s.load(&padded(scores_rest, f32::NEG_INFINITY));
+            if let Some((_, bias)) = bias {
+                score = s.add(score, s.load(&padded(bias, 0.0)));
+            }
+            let (key, dp, mut last_dbias) = (row.key + n - rest, s.load(&padded(dp_rest, 0.0)), padded(dbias_rest, 0.0));
+            let (of_p, of_ds) = numbers.gradients(s, key, score, dp, &mut last_dbias);
+            let mut last = [[T::from_f32(0.0); WIDTH]; 2];
+            T::store(s, of_p, &mut last[0]);
+            T::store(s, of_ds, &mut last[1]);
+            p_rest.copy_from_slice(&last[0][..rest]);
+            ds_rest.copy_from_slice(&last[1][..rest]);
+            dbias_rest.copy_from_slice(&last_dbias[..rest]);
         }
     }
 
-    fn dot<T: Element>(x: &[T], y: &[T]) -> f32 {
-        sum_of_two(x, y, |x, y| x.to_f32() * y.to_f32())
+    /// Writes `scale x`.
+    fn convert<S, T: Lanes>(s, x: &[f32], scale: f32, y: &mut [T]) {
+        let scales = s.splat(scale);
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
+        for (x, y) in x.iter().zip(y) {
+            T::store(s, s.mul(s.load(x), scales), y);
+        }
+        for (x, y) in x_rest.iter().zip(y_rest) {
+            *y = T::from_f32(x * scale);
+        }
+    }
+
+    fn dot<S, T: Lanes>(s, x: &[T], y: &[T]) -> f32 {
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks::<WIDTH>());
+        let mut sum = s.splat(0.0);
+        for (x, y) in x.iter().zip(y) {
+            sum = s.mul_add(T::load(s, x), T::load(s, y), sum);
+        }
+        let (x, y) = (padded(x_rest, T::from_f32(0.0)), padded(y_rest, T::from_f32(0.0)));
+        s.sum(s.mul_add(T::load(s, &x), T::load(s, &y), sum))
     }
 }

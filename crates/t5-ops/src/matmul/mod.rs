@@ -80,11 +80,6 @@ impl<'a> Matrix<'a> {
         Self { data, cols: columns.len(), ..self }
     }
 
-    /// (rows, columns).
-    pub(crate) fn dims(&self) -> (usize, usize) {
-        (self.rows, self.cols)
-    }
-
     fn is_bf16(&self) -> bool {
         matches!(self.data, Operand::Bf16(_))
     }

@@ -153,7 +153,7 @@ impl<'a> LayerWalk<'a> {
         }
         let mut walk = Walk::new(self.config, &self.micro);
         walk.forward(self.reach);
-        let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(), walk.sizes(true).x);
+        let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
         self.moment(peak, 0);
         self.live.gradients = self.gradients_of(|part| part == head);
         self.moment(kept + dz, loss);

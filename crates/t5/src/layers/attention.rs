@@ -156,9 +156,8 @@ impl Attention {
             }
         };
         let Some(dn) = dn else { return Ok(None) };
-        let dx = self.norm.backward(&x, &inv_rms, &dn, grads)?;
-        drop((x, dn));
-        Ok(if wanted { Some(t5_ops::dropout_add(&dy, &dx, None)?) } else { None })
+        let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
+        Ok(wanted.then_some(dx))
     }
 
     /// `sum + dk Wk + dv Wv`.

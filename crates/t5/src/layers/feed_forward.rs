@@ -97,15 +97,10 @@ impl FeedForward {
         let FeedForwardSaved { x, gate, up } = saved;
         let inner = cx.dropout(self.inner);
         let dprojected = dropout_backward(&dy, cx.dropout(self.residual).as_ref())?;
-        if grads.trains(&self.wo) {
-            let h = t5_ops::feed_forward_activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
-            add_weight_gradient(grads, &self.wo, &dprojected, &h)?;
-        }
         let dh = t5_ops::linear_backward_input(&dprojected, &self.wo.tensor, None)?;
-        drop(dprojected);
-        let (dgate, dup) =
-            t5_ops::feed_forward_activation_backward(&gate, up.as_ref(), self.activation, inner.as_ref(), &dh)?;
-        drop((gate, up, dh));
+        let (h, dgate, dup) = t5_ops::feed_forward_activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
+        add_weight_gradient(grads, &self.wo, &dprojected, &h)?;
+        drop((h, dprojected));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
         add_weight_gradient(grads, &self.gate, &dgate, &n)?;
@@ -121,9 +116,8 @@ impl FeedForward {
         if let (Some(up), Some(dup)) = (&self.up, dup) {
             dn = t5_ops::linear_backward_input(&dup, &up.tensor, Some(dn))?;
         }
-        let dx = self.norm.backward(&x, &inv_rms, &dn, grads)?;
-        drop((x, dn));
-        Ok(if wanted { Some(t5_ops::dropout_add(&dy, &dx, None)?) } else { None })
+        let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
+        Ok(wanted.then_some(dx))
     }
 
     /// Forward without dropout, for generation.

@@ -23,9 +23,16 @@ impl Norm {
         grads.trains(&self.weight)
     }
 
-    /// Gradient of the input; adds the weight's.
-    pub fn backward(&self, x: &Tensor, inv_rms: &Tensor, dy: &Tensor, grads: &mut Gradients) -> Result<Tensor> {
+    /// Gradient of the input, plus what reaches it beside the norm; adds the weight's.
+    pub fn backward(
+        &self,
+        x: &Tensor,
+        inv_rms: &Tensor,
+        dy: Tensor,
+        residual: Option<&Tensor>,
+        grads: &mut Gradients,
+    ) -> Result<Tensor> {
         let dweight = grads.accumulator(&self.weight)?;
-        Ok(t5_ops::rms_norm_backward(x, &self.weight.tensor, inv_rms, dy, dweight.as_ref())?)
+        Ok(t5_ops::rms_norm_backward(x, &self.weight.tensor, inv_rms, dy, residual, dweight.as_ref())?)
     }
 }

@@ -117,7 +117,7 @@ impl Stack {
         let dn = dropout_backward(&dz, cx.dropout(self.final_site).as_ref())?;
         drop(dz);
         let (_, inv_rms) = self.final_norm.forward(x)?;
-        self.final_norm.backward(x, &inv_rms, &dn, grads)
+        self.final_norm.backward(x, &inv_rms, dn, None, grads)
     }
 
     /// Ids (B, T) to the stack's output (B, T, D).

@@ -1,11 +1,13 @@
-//! The output projection and the cross-entropy in one operation, over chunks of rows, so that the logits
-//! (R, V) never exist whole. Loss, dX and dW come out of one pass over the chunks.
+//! The output projection and the cross-entropy in one operation, a part at a time, so that the logits
+//! (R, V) never exist whole. Loss, dX and dW come out of one call.
 //!
 //! `logits = logit_scale * x Wᵀ`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`.
 //!
 //! Shapes: x, dx (R, D); w, dw (V, D); labels R.
 
-use candle_core::{Result, Tensor, bail};
+mod cpu;
+
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape, has_kernel};
 
@@ -19,7 +21,7 @@ pub struct CrossEntropy {
     pub logit_scale: f64,
     /// What the gradients (not the loss) are multiplied by: 1 / target tokens of the optimizer batch.
     pub gradient_scale: f64,
-    /// How many rows of logits exist at a time.
+    /// The most rows of logits that are kept at a time. Where computing them again is faster, fewer are.
     pub chunk_rows: usize,
 }
 
@@ -27,7 +29,7 @@ pub struct CrossEntropy {
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let _span = tracing::debug_span!("linear_cross_entropy").entered();
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    if has_kernel(&[x, w]) { kernel::loss(x, w, labels, &rows, c) } else { reference::loss(x, w, labels, &rows, c) }
+    if has_kernel(&[x, w]) { cpu::loss(x, w, labels, &rows, c) } else { reference::loss(x, w, labels, &rows, c) }
 }
 
 /// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
@@ -45,9 +47,28 @@ pub fn linear_cross_entropy_backward(
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
     }
     if has_kernel(&[x, w]) && dw.is_none_or(|dw| has_kernel(&[dw])) {
-        kernel::gradients(x, w, labels, &rows, c, dw)
+        cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype()))
     } else {
         reference::gradients(x, w, labels, &rows, c, dw)
+    }
+}
+
+/// Bytes that a call holds on the CPU beside its operands and results, for `rows` rows that count and a weight of
+/// (`vocabulary`, `width`): the buffers of the products are not in it. `gradients`: of
+/// [`linear_cross_entropy_backward`], or else of [`linear_cross_entropy`].
+///
+/// It depends on the machine's instruction set and on the number of threads, as the kernels do.
+pub fn linear_cross_entropy_bytes(
+    rows: usize,
+    (vocabulary, width): (usize, usize),
+    activations: DType,
+    chunk_rows: usize,
+    gradients: bool,
+) -> usize {
+    match activations {
+        DType::F32 | DType::BF16 => cpu::bytes(rows, vocabulary, width, activations, chunk_rows, gradients),
+        // The reference: logits, their exponentials and their gradient.
+        _ => 3 * chunk_rows.min(rows) * vocabulary * 8,
     }
 }
 
@@ -69,145 +90,6 @@ fn valid_rows(op: &str, x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy
         rows.push(row as u32);
     }
     Ok(rows)
-}
-
-mod kernel {
-    use candle_core::{Result, Tensor};
-
-    use super::CrossEntropy;
-    use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
-    use crate::parallel::{Shared, for_each_rows};
-    use crate::storage::{Element, View, filled, scratch, update, with_element};
-    use crate::vector::{self, exp, replace_and_sum, sum, vectorized};
-
-    pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
-        let (x, w) = (x.contiguous()?, w.contiguous()?);
-        let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
-        let (v, d) = w.dims2()?;
-        let w = Matrix::new(w_view.operand()?, v, d);
-        with_element!(x.dtype(), T, {
-            let mut chunks = Chunks::<T>::new(x_view.slice::<T>()?, w, labels, rows, c);
-            let mut loss = 0.0;
-            for rows in rows.chunks(c.chunk_rows) {
-                loss += chunks.logits(rows, None);
-            }
-            Ok(loss)
-        })
-    }
-
-    pub(super) fn gradients(
-        x: &Tensor,
-        w: &Tensor,
-        labels: &[u32],
-        rows: &[u32],
-        c: &CrossEntropy,
-        dw: Option<&Tensor>,
-    ) -> Result<(f64, Tensor)> {
-        let (x, w) = (x.contiguous()?, w.contiguous()?);
-        let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
-        let (v, d) = w.dims2()?;
-        let w_matrix = Matrix::new(w_view.operand()?, v, d);
-        let mut loss = 0.0;
-        let dx = with_element!(x.dtype(), T, {
-            let mut chunks = Chunks::<T>::new(x_view.slice::<T>()?, w_matrix, labels, rows, c);
-            filled::<T>(x.shape(), |dx| {
-                dx.fill(T::from_f32(0.0));
-                let mut dx_rows = scratch::<T>(c.chunk_rows.min(rows.len()) * d);
-                for rows in rows.chunks(c.chunk_rows) {
-                    loss += chunks.logits(rows, Some((c.gradient_scale * c.logit_scale) as f32));
-                    // The logits are now their own gradient.
-                    let dlogits = Matrix::new((&chunks.logits[..rows.len() * v]).into(), rows.len(), v);
-                    let dx_rows = &mut dx_rows[..rows.len() * d];
-                    multiply(MatrixMut::new(dx_rows, rows.len(), d), dlogits, w_matrix, false, Threads::All);
-                    for (&row, dx_row) in rows.iter().zip(dx_rows.chunks_exact(d.max(1))) {
-                        dx[row as usize * d..][..d].copy_from_slice(dx_row);
-                    }
-                    let Some(dw) = dw else { continue };
-                    let x_rows = Matrix::new(T::operand(&chunks.x_rows[..rows.len() * d]), rows.len(), d);
-                    with_element!(dw.dtype(), G, {
-                        update::<G, _>("linear_cross_entropy_backward", dw, &[&x, &w], |dw| {
-                            multiply(MatrixMut::new(dw, v, d), dlogits.t(), x_rows, true, Threads::All);
-                            Ok(())
-                        })?
-                    });
-                }
-                Ok(())
-            })?
-        });
-        Ok((loss, dx))
-    }
-
-    /// The buffers of a pass over the chunks.
-    struct Chunks<'a, T> {
-        x: &'a [T],
-        w: Matrix<'a>,
-        labels: &'a [u32],
-        logit_scale: f32,
-        width: usize,
-        vocabulary: usize,
-        x_rows: Vec<T>,   // (C, D): the rows of the chunk, gathered
-        logits: Vec<f32>, // (C, V)
-    }
-
-    impl<'a, T: Element> Chunks<'a, T> {
-        fn new(x: &'a [T], w: Matrix<'a>, labels: &'a [u32], rows: &[u32], c: &CrossEntropy) -> Self {
-            let chunk = c.chunk_rows.min(rows.len());
-            let (vocabulary, width) = w.dims();
-            Self {
-                x,
-                w,
-                labels,
-                logit_scale: c.logit_scale as f32,
-                width,
-                vocabulary,
-                x_rows: scratch(chunk * width),
-                logits: scratch(chunk * vocabulary),
-            }
-        }
-
-        /// Computes the logits of some rows and returns the sum of their losses. With a scale the logits are
-        /// replaced by `scale * (softmax - one-hot of the label)`.
-        fn logits(&mut self, rows: &[u32], gradient_scale: Option<f32>) -> f64 {
-            let (d, v) = (self.width, self.vocabulary);
-            for (&row, x) in rows.iter().zip(self.x_rows.chunks_exact_mut(d.max(1))) {
-                x.copy_from_slice(&self.x[row as usize * d..][..d]);
-            }
-            let logits = &mut self.logits[..rows.len() * v];
-            let x_rows = Matrix::new(T::operand(&self.x_rows[..rows.len() * d]), rows.len(), d);
-            multiply(MatrixMut::new(logits, rows.len(), v), x_rows, self.w.t(), false, Threads::All);
-            let mut losses = vec![0f64; rows.len()];
-            let (logits, out) = (Shared::new(logits), Shared::new(&mut losses));
-            for_each_rows(rows.len(), v, |part| {
-                for i in part {
-                    // SAFETY: each row belongs to one part.
-                    let (logits, loss) = unsafe { (logits.slice(i * v, v), out.slice(i, 1)) };
-                    let label = self.labels[rows[i] as usize] as usize;
-                    loss[0] = row_loss(logits, label, self.logit_scale, gradient_scale);
-                }
-            });
-            losses.iter().sum()
-        }
-    }
-
-    vectorized! {
-        fn row_loss(logits: &mut [f32], label: usize, logit_scale: f32, gradient_scale: Option<f32>) -> f64 {
-            let max = vector::max(logits, |logit| logit * logit_scale);
-            let of_label = f64::from(logits[label] * logit_scale);
-            let total = match gradient_scale {
-                None => sum(logits, |logit| exp(logit * logit_scale - max)),
-                Some(scale) => {
-                    let total = replace_and_sum(logits, |logit| exp(logit * logit_scale - max));
-                    let factor = scale / total;
-                    for logit in logits.iter_mut() {
-                        *logit *= factor;
-                    }
-                    logits[label] -= scale;
-                    total
-                }
-            };
-            f64::from(max) + f64::from(total).ln() - of_label
-        }
-    }
 }
 
 pub(crate) mod reference {
@@ -349,18 +231,23 @@ mod tests {
 
     #[test]
     fn kernels_agree_with_the_reference_for_every_chunk_size() {
-        for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64)] {
+        // The last: more than one tile of the vocabulary in each stretch, and a last block of one entry.
+        for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64), (9, 4353, 5)] {
             for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32)] {
-                for chunk_rows in [1, 7, 64, 1000] {
+                for (chunk_rows, logits) in [1, 7, 64, 1000]
+                    .into_iter()
+                    .flat_map(|chunk_rows| [(chunk_rows, cpu::Logits::Kept), (chunk_rows, cpu::Logits::ComputedAgain)])
+                {
                     let mut numbers = Numbers::new(32);
                     let (x, w) = (numbers.tensor(&[rows, d], dtype), numbers.tensor(&[v, d], weight_dtype));
                     let (labels, c) = (some_labels(rows, v), scales(chunk_rows));
                     let dw = numbers.tensor(&[v, d], DType::F32);
                     let expected_dw = dw.copy().unwrap();
-                    let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&dw)).unwrap();
+                    let valid = valid_rows("test", &x, &w, &labels, &c).unwrap();
+                    let (loss, dx) = cpu::gradients(&x, &w, &labels, &valid, &c, Some(&dw), logits).unwrap();
                     let (expected, expected_dx) =
                         reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&expected_dw)).unwrap();
-                    let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows}");
+                    let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows} {logits:?}");
                     let close = |a: f64, b: f64| (a - b).abs() <= tolerance(dtype) * (1.0 + b.abs());
                     assert!(close(loss, expected), "{what}: expected {expected}, got {loss}");
                     assert!(close(linear_cross_entropy(&x, &w, &labels, &c).unwrap(), expected), "{what}");
