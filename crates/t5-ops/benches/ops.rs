@@ -151,7 +151,7 @@ impl Bench<'_> {
                 linear_cross_entropy(&x, &table, &labels, &c).map(drop)
             })?;
             self.run(&format!("cross_entropy_backward by {chunk_rows}"), 6 * rows * d * v, rows * v, || {
-                linear_cross_entropy_backward(&x, &table, &labels, &c, Some(&dtable)).map(drop)
+                linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&dtable, false))).map(drop)
             })?;
         }
         Ok(())

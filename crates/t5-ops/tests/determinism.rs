@@ -40,7 +40,7 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
     let dw = w.zeros_like()?;
     let labels: Vec<u32> = (0..(b * t) as u32).map(|row| row * 7 % v as u32).collect();
     let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.01, chunk_rows: 64 };
-    let (loss, dh) = linear_cross_entropy_backward(&dq.reshape((b * t, d))?, &w, &labels, &c, Some(&dw))?;
+    let (loss, dh) = linear_cross_entropy_backward(&dq.reshape((b * t, d))?, &w, &labels, &c, Some((&dw, true)))?;
     let dsquare = numbers(&[d, d], DType::F32)?;
     linear_backward_weight(&dk, &dv, &dsquare, true)?;
 

@@ -163,10 +163,11 @@ impl T5 {
             gradient_scale: 1.0 / cx.target_tokens.max(1) as f64,
             chunk_rows: cx.loss_chunk_rows.max(1),
         };
-        let dw = grads.accumulator(&self.head)?;
+        let dw = grads.accumulator_or_empty(&self.head)?;
+        let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.flatten_to(1)?; // (B T, D)
         let (loss, drows) =
-            t5_ops::linear_cross_entropy_backward(&rows, &self.head.tensor, &batch.labels, &settings, dw.as_ref())?;
+            t5_ops::linear_cross_entropy_backward(&rows, &self.head.tensor, &batch.labels, &settings, dw)?;
         Ok((loss, drows.reshape(z.shape())?))
     }
 

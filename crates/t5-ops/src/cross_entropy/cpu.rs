@@ -115,13 +115,16 @@ pub(super) fn gradients(
     labels: &[u32],
     rows: &[u32],
     c: &CrossEntropy,
-    dw: Option<&Tensor>,
+    dw: Option<(&Tensor, bool)>,
     logits: Logits,
 ) -> Result<(f64, Tensor)> {
     let (x, w) = (x.contiguous()?, w.contiguous()?);
     let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
     let (v, d) = w.dims2()?;
     let cut = Cut::new(logits, rows.len(), v, c.chunk_rows);
+    if let (Some((dw, false)), true) = (dw, rows.is_empty()) {
+        crate::zero(dw)?;
+    }
     let mut loss = 0.0;
     let dx = with_element!(x.dtype(), T, {
         let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w_view.operand()?, (v, d), labels, c, cut);
@@ -129,13 +132,13 @@ pub(super) fn gradients(
         filled::<T>(x.shape(), |dx| {
             clear_ignored(dx, rows, d);
             let dx = Shared::new(dx);
-            for rows in rows.chunks(cut.chunk.max(1)) {
+            for (chunk, rows) in rows.chunks(cut.chunk.max(1)).enumerate() {
                 loss += pass.statistics(rows);
                 match dw {
                     None => pass.gradients::<f32>(rows, None),
-                    Some(dw) => with_element!(dw.dtype(), G, {
+                    Some((dw, accumulate)) => with_element!(dw.dtype(), G, {
                         update::<G, _>("linear_cross_entropy_backward", dw, &[&x, &w], |dw| {
-                            pass.gradients::<G>(rows, Some(Shared::new(dw)));
+                            pass.gradients::<G>(rows, Some((Shared::new(dw), accumulate || chunk > 0)));
                             Ok(())
                         })?
                     }),
@@ -303,7 +306,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
     }
 
     /// The second pass: sums of dX, and dW in place.
-    fn gradients<G: Element>(&mut self, rows: &[u32], dw: Option<Shared<G>>) {
+    fn gradients<G: Element>(&mut self, rows: &[u32], dw: Option<(Shared<G>, bool)>) {
         let (d, n, scale) = (self.width, rows.len(), self.gradient_scale);
         let factors: Vec<f32> = self.total[..n].iter().map(|total| scale / total).collect();
         let logits = Shared::new(&mut self.logits);
@@ -345,11 +348,11 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 let dlogits = Matrix::new(T::operand(dlogits), n, count);
                 let w = this.entries(first, count);
                 multiply(MatrixMut::new(dx, n, d), dlogits, w, first > entries.start, Threads::One);
-                let Some(dw) = dw else { continue };
+                let Some((dw, accumulate)) = dw else { continue };
                 let x = Matrix::new(T::operand(&this.x_rows[..n * d]), n, d);
                 // SAFETY: each stretch has its own rows of dW.
                 let dw = unsafe { MatrixMut::part(dw, first * d, count, d, d) };
-                multiply(dw, dlogits.t(), x, true, Threads::One);
+                multiply(dw, dlogits.t(), x, accumulate, Threads::One);
             }
         });
     }

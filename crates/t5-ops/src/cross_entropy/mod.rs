@@ -33,20 +33,21 @@ pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEnt
 }
 
 /// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
-/// adds that of `w` to `dw` if given. Both gradients are multiplied by `gradient_scale`.
+/// with `dw` adds that of `w` to the tensor, or, where the flag is false, writes it there whatever was there. Both
+/// gradients are multiplied by `gradient_scale`.
 pub fn linear_cross_entropy_backward(
     x: &Tensor,
     w: &Tensor,
     labels: &[u32],
     c: &CrossEntropy,
-    dw: Option<&Tensor>,
+    dw: Option<(&Tensor, bool)>,
 ) -> Result<(f64, Tensor)> {
     let _span = tracing::debug_span!("linear_cross_entropy_backward").entered();
     let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
-    if let Some(dw) = dw {
+    if let Some((dw, _)) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
     }
-    if has_kernel(&[x, w]) && dw.is_none_or(|dw| has_kernel(&[dw])) {
+    if has_kernel(&[x, w]) && dw.is_none_or(|(dw, _)| has_kernel(&[dw])) {
         cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype()))
     } else {
         reference::gradients(x, w, labels, &rows, c, dw)
@@ -110,7 +111,7 @@ pub(crate) mod reference {
         w: &Tensor,
         labels: &[u32],
         c: &CrossEntropy,
-        dw: Option<&Tensor>,
+        dw: Option<(&Tensor, bool)>,
     ) -> Result<(f64, Tensor)> {
         let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
         gradients(x, w, labels, &rows, c, dw)
@@ -131,10 +132,13 @@ pub(crate) mod reference {
         labels: &[u32],
         rows: &[u32],
         c: &CrossEntropy,
-        dw: Option<&Tensor>,
+        dw: Option<(&Tensor, bool)>,
     ) -> Result<(f64, Tensor)> {
         let dtype = matmul_dtype(x);
         let w = w.to_dtype(dtype)?;
+        if let Some((dw, false)) = dw {
+            crate::zero(dw)?;
+        }
         let mut dx = Tensor::zeros(x.shape(), wide_dtype(x), x.device())?;
         let mut loss = 0.0;
         for rows in rows.chunks(c.chunk_rows) {
@@ -147,7 +151,7 @@ pub(crate) mod reference {
             let dlogits = (dlogits * (c.gradient_scale * c.logit_scale))?.to_dtype(dtype)?;
             let dx_rows = dlogits.matmul(&w)?.to_dtype(dx.dtype())?;
             dx = dx.index_add(&chunk.rows, &dx_rows, 0)?;
-            if let Some(dw) = dw {
+            if let Some((dw, _)) = dw {
                 add_into(dw, &dlogits.t()?.matmul(&chunk.x)?)?;
             }
         }
@@ -206,7 +210,7 @@ mod tests {
         for chunk_rows in [1, 2, 100] {
             let c = scales(chunk_rows);
             let dw = w.zeros_like().unwrap();
-            let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&dw)).unwrap();
+            let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true))).unwrap();
             assert!((loss - linear_cross_entropy(&x, &w, &labels, &c).unwrap()).abs() < 1e-12);
             check_gradient("dx", &x, &dx, |x| Ok(0.25 * linear_cross_entropy(x, &w, &labels, &c)?));
             check_gradient("dw", &w, &dw, |w| Ok(0.25 * linear_cross_entropy(&x, w, &labels, &c)?));
@@ -244,9 +248,10 @@ mod tests {
                     let dw = numbers.tensor(&[v, d], DType::F32);
                     let expected_dw = dw.copy().unwrap();
                     let valid = valid_rows("test", &x, &w, &labels, &c).unwrap();
-                    let (loss, dx) = cpu::gradients(&x, &w, &labels, &valid, &c, Some(&dw), logits).unwrap();
+                    let (loss, dx) = cpu::gradients(&x, &w, &labels, &valid, &c, Some((&dw, true)), logits).unwrap();
                     let (expected, expected_dx) =
-                        reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some(&expected_dw)).unwrap();
+                        reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, true)))
+                            .unwrap();
                     let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows} {logits:?}");
                     let close = |a: f64, b: f64| (a - b).abs() <= tolerance(dtype) * (1.0 + b.abs());
                     assert!(close(loss, expected), "{what}: expected {expected}, got {loss}");
@@ -256,6 +261,10 @@ mod tests {
                         assert_close(&format!("{what} dx"), &dx, &expected_dx, tolerance(dtype));
                     }
                     assert_close(&format!("{what} dw"), &dw, &expected_dw, tolerance(dtype));
+                    let expected_dw = dw.copy().unwrap();
+                    cpu::gradients(&x, &w, &labels, &valid, &c, Some((&dw, false)), logits).unwrap();
+                    reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, false))).unwrap();
+                    assert_close(&format!("{what} dw ="), &dw, &expected_dw, tolerance(dtype));
                 }
             }
         }
@@ -276,6 +285,9 @@ mod tests {
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, None).unwrap();
         assert_eq!(loss, 0.0);
         assert!(values(&dx).iter().all(|&x| x == 0.0));
+        let dw = w.ones_like().unwrap();
+        linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, Some((&dw, false))).unwrap();
+        assert!(values(&dw).iter().all(|&x| x == 0.0));
         assert!(linear_cross_entropy(&bad, &w, &[1, 2, 3, 4], &c).unwrap().is_nan());
     }
 
