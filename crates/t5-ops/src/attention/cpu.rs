@@ -71,6 +71,12 @@ fn tile_keys(s: &Sizes) -> usize {
     TILE_KEYS.min(s.keys)
 }
 
+/// Visible keys filled up with hidden ones to whole vectors, as far as the tile goes: the hidden get a score of
+/// minus infinity, and what is left over at the end of a row is dear.
+fn whole_lanes(visible: usize, keys: usize) -> usize {
+    visible.next_multiple_of(WIDTH).min(keys)
+}
+
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
     let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
     let (q_view, k_view, v_view) = (View::new(&q)?, View::new(&k)?, View::new(&v)?);
@@ -165,14 +171,16 @@ impl<T: Lanes> Forward<T> {
             for (i, (scores, p)) in scores.chunks_exact_mut(count).zip(p.chunks_exact_mut(count)).enumerate() {
                 let query = first + i;
                 let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
-                let (p, hidden) = p.split_at_mut(visible);
+                let n = whole_lanes(visible, count);
+                let (p, hidden) = p.split_at_mut(n);
                 hidden.fill(T::from_f32(0.0));
                 if visible == 0 {
                     continue;
                 }
-                let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + visible]);
+                scores[visible..n].fill(f32::NEG_INFINITY);
+                let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + n]);
                 let mask = dropout.map(|d| d.query_mask(head.sequence, head.head, query));
-                let smaller = softmax(&mut scores[..visible], bias, mask, key, &mut largest[i], &mut total[i], p);
+                let smaller = softmax(&mut scores[..n], bias, mask, key, &mut largest[i], &mut total[i], p);
                 if key > 0 && smaller != 1.0 {
                     out[i * s.head_size..][..s.head_size].iter_mut().for_each(|out| *out *= smaller);
                 }
@@ -371,16 +379,19 @@ impl<T: Lanes> Backward<T> {
                 for (i, &delta) in delta[..rows].iter().enumerate() {
                     let query = first + i;
                     let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
-                    let range = i * count..i * count + visible;
+                    let n = whole_lanes(visible, count);
+                    let range = i * count..i * count + n;
                     let hidden = range.end..(i + 1) * count;
+                    scores[i * count + visible..range.end].fill(f32::NEG_INFINITY);
+                    dp[i * count + visible..range.end].fill(0.0);
                     p[hidden.clone()].fill(T::from_f32(0.0));
                     ds[hidden].fill(T::from_f32(0.0));
-                    let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + visible]);
+                    let bias = input.bias.map(|bias| &head.bias_of(bias, query)[key..key + n]);
                     let mask = input.dropout.map(|d| d.query_mask(head.sequence, head.head, query));
                     let row = Row { key, mask, bias, lse: input.lse[head.row(query)], delta };
                     let dbias = match &mut dbias {
-                        Some(dbias) => &mut dbias[s.queries - 1 - query + key..][..visible],
-                        None => &mut nobody[..visible],
+                        Some(dbias) => &mut dbias[s.queries - 1 - query + key..][..n],
+                        None => &mut nobody[..n],
                     };
                     let (p, ds) = (&mut p[range.clone()], &mut ds[range.clone()]);
                     softmax_backward(&scores[range.clone()], &dp[range], row, p, ds, dbias);
