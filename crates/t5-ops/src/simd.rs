@@ -237,9 +237,8 @@ mod x86 {
         threshold: __m512i,
     }
 
-    // SAFETY, of every block here: a value of the type was made under the promise of `new`; loads and stores are of
+    // Every block here is sound because a value of the type was made under the promise of `new`; loads and stores are of
     // arrays of sixteen elements.
-    #[allow(clippy::undocumented_unsafe_blocks)]
     impl<const BF16: bool> Simd for Avx512<BF16> {
         type F = __m512;
         type M = __mmask16;
@@ -247,18 +246,22 @@ mod x86 {
 
         #[inline(always)]
         fn splat(self, x: f32) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_set1_ps(x) }
         }
         #[inline(always)]
         fn load(self, x: &[f32; WIDTH]) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_loadu_ps(x.as_ptr()) }
         }
         #[inline(always)]
         fn store(self, x: __m512, to: &mut [f32; WIDTH]) {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
         }
         #[inline(always)]
         fn load_bf16(self, x: &[bf16; WIDTH]) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe {
                 let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
@@ -266,6 +269,7 @@ mod x86 {
         }
         #[inline(always)]
         fn store_bf16(self, x: __m512, to: &mut [bf16; WIDTH]) {
+            // SAFETY: as said above the implementation.
             unsafe {
                 let rounded: __m256i = if BF16 {
                     std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
@@ -282,34 +286,42 @@ mod x86 {
         }
         #[inline(always)]
         fn add(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_add_ps(a, b) }
         }
         #[inline(always)]
         fn sub(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_sub_ps(a, b) }
         }
         #[inline(always)]
         fn mul(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_mul_ps(a, b) }
         }
         #[inline(always)]
         fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_fmadd_ps(a, b, c) }
         }
         #[inline(always)]
         fn div(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_div_ps(a, b) }
         }
         #[inline(always)]
         fn abs(self, x: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_abs_ps(x) }
         }
         #[inline(always)]
         fn positive(self, x: __m512) -> __mmask16 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(x, _mm512_setzero_ps()) }
         }
         #[inline(always)]
         fn max(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_max_ps(a, b) }
         }
         /// 2^n 2^r with n + r = x log2(e), n an integer; Cephes' polynomial of `exp2f`.
@@ -319,6 +331,7 @@ mod x86 {
             // log2(e) in two parts.
             const HIGH: f32 = std::f32::consts::LOG2_E;
             const LOW: f32 = 1.925_963e-8;
+            // SAFETY: as said above the implementation.
             unsafe {
                 // NaN passes: both give their second operand.
                 let x = _mm512_min_ps(_mm512_set1_ps(100.0), _mm512_max_ps(_mm512_set1_ps(-110.0), x));
@@ -336,15 +349,18 @@ mod x86 {
         }
         #[inline(always)]
         fn sum(self, x: __m512) -> f32 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_reduce_add_ps(x) }
         }
         #[inline(always)]
         fn largest(self, x: __m512) -> f32 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_reduce_max_ps(x) }
         }
         #[inline(always)]
         fn mask(self, mask: RowMask) -> Keep {
             let (low, high, threshold) = mask.parts();
+            // SAFETY: as said above the implementation.
             unsafe {
                 let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
                 let lanes = _mm512_mullo_epi32(iota, _mm512_set1_epi32(CHANNEL_FACTOR as i32));
@@ -359,6 +375,7 @@ mod x86 {
         #[inline(always)]
         fn keeps(self, keep: Keep, first: usize) -> __mmask16 {
             let first = (first as u32).wrapping_mul(CHANNEL_FACTOR);
+            // SAFETY: as said above the implementation.
             unsafe {
                 let x = _mm512_add_epi32(keep.lanes, _mm512_set1_epi32(first as i32));
                 let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
@@ -371,6 +388,7 @@ mod x86 {
         }
         #[inline(always)]
         fn where_set(self, flags: __mmask16, x: __m512) -> __m512 {
+            // SAFETY: as said above the implementation.
             unsafe { _mm512_maskz_mov_ps(flags, x) }
         }
     }

@@ -8,6 +8,7 @@
 
 mod cpu;
 pub(crate) mod reference;
+mod rows;
 #[cfg(test)]
 mod tests;
 
