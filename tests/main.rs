@@ -13,5 +13,6 @@ mod finetune;
 mod listing;
 mod other_commands;
 mod resume;
+mod situations;
 mod training;
 mod wrong_input;

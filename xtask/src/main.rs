@@ -3,6 +3,7 @@
 //! Invariant: nothing here is needed to build, test or use the trainer; everything here can be run
 //! again at any time and gives the same files.
 
+mod bench;
 mod sample_data;
 mod tidy;
 
@@ -14,12 +15,14 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
 commands:
+  bench         memory, limits or levers: what the command holds and what it costs, measured
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
+        Some("bench") => bench::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
         Some("tidy") => tidy::run(root()),
         Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),

@@ -33,7 +33,16 @@ pub struct Bill {
     pub headroom_note: String,
     /// The sum of the rows: what the operating system's own peak is predicted to be.
     pub predicted_peak: Bytes,
-    /// How the budget is used, in words: `128 samples a step in micro-batches of 16`.
+    /// The peak of every phase, fixed rows and loader included.
+    #[serde(default)]
+    pub phases: Vec<CostRow>,
+    /// The phase that `rows` and `predicted_peak` are about: the one with the highest peak.
+    #[serde(default)]
+    pub binding: String,
+    /// What a larger budget would buy, in words.
+    #[serde(default)]
+    pub next: String,
+    /// How the budget is used, in words: `128 samples a step, micro-batches of 16`.
     pub conclusion: String,
 }
 
@@ -62,6 +71,16 @@ impl fmt::Display for Bill {
             line(f, "  ", &row.name, row.bytes, &row.note)?;
         }
         line(f, "  ", "headroom", self.headroom, &self.headroom_note)?;
+        if self.phases.len() > 1 {
+            let shown: Vec<String> =
+                self.phases.iter().map(|phase| format!("{} {}", phase.name, unit.show(phase.bytes))).collect();
+            let width = width + 2;
+            writeln!(f, "{:<width$}{}; {} binds", "peak of each phase", shown.join(", "), self.binding)?;
+        }
+        if !self.next.is_empty() {
+            let width = width + 2;
+            writeln!(f, "{:<width$}{}", "next", self.next)?;
+        }
         writeln!(f, "=> {}; predicted peak {}", self.conclusion, unit.show(self.predicted_peak))
     }
 }
@@ -107,6 +126,9 @@ mod tests {
             rows,
             headroom: budget.percent(5),
             headroom_note: String::new(),
+            phases: Vec::new(),
+            binding: String::new(),
+            next: String::new(),
             conclusion: "128 samples a step in micro-batches of 16".into(),
         }
     }

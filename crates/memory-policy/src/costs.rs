@@ -27,8 +27,28 @@ impl CostRow {
     }
 }
 
+/// A part of a run that is not the step, such as evaluation, and what it holds beside the fixed rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// `evaluation`, `saving`.
+    pub name: String,
+    /// What it holds at its peak.
+    pub rows: Vec<CostRow>,
+}
+
+/// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerMajor {
+    /// Blocks whose gradients are kept from the pass that takes the norm, instead of being computed again.
+    pub kept_gradient_blocks: usize,
+    /// Whether block inputs lie in a file instead of memory.
+    pub boundaries_on_disk: bool,
+    /// Whether gradients that are not kept wait in a file instead of being computed again.
+    pub gradients_on_disk: bool,
+}
+
 /// How the training step may be cut, what that would hold, and how long it would take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepChoice {
     /// Samples of one micro-batch.
     pub micro_batch_samples: usize,
@@ -36,14 +56,55 @@ pub struct StepChoice {
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time in the loss.
     pub loss_chunk_rows: usize,
-    /// What this choice holds at its peak, the fixed rows not counted again.
+    /// Layer after layer instead of micro-batch after micro-batch.
+    pub layer_major: Option<LayerMajor>,
+    /// Samples evaluated or generated at a time.
+    pub evaluation_samples: usize,
+    /// What this choice holds at the peak of a step, the fixed rows not counted again.
     pub rows: Vec<CostRow>,
+    /// What it holds in the other phases of a run.
+    pub other_phases: Vec<Phase>,
     /// Time of a step over the time of the fastest choice: 1.0 is the fastest, 1.3 takes 30 % longer.
     pub relative_time: f64,
 }
 
+/// The name of the phase that a step is.
+pub const TRAINING: &str = "training";
+
+impl StepChoice {
+    /// Every phase with its rows, the step first.
+    pub fn phases(&self) -> impl Iterator<Item = (&str, &[CostRow])> {
+        let others = self.other_phases.iter().map(|phase| (phase.name.as_str(), phase.rows.as_slice()));
+        std::iter::once((TRAINING, self.rows.as_slice())).chain(others)
+    }
+
+    /// How the step is cut, for people.
+    pub(crate) fn in_words(&self) -> String {
+        let mut words = format!("micro-batches of {}", self.micro_batch_samples);
+        if self.recompute_blocks > 0 {
+            words += &format!(", {} blocks recomputed", self.recompute_blocks);
+        }
+        if let Some(layers) = self.layer_major {
+            words += ", layer by layer";
+            if layers.boundaries_on_disk {
+                words += " with block inputs on disk";
+            }
+            if layers.gradients_on_disk {
+                words += " with gradients on disk";
+            }
+        }
+        words
+    }
+
+    /// The phase that holds most; of equal ones the first.
+    pub fn binding(&self) -> (&str, &[CostRow]) {
+        let first = (TRAINING, self.rows.as_slice());
+        self.phases().fold(first, |most, phase| if sum(phase.1) > sum(most.1) { phase } else { most })
+    }
+}
+
 /// How far the loader may run ahead, what that would hold, and how long the step would wait for it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoaderChoice {
     /// What the dataset holds between reads.
     pub residency: DatasetResidency,

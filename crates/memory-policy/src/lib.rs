@@ -32,6 +32,7 @@
 //!             loss_chunk_rows: 256,
 //!             rows: vec![CostRow::new("activations", (100 << 20) * samples as u64, "")],
 //!             relative_time: 1.0 + 1.0 / samples as f64,
+//!             ..StepChoice::default()
 //!         })
 //!         .into(),
 //!     loaders: vec![LoaderChoice {
@@ -50,12 +51,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here yet, and deliberately so: a second budget for a device's memory, and a peak for each
-//! phase of a run. Both are more rows and one more call of [`plan`], not another decision maker.
+//! Not here yet, and deliberately so: a second budget for a device's memory. It is more rows and one more
+//! call of [`plan()`], not another decision maker.
 
 mod bill;
 mod bytes;
 mod costs;
+mod explain;
 mod plan;
 mod probe;
 mod replan;
@@ -63,8 +65,9 @@ mod snapshot;
 
 pub use bill::Bill;
 pub use bytes::{Bytes, ParseBytesError};
-pub use costs::{CostRow, Costs, DatasetResidency, LoaderChoice, StepChoice};
+pub use costs::{CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, Phase, StepChoice, TRAINING};
+pub use explain::{Explained, Other, explain};
 pub use plan::{Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{Probe, ProbeError, ScriptedProbe, SystemProbe};
-pub use replan::{CALM_REPLANS, Change, Replanned, plan_again, replan};
-pub use snapshot::{Group, MemorySnapshot, Pressure};
+pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};
+pub use snapshot::{Group, MemorySnapshot, Pressure, Traffic};

@@ -3,14 +3,18 @@
 //! [`plan`] is a pure function and the only place that weighs memory against time. It looks at every
 //! pair of a step choice and a loader choice; of those whose predicted peak and headroom fit, it takes
 //! the one with the smallest product of relative times, then the one that holds least, then the one
-//! that was offered first.
+//! that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that is offered at all count
+//! as equally fast, so memory that buys no time is not taken. The comparison with the fastest offer, not
+//! with the fastest that fits, is what keeps a bigger budget from ever giving a slower plan.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::costs::sum;
-use crate::{Bill, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, MemorySnapshot, StepChoice};
+use crate::{
+    Bill, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, StepChoice, Traffic,
+};
 
 /// How much of what this process could hold it takes when no budget was given, in percent.
 ///
@@ -24,12 +28,8 @@ const HEADROOM_PERCENT: u64 = 5;
 /// The least headroom: thread stacks and the allocator's own pages do not shrink with the model.
 const LEAST_HEADROOM: Bytes = Bytes::mib(8);
 
-/// One part in this many of a step's own bytes may stay behind in the allocator after a step, at
-/// worst; [`clear_cache_every_steps`] gives it back before that adds up to the slack of the plan.
-const LEFT_BEHIND_PER_STEP: u64 = 64;
-
-/// Freed memory goes back to the system at least this often, so that the machine sees what is free.
-const MOST_STEPS_BETWEEN_CLEARINGS: u64 = 1_000;
+/// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
+const NO_SLOWER_PERCENT: f64 = 1.5;
 
 /// What the process may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,14 +77,18 @@ pub struct Plan {
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time in the loss.
     pub loss_chunk_rows: usize,
+    /// Layer after layer instead of micro-batch after micro-batch.
+    #[serde(default)]
+    pub layer_major: Option<LayerMajor>,
+    /// Samples evaluated or generated at a time.
+    #[serde(default)]
+    pub evaluation_samples: usize,
     /// What the dataset holds between reads.
     pub residency: DatasetResidency,
     /// Threads that decode and tokenize.
     pub decode_threads: usize,
     /// Optimizer batches that the loader may have ready.
     pub prefetch_batches: usize,
-    /// Freed memory goes back to the system after every so many steps.
-    pub clear_cache_every_steps: u64,
     /// The budget as resolved when the run was planned first.
     pub budget: Bytes,
     /// What set the limit that this plan had to fit: the budget, or less than it that was there.
@@ -103,6 +107,12 @@ pub struct Plan {
     /// Whether [`crate::replan`] has reported that not even this smallest plan fits.
     #[serde(skip)]
     pub(crate) squeezed: bool,
+    /// Replans in a row in which the machine swapped under the smallest plan.
+    #[serde(skip)]
+    pub(crate) swapping_replans: u32,
+    /// The counters of swap and control group at the last replan: traffic is their growth.
+    #[serde(skip)]
+    pub(crate) seen: Option<Traffic>,
 }
 
 impl Plan {
@@ -182,13 +192,20 @@ pub(crate) fn plan_within(
         available_set_by: now.usable_is_set_by().to_string(),
         ..Bill::default()
     };
-    let fits = |candidate: &&Candidate<'_>| candidate.required() <= limit;
-    match candidates.iter().filter(fits).min_by(|a, b| a.compare(b)) {
-        Some(best) => Ok(best.plan(costs, frame(budget), limit, limited_by)),
+    let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
+    let as_fast = fastest * (1.0 + NO_SLOWER_PERCENT / 100.0);
+    let fits = |candidate: &&Candidate<'_>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
+    match candidates.iter().filter(fits).min_by(|a, b| a.compare(b, as_fast)) {
+        Some(best) => {
+            let mut plan = best.plan(costs, frame(budget), limited_by);
+            plan.bill.next = best.next(&candidates, as_fast);
+            Ok(plan)
+        }
         None => {
             let smallest = smallest(&candidates);
             let smallest_budget = smallest.required();
-            let smallest_plan = smallest.plan(costs, frame(smallest_budget), smallest_budget, Limit::Budget);
+            let mut smallest_plan = smallest.plan(costs, frame(smallest_budget), Limit::Budget);
+            smallest_plan.bill.next = smallest.next(&candidates, as_fast);
             Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan: Box::new(smallest_plan) })
         }
     }
@@ -207,15 +224,6 @@ pub fn headroom(predicted_peak: Bytes) -> Bytes {
     predicted_peak.percent(HEADROOM_PERCENT).max(LEAST_HEADROOM)
 }
 
-/// Steps after which freed memory goes back to the system, from the slack that the plan leaves.
-///
-/// Clearing costs time and is needed only before what stays behind in the allocator eats the slack;
-/// with much slack it is rare, without any it is every step.
-fn clear_cache_every_steps(slack: Bytes, step: Bytes) -> u64 {
-    let left_behind = (step.0 / LEFT_BEHIND_PER_STEP).max(1);
-    (slack.0 / left_behind).clamp(1, MOST_STEPS_BETWEEN_CLEARINGS)
-}
-
 /// One pair of choices, with the numbers that decide.
 struct Candidate<'a> {
     step: &'a StepChoice,
@@ -231,7 +239,7 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
     let fixed = sum(&costs.fixed);
     let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows))).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
-        let step_bytes = fixed + sum(&step.rows);
+        let step_bytes = fixed + sum(step.binding().1);
         loaders.iter().map(move |&(loader, loader_bytes)| Candidate {
             step,
             loader,
@@ -255,18 +263,41 @@ impl Candidate<'_> {
         self.predicted_peak + headroom(self.predicted_peak)
     }
 
-    /// Faster first, then smaller. `min_by` keeps the first of equals: the order of the offer.
-    fn compare(&self, other: &Self) -> std::cmp::Ordering {
-        let faster = self.relative_time.total_cmp(&other.relative_time);
-        faster.then(self.predicted_peak.cmp(&other.predicted_peak))
+    /// What has to be there at this instant: the peak, and what no prediction knows. The rest of the
+    /// headroom is for later, and is the budget's to keep.
+    fn needs_now(&self) -> Bytes {
+        self.predicted_peak + LEAST_HEADROOM
+    }
+
+    /// Faster first, then smaller; up to `as_fast` nothing is faster than another. `min_by` keeps the first
+    /// of equals: the order of the offer.
+    fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
+        let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
+        time.total_cmp(&other_time).then(self.predicted_peak.cmp(&other.predicted_peak))
+    }
+
+    /// What the smallest budget that is faster would buy, in words.
+    fn next(&self, candidates: &[Candidate<'_>], as_fast: f64) -> String {
+        let time = self.relative_time.max(as_fast);
+        let faster = |other: &&Candidate<'_>| other.required() > self.required() && other.relative_time < 0.98 * time;
+        let Some(next) = candidates.iter().filter(faster).min_by_key(|other| other.required()) else {
+            return "nothing that is offered is faster".to_string();
+        };
+        let percent = 100.0 * (1.0 - next.relative_time / time);
+        format!(
+            "{} would make a step {percent:.0} % shorter: {}",
+            next.required().round_up_to_mib(),
+            next.step.in_words()
+        )
     }
 
     /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
-    fn plan(&self, costs: &Costs, frame: Bill, limit: Bytes, limited_by: Limit) -> Plan {
+    fn plan(&self, costs: &Costs, frame: Bill, limited_by: Limit) -> Plan {
         let Self { step, loader, predicted_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);
-        let slack = limit.saturating_sub(predicted_peak);
-        let rows: Vec<CostRow> = [&costs.fixed, &step.rows, &loader.rows].into_iter().flatten().cloned().collect();
+        let (binding, step_rows) = step.binding();
+        let beside: Bytes = sum(&costs.fixed) + sum(&loader.rows);
+        let rows: Vec<CostRow> = costs.fixed.iter().chain(step_rows).chain(&loader.rows).cloned().collect();
         let bill = Bill {
             rows,
             headroom,
@@ -275,20 +306,20 @@ impl Candidate<'_> {
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,
-            conclusion: format!(
-                "{} samples a step in micro-batches of {}",
-                costs.batch_samples, step.micro_batch_samples
-            ),
+            phases: step.phases().map(|(name, rows)| CostRow::new(name, (beside + sum(rows)).0, "")).collect(),
+            binding: binding.to_string(),
+            conclusion: format!("{} samples a step, {}", costs.batch_samples, step.in_words()),
             ..frame
         };
         Plan {
             micro_batch_samples: step.micro_batch_samples,
             recompute_blocks: step.recompute_blocks,
             loss_chunk_rows: step.loss_chunk_rows,
+            layer_major: step.layer_major,
+            evaluation_samples: step.evaluation_samples,
             residency: loader.residency,
             decode_threads: loader.decode_threads,
             prefetch_batches: loader.prefetch_batches,
-            clear_cache_every_steps: clear_cache_every_steps(slack, sum(&step.rows)),
             budget: bill.budget,
             limited_by,
             predicted_peak,
@@ -297,6 +328,8 @@ impl Candidate<'_> {
             bill,
             calm_replans: 0,
             squeezed: false,
+            swapping_replans: 0,
+            seen: None,
         }
     }
 }

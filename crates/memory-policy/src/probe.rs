@@ -99,6 +99,7 @@ impl Probe for SystemProbe {
         let groups = cgroup::read(&self.root);
         now.group = groups.tightest;
         now.group_pressure = groups.pressure;
+        now.traffic.group_reclaims = groups.reclaims;
         Ok(now)
     }
 }
@@ -129,6 +130,8 @@ fn from_sysinfo() -> Option<MemorySnapshot> {
 pub struct ScriptedProbe {
     script: Vec<MemorySnapshot>,
     next: AtomicUsize,
+    /// Measures what a snapshot says about the process itself.
+    process: Option<SystemProbe>,
 }
 
 impl ScriptedProbe {
@@ -139,13 +142,25 @@ impl ScriptedProbe {
     /// When there are none.
     pub fn new(script: Vec<MemorySnapshot>) -> Self {
         assert!(!script.is_empty(), "a scripted probe needs a snapshot to repeat");
-        Self { script, next: AtomicUsize::new(0) }
+        Self { script, next: AtomicUsize::new(0), process: None }
+    }
+
+    /// The same, with the process's own counters measured: another machine with this process on it.
+    ///
+    /// # Panics
+    ///
+    /// When there are no snapshots.
+    pub fn around_this_process(script: Vec<MemorySnapshot>) -> Self {
+        Self { process: Some(SystemProbe::new()), ..Self::new(script) }
     }
 }
 
 impl Probe for ScriptedProbe {
     fn snapshot(&self) -> Result<MemorySnapshot, ProbeError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed).min(self.script.len() - 1);
-        Ok(self.script[next].clone())
+        let scripted = self.script[next].clone();
+        let Some(process) = &self.process else { return Ok(scripted) };
+        let measured = process.snapshot()?;
+        Ok(MemorySnapshot { rss: measured.rss, peak_rss: measured.peak_rss, swapped: measured.swapped, ..scripted })
     }
 }

@@ -9,8 +9,11 @@
 //!   headroom absorbs noise; it grows only after a faster plan has fitted with a margin for
 //!   [`CALM_REPLANS`] calls in a row, and one call without calm starts the count again.
 //! * Only what pressure took grows back: a plan that the budget limits stays as it is.
+//! * Shrinking comes before swapping. When the machine swaps, or its tasks wait for memory, while little is left
+//!   beside the plan, the plan shrinks as if a tenth of what it could hold were gone already.
 //! * A run never stops here. When not even the smallest plan fits, that plan is followed and the
-//!   change says so once; whether to go on is the caller's decision.
+//!   change says so once. When the machine then swaps [`SWAPPING_REPLANS`] times in a row,
+//!   [`Replanned::is_hopeless`] says so; whether to go on is the caller's decision.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +22,13 @@ use crate::{Budget, Bytes, Costs, DoesNotFit, Limit, MemorySnapshot, Plan};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
 pub const CALM_REPLANS: u32 = 20;
+
+/// Replans in a row in which the machine swaps under the smallest plan before going on is hopeless.
+pub const SWAPPING_REPLANS: u32 = 5;
+
+/// Pressure counts where less than this share of the plan's peak is left beside what is held, in percent:
+/// other processes may stall elsewhere on a machine that has plenty left for this one.
+const LITTLE_LEFT_PERCENT: u64 = 25;
 
 /// How much more than a faster plan needs must be there before it counts as fitting, in percent.
 const CALM_MARGIN_PERCENT: u64 = 10;
@@ -30,6 +40,8 @@ pub struct Replanned {
     pub plan: Plan,
     /// What changed, for the `replan` event; `None` almost always.
     pub change: Option<Change>,
+    /// Whether the machine keeps swapping although the plan is the smallest: better to stop and resume later.
+    pub is_hopeless: bool,
 }
 
 /// Why a plan was replaced.
@@ -71,6 +83,33 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
         Budget::Explicit(bytes) => bytes,
         Budget::ShareOfAvailable => previous.budget,
     };
+    let is_pressed = is_pressed(now, previous);
+    let swapping_replans = if is_pressed && previous.squeezed { previous.swapping_replans + 1 } else { 0 };
+    let felt = if is_pressed { with_margin(now) } else { now.clone() };
+    let mut replanned = follow(&felt, costs, budget, previous, is_pressed);
+    replanned.plan.seen = Some(now.traffic);
+    replanned.plan.swapping_replans = swapping_replans;
+    replanned.is_hopeless = swapping_replans >= SWAPPING_REPLANS;
+    replanned
+}
+
+/// Whether memory is short here and now: the host has little left and swaps or lets tasks wait, or the control
+/// group has little left and everything in it waits.
+///
+/// That a group meets its limit is no sign by itself: its limit counts page cache, which is reclaimed in peace.
+fn is_pressed(now: &MemorySnapshot, previous: &Plan) -> bool {
+    let seen = previous.seen.unwrap_or(now.traffic);
+    let swaps = now.traffic.swapped_out > seen.swapped_out || now.traffic.swapped_in > seen.swapped_in;
+    let waits = now.pressure.is_some_and(|host| host.some_percent >= 10.0 || host.full_percent >= 2.0);
+    let group_waits = now.group_pressure.is_some_and(|group| group.full_percent >= 10.0);
+    let little = previous.predicted_peak.percent(LITTLE_LEFT_PERCENT);
+    let is_short = |left: Bytes| (now.rss + left).saturating_sub(previous.predicted_peak) < little;
+    let group_is_short = now.group.as_ref().is_some_and(|group| is_short(group.available()));
+    ((swaps || waits) && is_short(now.available)) || (group_waits && group_is_short)
+}
+
+/// Keeps the plan, or replaces it by one that fits or is faster.
+fn follow(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan, is_pressed: bool) -> Replanned {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
     if limit < previous.predicted_peak {
@@ -80,16 +119,15 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
         let fitting = plan_within(&with_margin(now), costs, budget, &previous.bill.budget_source);
         fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
     };
-    let faster = if previous.limited_by == Limit::Available { faster() } else { None };
+    let may_grow = previous.limited_by == Limit::Available && !is_pressed;
     let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
-    match faster {
-        None => Replanned { plan: keep(0), change: None },
-        Some(_) if previous.calm_replans + 1 < CALM_REPLANS => {
-            Replanned { plan: keep(previous.calm_replans + 1), change: None }
-        }
+    let unchanged = |plan| Replanned { plan, change: None, is_hopeless: false };
+    match if may_grow { faster() } else { None } {
+        None => unchanged(keep(0)),
+        Some(_) if previous.calm_replans + 1 < CALM_REPLANS => unchanged(keep(previous.calm_replans + 1)),
         Some(plan) => {
             let change = Change::Grown { needed: plan.required(), available };
-            Replanned { plan, change: Some(change) }
+            Replanned { plan, change: Some(change), is_hopeless: false }
         }
     }
 }
@@ -119,6 +157,7 @@ pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous:
         step.micro_batch_samples == previous.micro_batch_samples
             && step.recompute_blocks == previous.recompute_blocks
             && step.loss_chunk_rows == previous.loss_chunk_rows
+            && step.layer_major == previous.layer_major
     });
     if is_same_budget
         && budget.source() == previous.bill.budget_source
@@ -136,13 +175,13 @@ fn shrink(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan) -
     match plan_within(now, costs, budget, &previous.bill.budget_source) {
         Ok(plan) => {
             let change = Change::Shrunk { needed: previous.predicted_peak, available };
-            Replanned { plan, change: Some(change) }
+            Replanned { plan, change: Some(change), is_hopeless: false }
         }
         Err(refusal) => {
             let mut plan = Plan { budget, squeezed: true, ..*refusal.smallest_plan };
             plan.bill.budget = budget;
             let change = Change::DoesNotFit { needed: plan.predicted_peak, available };
-            Replanned { change: (!previous.squeezed).then_some(change), plan }
+            Replanned { change: (!previous.squeezed).then_some(change), plan, is_hopeless: false }
         }
     }
 }
@@ -166,6 +205,7 @@ mod tests {
             loss_chunk_rows: 128,
             rows: vec![CostRow::new("activations", (100 << 20) * samples as u64, "")],
             relative_time: 1.0 + 1.0 / samples as f64,
+            ..StepChoice::default()
         };
         let loader = LoaderChoice {
             residency: DatasetResidency::UltraLowMem,
@@ -203,7 +243,8 @@ mod tests {
 
     #[test]
     fn a_quiet_machine_keeps_the_plan_to_the_byte() {
-        let first = plan(&with_ceiling(4000), &costs(), BUDGET).unwrap();
+        let planned = plan(&with_ceiling(4000), &costs(), BUDGET).unwrap();
+        let first = Plan { seen: Some(with_ceiling(4000).traffic), ..planned };
         let mut current = first.clone();
         for ceiling in [4000, 2000, 1024, 960, 900, 3000] {
             let replanned = replan(&with_ceiling(ceiling), &costs(), BUDGET, &current);
@@ -313,5 +354,57 @@ mod tests {
         check(&with_ceiling(4000), &pinned, same, 1); // no longer offered
         let refusal = plan_again(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(100)), &first);
         assert!(refusal.is_err());
+    }
+
+    /// A host with so much left beside the plan that it follows, which swaps or not.
+    fn swapping(ceiling_mib: u64, swapped_out: u64) -> MemorySnapshot {
+        let traffic = crate::Traffic { swapped_out, ..Default::default() };
+        MemorySnapshot { traffic, ..with_ceiling(ceiling_mib) }
+    }
+
+    #[test]
+    fn a_host_that_swaps_with_little_left_shrinks_the_plan_before_its_peak_no_longer_fits() {
+        let first = plan(&swapping(2000, 7), &costs(), BUDGET).unwrap();
+        assert_eq!(first.predicted_peak, Bytes::mib(900));
+        // What was swapped before the run began is nobody's pressure now.
+        let quiet = replan(&swapping(950, 7), &costs(), BUDGET, &first);
+        assert_eq!(quiet.change, None);
+        let pressed = replan(&swapping(950, 8), &costs(), BUDGET, &quiet.plan);
+        assert!(matches!(pressed.change, Some(Change::Shrunk { .. })), "{:?}", pressed.change);
+        assert_eq!(pressed.plan.micro_batch_samples, 4);
+        // Others may swap on a machine that has plenty left for us.
+        let elsewhere = replan(&swapping(5000, 9), &costs(), BUDGET, &quiet.plan);
+        assert_eq!(elsewhere.change, None);
+    }
+
+    #[test]
+    fn tasks_that_wait_for_memory_count_like_swapping_and_no_plan_grows_meanwhile() {
+        let waiting = |ceiling: u64| MemorySnapshot {
+            pressure: Some(crate::Pressure { some_percent: 30.0, full_percent: 0.5 }),
+            ..with_ceiling(ceiling)
+        };
+        let first = plan(&with_ceiling(2000), &costs(), BUDGET).unwrap();
+        let mut replanned = replan(&waiting(950), &costs(), BUDGET, &first);
+        assert_eq!(replanned.plan.micro_batch_samples, 4);
+        for _ in 0..2 * CALM_REPLANS {
+            replanned = replan(&waiting(600), &costs(), BUDGET, &replanned.plan);
+            assert_eq!(replanned.change, None);
+        }
+    }
+
+    #[test]
+    fn swapping_under_the_smallest_plan_becomes_hopeless_after_a_while_and_not_before() {
+        let mut current = plan(&swapping(2000, 0), &costs(), BUDGET).unwrap();
+        current = replan(&swapping(2000, 0), &costs(), BUDGET, &current).plan;
+        let mut hopeless = Vec::new();
+        for swapped_out in 1..=u64::from(SWAPPING_REPLANS) + 2 {
+            let replanned = replan(&swapping(150, swapped_out), &costs(), BUDGET, &current);
+            hopeless.push(replanned.is_hopeless);
+            current = replanned.plan;
+        }
+        let first = hopeless.iter().position(|&is_hopeless| is_hopeless);
+        assert_eq!(first, Some(SWAPPING_REPLANS as usize), "{hopeless:?}");
+        let calm = replan(&swapping(150, 99), &costs(), BUDGET, &Plan { seen: None, ..current });
+        assert!(!calm.is_hopeless, "one replan without swapping starts the count again");
     }
 }

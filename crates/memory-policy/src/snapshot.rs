@@ -33,6 +33,20 @@ pub struct MemorySnapshot {
     pub pressure: Option<Pressure>,
     /// The same for this process's own control group.
     pub group_pressure: Option<Pressure>,
+    /// What swap and control group have counted since they exist.
+    pub traffic: Traffic,
+}
+
+/// Counters that only grow; what counts is their growth between two snapshots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Traffic {
+    /// Pages that the host has written to swap.
+    pub swapped_out: u64,
+    /// Pages that the host has read from swap.
+    pub swapped_in: u64,
+    /// How often this process's control group met its limit and had to reclaim.
+    pub group_reclaims: u64,
 }
 
 /// A control group with a memory limit that this process lives in, directly or through a parent.

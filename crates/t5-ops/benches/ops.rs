@@ -22,7 +22,7 @@ use t5_ops::{
 };
 
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::MiMalloc = t5_ops::allocator::MiMalloc;
+static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 
 /// The sizes of a layer and of a micro-batch.
 struct Layer {

@@ -92,8 +92,26 @@ pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -
     vec![
         CostRow { name: "activations", bytes: activations },
         CostRow { name: "loss", bytes: loss },
-        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) + walk.packed() },
+        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) },
+        CostRow { name: "packed operands", bytes: packed(config, pass, true) },
     ]
+}
+
+/// What products pack of their operands, each up to what is packed at a time: forward the weights, as the right-hand
+/// operand; for a weight's gradient both operands, activations along tokens.
+fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
+    let most = |elements: usize| (elements * pass.activations.size_in_bytes()) as u64;
+    let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
+    let weights = config.vocab_size.max(widest) * config.d_model;
+    let forward = most(weights).min(t5_ops::MOST_PACKED_BYTES);
+    if !trains {
+        return forward;
+    }
+    let tokens = pass.shape.samples * pass.shape.source_tokens.max(pass.shape.target_tokens);
+    let chunk = pass.loss_chunk_rows.min(pass.shape.samples * pass.shape.target_tokens);
+    let left = most((tokens * widest).max(chunk * config.vocab_size)).min(t5_ops::MOST_PACKED_BYTES);
+    let right = most(tokens * widest).min(t5_ops::MOST_PACKED_BYTES).max(forward);
+    left + right
 }
 
 /// The most blocks that `recompute_blocks` can mean: those that backward enters.
@@ -109,8 +127,11 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
     walk.forward(Reach::nothing(config));
     let loss = walk.loss(false);
     walk.momentary(loss);
-    let workspace = walk.peak.saturating_sub(loss) + walk.packed();
-    vec![CostRow { name: "loss", bytes: loss }, CostRow { name: "workspace", bytes: workspace }]
+    vec![
+        CostRow { name: "loss", bytes: loss },
+        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) },
+        CostRow { name: "packed operands", bytes: packed(config, &pass, false) },
+    ]
 }
 
 /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
@@ -131,7 +152,8 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
     walk.forward(Reach::nothing(config));
     vec![
         CostRow { name: "key/value cache", bytes: cache },
-        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits + walk.packed() },
+        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits },
+        CostRow { name: "packed operands", bytes: packed(config, &pass, false) },
     ]
 }
 

@@ -6,14 +6,16 @@
 
 use candle_core::DType;
 use dataloader::{DataLoader, LoaderLimits};
-use memory_policy::{Budget, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, MemorySnapshot, Plan, StepChoice};
+use memory_policy::{
+    Budget, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, Phase, Plan, StepChoice,
+};
 use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
 use t5::costs::{Pass, Shape};
 use trainer::TrainerOptions;
 
-use crate::config::{Config, Memory};
+use crate::config::{AccumulationPin, Config, Memory};
 use crate::failure::Outcome;
 use crate::open::Opened;
 
@@ -48,6 +50,7 @@ pub struct StepCosts<'a> {
     batch_samples: usize,
     source_tokens: usize,
     target_tokens: usize,
+    parameters: DType,
     activations: DType,
     dropout: bool,
     evaluation: Option<Evaluated>,
@@ -64,8 +67,12 @@ struct Evaluated {
 const ENOUGH_TOKENS: f64 = 4096.0;
 /// The time that a micro-batch costs beside its arithmetic, in tokens: norms, launches, gradients touched.
 const OVERHEAD_TOKENS: f64 = 64.0;
+/// The same with bf16 activations: the gradients take as long, the arithmetic a third.
+const OVERHEAD_TOKENS_BF16: f64 = 128.0;
 /// Recomputing every block is one more forward pass: a third of forward and backward.
 const RECOMPUTE_TIME: f64 = 0.33;
+/// Writing and reading block inputs, where the page cache has no room for them: an estimate.
+const DISK_TIME: f64 = 0.25;
 /// A chunk of the loss costs this many rows' time beside its own.
 const OVERHEAD_ROWS: f64 = 4.0;
 const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 16];
@@ -102,6 +109,7 @@ impl<'a> StepCosts<'a> {
             batch_samples: samples,
             source_tokens: tokens.0,
             target_tokens: tokens.1,
+            parameters: options.parameter_dtype(),
             activations: options.precision.activations(),
             dropout: options.dropout > 0.0,
             evaluation: None,
@@ -120,10 +128,8 @@ impl<'a> StepCosts<'a> {
         #[expect(clippy::cast_precision_loss, reason = "for reading")]
         let millions = ParameterSpec::all(self.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
         let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
-        let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
         Ok(vec![
             CostRow::new("parameters", parameters, format!("{millions:.1} M x {kept_in}")),
-            CostRow::new("gradients", self.gradients(), format!("f32{frozen}")),
             CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored"),
         ])
     }
@@ -138,13 +144,18 @@ impl<'a> StepCosts<'a> {
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), halvings(self.batch_samples));
         let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), quarters(blocks));
+        let accumulations = accumulations(pins, blocks);
         let mut choices = Vec::new();
         for &samples in &samples {
             let rows_of_logits = samples * self.target_tokens;
             let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
-            for &blocks_again in &recomputed {
-                for chunk in pinned(pins.loss_chunk_rows, chunks.clone()) {
-                    choices.push(self.choice(samples, (blocks_again, blocks), chunk));
+            for chunk in pinned(pins.loss_chunk_rows, chunks) {
+                for layer_major in &accumulations {
+                    // Layer by layer every block is computed again, whatever the number.
+                    let recomputed: &[usize] = if layer_major.is_some() { &[blocks] } else { &recomputed };
+                    for &blocks_again in recomputed {
+                        choices.push(self.choice(samples, (blocks_again, blocks), chunk, *layer_major));
+                    }
                 }
             }
         }
@@ -152,7 +163,13 @@ impl<'a> StepCosts<'a> {
     }
 
     /// One way to cut a step.
-    fn choice(&self, samples: usize, (recomputed, blocks): (usize, usize), loss_chunk_rows: usize) -> StepChoice {
+    fn choice(
+        &self,
+        samples: usize,
+        (recomputed, blocks): (usize, usize),
+        loss_chunk_rows: usize,
+        layer_major: Option<LayerMajor>,
+    ) -> StepChoice {
         let shape = Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens };
         let pass = Pass {
             shape,
@@ -168,33 +185,115 @@ impl<'a> StepCosts<'a> {
             "loss" => format!("{loss_chunk_rows} rows of logits at a time"),
             _ => String::new(),
         };
-        let training = t5::costs::training(self.model, &pass, &|spec| self.is_trained(spec));
-        let mut rows: Vec<CostRow> =
-            training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name))).collect();
-        let training_bytes: u64 = training.iter().map(|row| row.bytes).sum();
-        let beyond = self.evaluation_bytes(&pass).saturating_sub(training_bytes + self.gradients());
-        if beyond > 0 {
-            rows.push(CostRow::new("evaluation", beyond, "beyond what a step holds"));
-        }
-        #[expect(clippy::cast_precision_loss, reason = "relative times")]
-        let relative_time = {
-            let tokens = (samples * (self.source_tokens + self.target_tokens)) as f64;
-            let cut = OVERHEAD_TOKENS / tokens.min(ENOUGH_TOKENS) - OVERHEAD_TOKENS / ENOUGH_TOKENS;
-            let again = RECOMPUTE_TIME * recomputed as f64 / blocks.max(1) as f64;
-            let chunk = OVERHEAD_ROWS / loss_chunk_rows.max(1) as f64;
-            (1.0 + cut) * (1.0 + again) * (1.0 + chunk)
+        let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
+        let training = match layer_major {
+            None => t5::costs::training(self.model, &pass, &is_trained),
+            Some(layers) => {
+                t5::costs::layer_major(self.model, &pass, self.batch_samples, &layers_of(layers), &is_trained)
+            }
         };
-        StepChoice { micro_batch_samples: samples, recompute_blocks: recomputed, loss_chunk_rows, rows, relative_time }
+        let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
+        // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
+        let gradients = if layer_major.is_some() { 0 } else { self.gradients() };
+        let mut rows = Vec::new();
+        if gradients > 0 {
+            rows.push(CostRow::new("gradients", gradients, format!("f32{frozen}")));
+        }
+        rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name))));
+        let evaluation_samples = self.evaluation_samples(&pass, rows.iter().map(|row| row.bytes.0).sum());
+        StepChoice {
+            micro_batch_samples: samples,
+            recompute_blocks: recomputed,
+            loss_chunk_rows,
+            layer_major,
+            evaluation_samples,
+            rows,
+            other_phases: self.other_phases(&pass, evaluation_samples, gradients),
+            relative_time: self.relative_time(&pass, blocks, layer_major),
+        }
     }
 
-    /// The peak of evaluating and generating with this choice's numbers. Gradients are released before.
-    fn evaluation_bytes(&self, pass: &Pass) -> u64 {
-        let Some(evaluated) = self.evaluation else { return 0 };
-        let shape = Shape { samples: pass.shape.samples.min(evaluated.most_samples), ..pass.shape };
+    /// Time of a step over the time of the fastest; the numbers in it are measured, see `docs/memory.md`.
+    #[expect(clippy::cast_precision_loss, reason = "relative times")]
+    fn relative_time(&self, pass: &Pass, blocks: usize, layer_major: Option<LayerMajor>) -> f64 {
+        let tokens = (pass.shape.samples * (self.source_tokens + self.target_tokens)) as f64;
+        let overhead = if pass.activations == DType::BF16 { OVERHEAD_TOKENS_BF16 } else { OVERHEAD_TOKENS };
+        let cut = overhead / tokens.min(ENOUGH_TOKENS) - overhead / ENOUGH_TOKENS;
+        let share = |some: usize| some as f64 / blocks.max(1) as f64;
+        let again = match layer_major {
+            None => RECOMPUTE_TIME * share(pass.recompute_blocks),
+            // One more forward, and one more forward and backward of the blocks whose gradients are not kept.
+            Some(layers) => {
+                let disk = if layers.boundaries_on_disk { DISK_TIME } else { 0.0 };
+                let second = if layers.gradients_on_disk { DISK_TIME } else { 1.0 + RECOMPUTE_TIME };
+                RECOMPUTE_TIME + second * (1.0 - share(layers.kept_gradient_blocks)).max(0.0) + disk
+            }
+        };
+        let chunk = OVERHEAD_ROWS / pass.loss_chunk_rows.max(1) as f64;
+        (1.0 + cut) * (1.0 + again) * (1.0 + chunk)
+    }
+
+    /// What the phases hold that are not the step. Gradients are released before an evaluation.
+    fn other_phases(&self, pass: &Pass, evaluation_samples: usize, gradients: u64) -> Vec<Phase> {
+        let phase = |name: &str, rows: Vec<CostRow>| Phase { name: name.to_owned(), rows };
+        let rows = |rows: Vec<t5::CostRow>, note: &str| -> Vec<CostRow> {
+            rows.into_iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
+        };
+        let loading = rows(t5::costs::load(self.model, self.parameters), "a tensor on its way");
+        let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step")];
+        let buffers = trainer::costs::saving();
+        saving.push(CostRow::new(buffers.name, buffers.bytes, ""));
+        let mut phases = vec![phase("loading", loading), phase("saving", saving)];
+        if let Some(evaluated) = self.evaluation {
+            let shape = Shape { samples: evaluation_samples, ..pass.shape };
+            let of = format!("{evaluation_samples} samples at a time");
+            phases.push(phase("evaluation", rows(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }), &of)));
+            let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
+            phases.push(phase("generation", rows(generation, &of)));
+        }
+        phases
+    }
+
+    /// The most samples that evaluation and generation take at a time without holding more than a step does.
+    fn evaluation_samples(&self, pass: &Pass, step_bytes: u64) -> usize {
+        let Some(evaluated) = self.evaluation else { return 1 };
+        let fits = |samples: &usize| self.evaluation_bytes(pass, *samples, evaluated.max_new_tokens) <= step_bytes;
+        halvings(evaluated.most_samples).into_iter().find(fits).unwrap_or(1)
+    }
+
+    fn evaluation_bytes(&self, pass: &Pass, samples: usize, max_new_tokens: usize) -> u64 {
+        let shape = Shape { samples, ..pass.shape };
         let sum = |rows: Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
         let loss = sum(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }));
-        let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
-        loss.max(sum(generation))
+        loss.max(sum(t5::costs::generation(self.model, &shape, max_new_tokens, self.activations)))
+    }
+}
+
+/// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
+fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
+    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), vec![blocks, blocks / 2, 0]);
+    let on_disk = pinned(pins.activation_offload, vec![false, true]);
+    // Writing every gradient to a disk at every step is done only where it is asked for.
+    let gradients_on_disk = pins.gradient_offload == Some(true);
+    let by_layer = kept.iter().flat_map(|&kept_gradient_blocks| {
+        let of = move |&boundaries_on_disk: &bool| {
+            Some(LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk })
+        };
+        on_disk.iter().map(of)
+    });
+    match pins.accumulation {
+        Some(AccumulationPin::MicroBatchMajor) => vec![None],
+        Some(AccumulationPin::LayerMajor) => by_layer.collect(),
+        None => std::iter::once(None).chain(by_layer).collect(),
+    }
+}
+
+/// The policy's word for the lever, in the model's own words.
+pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
+    t5::LayerMajor {
+        kept_gradient_blocks: layers.kept_gradient_blocks,
+        boundaries_on_disk: layers.boundaries_on_disk,
+        gradients_on_disk: layers.gradients_on_disk,
     }
 }
 
@@ -300,6 +399,28 @@ pub fn dataset_residency(residency: DatasetResidency) -> Residency {
     }
 }
 
+/// The row that most likely was too small when `phase` made the process hold `peak`, `tensors` of it in tensors.
+///
+/// Tensors above what their rows say: the largest row of that phase that is not known exactly. Otherwise what
+/// grew is not tensors, and the rows that are measured or estimated are to blame.
+pub fn wrong_row(plan: &Plan, phase: &str, peak: Bytes, tensors: Bytes) -> String {
+    const NOT_TENSORS: [&str; 3] = ["process", "loader", "dataset"];
+    const EXACT: [&str; 3] = ["parameters", "gradients", "optimizer state"];
+    let rows = &plan.bill.rows;
+    let named = |names: &[&str], row: &&CostRow| names.contains(&row.name.as_str());
+    let foretold: Bytes = rows.iter().filter(|row| !named(&NOT_TENSORS, row)).map(|row| row.bytes).sum();
+    if tensors > foretold {
+        let shape_rows = rows.iter().filter(|row| !named(&NOT_TENSORS, row) && !named(&EXACT, row));
+        return match plan.bill.binding == phase {
+            true => shape_rows.max_by_key(|row| row.bytes).map_or(phase, |row| row.name.as_str()).to_owned(),
+            false => phase.to_owned(),
+        };
+    }
+    let others = peak.saturating_sub(tensors);
+    let said: Bytes = rows.iter().filter(|row| named(&["process"], row)).map(|row| row.bytes).sum();
+    if others > said { "process, loader or allocator".to_owned() } else { phase.to_owned() }
+}
+
 /// A plan for `metrics.jsonl` and `plan --json`.
 pub fn plan_json(plan: &Plan) -> Value {
     let mut json = serde_json::to_value(plan).unwrap_or_else(|_| json!({}));
@@ -339,13 +460,13 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let costs = StepCosts::of_batch(&model, &TrainerOptions::default(), 16, (256, 256)).expect("costs");
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
-        let all = costs.choice(16, (0, 12), 256);
-        for smaller in [costs.choice(4, (0, 12), 256), costs.choice(16, (12, 12), 256)] {
+        let all = costs.choice(16, (0, 12), 256, None);
+        for smaller in [costs.choice(4, (0, 12), 256, None), costs.choice(16, (12, 12), 256, None)] {
             assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
             assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
         }
         // Logits are rarely what the peak is made of; a finer chunk never holds more.
-        assert!(bytes(&costs.choice(16, (0, 12), 16)) <= bytes(&all));
+        assert!(bytes(&costs.choice(16, (0, 12), 16, None)) <= bytes(&all));
     }
 
     fn no_pins() -> Memory {

@@ -118,6 +118,9 @@ pub struct TrainArgs {
     /// One step, one save, one load; leaves nothing behind
     #[arg(long)]
     pub dry_run: bool,
+    /// Snapshots of another machine to plan for, as JSON, one a plan: for tests and for asking what would be
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub machine: Option<PathBuf>,
 }
 
 /// Flags of `plan`.
@@ -129,6 +132,9 @@ pub struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Say what every other value of each lever would save and cost
+    #[arg(long)]
+    pub explain: bool,
 }
 
 /// Flags of `eval`.
@@ -193,6 +199,9 @@ pub struct GenerateArgs {
     /// Prompts computed at a time
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_samples: usize,
+    /// Bytes that the whole process may hold; the peak is said on standard error
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::report;
 use crate::run_dir::RunDir;
-use crate::session::{self, Parts, Session};
+use crate::session::{Parts, Session};
 use crate::setup;
 use crate::stop::Stop;
 
@@ -30,7 +30,8 @@ pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
     let config = setup::place_embedded_files(config, run.root())?;
     let opened = setup::open(&config, run.root())?;
     setup::write_resolved(&config, run.root())?;
-    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found: None })?;
+    let (mut session, plan) =
+        Session::start(Parts { config, opened, run, stop, found: None, machine: Box::new(SystemProbe::new()) })?;
     session.feed(&plan);
     let Some(batch) = session.loader.next_batch()? else {
         return Err(Failure::unusable("the data has no rows"));
@@ -38,7 +39,7 @@ pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
     let samples = Batch { sources: &batch.sources, targets: &batch.targets };
     let stop = session.stop.clone();
     let began = Instant::now();
-    let outcome = session.trainer.step(&samples, &session::step_plan(&plan), &|| stop.requested())?;
+    let outcome = session.trainer.step(&samples, &session.step_plan(&plan), &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,

@@ -17,10 +17,12 @@ mod dry_run;
 mod evaluation;
 mod failure;
 mod identity;
+mod inference;
 mod listing;
 mod metrics;
 mod open;
 mod options;
+mod rehearsal;
 mod report;
 mod run_dir;
 mod session;
@@ -37,7 +39,7 @@ use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
 
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::MiMalloc = t5_ops::allocator::MiMalloc;
+static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(remember_panic));

@@ -59,7 +59,7 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
     Settings {
         samples: config.train.eval_samples,
         generate_samples: config.train.eval_generate_samples,
-        micro_batch_samples: plan.micro_batch_samples.min(MOST_EVALUATED_TOGETHER),
+        micro_batch_samples: plan.evaluation_samples.max(1),
         loss_chunk_rows: plan.loss_chunk_rows,
         max_new_tokens: config.train.eval_max_new_tokens,
         activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },

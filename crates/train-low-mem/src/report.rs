@@ -22,6 +22,11 @@ pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "warning: {text}");
 }
 
+/// Something beside the output proper, on standard error.
+pub fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// The error that ends the program, on standard error.
 pub fn error(failure: &Failure) {
     let _ = writeln!(std::io::stderr(), "{failure}");

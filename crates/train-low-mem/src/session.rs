@@ -19,6 +19,7 @@ use crate::evaluation::{self, Figures};
 use crate::failure::{Failure, Outcome};
 use crate::metrics::{Metrics, number};
 use crate::open::Opened;
+use crate::rehearsal::rehearse;
 use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
 use crate::stop::Stop;
@@ -43,6 +44,9 @@ pub struct Session {
     /// What a person sees.
     pub report: Report,
     probe: SystemProbe,
+    machine: Box<dyn Probe>,
+    is_hopeless: bool,
+    prediction_was_wrong: bool,
     costs: Costs,
     budget: Budget,
     metrics: Metrics,
@@ -97,12 +101,14 @@ pub struct Parts {
     pub stop: Stop,
     /// The checkpoint that it goes on from.
     pub found: Option<Found>,
+    /// What plans are made from.
+    pub machine: Box<dyn Probe>,
 }
 
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<(Self, Plan)> {
-        let Parts { config, opened, run, stop, found } = parts;
+        let Parts { config, opened, run, stop, found, machine } = parts;
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
@@ -116,7 +122,8 @@ impl Session {
             report.warn("`memory.device_budget` has no effect yet: only the process's own memory is planned");
         }
         let probe = SystemProbe::new();
-        let now = probe.snapshot()?;
+        rehearse(&opened.model, &options, &opened.device)?;
+        let now = machine.snapshot()?;
         report.line(&format!("memory at start: {now}"));
         let costs = bill::costs(&config, &opened, &options, &now, &loader)?;
         let budget = bill::budget(&config);
@@ -149,6 +156,9 @@ impl Session {
             loader,
             report,
             probe,
+            machine,
+            is_hopeless: false,
+            prediction_was_wrong: false,
             costs,
             budget,
             metrics,
@@ -165,9 +175,16 @@ impl Session {
 
     /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
     pub fn replan(&mut self, plan: Plan) -> Outcome<Plan> {
-        let now = self.probe.snapshot()?;
+        let now = self.machine.snapshot()?;
         let replanned = memory_policy::replan(&now, &self.costs, self.budget, &plan);
         let plan = replanned.plan;
+        if replanned.is_hopeless && !self.is_hopeless {
+            self.is_hopeless = true;
+            let step = self.trainer.step_count();
+            let text =
+                "the machine swaps although the plan is the smallest there is; the run stops here and can go on later";
+            self.warn(text, json!({"step": step, "kind": "swapping"}))?;
+        }
         if let Some(change) = replanned.change {
             self.report.line(&format!("new plan: {change}; {}", plan.bill.conclusion));
             let step = self.trainer.step_count();
@@ -175,6 +192,42 @@ impl Session {
         }
         self.plan.clone_from(&plan);
         Ok(plan)
+    }
+
+    /// Whether the run should leave now: someone asked for it, or the machine has no memory for it.
+    pub fn should_stop(&self) -> bool {
+        self.stop.requested() || self.is_hopeless
+    }
+
+    /// The plan's numbers for the trainer.
+    pub fn step_plan(&self, plan: &Plan) -> StepPlan {
+        let data = &self.config.data;
+        // A pinned number of samples is meant literally.
+        let is_pinned = self.config.memory.micro_batch_samples.is_some();
+        step_plan(plan, (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens)))
+    }
+
+    /// Holds the prediction against the system's own peak, after a step or another phase of the run. The first
+    /// time that the headroom, 5 % of the prediction or a little more in a small process, does not cover what is
+    /// beyond it, a warning names the row that was most likely wrong.
+    pub fn hold_prediction(&mut self, phase: &str) -> Outcome<()> {
+        let peak = self.probe.snapshot()?.peak_rss;
+        let predicted = self.plan.predicted_peak;
+        if self.prediction_was_wrong || peak <= self.plan.required() {
+            return Ok(());
+        }
+        self.prediction_was_wrong = true;
+        let tensors = Bytes(t5_ops::allocator::held().most_live as u64);
+        let row = bill::wrong_row(&self.plan, phase, peak, tensors);
+        let text = format!(
+            "the peak is {peak} after {phase}, {predicted} were predicted; most likely wrong: {row} (tensors held {tensors})"
+        );
+        let step = self.trainer.step_count();
+        self.warn(
+            &text,
+            json!({"step": step, "kind": "prediction", "phase": phase, "row": row, "peak_rss_bytes": peak.0,
+            "predicted_peak_bytes": predicted.0, "tensor_bytes": tensors.0}),
+        )
     }
 
     /// Hands the plan's numbers to the loader.
@@ -268,12 +321,27 @@ impl Session {
         self.metrics.record("warning", fields)
     }
 
-    /// Gives freed memory back to the system where the plan, or the config's pin, says that it is time.
-    pub fn clear_cache(&self, plan: &Plan) {
-        let every = self.config.memory.clear_cache_every_steps.unwrap_or(plan.clear_cache_every_steps);
-        if every > 0 && self.trainer.step_count().is_multiple_of(every) {
-            t5_ops::allocator::release_unused();
+    /// Gives freed memory back to the system: every so many steps where the config pins it, otherwise where
+    /// what is held and unused would break the budget in the next step.
+    ///
+    /// Tensors' pages are reused and never exceed their own peak, so what can pile up is small blocks; they go
+    /// back first, because they cost least to get again.
+    pub fn clear_cache(&self, plan: &Plan) -> Outcome<()> {
+        if let Some(every) = self.config.memory.clear_cache_every_steps {
+            if every > 0 && self.trainer.step_count().is_multiple_of(every) {
+                t5_ops::allocator::release_unused();
+            }
+            return Ok(());
         }
+        for release in [t5_ops::allocator::release_small, t5_ops::allocator::release_unused] {
+            let held = t5_ops::allocator::held();
+            let growth = held.most_live.saturating_sub(held.live + held.free) as u64;
+            if self.probe.snapshot()?.rss + Bytes(growth) <= plan.budget {
+                break;
+            }
+            release();
+        }
+        Ok(())
     }
 
     /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
@@ -303,6 +371,7 @@ impl Session {
         else {
             return Ok(());
         };
+        self.hold_prediction("evaluation")?;
         self.note_evaluation(&figures)?;
         t5_ops::allocator::release_unused();
         self.memory_line("after evaluation").map(drop)
@@ -346,7 +415,7 @@ impl Session {
             .checkpoint
             .every_minutes
             .is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes);
-        if by_steps || by_clock || self.trainer.is_done() || self.stop.requested() { self.save() } else { Ok(()) }
+        if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
     }
 
     /// Saves the run as it stands, unless it stands where it was saved last.
@@ -378,6 +447,7 @@ impl Session {
         self.metrics
             .record("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}))?;
         self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
+        self.hold_prediction("saving")?;
         self.memory_line("after saving").map(drop)
     }
 
@@ -429,13 +499,16 @@ pub fn saved_state(found: &Found) -> Outcome<Saved> {
     })
 }
 
-/// The plan's numbers for the trainer.
-pub fn step_plan(plan: &Plan) -> StepPlan {
+/// The plan's numbers for the trainer, made for samples of the `longest` source and target.
+pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
     StepPlan {
         micro_batch_samples: plan.micro_batch_samples,
+        longest,
         recompute_blocks: plan.recompute_blocks,
         loss_chunk_rows: plan.loss_chunk_rows,
-        accumulation: Accumulation::MicroBatchMajor,
+        accumulation: plan
+            .layer_major
+            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(bill::layers_of(layers))),
     }
 }
 

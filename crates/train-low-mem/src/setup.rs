@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dataloader::{DataLoader, LoaderLimits, Position};
+use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
 use crate::assets;
 use crate::cli::TrainArgs;
@@ -93,6 +94,21 @@ pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) ->
     let left = loader.batches_left().unwrap_or(u64::MAX);
     let total = config.train.max_steps.unwrap_or(u64::MAX).min(done.saturating_add(left));
     Ok((loader, total))
+}
+
+/// What plans are made from: this machine, or the one that `--machine` describes.
+pub fn machine(flags: &TrainArgs) -> Outcome<Box<dyn Probe>> {
+    let Some(path) = &flags.machine else { return Ok(Box::new(SystemProbe::new())) };
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("{}: cannot read the machine: {error}", path.display())))?;
+    let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()))
+            .hint("a JSON list of snapshots, one a plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")
+    })?;
+    if snapshots.is_empty() {
+        return Err(Failure::usage(format!("{}: expected at least one snapshot, got none", path.display())));
+    }
+    Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
 }
 
 /// The one line that says what a run is about to do.

@@ -41,7 +41,8 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         return Ok(());
     }
     setup::write_resolved(&config, run.root())?;
-    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found })?;
+    let (mut session, plan) =
+        Session::start(Parts { config, opened, run, stop, found, machine: setup::machine(flags)? })?;
     let ended = run_steps(&mut session, plan).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),
@@ -66,7 +67,7 @@ enum Ended {
 /// The loop: plan, feed, step, record, evaluate, save, stop.
 fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
     run.evaluate_if_due(&plan)?;
-    while !run.trainer.is_done() && !run.stop.requested() {
+    while !run.trainer.is_done() && !run.should_stop() {
         plan = run.replan(plan)?; //                                     control plane: between steps
         run.feed(&plan);
         let asked = Instant::now();
@@ -74,12 +75,13 @@ fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
         let began = Instant::now();
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
-        let outcome = run.trainer.step(&samples, &session::step_plan(&plan), &|| stop.requested())?;
+        let outcome = run.trainer.step(&samples, &run.step_plan(&plan), &|| stop.requested())?;
         let took = Took { data_wait: began - asked, step: began.elapsed() };
         if !run.record(outcome, &batch, &plan, &took)? {
             break;
         }
-        run.clear_cache(&plan);
+        run.hold_prediction(memory_policy::TRAINING)?;
+        run.clear_cache(&plan)?;
         run.evaluate_if_due(&plan)?;
         run.save_if_due()?;
         run.note_epoch(&batch)?;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * Every sample is in exactly one micro-batch.
-//! * The cut is a function of the samples' lengths and the micro-batch size alone.
+//! * The cut is a function of the samples' lengths and of what a micro-batch may hold alone.
 //! * Which samples share a micro-batch never changes the mathematics: the loss is divided by the target tokens of the whole
 //!   optimizer batch, and dropout is keyed by a sample's index in the uncut batch.
 //!
@@ -15,10 +15,40 @@
 /// If `micro_batch_samples` is 0.
 pub fn cut(lengths: &[(usize, usize)], micro_batch_samples: usize) -> Vec<Vec<usize>> {
     assert!(micro_batch_samples > 0, "a micro-batch holds at least one sample");
+    longest_first(lengths).chunks(micro_batch_samples).map(<[usize]>::to_vec).collect()
+}
+
+/// The indices of each micro-batch's samples, each as many as `fits(samples, longest)` admits, and at least one.
+///
+/// `fits` is told how many samples there would be and the longest source and target among them; what fits with
+/// some samples has to fit with fewer or shorter ones.
+pub fn cut_within(lengths: &[(usize, usize)], fits: &dyn Fn(usize, (usize, usize)) -> bool) -> Vec<Vec<usize>> {
+    let order = longest_first(lengths);
+    let mut left = order.as_slice();
+    let mut micro_batches = Vec::new();
+    while !left.is_empty() {
+        // The longest source and target of the first sample, of the first two, and so on.
+        let longest: Vec<(usize, usize)> = left
+            .iter()
+            .scan((0, 0), |most, &i| {
+                *most = (most.0.max(lengths[i].0), most.1.max(lengths[i].1));
+                Some(*most)
+            })
+            .collect();
+        let counts: Vec<usize> = (1..=left.len()).collect();
+        let samples = counts.partition_point(|&samples| fits(samples, longest[samples - 1])).max(1);
+        let (micro_batch, rest) = left.split_at(samples);
+        micro_batches.push(micro_batch.to_vec());
+        left = rest;
+    }
+    micro_batches
+}
+
+fn longest_first(lengths: &[(usize, usize)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     // Stable: samples of one length stay in the order of the batch.
     order.sort_by_key(|&i| std::cmp::Reverse(lengths[i].0 + lengths[i].1));
-    order.chunks(micro_batch_samples).map(<[usize]>::to_vec).collect()
+    order
 }
 
 /// Source and target positions that a micro-batch computes, padding included.
@@ -44,12 +74,29 @@ mod tests {
     #[test]
     fn a_batch_without_samples_has_no_micro_batches() {
         assert!(cut(&[], 4).is_empty());
+        assert!(cut_within(&[], &|_, _| true).is_empty());
+    }
+
+    #[test]
+    fn short_samples_share_a_micro_batch_and_long_ones_have_their_own() {
+        let lengths = [(2, 2), (9, 9), (2, 2), (30, 30), (2, 1), (2, 2), (8, 9)];
+        let cut = cut_within(&lengths, &|samples, (source, target)| samples * (source + target) <= 36);
+        // 60 tokens fit nowhere and are a micro-batch all the same; 2 x 18 fit just so.
+        assert_eq!(cut, [vec![3], vec![1, 6], vec![0, 2, 5, 4]]);
     }
 
     proptest! {
         #[test]
         fn every_sample_is_in_exactly_one_micro_batch(lengths in proptest::collection::vec((0usize..50, 0usize..50), 0..40), size in 1usize..12) {
             let mut seen: Vec<usize> = cut(&lengths, size).into_iter().flatten().collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
+            let fits = |samples: usize, (s, t): (usize, usize)| samples * (s + t) <= 7 * size;
+            let cut = cut_within(&lengths, &fits);
+            for samples in &cut {
+                prop_assert!(samples.len() == 1 || padded_tokens(&lengths, samples) <= 7 * size as u64);
+            }
+            let mut seen: Vec<usize> = cut.into_iter().flatten().collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
         }

@@ -15,6 +15,7 @@
 //! let mut trainer = Trainer::new(model, TrainerOptions::default())?;
 //! let plan = StepPlan {
 //!     micro_batch_samples: 4,
+//!     longest: None,
 //!     recompute_blocks: 0,
 //!     loss_chunk_rows: 256,
 //!     accumulation: Accumulation::MicroBatchMajor,
@@ -33,6 +34,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
+use t5::costs::{Pass, Shape};
 use t5::{Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
 
 use crate::adafactor::Adafactor;
@@ -64,8 +66,12 @@ pub enum Accumulation {
 /// How a step is carried out: chosen by memory, without a say in the mathematics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlan {
-    /// The most samples that are in memory at one time.
+    /// The most samples of the longest lengths that are in memory at one time.
     pub micro_batch_samples: usize,
+    /// The longest source and target, in tokens, that `micro_batch_samples` was chosen for. A micro-batch of
+    /// shorter samples takes as many as hold no more than that, one of longer samples fewer. `None`: just
+    /// `micro_batch_samples`, whatever their lengths.
+    pub longest: Option<(usize, usize)>,
     /// Blocks that keep only their input and run forward again in backward.
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time.
@@ -260,7 +266,7 @@ impl Trainer {
         let lengths: Vec<_> =
             batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect();
         let device = self.model.device().clone();
-        let cut = micro_batches::cut(&lengths, plan.micro_batch_samples);
+        let cut = self.cut(&lengths, plan);
         stats.micro_batches = cut.len();
         stats.padded_tokens = cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum();
         let config = self.model.config().clone();
@@ -340,6 +346,33 @@ impl Trainer {
         model.layer_major_backward(&mut pass, Stage::Apply, &mut self.gradients, &|| false, &mut update)?;
         self.adafactor.finish_update();
         Ok(())
+    }
+
+    /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.
+    fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
+        let Some((source_tokens, target_tokens)) = plan.longest else {
+            return micro_batches::cut(lengths, plan.micro_batch_samples);
+        };
+        let parameters = self.model.parameters().iter().enumerate();
+        let trained: HashSet<&str> = parameters
+            .filter(|(index, _)| self.gradients.is_trainable(*index))
+            .map(|(_, parameter)| parameter.name.as_str())
+            .collect();
+        let trained = |spec: &t5::ParameterSpec| trained.contains(spec.name.as_str());
+        let bytes = |shape: Shape| -> u64 {
+            let pass = Pass {
+                shape,
+                activations: self.options.precision.activations(),
+                recompute_blocks: plan.recompute_blocks,
+                loss_chunk_rows: plan.loss_chunk_rows,
+                dropout: self.options.dropout > 0.0,
+            };
+            t5::costs::training(self.model.config(), &pass, &trained).iter().map(|row| row.bytes).sum()
+        };
+        let most = bytes(Shape { samples: plan.micro_batch_samples, source_tokens, target_tokens });
+        micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
+            bytes(Shape { samples, source_tokens, target_tokens }) <= most
+        })
     }
 
     /// The global L2 norm over all trainable parameters.

@@ -208,6 +208,7 @@ fn whole_steps_are_those_of_transformers() {
             let (sources, targets) = (ids("sources"), ids("targets"));
             let plan = StepPlan {
                 micro_batch_samples: 1 + i % 4,
+                longest: None,
                 recompute_blocks: i % 3,
                 loss_chunk_rows: 3 + i,
                 accumulation: Accumulation::MicroBatchMajor,

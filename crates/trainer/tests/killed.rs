@@ -55,6 +55,7 @@ fn run(output: &Path) {
         let (sources, targets): (Vec<_>, Vec<_>) = (0..6).map(|i| (list(i), list(i + 3))).unzip();
         let plan = StepPlan {
             micro_batch_samples: 4,
+            longest: None,
             recompute_blocks: 0,
             loss_chunk_rows: 16,
             accumulation: Accumulation::MicroBatchMajor,

@@ -57,7 +57,7 @@ fn samples(seed: u32) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 }
 
 fn plan(accumulation: Accumulation) -> StepPlan {
-    StepPlan { micro_batch_samples: 3, recompute_blocks: 1, loss_chunk_rows: 8, accumulation }
+    StepPlan { micro_batch_samples: 3, longest: None, recompute_blocks: 1, loss_chunk_rows: 8, accumulation }
 }
 
 fn layer_major(kept_gradient_blocks: usize) -> StepPlan {

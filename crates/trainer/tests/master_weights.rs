@@ -43,6 +43,7 @@ fn new(options: TrainerOptions) -> Trainer {
 
 const PLAN: StepPlan = StepPlan {
     micro_batch_samples: 2,
+    longest: None,
     recompute_blocks: 0,
     loss_chunk_rows: 8,
     accumulation: Accumulation::MicroBatchMajor,

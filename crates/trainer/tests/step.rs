@@ -62,6 +62,7 @@ fn samples(seed: u32, samples: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 
 const PLAN: StepPlan = StepPlan {
     micro_batch_samples: 3,
+    longest: None,
     recompute_blocks: 0,
     loss_chunk_rows: 8,
     accumulation: Accumulation::MicroBatchMajor,
@@ -95,6 +96,7 @@ fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: 
     let mut trainer = Trainer::new(model(dtype), TrainerOptions { precision, ..options() }).unwrap();
     let plan = StepPlan {
         micro_batch_samples,
+        longest: None,
         recompute_blocks,
         loss_chunk_rows: 4 + micro_batch_samples,
         accumulation: Accumulation::MicroBatchMajor,
@@ -132,6 +134,21 @@ fn check_that_cuts_agree(dtype: DType, tolerance: f64) {
 fn micro_batching_does_not_change_the_gradient() {
     check_that_cuts_agree(DType::F64, 1e-10);
     check_that_cuts_agree(DType::F32, 1e-5);
+}
+
+#[test]
+fn a_micro_batch_of_short_samples_takes_more_of_them_and_the_gradient_is_the_same() {
+    let run = |longest| {
+        let mut trainer = Trainer::new(model(DType::F32), options()).unwrap();
+        done(step(&mut trainer, 1, &StepPlan { micro_batch_samples: 2, longest, ..PLAN }))
+    };
+    let (by_count, by_size, of_long_ones) = (run(None), run(Some((18, 14))), run(Some((2, 2))));
+    assert!(by_size.micro_batches < by_count.micro_batches, "{} {}", by_size.micro_batches, by_count.micro_batches);
+    assert!(of_long_ones.micro_batches > by_size.micro_batches, "{}", of_long_ones.micro_batches);
+    for other in [by_size, of_long_ones] {
+        assert!((other.loss - by_count.loss).abs() <= 1e-5 * by_count.loss);
+        assert!((other.grad_norm - by_count.grad_norm).abs() <= 1e-5 * by_count.grad_norm);
+    }
 }
 
 #[test]

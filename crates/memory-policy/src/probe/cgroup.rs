@@ -23,6 +23,8 @@ pub(super) struct Groups {
     pub(super) tightest: Option<Group>,
     /// Pressure of the process's own group (version 2 only).
     pub(super) pressure: Option<Pressure>,
+    /// How often the process's own group met its limit: `high` and `max` of `memory.events`, or `memory.failcnt`.
+    pub(super) reclaims: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -47,8 +49,11 @@ pub(super) fn read(root: &Path) -> Groups {
         let mounted_at = root.join(mount.point.trim_start_matches('/'));
         let below = mount.below(path);
         let levels = levels(&mounted_at, &below);
-        if let (Version::V2, Some((own, _))) = (version, levels.first()) {
-            groups.pressure = procfs::pressure(&own.join("memory.pressure"));
+        if let Some((own, _)) = levels.first() {
+            groups.reclaims += reclaims(own, version);
+            if version == Version::V2 {
+                groups.pressure = procfs::pressure(&own.join("memory.pressure"));
+            }
         }
         let limits = levels.into_iter().filter_map(|(directory, name)| level(&directory, name, version));
         groups.tightest = groups.tightest.into_iter().chain(limits).min_by_key(Group::available);
@@ -118,6 +123,23 @@ fn levels(mounted_at: &Path, below: &str) -> Vec<(PathBuf, String)> {
         names.push(name.rsplit_once('/').map_or("", |(parent, _)| parent));
     }
     names.into_iter().map(|name| (mounted_at.join(name), format!("/{name}"))).collect()
+}
+
+/// How often a group met its limit. A group whose limit counts page cache meets it in peace all the time, so
+/// this alone is no pressure; see [`crate::replan`].
+fn reclaims(directory: &Path, version: Version) -> u64 {
+    let text = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+    match version {
+        Version::V1 => text("memory.failcnt").trim().parse().unwrap_or(0),
+        Version::V2 => {
+            let events = text("memory.events");
+            let count = |name: &str| -> u64 {
+                let line = events.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+                line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+            };
+            count("high") + count("max")
+        }
+    }
 }
 
 /// The limit and use of one level; `None` where it has no limit.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ProbeError;
-use crate::{Bytes, MemorySnapshot, Pressure};
+use crate::{Bytes, MemorySnapshot, Pressure, Traffic};
 
 /// What `meminfo`, `self/status` and `pressure/memory` below `proc` say.
 pub(super) fn snapshot(proc: &Path) -> Result<MemorySnapshot, ProbeError> {
@@ -22,8 +22,19 @@ pub(super) fn snapshot(proc: &Path) -> Result<MemorySnapshot, ProbeError> {
         peak_rss: status.get("VmHWM")?.unwrap_or(rss),
         swapped: status.get("VmSwap")?.unwrap_or_default(),
         pressure: pressure(&proc.join("pressure/memory")),
+        traffic: swap_traffic(&proc.join("vmstat")),
         ..Default::default()
     })
+}
+
+/// What the host has moved to and from swap; nothing where the kernel does not say.
+fn swap_traffic(path: &Path) -> Traffic {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let counter = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    };
+    Traffic { swapped_out: counter("pswpout"), swapped_in: counter("pswpin"), group_reclaims: 0 }
 }
 
 /// `MemAvailable`; on kernels before 3.14 and sandboxes without it, what is free and what is cached.

@@ -98,6 +98,7 @@ fn the_host_and_the_process_are_read_from_proc() {
         group: None,
         pressure: Some(crate::Pressure { some_percent: 12.5, full_percent: 3.25 }),
         group_pressure: None,
+        traffic: crate::Traffic::default(),
     };
     assert_eq!(now, expected);
 }
@@ -283,4 +284,22 @@ fn a_scripted_probe_plays_its_script_and_repeats_the_end() {
     let probe = ScriptedProbe::new(vec![at(100), at(50), at(75)]);
     let seen: Vec<_> = (0..5).map(|_| probe.snapshot().unwrap().available.0 >> 20).collect();
     assert_eq!(seen, [100, 50, 75, 75, 75]);
+}
+
+#[test]
+fn swap_traffic_and_the_times_that_a_group_met_its_limit_are_counted() {
+    let vmstat = "nr_free_pages 12\npswpin 7\npswpout 41\npswpout_not 3\n";
+    let host = Machine::new().file("proc/vmstat", vmstat);
+    assert_eq!(host.snapshot().traffic, crate::Traffic { swapped_out: 41, swapped_in: 7, group_reclaims: 0 });
+    let events = "low 0\nhigh 4\nmax 5\noom 0\noom_kill 0\n";
+    let v2 = Machine::new()
+        .file("proc/self/cgroup", "0::/\n")
+        .file("proc/self/mountinfo", "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n")
+        .file("sys/fs/cgroup/memory.events", events);
+    assert_eq!(v2.snapshot().traffic.group_reclaims, 9);
+    let v1 = Machine::new()
+        .file("proc/self/cgroup", "4:memory:/\n")
+        .file("proc/self/mountinfo", "30 1 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+        .file("sys/fs/cgroup/memory/memory.failcnt", "12\n");
+    assert_eq!(v1.snapshot().traffic.group_reclaims, 12);
 }

@@ -13,7 +13,7 @@ use crate::reach::{Keep, Reach};
 
 /// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: block inputs of the
 /// whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
-/// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak.
+/// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak, and what products pack.
 ///
 /// `pass` is a micro-batch, all of whose blocks are computed again; the other micro-batches are as long.
 pub fn layer_major(
@@ -30,6 +30,7 @@ pub fn layer_major(
         CostRow { name: "gradients", bytes: gradients },
         CostRow { name: "loss", bytes: loss },
         CostRow { name: "workspace", bytes: workspace },
+        CostRow { name: "packed operands", bytes: super::packed(config, pass, true) },
     ]
 }
 
@@ -283,7 +284,8 @@ mod tests {
         assert_eq!(most, walk.most_gradients, "{layers:?} {pass:?}");
         assert_eq!(grads.bytes(), 0);
         let rows = layer_major(config, pass, batch_samples, layers, &|spec| trained(spec.part));
-        assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), walk.peak.total());
+        let of_walk = rows.iter().filter(|row| row.name != "packed operands");
+        assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
     }
 
     #[test]

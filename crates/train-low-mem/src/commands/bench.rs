@@ -5,17 +5,17 @@
 
 use std::time::Instant;
 
-use memory_policy::{Bytes, Probe, SystemProbe};
+use memory_policy::{Budget, Bytes, CostRow, Costs, LoaderChoice, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::json;
-use t5::costs::{Pass, Shape};
 use t5::{ParameterSpec, T5};
-use trainer::{Accumulation, Batch, LayerMajor, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
 use crate::bill::StepCosts;
 use crate::cli::{self, BenchArgs, Precision, Recompute};
-use crate::config::{Config, Values};
+use crate::config::{AccumulationPin, Config, Values};
 use crate::failure::{Failure, Outcome};
-use crate::{open, report};
+use crate::rehearsal::rehearse;
+use crate::{open, report, session};
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -36,7 +36,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         ..TrainerOptions::default()
     };
     let probe = SystemProbe::new();
-    let (plan, predicted_peak_bytes) = plan(flags, &model, &options, probe.snapshot()?.rss.0)?;
+    rehearse(&model, &options, &device)?;
+    let planned = plan(flags, &model, &options, &probe.snapshot()?)?;
+    let (plan, predicted_peak_bytes) = (session::step_plan(&planned, None), planned.predicted_peak.0);
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
     if let Some(directory) = flags.offload_gradients.as_ref().or(flags.offload.as_ref()) {
@@ -86,60 +88,33 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The cut that the flags ask for, and the peak that is predicted for it.
-fn plan(
-    flags: &BenchArgs,
-    model: &t5::Config,
-    options: &TrainerOptions,
-    process_bytes: u64,
-) -> Outcome<(StepPlan, u64)> {
-    let costs = StepCosts::of_batch(model, options, flags.batch, (flags.source_tokens, flags.target_tokens))?;
+/// The cut that the flags ask for, free where they say nothing, and the peak that is predicted for it.
+fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &MemorySnapshot) -> Outcome<Plan> {
+    let longest = (flags.source_tokens, flags.target_tokens);
+    let step = StepCosts::of_batch(model, options, flags.batch, longest)?;
     let mut pins = no_pins()?.memory;
-    pins.micro_batch_samples = Some(flags.micro_batch.unwrap_or(flags.batch).max(1));
+    pins.micro_batch_samples = flags.micro_batch;
     pins.loss_chunk_rows = Some(flags.loss_chunk_rows.max(1));
     pins.recompute_blocks = Some(match flags.recompute {
         Recompute::Full => usize::MAX,
         Recompute::Blocks(blocks) => blocks,
     });
-    let choice =
-        costs.choices(&pins).into_iter().next().ok_or_else(|| Failure::internal("the pins leave no choice"))?;
-    let layers = LayerMajor {
-        kept_gradient_blocks: flags.kept_gradient_blocks,
-        boundaries_on_disk: flags.offload.is_some(),
-        gradients_on_disk: flags.offload_gradients.is_some(),
+    pins.accumulation = Some(match flags.accumulation {
+        cli::Accumulation::MicroBatchMajor => AccumulationPin::MicroBatchMajor,
+        cli::Accumulation::LayerMajor => AccumulationPin::LayerMajor,
+    });
+    pins.kept_gradient_blocks = Some(flags.kept_gradient_blocks);
+    pins.activation_offload = Some(flags.offload.is_some());
+    pins.gradient_offload = Some(flags.offload_gradients.is_some());
+    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program")];
+    fixed.extend(step.fixed(options)?);
+    let costs = Costs {
+        batch_samples: flags.batch,
+        fixed,
+        steps: step.choices(&pins),
+        loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
     };
-    let accumulation = match flags.accumulation {
-        cli::Accumulation::MicroBatchMajor => Accumulation::MicroBatchMajor,
-        cli::Accumulation::LayerMajor => Accumulation::LayerMajor(layers),
-    };
-    let fixed = costs.fixed(options)?;
-    let held: u64 = match accumulation {
-        Accumulation::MicroBatchMajor => fixed.iter().chain(&choice.rows).map(|row| row.bytes.0).sum(),
-        Accumulation::LayerMajor(layers) => {
-            let shape = Shape {
-                samples: choice.micro_batch_samples,
-                source_tokens: flags.source_tokens,
-                target_tokens: flags.target_tokens,
-            };
-            let pass = Pass {
-                shape,
-                activations: options.precision.activations(),
-                recompute_blocks: usize::MAX,
-                loss_chunk_rows: choice.loss_chunk_rows,
-                dropout: options.dropout > 0.0,
-            };
-            let rows = t5::costs::layer_major(model, &pass, flags.batch, &layers, &|_| true);
-            let kept = fixed.iter().filter(|row| row.name != "gradients").map(|row| row.bytes.0);
-            kept.chain(rows.iter().map(|row| row.bytes)).sum()
-        }
-    };
-    let plan = StepPlan {
-        micro_batch_samples: choice.micro_batch_samples,
-        recompute_blocks: choice.recompute_blocks,
-        loss_chunk_rows: choice.loss_chunk_rows,
-        accumulation,
-    };
-    Ok((plan, process_bytes + held))
+    Ok(memory_policy::plan(now, &costs, Budget::ShareOfAvailable)?)
 }
 
 /// A config whose only use is that nothing in it is pinned.

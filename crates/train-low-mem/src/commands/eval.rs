@@ -1,24 +1,32 @@
 //! `train_low_mem eval`: what a model is worth on parquet rows.
 
 use candle_core::DType;
-use memory_policy::{
-    Budget, Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, Plan, Probe, StepChoice, SystemProbe,
-};
-use t5::costs::{Pass, Shape};
+use memory_policy::{Probe, SystemProbe};
+use serde_json::json;
 use toml::Value;
 
 use crate::cli::EvalArgs;
 use crate::config::{Config, Origin, Values};
 use crate::evaluation::{Settings, evaluate};
 use crate::failure::{Failure, Outcome};
+use crate::inference::Inference;
 use crate::open::Opened;
-use crate::{options, report, setup};
+use crate::{bill, options, report, setup};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let config = config(flags)?;
     let opened = Opened::new(&config, None)?;
-    let plan = plan(&config, &opened.model, flags.batch_samples)?;
+    let inference = Inference {
+        model: &opened.model,
+        precision: if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 },
+        device: &opened.device,
+        most_samples: flags.batch_samples,
+        source_tokens: config.data.max_source_tokens,
+        target_tokens: Some(config.data.max_target_tokens),
+        max_new_tokens: config.train.eval_max_new_tokens,
+    };
+    let plan = inference.plan(bill::budget(&config))?;
     let model = t5::T5::load(&flags.model, DType::F32, &opened.device)?;
     let settings = Settings {
         samples: flags.samples,
@@ -33,7 +41,10 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
             .hint("`train_low_mem inspect` shows the columns of the files"));
     }
     if flags.json {
-        report::print(&format!("{}\n", figures.to_json()));
+        let mut json = figures.to_json();
+        json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
+        json["peak_rss_bytes"] = json!(SystemProbe::new().snapshot()?.peak_rss.0);
+        report::print(&format!("{json}\n"));
         return Ok(());
     }
     report::print(&format!("{}\n{}\n", figures.line(), figures.bleu_signature));
@@ -69,53 +80,3 @@ fn config(flags: &EvalArgs) -> Outcome<Config> {
     flags.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
     Config::resolve(values)
 }
-
-/// The largest cut up to `most_samples` that fits the budget.
-fn plan(config: &Config, model: &t5::Config, most_samples: usize) -> Outcome<Plan> {
-    let now = SystemProbe::new().snapshot()?;
-    let activations = if config.train.bf16 { DType::BF16 } else { DType::F32 };
-    let step = |samples: usize| {
-        let shape = Shape {
-            samples,
-            source_tokens: config.data.max_source_tokens,
-            target_tokens: config.data.max_target_tokens,
-        };
-        let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: LOSS_CHUNK_ROWS, dropout: false };
-        let sum = |rows: Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
-        let most_new = config.train.eval_max_new_tokens;
-        let bytes = sum(t5::costs::evaluation(model, &pass)).max(sum(t5::costs::generation(
-            model,
-            &shape,
-            most_new,
-            activations,
-        )));
-        StepChoice {
-            micro_batch_samples: samples,
-            recompute_blocks: 0,
-            loss_chunk_rows: LOSS_CHUNK_ROWS,
-            rows: vec![CostRow::new("evaluation", bytes, format!("{samples} samples"))],
-            #[expect(clippy::cast_precision_loss, reason = "a relative time")]
-            relative_time: 1.0 + 1.0 / samples as f64,
-        }
-    };
-    let samples = std::iter::successors(Some(most_samples.max(1)), |samples| (*samples > 1).then_some(samples / 2));
-    let costs = Costs {
-        batch_samples: most_samples,
-        fixed: vec![
-            CostRow::new("process", now.rss.0, "measured"),
-            CostRow::new("parameters", t5::costs::parameters(model, DType::F32), "f32"),
-        ],
-        steps: samples.map(step).collect(),
-        loaders: vec![LoaderChoice {
-            residency: DatasetResidency::UltraLowMem,
-            decode_threads: 0,
-            prefetch_batches: 0,
-            rows: Vec::new(),
-            relative_time: 1.0,
-        }],
-    };
-    let budget = config.memory.budget.map_or(Budget::ShareOfAvailable, |bytes| Budget::Explicit(Bytes(bytes)));
-    Ok(memory_policy::plan(&now, &costs, budget)?)
-}
-
-const LOSS_CHUNK_ROWS: usize = 256;

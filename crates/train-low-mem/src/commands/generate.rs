@@ -5,11 +5,13 @@ use std::path::Path;
 
 use candle_core::DType;
 use dataloader::Tokenizer;
+use memory_policy::{Budget, Probe, SystemProbe};
 use serde_json::json;
 use t5::{GenerateOptions, T5};
 
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
+use crate::inference::Inference;
 use crate::{open, report};
 
 /// Answers prompts.
@@ -17,9 +19,36 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
     let path = flags.model.join("tokenizer.json");
     let tokenizer = Tokenizer::load(&path)?;
+    let config = t5::Config::from_file(&flags.model.join("config.json"))?;
+    let inference = Inference {
+        model: &config,
+        precision: trainer::Precision::F32,
+        device: &device,
+        most_samples: flags.batch_samples,
+        source_tokens: flags.max_source_tokens,
+        target_tokens: None,
+        max_new_tokens: flags.max_new_tokens,
+    };
+    let budget = match &flags.memory_budget {
+        None => Budget::ShareOfAvailable,
+        Some(text) => Budget::Explicit(text.parse().map_err(|error| {
+            Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
+        })?),
+    };
+    let plan = inference.plan(budget)?;
     let model = T5::load(&flags.model, DType::F32, &device)?;
-    for prompts in flags.prompt.chunks(flags.batch_samples.max(1)) {
-        answer(&model, &tokenizer, prompts, flags)?;
+    answer_all(&model, &tokenizer, flags, plan.evaluation_samples)?;
+    if flags.memory_budget.is_some() {
+        let peak = SystemProbe::new().snapshot()?.peak_rss;
+        report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));
+    }
+    Ok(())
+}
+
+/// Prompts of the command line first, then those of the file, so many at a time.
+fn answer_all(model: &T5, tokenizer: &Tokenizer, flags: &GenerateArgs, at_a_time: usize) -> Outcome<()> {
+    for prompts in flags.prompt.chunks(at_a_time) {
+        answer(model, tokenizer, prompts, flags)?;
     }
     let Some(input) = &flags.input else { return Ok(()) };
     let mut prompts = Vec::new();
@@ -27,12 +56,12 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         prompts.push(line.map_err(|error| {
             Failure::unusable(format!("{}: {error}", input.display())).hint("prompts are UTF-8, one a line")
         })?);
-        if prompts.len() == flags.batch_samples.max(1) {
-            answer(&model, &tokenizer, &prompts, flags)?;
+        if prompts.len() == at_a_time {
+            answer(model, tokenizer, &prompts, flags)?;
             prompts.clear();
         }
     }
-    answer(&model, &tokenizer, &prompts, flags)
+    answer(model, tokenizer, &prompts, flags)
 }
 
 fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<String>>>> {

@@ -1,21 +1,22 @@
 //! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
 
 use dataloader::Position;
-use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, LoaderChoice, Plan, Probe, SystemProbe};
+use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, Explained, LoaderChoice, Plan, Probe};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, Opened};
+use crate::rehearsal::rehearse;
 use crate::{bill, options, report, setup};
 
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
-    let probe = SystemProbe::new();
-    let (costs, total_steps) = costs(&config, &probe)?;
-    let now = probe.snapshot()?;
+    let machine = setup::machine(&flags.train)?;
+    let (costs, total_steps) = costs(&config, machine.as_ref())?;
+    let now = machine.snapshot()?;
     let plan = memory_policy::plan(&now, &costs, bill::budget(&config))?;
     if flags.json {
         let mut json = bill::plan_json(&plan);
@@ -24,11 +25,31 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
         return Ok(());
     }
     report::print(&format!("{}\n{}", plan.bill, in_words(&plan)));
+    if flags.explain {
+        report::print(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)));
+    }
     Ok(())
 }
 
+/// Every lever with its value, and below it the others that were offered.
+fn explanation(levers: &[Explained], plan: &Plan) -> String {
+    let mut text = String::new();
+    for lever in levers {
+        text += &format!("{} = {}\n", lever.lever, lever.chosen);
+        for other in &lever.others {
+            let (sign, bytes) = match other.predicted_peak > plan.predicted_peak {
+                true => ("+", other.predicted_peak.saturating_sub(plan.predicted_peak)),
+                false => ("-", plan.predicted_peak.saturating_sub(other.predicted_peak)),
+            };
+            let percent = 100.0 * (other.relative_time - 1.0);
+            text += &format!("  {:<52}{sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
+        }
+    }
+    text
+}
+
 /// The costs of the config's run, and its steps where the data says how many.
-fn costs(config: &Config, probe: &SystemProbe) -> Outcome<(Costs, Option<u64>)> {
+fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     if config.data.train.is_empty() {
         return Ok((costs_without_data(config, probe)?, config.train.max_steps));
     }
@@ -39,13 +60,15 @@ fn costs(config: &Config, probe: &SystemProbe) -> Outcome<(Costs, Option<u64>)> 
     let opened = Opened::new(&config, None)?;
     let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
     let options = options::trainer_options(&config, &opened.model, total_steps);
+    rehearse(&opened.model, &options, &opened.device)?;
     Ok((bill::costs(&config, &opened, &options, &probe.snapshot()?, &loader)?, Some(total_steps)))
 }
 
 /// The costs as far as they are known before any data is: the queue of batches, and no dataset.
-fn costs_without_data(config: &Config, probe: &SystemProbe) -> Outcome<Costs> {
+fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     let model = open::model_without_data(config)?;
     let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(1));
+    rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let step = bill::StepCosts::new(config, &model, &options)?;
     let mut fixed = vec![CostRow::new("process", probe.snapshot()?.rss.0, "measured; the tokenizer will add to it")];
     fixed.extend(step.fixed(&options)?);
@@ -75,7 +98,6 @@ fn in_words(plan: &Plan) -> String {
         ("prefetch_batches", plan.prefetch_batches.to_string()),
         ("decode_threads", plan.decode_threads.to_string()),
         ("dataset_residency", plan.residency.to_string()),
-        ("clear_cache_every_steps", plan.clear_cache_every_steps.to_string()),
         ("smallest budget of this plan", Bytes::to_string(&plan.required())),
     ];
     lines.iter().map(|(name, value)| format!("  {name:<30}{value}\n")).collect()

@@ -55,6 +55,7 @@ fn step(trainer: &mut Trainer) {
         (0..5).map(|i| (0..(n + 2 * i) % 3).map(|j| 2 + (n * 5 + i + j * 2) % 28).chain([1]).collect()).collect();
     let plan = StepPlan {
         micro_batch_samples: 2,
+        longest: None,
         recompute_blocks: 0,
         loss_chunk_rows: 4,
         accumulation: Accumulation::MicroBatchMajor,

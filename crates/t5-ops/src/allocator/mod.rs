@@ -1,0 +1,162 @@
+//! The allocator that the binary installs, so that what it holds can be foretold to the page.
+//!
+//! Small blocks come from mimalloc. A block of [`LARGE_BYTES`] or more, which is what tensors are, is whole
+//! pages of its own. Freed pages stay mapped and are handed out again, so that a training step faults in
+//! nothing; but live and freed pages together never exceed the most that was ever live at one time. The
+//! resident set of large blocks is therefore the peak of their sizes and nothing else: no size classes,
+//! no arenas, no delay before memory goes back.
+//!
+//! Why not an allocator off the shelf: with the same tensors, glibc's and mimalloc's peaks lie 6 to 26 %
+//! above the live bytes or their page faults cost up to a third of a step. `docs/LOG.md` has the numbers.
+//!
+//! ```no_run
+//! #[global_allocator]
+//! static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+//! ```
+
+mod pages;
+mod ranges;
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use mimalloc::MiMalloc;
+
+pub use pages::Held;
+
+/// Blocks from this size on are pages of their own.
+pub const LARGE_BYTES: usize = 128 << 10;
+
+/// Small blocks from mimalloc, large ones as pages that are reused and bounded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allocator;
+
+/// Pages are this large, or a divisor of it, wherever this runs; no tensor is aligned to more.
+const MOST_ALIGNMENT: usize = 4096;
+
+fn is_large(layout: &Layout) -> bool {
+    layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && pages::IS_SUPPORTED
+}
+
+// SAFETY: which of the two allocators a block belongs to is a function of its layout, which callers give
+// unchanged to every call about the block; each of the two keeps the contract for its own blocks.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match is_large(&layout) {
+            true => pages::allocate(layout.size()).0,
+            // SAFETY: the caller's promise about the layout is the one that is asked for.
+            false => unsafe { MiMalloc.alloc(layout) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !is_large(&layout) {
+            // SAFETY: as in `alloc`.
+            return unsafe { MiMalloc.alloc_zeroed(layout) };
+        }
+        let (block, is_zero) = pages::allocate(layout.size());
+        if !block.is_null() && !is_zero {
+            // SAFETY: the block has at least `layout.size()` bytes, and nobody else knows it yet.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match is_large(&layout) {
+            // SAFETY: the caller gives back a block of this layout, so `allocate` made it for this size.
+            true => unsafe { pages::free(block, layout.size()) },
+            // SAFETY: as in `alloc`; the block came from there, because its layout is small.
+            false => unsafe { MiMalloc.dealloc(block, layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the new size makes a valid layout with the old alignment.
+        let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        match (is_large(&layout), is_large(&new_layout)) {
+            // SAFETY: as in `alloc`; both blocks are mimalloc's.
+            (false, false) => unsafe { MiMalloc.realloc(block, layout, new_size) },
+            (true, true) if pages::is_same_block(layout.size(), new_size) => block,
+            _ => {
+                // SAFETY: the caller's promises about both layouts are the ones that are asked for.
+                let new = unsafe { self.alloc(new_layout) };
+                if !new.is_null() {
+                    // SAFETY: both blocks have that many bytes, and a block just made overlaps no other.
+                    unsafe { new.copy_from_nonoverlapping(block, layout.size().min(new_size)) };
+                    // SAFETY: the caller gives the old block up.
+                    unsafe { self.dealloc(block, layout) };
+                }
+                new
+            }
+        }
+    }
+}
+
+unsafe extern "C" {
+    /// From mimalloc's C interface; `libmimalloc-sys` declares it only together with a hundred others.
+    fn mi_collect(force: bool);
+}
+
+/// Gives memory that was freed, but kept for reuse, back to the operating system, on every thread of the pool.
+///
+/// Does nothing useful, and no harm, where the binary has not installed [`Allocator`].
+pub fn release_unused() {
+    release_small();
+    pages::release();
+}
+
+/// [`release_unused`] of small blocks only: tensors' pages stay, so that the next step faults in nothing.
+pub fn release_small() {
+    // SAFETY: `mi_collect` has no preconditions; it may be called from any thread at any time.
+    let collect = || unsafe { mi_collect(true) };
+    rayon::broadcast(|_| collect());
+    collect();
+}
+
+/// What large blocks hold now, and the most that was live at one time since [`release_unused`].
+pub fn held() -> Held {
+    pages::held()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releasing_unused_memory_is_safe_without_the_allocator_installed() {
+        release_unused();
+    }
+
+    #[test]
+    fn a_block_keeps_its_bytes_while_it_grows_and_shrinks_across_the_border() {
+        let sizes = [1000, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES, LARGE_BYTES - 1, 70, 5 * LARGE_BYTES];
+        // SAFETY: every block is used with the layout it has at that time, within its size, and freed once.
+        unsafe {
+            let mut layout = Layout::from_size_align(64, 64).unwrap();
+            let mut block = Allocator.alloc(layout);
+            (0..64).for_each(|i| block.add(i).write(i as u8));
+            for size in sizes {
+                block = Allocator.realloc(block, layout, size);
+                layout = Layout::from_size_align(size, 64).unwrap();
+                assert_eq!(block as usize % 64, 0);
+                block.add(size - 1).write(7);
+                assert!((0..63).all(|i| block.add(i).read() == i as u8), "at {size} bytes");
+            }
+            Allocator.dealloc(block, layout);
+        }
+    }
+
+    #[test]
+    fn zeroed_blocks_are_zero_when_their_pages_were_used_before() {
+        let layout = Layout::from_size_align(2 * LARGE_BYTES, 8).unwrap();
+        for _ in 0..3 {
+            // SAFETY: the block is used within its size and freed once with its layout.
+            unsafe {
+                let block = Allocator.alloc_zeroed(layout);
+                assert!((0..layout.size()).all(|i| block.add(i).read() == 0));
+                block.write_bytes(0xff, layout.size());
+                Allocator.dealloc(block, layout);
+            }
+        }
+    }
+}

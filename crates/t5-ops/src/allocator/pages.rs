@@ -1,0 +1,207 @@
+//! Blocks that are whole pages: mapped, reused, and given back before there are more than were ever live.
+//!
+//! Invariant: `live + free <= most_live`, all in bytes of whole pages.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::ranges::FreeRanges;
+
+/// Whether this system has pages that can be mapped; elsewhere every block is mimalloc's.
+pub(super) const IS_SUPPORTED: bool = cfg!(all(unix, target_pointer_width = "64"));
+
+/// What large blocks hold, in bytes of whole pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// In blocks that are in use.
+    pub live: usize,
+    /// Freed, and kept for reuse.
+    pub free: usize,
+    /// The most that was live at one time since memory was released last.
+    pub most_live: usize,
+}
+
+/// Every page of large blocks.
+struct Pages {
+    live: usize,
+    most_live: usize,
+    free: FreeRanges,
+}
+
+// The maps allocate their nodes while this is locked; those are small, so they come from mimalloc and
+// never ask for this lock again.
+static PAGES: Mutex<Pages> = Mutex::new(Pages::new());
+
+fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
+    f(&mut PAGES.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Blocks are multiples of this: x86-64's page, and the largest page of the other machines.
+const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
+
+/// `size` rounded up to whole pages; nothing where that would overflow.
+fn whole_pages(size: usize) -> Option<usize> {
+    size.checked_next_multiple_of(PAGE_BYTES)
+}
+
+/// Whether blocks of these sizes have the same pages.
+pub(super) fn is_same_block(size: usize, new_size: usize) -> bool {
+    whole_pages(size) == whole_pages(new_size)
+}
+
+/// A block of at least `size` bytes, and whether it is known to be zero. Null where there is no memory.
+pub(super) fn allocate(size: usize) -> (*mut u8, bool) {
+    with(|pages| pages.allocate(size))
+}
+
+/// Takes a block back.
+///
+/// # Safety
+/// `block` came from [`allocate`] for a size of as many pages, and is not used any more.
+pub(super) unsafe fn free(block: *mut u8, size: usize) {
+    with(|pages| pages.take_back(block, size));
+}
+
+/// Unmaps everything that is free, and counts the most that is live anew.
+pub(super) fn release() {
+    with(Pages::release);
+}
+
+/// What is held now.
+pub(super) fn held() -> Held {
+    with(|pages| pages.held())
+}
+
+impl Pages {
+    const fn new() -> Self {
+        Self { live: 0, most_live: 0, free: FreeRanges::new() }
+    }
+
+    fn allocate(&mut self, size: usize) -> (*mut u8, bool) {
+        let Some(bytes) = whole_pages(size) else { return (std::ptr::null_mut(), false) };
+        if let Some(start) = self.free.take(bytes) {
+            self.count(bytes);
+            return (std::ptr::with_exposed_provenance_mut(start), false);
+        }
+        let held = self.live + self.free.bytes() + bytes;
+        self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));
+        let mut block = system::map(bytes);
+        if block.is_null() {
+            self.give_back(usize::MAX);
+            block = system::map(bytes);
+        }
+        if !block.is_null() {
+            block.expose_provenance();
+            self.count(bytes);
+        }
+        (block, true)
+    }
+
+    fn take_back(&mut self, block: *mut u8, size: usize) {
+        let bytes = size.next_multiple_of(PAGE_BYTES);
+        self.live -= bytes;
+        self.free.insert(block.expose_provenance(), bytes);
+    }
+
+    fn release(&mut self) {
+        self.give_back(usize::MAX);
+        self.most_live = self.live;
+    }
+
+    fn held(&self) -> Held {
+        Held { live: self.live, free: self.free.bytes(), most_live: self.most_live }
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.live += bytes;
+        self.most_live = self.most_live.max(self.live);
+    }
+
+    /// Unmaps free ranges until `bytes` have gone back or none is left.
+    fn give_back(&mut self, mut bytes: usize) {
+        while bytes > 0
+            && let Some((start, length)) = self.free.give_up(bytes)
+        {
+            // SAFETY: free ranges are mapped by `system::map` and in nobody's use.
+            unsafe { system::unmap(start, length) };
+            bytes = bytes.saturating_sub(length);
+        }
+    }
+}
+
+#[cfg(all(unix, target_pointer_width = "64"))]
+mod system {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    /// Fresh pages of zeros, or null.
+    pub(super) fn map(bytes: usize) -> *mut u8 {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new private mapping at a place of the kernel's choice touches nothing that exists.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
+        mapped.map_or(std::ptr::null_mut(), <*mut _>::cast)
+    }
+
+    /// # Safety
+    /// The range was mapped by [`map`], and nothing in it is used any more.
+    pub(super) unsafe fn unmap(start: usize, bytes: usize) {
+        let start = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: the caller's promise. It can fail only where the kernel cannot split a mapping any
+        // further; then the pages stay mapped and unused.
+        let _ = unsafe { munmap(start, bytes) };
+    }
+}
+
+#[cfg(not(all(unix, target_pointer_width = "64")))]
+mod system {
+    pub(super) fn map(_: usize) -> *mut u8 {
+        std::ptr::null_mut()
+    }
+
+    /// # Safety
+    /// None needed: nothing was mapped.
+    pub(super) unsafe fn unmap(_: usize, _: usize) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_never_exceeds_the_most_that_was_live() {
+        let mut pages = Pages::new();
+        let mut blocks: Vec<(*mut u8, usize)> = Vec::new();
+        let mut random = 1u64;
+        for _ in 0..2000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let n = (random >> 40) as usize;
+            if blocks.len() > 40 || (n.is_multiple_of(3) && !blocks.is_empty()) {
+                let (block, size) = blocks.swap_remove(n % blocks.len());
+                pages.take_back(block, size);
+            } else {
+                let size = 1 + n % (1 << 20);
+                let (block, _) = pages.allocate(size);
+                // SAFETY: the block is new and has `size` bytes.
+                unsafe { block.write_bytes(1, size) };
+                blocks.push((block, size));
+            }
+            let held = pages.held();
+            assert!(held.live + held.free <= held.most_live, "{held:?}");
+        }
+        for (block, size) in blocks {
+            pages.take_back(block, size);
+        }
+        pages.release();
+        assert_eq!(pages.held(), Held::default());
+    }
+
+    #[test]
+    fn a_freed_block_is_handed_out_again_without_new_pages() {
+        let mut pages = Pages::new();
+        let (first, is_zero) = pages.allocate(1 << 20);
+        assert!(is_zero);
+        pages.take_back(first, 1 << 20);
+        let (again, is_zero) = pages.allocate(300 << 10);
+        assert_eq!((again, is_zero), (first, false));
+        pages.take_back(again, 300 << 10);
+        pages.release();
+    }
+}

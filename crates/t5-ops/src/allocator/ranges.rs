@@ -1,0 +1,128 @@
+//! Free ranges of pages, as numbers: which to hand out, and which to give up.
+//!
+//! Invariants: ranges neither overlap nor touch (neighbours are one range); the two orders hold the same
+//! ranges; `bytes` is their sum.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ranges by address and by length.
+#[derive(Debug)]
+pub(super) struct FreeRanges {
+    by_address: BTreeMap<usize, usize>,
+    by_length: BTreeSet<(usize, usize)>,
+    bytes: usize,
+}
+
+impl FreeRanges {
+    pub(super) const fn new() -> Self {
+        Self { by_address: BTreeMap::new(), by_length: BTreeSet::new(), bytes: 0 }
+    }
+
+    /// The sum of all ranges.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a range, joined with the neighbours that it touches.
+    pub(super) fn insert(&mut self, mut start: usize, mut length: usize) {
+        if let Some((&before, &before_length)) = self.by_address.range(..start).next_back()
+            && before + before_length == start
+        {
+            self.remove(before, before_length);
+            (start, length) = (before, before_length + length);
+        }
+        if let Some(&after_length) = self.by_address.get(&(start + length)) {
+            self.remove(start + length, after_length);
+            length += after_length;
+        }
+        self.by_address.insert(start, length);
+        self.by_length.insert((length, start));
+        self.bytes += length;
+    }
+
+    /// Takes `length` bytes from the shortest range that has them.
+    pub(super) fn take(&mut self, length: usize) -> Option<usize> {
+        let &(found, start) = self.by_length.range((length, 0)..).next()?;
+        self.remove(start, found);
+        if found > length {
+            self.insert(start + length, found - length);
+        }
+        Some(start)
+    }
+
+    /// Takes a range of at most `most` bytes off, from the shortest range: fragments go first.
+    pub(super) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
+        let &(found, start) = self.by_length.first()?;
+        self.remove(start, found);
+        if found > most {
+            self.insert(start + most, found - most);
+        }
+        Some((start, found.min(most)))
+    }
+
+    fn remove(&mut self, start: usize, length: usize) {
+        self.by_address.remove(&start);
+        self.by_length.remove(&(length, start));
+        self.bytes -= length;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn free(ranges: &[(usize, usize)]) -> FreeRanges {
+        let mut free = FreeRanges::new();
+        ranges.iter().for_each(|&(start, length)| free.insert(start, length));
+        free
+    }
+
+    #[test]
+    fn neighbours_become_one_range_from_either_side() {
+        let mut free = free(&[(0, 10), (20, 10), (10, 10), (40, 5)]);
+        assert_eq!((free.take(30), free.bytes()), (Some(0), 5));
+    }
+
+    #[test]
+    fn the_shortest_range_that_is_long_enough_is_cut() {
+        let mut free = free(&[(0, 100), (200, 30), (300, 20)]);
+        assert_eq!(free.take(25), Some(200));
+        assert_eq!(free.take(5), Some(225), "what was left of it is the shortest now");
+        assert_eq!((free.take(101), free.bytes()), (None, 120));
+    }
+
+    #[test]
+    fn fragments_are_given_up_first_and_no_more_than_asked_for() {
+        let mut free = free(&[(0, 100), (200, 30)]);
+        assert_eq!(free.give_up(50), Some((200, 30)));
+        assert_eq!(free.give_up(50), Some((0, 50)));
+        assert_eq!(free.take(50), Some(50));
+        assert_eq!(free.give_up(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_is_handed_out_twice_or_lost(calls in proptest::collection::vec((1usize..20, any::<bool>()), 1..60)) {
+            const ALL: usize = 256;
+            let mut free = free(&[(0, ALL)]);
+            let mut taken: Vec<(usize, usize)> = Vec::new();
+            for (n, take) in calls {
+                if take {
+                    if let Some(start) = free.take(n) {
+                        prop_assert!(taken.iter().all(|&(s, l)| start + n <= s || s + l <= start));
+                        taken.push((start, n));
+                    }
+                } else if !taken.is_empty() {
+                    let (start, length) = taken.swap_remove(n % taken.len());
+                    free.insert(start, length);
+                }
+                prop_assert_eq!(free.bytes() + taken.iter().map(|t| t.1).sum::<usize>(), ALL);
+                let listed: Vec<_> = free.by_address.iter().map(|(&start, &length)| (start, length)).collect();
+                prop_assert!(listed.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0));
+                prop_assert_eq!(listed.len(), free.by_length.len());
+            }
+        }
+    }
+}

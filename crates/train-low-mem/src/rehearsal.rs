@@ -1,0 +1,50 @@
+//! A rehearsal: a step, a loss and an answer of the smallest model there is, before memory is measured.
+//!
+//! What the program itself holds is measured, not guessed; but code is paged in when it first runs, and threads
+//! get their stacks and buffers when they first work. After a rehearsal both are there, and the row `process` of
+//! the bill is what it will be during the run. It takes milliseconds and leaves nothing else behind.
+
+use candle_core::Device;
+use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
+use trainer::{Accumulation, Batch, StepPlan, Trainer, TrainerOptions};
+
+use crate::failure::Outcome;
+
+const SAMPLES: usize = 4;
+const TOKENS: usize = 64;
+
+/// Rehearses what a run with these options does with a model of this kind.
+pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<()> {
+    let smallest = t5::Config {
+        vocab_size: 256,
+        d_model: 64,
+        d_kv: 32,
+        d_ff: 128,
+        num_heads: 2,
+        num_layers: 1,
+        num_decoder_layers: 1,
+        eos_token_ids: vec![1],
+        pad_token_id: 0,
+        decoder_start_token_id: 0,
+        ..model.clone()
+    };
+    let options = TrainerOptions { freeze: Vec::new(), ..options.clone() };
+    let activations = options.precision.activations();
+    let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
+    let samples: Vec<Vec<u32>> = vec![(2..2 + TOKENS as u32).collect(); SAMPLES];
+    let plan = StepPlan {
+        micro_batch_samples: SAMPLES,
+        longest: None,
+        recompute_blocks: 1,
+        loss_chunk_rows: TOKENS,
+        accumulation: Accumulation::MicroBatchMajor,
+    };
+    trainer.step(&Batch { sources: &samples, targets: &samples }, &plan, &|| false)?;
+    let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
+    let micro_batch = MicroBatch::new(&slices, &slices, &[0, 1, 2, 3], &smallest, device)?;
+    trainer.model().loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
+    trainer.model().generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
+    drop(trainer);
+    t5_ops::allocator::release_unused();
+    Ok(())
+}

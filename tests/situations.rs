@@ -1,0 +1,62 @@
+//! The requirement documents' situations, planned: each is a machine and a budget, none is a special case.
+
+use crate::run::Scene;
+
+const GIB: u64 = 1 << 30;
+
+/// Plans t5-small, 64 samples of 256+256 tokens a step, on a machine with so much memory in all and so much left.
+fn plan(scene: &Scene, total_gib: u64, available: u64, flags: &[&str]) -> serde_json::Value {
+    scene.write("machine.json", format!(r#"[{{"total": {}, "available": {available}}}]"#, total_gib * GIB));
+    scene.write("t5.toml", "[model]\nconfig = \"t5-small\"\n[train]\nbatch_size = 64\n");
+    let mut arguments = vec!["plan", "--json", "--config", "t5.toml", "--machine", "machine.json"];
+    arguments.extend(flags);
+    scene.run(&arguments).expect_code(0).json()
+}
+
+fn peak(plan: &serde_json::Value) -> u64 {
+    plan["predicted_peak_bytes"].as_u64().expect("a peak")
+}
+
+#[test]
+fn hosts_with_1_4_gigabytes_left_train_the_whole_batch_in_them() {
+    let scene = Scene::new();
+    let available = 14 * GIB / 10;
+    for total_gib in [16, 32] {
+        let plan = plan(&scene, total_gib, available, &[]);
+        assert!(peak(&plan) < available, "{plan:#}");
+        assert!(plan["micro_batch_samples"].as_u64() >= Some(1));
+    }
+}
+
+#[test]
+fn ample_memory_is_not_taken_where_it_buys_no_time() {
+    let scene = Scene::new();
+    let [four, twenty] = [4, 20].map(|gib| plan(&scene, 32, 30 * GIB, &["--memory-budget", &format!("{gib}GiB")]));
+    assert!(peak(&four) < 4 * GIB && peak(&twenty) < 20 * GIB);
+    let time = |plan: &serde_json::Value| plan["relative_time"].as_f64().expect("a time");
+    assert!(time(&twenty) <= time(&four), "a bigger budget is never slower");
+    assert!(peak(&twenty) < 4 * GIB, "{} for the sake of at most 1.5 %", peak(&twenty));
+}
+
+#[test]
+fn cards_of_4_6_12_and_20_gigabytes_are_budgets() {
+    let scene = Scene::new();
+    let mut before = f64::INFINITY;
+    for gib in [4, 6, 12, 20] {
+        let plan = plan(&scene, 64, 60 * GIB, &["--memory-budget", &format!("{gib}GiB")]);
+        let time = plan["relative_time"].as_f64().expect("a time");
+        assert!(time <= before && peak(&plan) < gib * GIB, "{plan:#}");
+        before = time;
+    }
+}
+
+#[test]
+fn explain_says_what_every_lever_would_save_and_cost() {
+    let scene = Scene::new();
+    scene.write("t5.toml", "[model]\nconfig = \"t5-small\"\n[train]\nbatch_size = 64\n");
+    let levers = ["micro_batch_samples", "recompute_blocks", "loss_chunk_rows", "accumulation", "loader"];
+    scene
+        .run(&["plan", "--explain", "--config", "t5.toml", "--memory-budget", "900MiB"])
+        .expect_code(0)
+        .expect_words(&levers);
+}

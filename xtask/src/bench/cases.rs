@@ -1,0 +1,138 @@
+//! The cases of `bench memory`: models, precisions, lengths, and every lever on and off.
+
+use super::data::Lengths;
+
+/// One child process, or one after another, whose peak is predicted and measured.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What it is, for the table and for `--filter`.
+    pub name: String,
+    /// What runs.
+    pub what: What,
+    /// Whether it takes seconds.
+    pub quick: bool,
+}
+
+/// What a case runs.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// `train_low_mem bench` with these flags.
+    Steps(Vec<String>),
+    /// `train_low_mem train` of a model, with these settings on these rows.
+    Train {
+        /// Preset, or none for the embedded default.
+        model: &'static str,
+        /// `--set` of each.
+        set: Vec<String>,
+        /// The rows.
+        rows: Lengths,
+        /// Whether the case is a second run that goes on from a first one of 1 step.
+        resume: bool,
+    },
+    /// `eval` or `generate` of a new model of this preset.
+    Command {
+        /// Which of the two.
+        command: &'static str,
+        /// Preset.
+        model: &'static str,
+        /// More flags.
+        flags: Vec<String>,
+    },
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn steps(model: &str, quick: bool, flags: &str) -> Case {
+    let what = What::Steps(words(&format!("--model {model} --steps 1 {flags}")));
+    let short = flags.replace("--", "").replace("-tokens", "");
+    Case { name: format!("step {model} {short}"), what, quick }
+}
+
+fn train(name: &str, model: &'static str, set: &str, rows: Lengths, resume: bool) -> Case {
+    let what = What::Train { model, set: words(set), rows, resume };
+    Case { name: format!("{} {model} {name}", if resume { "resume" } else { "train" }), what, quick: model == "tiny" }
+}
+
+fn command(command: &'static str, model: &'static str, flags: &str) -> Case {
+    let what = What::Command { command, model, flags: words(flags) };
+    Case { name: format!("{command} {model} {}", flags.replace("--", "")), what, quick: model == "tiny" }
+}
+
+/// Every case.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // A step alone: what is cut, recomputed and chunked is said by the flags.
+    let full = "--batch 8 --source-tokens 256 --target-tokens 256";
+    let stochastic = "--precision bf16 --master-weights stochastic-rounding";
+    for precision in ["--precision f32", "--precision bf16", stochastic] {
+        for cut in [
+            "--micro-batch 8",
+            "--micro-batch 2",
+            "--micro-batch 8 --recompute full",
+            "--micro-batch 1 --recompute full",
+        ] {
+            cases.push(steps("t5-small", false, &format!("{full} {precision} {cut}")));
+        }
+        cases.push(steps(
+            "t5-small",
+            false,
+            &format!("--batch 4 --source-tokens 128 --target-tokens 128 {precision} --micro-batch 4"),
+        ));
+        cases.push(steps(
+            "tiny",
+            true,
+            &format!("--batch 32 --source-tokens 64 --target-tokens 64 {precision} --micro-batch 32"),
+        ));
+        cases.push(steps(
+            "tiny",
+            true,
+            &format!("--batch 32 --source-tokens 64 --target-tokens 64 {precision} --micro-batch 4 --recompute full"),
+        ));
+    }
+    cases.push(steps(
+        "t5-small",
+        false,
+        "--batch 4 --source-tokens 512 --target-tokens 64 --micro-batch 4 --recompute 6",
+    ));
+    cases.push(steps("t5-small", false, "--batch 16 --source-tokens 32 --target-tokens 192 --micro-batch 16"));
+    for precision in ["--precision f32", "--precision bf16", stochastic] {
+        let short = "--batch 2 --source-tokens 128 --target-tokens 128";
+        cases.push(steps("t5-base", false, &format!("{short} {precision} --micro-batch 1")));
+        cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 2")));
+        cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 1 --recompute full")));
+    }
+    let small = "train.batch_size=4 train.max_steps=2 train.eval_samples=4 train.eval_generate_samples=2 \
+                 train.eval_max_new_tokens=64 data.max_source_tokens=128 data.max_target_tokens=128";
+    let bf16 = "train.precision=bf16";
+    let rounding = "train.precision=bf16 train.master_weights=stochastic-rounding";
+    for (name, set) in [("f32", String::new()), ("bf16", bf16.to_owned()), ("stochastic rounding", rounding.to_owned())]
+    {
+        cases.push(train(name, "t5-small", &format!("{small} {set}"), Lengths::Full, false));
+        cases.push(train(name, "tiny", &format!("{small} {set}"), Lengths::Full, false));
+    }
+    for (name, set) in [
+        ("micro-batches of 1", "memory.micro_batch_samples=1"),
+        ("every block recomputed", "memory.recompute_blocks=100"),
+        ("16 rows of logits", "memory.loss_chunk_rows=16"),
+        ("nothing held of the data", "memory.dataset_residency=ultra_low_mem memory.prefetch_batches=1"),
+        ("all data in memory", "memory.dataset_residency=in_memory"),
+        (
+            "evaluation of long answers",
+            "train.eval_samples=32 train.eval_generate_samples=16 train.eval_max_new_tokens=128 memory.micro_batch_samples=1",
+        ),
+    ] {
+        cases.push(train(name, "t5-small", &format!("{small} {set}"), Lengths::Full, false));
+    }
+    cases.push(train("f32", "t5-small", small, Lengths::Full, true));
+    cases.push(train("stochastic rounding", "t5-small", &format!("{small} {rounding}"), Lengths::Full, true));
+    cases.push(train("f32", "tiny", small, Lengths::Full, true));
+    cases.push(train("f32, one step", "chatlm-0.2b", &format!("{small} train.max_steps=1"), Lengths::Full, false));
+    for model in ["tiny", "t5-small"] {
+        cases.push(command("eval", model, "--samples 16 --generate-samples 8 --batch-samples 8"));
+        cases.push(command("eval", model, "--samples 8 --generate-samples 2 --batch-samples 1"));
+        cases.push(command("generate", model, "--max-new-tokens 128 --batch-samples 8"));
+    }
+    cases
+}

@@ -1,0 +1,123 @@
+//! A child process whose memory the operating system counts, in a control group of its own where asked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What became of a child.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// `VmHWM`: the most that was resident, as last seen before the end.
+    pub peak_bytes: u64,
+    /// Exit code; -1 after a signal.
+    pub exit_code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// Wall time.
+    pub seconds: f64,
+    /// What the control group counted, where there was one.
+    pub group: Option<GroupCounters>,
+}
+
+/// A control group's own counters after the child's end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GroupCounters {
+    /// The most that the group held, page cache included.
+    pub most_bytes: u64,
+    /// How often the limit was met, and something had to be reclaimed.
+    pub failures: u64,
+    /// Processes killed for want of memory.
+    pub kills: u64,
+}
+
+/// How often the peak is looked at. It only grows, so what is missed is the growth of the last moment.
+const EVERY: Duration = Duration::from_millis(4);
+
+/// Runs `program` with `arguments` to its end; `until` may end it earlier by killing it.
+pub fn run(
+    program: &Path,
+    arguments: &[String],
+    group: Option<&Group>,
+    scratch: &Path,
+    until: &dyn Fn() -> bool,
+) -> Result<Measured, String> {
+    // Files, not pipes: a pipe that nobody reads while the child runs would block it.
+    let [out_path, err_path] = ["stdout", "stderr"].map(|name| scratch.join(format!("child.{name}")));
+    let file = |path: &Path| fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()));
+    let mut command = match group {
+        None => Command::new(program),
+        // The shell enters the group and becomes the program, so that nothing of it is counted elsewhere.
+        Some(group) => {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.path.join("cgroup.procs")).arg(program);
+            shell
+        }
+    };
+    command.args(arguments).stdin(Stdio::null()).stdout(file(&out_path)?).stderr(file(&err_path)?);
+    let began = Instant::now();
+    let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
+    let mut measured = Measured { exit_code: -1, ..Measured::default() };
+    let status = loop {
+        measured.peak_bytes = measured.peak_bytes.max(peak(&child));
+        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+            break status;
+        }
+        if until() {
+            child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
+        }
+        std::thread::sleep(EVERY);
+    };
+    measured.exit_code = status.code().unwrap_or(-1);
+    measured.seconds = began.elapsed().as_secs_f64();
+    measured.stdout = fs::read_to_string(&out_path).unwrap_or_default();
+    measured.stderr = fs::read_to_string(&err_path).unwrap_or_default();
+    measured.group = group.map(Group::counters);
+    Ok(measured)
+}
+
+fn peak(child: &Child) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// A control group of version 1 with a memory limit; removed when dropped.
+pub struct Group {
+    path: PathBuf,
+}
+
+impl Group {
+    /// A new group below the memory controller's mount, or why there is none.
+    pub fn new(limit_bytes: u64) -> Result<Group, String> {
+        let mount = Path::new("/sys/fs/cgroup/memory");
+        let path = mount.join(format!("low-mem-t5-{}", std::process::id()));
+        let group = Group { path };
+        fs::create_dir(&group.path).map_err(|error| {
+            format!("{}: {error} (needs the memory controller of version 1, writable)", group.path.display())
+        })?;
+        let limit = group.path.join("memory.limit_in_bytes");
+        fs::write(&limit, limit_bytes.to_string()).map_err(|error| format!("{}: {error}", limit.display()))?;
+        Ok(group)
+    }
+
+    fn counters(&self) -> GroupCounters {
+        let text = |file: &str| fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        let number = |file: &str| text(file).trim().parse().unwrap_or(0);
+        let kills = text("memory.oom_control").lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        GroupCounters {
+            most_bytes: number("memory.max_usage_in_bytes"),
+            failures: number("memory.failcnt"),
+            kills: kills.unwrap_or(0),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+    }
+}

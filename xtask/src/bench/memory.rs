@@ -1,0 +1,211 @@
+//! `bench memory`: the peak that the command predicts, beside the peak that the kernel counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::cases::{self, Case, What};
+use super::child::{self, Measured};
+use super::data::{self, Lengths};
+use super::{Options, mib, write_tables};
+
+/// One finished case.
+struct Row {
+    name: String,
+    predicted: u64,
+    measured: u64,
+    seconds: f64,
+}
+
+impl Row {
+    /// Percent of the measured peak by which the prediction lies above (positive) or below it.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    fn error_percent(&self) -> f64 {
+        100.0 * (self.predicted as f64 - self.measured as f64) / self.measured as f64
+    }
+}
+
+/// Runs the cases and writes the tables.
+pub fn run(options: &Options) -> Result<(), String> {
+    let chosen = cases::all();
+    let chosen = chosen.iter().filter(|case| case.name.contains(&options.filter) && (case.quick || !options.quick));
+    let mut rows: Vec<Row> = Vec::new();
+    for case in chosen {
+        let directory = options.scratch.join("case");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        match measure(options, case, &directory) {
+            Ok((predicted, measured)) => {
+                let row = Row {
+                    name: case.name.clone(),
+                    predicted,
+                    measured: measured.peak_bytes,
+                    seconds: measured.seconds,
+                };
+                println!(
+                    "{:6.1} %  predicted {:8.1} MiB  measured {:8.1} MiB  {:5.1} s  {}",
+                    row.error_percent(),
+                    mib(row.predicted),
+                    mib(row.measured),
+                    row.seconds,
+                    row.name
+                );
+                rows.push(row);
+            }
+            Err(problem) => println!("   FAILED  {}: {problem}", case.name),
+        }
+        let _ = fs::remove_dir_all(&directory);
+    }
+    if rows.is_empty() {
+        return Err("no case was measured".to_owned());
+    }
+    let errors = rows.iter().map(|row| row.error_percent().abs());
+    let worst = errors.clone().fold(0.0, f64::max);
+    #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
+    let average = errors.sum::<f64>() / rows.len() as f64;
+    println!("{} cases: error {worst:.1} % at worst, {average:.1} % on average", rows.len());
+    let cases: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            json!({"case": row.name, "predicted_bytes": row.predicted, "measured_bytes": row.measured,
+                   "error_percent": row.error_percent()})
+        })
+        .collect();
+    let json = json!({"cases": cases, "worst_percent": worst, "average_percent": average});
+    write_tables(options, "memory-measured", &markdown(&rows, worst, average), &json)
+}
+
+fn markdown(rows: &[Row], worst: f64, average: f64) -> String {
+    let mut text = format!(
+        "# Predicted and measured peaks\n\nWritten by `cargo xtask bench memory`. The prediction is what the command prints before it allocates\n\
+         anything large; the measurement is the kernel's `VmHWM` of the whole process at its end.\n\n\
+         {} cases: the error is {worst:.1} % at worst and {average:.1} % on average.\n\n\
+         | case | predicted MiB | measured MiB | error |\n| --- | --- | --- | --- |\n",
+        rows.len()
+    );
+    for row in rows {
+        let (predicted, measured) = (mib(row.predicted), mib(row.measured));
+        text += &format!("| {} | {predicted:.1} | {measured:.1} | {:+.1} % |\n", row.name, row.error_percent());
+    }
+    text
+}
+
+/// Runs a case: the predicted peak and what was measured.
+fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Measured), String> {
+    match &case.what {
+        What::Steps(flags) => {
+            let arguments: Vec<String> =
+                ["bench".to_owned(), "--json".to_owned()].into_iter().chain(flags.iter().cloned()).collect();
+            said_on_stdout(done(options, &arguments)?)
+        }
+        What::Train { model, set, rows, resume } => {
+            let output = directory.join("run");
+            if *resume {
+                let mut first = set.clone();
+                first.push("train.max_steps=1".to_owned());
+                done(options, &train_arguments(model, &first, *rows, directory, &output)?)?;
+            }
+            let mut arguments = train_arguments(model, set, *rows, directory, &output)?;
+            if *resume {
+                arguments.push("--keep-training".to_owned());
+            }
+            let measured = done(options, &arguments)?;
+            Ok((planned_peak(&output)?, measured))
+        }
+        What::Command { command, model, flags } => {
+            let output = directory.join("run");
+            let set =
+                ["train.max_steps=1", "train.batch_size=1", "data.max_source_tokens=16", "data.max_target_tokens=16"];
+            let set = set.map(str::to_owned);
+            done(options, &train_arguments(model, &set, Lengths::Full, directory, &output)?)?;
+            let rows = data::write(directory, Lengths::Full)?;
+            let mut arguments =
+                vec![(*command).to_owned(), "--json".to_owned(), "--model".to_owned(), text(&output.join("model"))];
+            match *command {
+                "eval" => arguments.extend(["--data".to_owned(), text(&rows)]),
+                _ => {
+                    let prompts = directory.join("prompts.txt");
+                    let lines = vec!["seven twelve apple ".repeat(400); 16].join("\n");
+                    fs::write(&prompts, lines).map_err(|error| error.to_string())?;
+                    arguments.extend(["--input".to_owned(), text(&prompts)]);
+                }
+            }
+            arguments.extend(flags.iter().cloned());
+            if *command == "generate" {
+                arguments.extend(["--memory-budget", "8GiB"].map(str::to_owned));
+                return said_on_stderr(done(options, &arguments)?);
+            }
+            said_on_stdout(done(options, &arguments)?)
+        }
+    }
+}
+
+/// The arguments of a training run over generated rows, with the sample data's tokenizer.
+pub fn train_arguments(
+    model: &str,
+    set: &[String],
+    rows: Lengths,
+    directory: &Path,
+    output: &Path,
+) -> Result<Vec<String>, String> {
+    let rows = text(&data::write(directory, rows)?);
+    let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/sample-tokenizer.json");
+    // A config file, so that the embedded default, whose settings are for its own tiny model, stays out.
+    let config = directory.join("config.toml");
+    let written = format!(
+        "[model]\nconfig = {model:?}\nvocab_size = {}\n[data]\ntrain = [{rows:?}]\nvalidation = [{rows:?}]\ntokenizer = {:?}\n",
+        vocabulary(model),
+        text(&tokenizer)
+    );
+    fs::write(&config, written).map_err(|error| format!("{}: {error}", config.display()))?;
+    let mut arguments = vec!["train".to_owned(), "--config".to_owned(), text(&config)];
+    arguments.extend(["--output".to_owned(), text(output)]);
+    set.iter().for_each(|set| arguments.extend(["--set".to_owned(), set.clone()]));
+    Ok(arguments)
+}
+
+/// The vocabulary that a model is published with; the sample tokenizer uses its first entries.
+fn vocabulary(model: &str) -> usize {
+    match model {
+        "tiny" => 4096,
+        "chatlm-0.2b" => 29_298,
+        _ => 32_128,
+    }
+}
+
+/// The peak that the newest plan of a run predicted.
+pub fn planned_peak(output: &Path) -> Result<u64, String> {
+    let path: PathBuf = output.join("metrics.jsonl");
+    let metrics = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut events = metrics.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let plan = events.find(|event| event["event"] == "plan");
+    plan.and_then(|plan| plan["predicted_peak_bytes"].as_u64()).ok_or_else(|| format!("{}: no plan", path.display()))
+}
+
+/// The prediction in the last JSON object on standard output.
+fn said_on_stdout(measured: Measured) -> Result<(u64, Measured), String> {
+    let said = measured.stdout.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let predicted = said.into_iter().find_map(|said| said["predicted_peak_bytes"].as_u64());
+    Ok((predicted.ok_or("it printed no prediction")?, measured))
+}
+
+/// The prediction in `peak N bytes, M predicted`.
+fn said_on_stderr(measured: Measured) -> Result<(u64, Measured), String> {
+    let words: Vec<&str> = measured.stderr.split_whitespace().collect();
+    let place = words.iter().position(|word| *word == "predicted");
+    let predicted = place.and_then(|place| words.get(place.checked_sub(1)?)?.parse().ok());
+    Ok((predicted.ok_or("it said no prediction")?, measured))
+}
+
+fn done(options: &Options, arguments: &[String]) -> Result<Measured, String> {
+    let measured = child::run(&options.program, arguments, None, &options.scratch, &|| false)?;
+    match measured.exit_code {
+        0 => Ok(measured),
+        code => Err(format!("exit code {code}: {}", measured.stderr.trim())),
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
