@@ -76,10 +76,6 @@ pub use reduce::{square_sum, zero};
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use rounding::Rounding;
 
-/// The most that a product packs of one of its two operands at a time, in bytes. The thread that asks for products
-/// keeps that memory, for both operands, from the first product on.
-pub const MOST_PACKED_BYTES: u64 = matmul::PACKED_BYTES as u64;
-
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.
 pub mod reference {

@@ -103,14 +103,14 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     let most = |elements: usize| (elements * pass.activations.size_in_bytes()) as u64;
     let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
     let weights = config.vocab_size.max(widest) * config.d_model;
-    let forward = most(weights).min(t5_ops::MOST_PACKED_BYTES);
+    let forward = most(weights).min(t5_ops::PACKED_BYTES as u64);
     if !trains {
         return forward;
     }
     let tokens = pass.shape.samples * pass.shape.source_tokens.max(pass.shape.target_tokens);
     let chunk = pass.loss_chunk_rows.min(pass.shape.samples * pass.shape.target_tokens);
-    let left = most((tokens * widest).max(chunk * config.vocab_size)).min(t5_ops::MOST_PACKED_BYTES);
-    let right = most(tokens * widest).min(t5_ops::MOST_PACKED_BYTES).max(forward);
+    let left = most((tokens * widest).max(chunk * config.vocab_size)).min(t5_ops::PACKED_BYTES as u64);
+    let right = most(tokens * widest).min(t5_ops::PACKED_BYTES as u64).max(forward);
     left + right
 }
 
@@ -394,17 +394,6 @@ impl Walk<'_> {
         self.hold(s.x); // dn
         self.free(s.q + 2 * k);
         self.free(2 * s.x); // x, dy; dx lies where dn was
-    }
-
-    /// What a product packs of its operands, at most: a weight in forward and in the gradient of the input, both
-    /// activations in the gradient of a weight.
-    fn packed(&self) -> u64 {
-        let Config { d_model, d_ff, vocab_size, .. } = *self.config;
-        let Shape { samples, source_tokens, target_tokens } = self.pass.shape;
-        let widest = d_ff.max(d_model).max(self.config.inner_dim());
-        let packed = |values: usize| (values * self.pass.activations.size_in_bytes()).min(t5_ops::PACKED_BYTES) as u64;
-        let weight = packed(d_model * vocab_size.max(widest));
-        weight.max(2 * packed(samples * source_tokens.max(target_tokens) * widest))
     }
 }
 

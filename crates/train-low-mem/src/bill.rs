@@ -33,7 +33,7 @@ pub fn costs(
     loader: &DataLoader,
 ) -> Outcome<Costs> {
     let step = StepCosts::new(config, &opened.model, options)?;
-    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program, tokenizer, footers")];
+    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program, tokenizer, footers"), small_blocks()];
     fixed.extend(step.fixed(options)?);
     Ok(Costs {
         batch_samples: config.train.batch_size,
@@ -41,6 +41,12 @@ pub fn costs(
         steps: step.choices(&config.memory),
         loaders: loader_choices(config, &opened.train, loader),
     })
+}
+
+/// What the allocator keeps of blocks below a page's worth of tensors, in the threads' heaps: 3 to 12 MiB beside
+/// the rest of the bill in runs of the tiny preset, whose tensors are such blocks.
+pub fn small_blocks() -> CostRow {
+    CostRow::new("small blocks", 8 << 20, "threads' heaps, an estimate")
 }
 
 /// What decides the costs of a step.
@@ -404,7 +410,7 @@ pub fn dataset_residency(residency: DatasetResidency) -> Residency {
 /// Tensors above what their rows say: the largest row of that phase that is not known exactly. Otherwise what
 /// grew is not tensors, and the rows that are measured or estimated are to blame.
 pub fn wrong_row(plan: &Plan, phase: &str, peak: Bytes, tensors: Bytes) -> String {
-    const NOT_TENSORS: [&str; 3] = ["process", "loader", "dataset"];
+    const NOT_TENSORS: [&str; 4] = ["process", "small blocks", "loader", "dataset"];
     const EXACT: [&str; 3] = ["parameters", "gradients", "optimizer state"];
     let rows = &plan.bill.rows;
     let named = |names: &[&str], row: &&CostRow| names.contains(&row.name.as_str());

@@ -22,7 +22,7 @@ mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
-pub(crate) use engine::PACKED_BYTES;
+pub use engine::PACKED_BYTES;
 use half::bf16;
 
 use crate::parallel::Shared;

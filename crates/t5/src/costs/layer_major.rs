@@ -115,8 +115,7 @@ impl<'a> LayerWalk<'a> {
 
     /// Notes a moment at which this much is held beside what is alive.
     fn moment(&mut self, workspace: u64, loss: u64) {
-        let packed = Walk::new(self.config, &self.micro).packed();
-        let now = Live { workspace: self.live.workspace + workspace + packed, loss, ..self.live };
+        let now = Live { workspace: self.live.workspace + workspace, loss, ..self.live };
         if now.total() > self.peak.total() {
             self.peak = now;
         }

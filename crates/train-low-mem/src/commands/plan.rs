@@ -71,6 +71,7 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let step = bill::StepCosts::new(config, &model, &options)?;
     let mut fixed = vec![CostRow::new("process", probe.snapshot()?.rss.0, "measured; the tokenizer will add to it")];
+    fixed.push(bill::small_blocks());
     fixed.extend(step.fixed(&options)?);
     let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);
     let tokens = config.data.max_source_tokens + config.data.max_target_tokens;
