@@ -290,6 +290,8 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
     match pins.accumulation {
         Some(AccumulationPin::MicroBatchMajor) => vec![None],
         Some(AccumulationPin::LayerMajor) => by_layer.collect(),
+        // Layer by layer every block is computed again: another number of them asks for the other way.
+        None if pins.recompute_blocks.is_some() => vec![None],
         None => std::iter::once(None).chain(by_layer).collect(),
     }
 }

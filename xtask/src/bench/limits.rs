@@ -104,7 +104,8 @@ fn smallest_budget(options: &Options, subject: &Subject, directory: &Path) -> Re
         arguments[0] = "plan".to_owned();
         let planned = child::run(&options.program, &arguments, Some(&group), &options.scratch, &|| false)?;
         if planned.exit_code == 0 {
-            return Ok(budget_mib << 20);
+            // `train` measures its own process, which may differ by some pages from that of `plan`.
+            return Ok((budget_mib + 1) << 20);
         }
         let named =
             planned.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next()?.parse().ok());
