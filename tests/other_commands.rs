@@ -88,6 +88,28 @@ fn bench_prints_the_keys_of_the_interface() {
 }
 
 #[test]
+fn a_profile_says_where_the_time_of_a_step_goes() {
+    let scene = Scene::new();
+    let shape = ["bench", "--model", "tiny", "--batch", "2", "--source-tokens", "8", "--target-tokens", "8"];
+    let profiled = [&shape[..], &["--steps", "2", "--profile"]].concat();
+    let bench = scene.run(&[&profiled[..], &["--json"]].concat()).expect_code(0).json();
+    let profile = &bench["profile"];
+    let number = |of: &serde_json::Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("{key} in {of:#}"));
+    assert!(number(profile, "peak_gflops_per_second") > 0.0);
+    assert!(number(&profile["step"], "allocated_bytes") > 0.0 && number(&profile["step"], "allocations") > 0.0);
+    let operations = profile["operations"].as_array().expect("operations");
+    let sum: f64 = operations.iter().map(|operation| number(operation, "ms")).sum();
+    let step = number(&profile["step"], "ms");
+    assert!((sum - step).abs() <= 1e-3 * step, "the parts take {sum} ms and the step {step}");
+    for name in ["linear", "linear_backward_input", "linear_backward_weight", "attention", "attention_backward"] {
+        let operation = operations.iter().find(|operation| operation["name"] == name).expect(name);
+        assert!(number(operation, "calls") > 0.0 && number(operation, "gflops_per_second") > 0.0, "{operation}");
+    }
+    scene.run(&profiled).expect_code(0).expect_words(&["of peak", "outside of operations", "allocations"]);
+    assert!(scene.run(&[&shape[..], &["--steps", "1", "--json"]].concat()).expect_code(0).json()["profile"].is_null());
+}
+
+#[test]
 fn span_corruption_trains_on_one_text_column() {
     let scene = Scene::new();
     let texts =

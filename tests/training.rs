@@ -70,10 +70,17 @@ fn metrics_hold_every_key_of_the_interface() {
         "rss_bytes",
         "peak_rss_bytes",
         "predicted_peak_bytes",
+        "samples",
+        "padded_tokens",
     ] {
         assert!(steps.iter().all(|line| line[key].is_number()), "`{key}` is not a number in {:?}", steps[0]);
     }
     assert!(steps.iter().all(|line| line["micro_batches"] == 2), "6 samples in micro-batches of 4");
+    let count = |line: &Value, key: &str| line[key].as_u64().expect("a count");
+    let is_padded =
+        |line: &Value| count(line, "source_tokens") + count(line, "target_tokens") <= count(line, "padded_tokens");
+    assert!(steps.iter().all(is_padded), "{steps:?}");
+    assert!(scene.events("run", "start")[0]["threads"].as_u64() > Some(0));
     let evaluations = scene.events("run", "eval");
     assert_eq!(evaluations.iter().map(|line| line["step"].as_u64()).collect::<Vec<_>>(), [Some(0), Some(6)]);
     for key in ["step", "loss", "perplexity", "bleu", "exact_match", "samples"] {

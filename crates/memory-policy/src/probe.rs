@@ -6,9 +6,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+pub use faults::PageFaults;
+
 use crate::{Bytes, MemorySnapshot};
 
 mod cgroup;
+mod faults;
 mod procfs;
 #[cfg(test)]
 mod tests;
@@ -71,6 +74,11 @@ impl SystemProbe {
     /// A probe that finds `proc` and every mounted hierarchy below `root` instead of `/`.
     pub fn with_root(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), peak_seen: AtomicU64::new(0) }
+    }
+
+    /// The page faults of this process so far; `None` where the system does not count them.
+    pub fn page_faults(&self) -> Option<PageFaults> {
+        faults::page_faults(&self.root.join("proc"))
     }
 
     /// The larger of this resident set and all before it.

@@ -8,7 +8,7 @@ use crate::dispatch::{check_accumulator, check_shape, has_kernel, rows_and_width
 
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`.
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    let _span = tracing::debug_span!("linear").entered();
+    let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * w.dim(0)?).entered();
     let (_, k) = rows_and_width("linear", "x", x)?;
     let (n, _) = w.dims2()?;
     check_shape("linear", "weight", w, &[n, k])?;
@@ -20,7 +20,7 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
 /// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
 pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
-    let _span = tracing::debug_span!("linear_backward_input").entered();
+    let _span = tracing::debug_span!("linear_backward_input", flops = 2 * dy.elem_count() * w.dim(1)?).entered();
     let (_, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     let (_, k) = w.dims2()?;
     check_shape("linear_backward_input", "weight", w, &[n, k])?;
@@ -45,7 +45,7 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
 ///
 /// dy (.., N), x (.., K), dw (N, K).
 pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
-    let _span = tracing::debug_span!("linear_backward_weight").entered();
+    let _span = tracing::debug_span!("linear_backward_weight", flops = 2 * dy.elem_count() * dw.dim(1)?).entered();
     let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
     let (x_rows, k) = rows_and_width("linear_backward_weight", "x", x)?;
     if rows != x_rows {

@@ -10,6 +10,11 @@ use rayon::prelude::*;
 /// Below this many elements a kernel runs on the calling thread: waking others costs more.
 const SERIAL_ELEMENTS: usize = 16 * 1024;
 
+/// On how many threads operations run: `RAYON_NUM_THREADS`, or one for each core.
+pub fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
 /// How many of `rows` rows of `width` elements a part takes.
 pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     let threads = rayon::current_num_threads();

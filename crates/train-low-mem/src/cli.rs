@@ -289,6 +289,9 @@ pub struct BenchArgs {
     /// Timed steps, after one that is not timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
+    /// Show where the time goes: time, arithmetic and allocations by operation, beside this machine's peak
+    #[arg(long)]
+    pub profile: bool,
     /// auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

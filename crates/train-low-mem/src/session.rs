@@ -134,7 +134,11 @@ impl Session {
         report.line(&format!("\n{}", plan.bill));
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
-        metrics.record(event, json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin}))?;
+        let threads = t5_ops::threads();
+        metrics.record(
+            event,
+            json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin, "threads": threads}),
+        )?;
         metrics.record("plan", bill::plan_json(&plan))?;
 
         let mut trainer = match &found {

@@ -14,6 +14,7 @@
 //! static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 //! ```
 
+mod count;
 mod pages;
 mod ranges;
 
@@ -21,6 +22,7 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use mimalloc::MiMalloc;
 
+pub use count::{Allocations, allocations, count_allocations};
 pub use pages::Held;
 
 /// Blocks from this size on are pages of their own.
@@ -41,6 +43,7 @@ fn is_large(layout: &Layout) -> bool {
 // unchanged to every call about the block; each of the two keeps the contract for its own blocks.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count::count(layout.size());
         match is_large(&layout) {
             true => pages::allocate(layout.size()).0,
             // SAFETY: the caller's promise about the layout is the one that is asked for.
@@ -49,6 +52,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count::count(layout.size());
         if !is_large(&layout) {
             // SAFETY: as in `alloc`.
             return unsafe { MiMalloc.alloc_zeroed(layout) };
@@ -74,8 +78,11 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: the caller promises that the new size makes a valid layout with the old alignment.
         let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         match (is_large(&layout), is_large(&new_layout)) {
-            // SAFETY: as in `alloc`; both blocks are mimalloc's.
-            (false, false) => unsafe { MiMalloc.realloc(block, layout, new_size) },
+            (false, false) => {
+                count::count(new_size);
+                // SAFETY: as in `alloc`; both blocks are mimalloc's.
+                unsafe { MiMalloc.realloc(block, layout, new_size) }
+            }
             (true, true) if pages::is_same_block(layout.size(), new_size) => block,
             _ => {
                 // SAFETY: the caller's promises about both layouts are the ones that are asked for.

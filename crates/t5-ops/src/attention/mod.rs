@@ -50,6 +50,12 @@ impl Attention<'_> {
         if self.causal { length.min((i + 1 + s.keys).saturating_sub(s.queries)) } else { length }
     }
 
+    /// The floating-point operations of one of attention's matrix products, over the keys that are seen.
+    fn product_flops(&self, s: &Sizes) -> usize {
+        let seen = |b| (0..s.queries).map(move |i| self.visible(s, b, i)).sum::<usize>();
+        2 * s.heads * s.head_size * (0..s.batch).map(seen).sum::<usize>()
+    }
+
     fn sizes(&self, op: &str, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Sizes> {
         let (batch, queries, width) = q.dims3()?;
         let (_, keys, _) = k.dims3()?;
@@ -78,8 +84,8 @@ impl Attention<'_> {
 /// Attention of all heads. Returns the result (B, T, H*K) in the dtype of `q`, and the log-sum-exp of each
 /// row of scores (B, H, T), `F32` or `F64`, for the backward. A query that sees no key gives zeros.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
-    let _span = tracing::debug_span!("attention").entered();
     let s = a.sizes("attention", q, k, v)?;
+    let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
     if has_kernel(&[q, k, v]) && a.bias.is_none_or(|bias| has_kernel(&[bias])) {
         cpu::attention(q, k, v, a, &s)
     } else {
@@ -101,8 +107,9 @@ pub fn attention_backward(
     a: &Attention,
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let _span = tracing::debug_span!("attention_backward").entered();
     let s = a.sizes("attention_backward", q, k, v)?;
+    // Scores again, and the gradients of probabilities, values, queries and keys.
+    let _span = tracing::debug_span!("attention_backward", flops = a.product_flops(&s) * 5).entered();
     check_shape("attention_backward", "out", out, q.dims())?;
     check_shape("attention_backward", "dout", dout, q.dims())?;
     check_shape("attention_backward", "lse", lse, &[s.batch, s.heads, s.queries])?;

@@ -27,7 +27,7 @@ pub struct CrossEntropy {
 
 /// The sum of the token losses, without gradients.
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
-    let _span = tracing::debug_span!("linear_cross_entropy").entered();
+    let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)).entered();
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
     if has_kernel(&[x, w]) { cpu::loss(x, w, labels, &rows, c) } else { reference::loss(x, w, labels, &rows, c) }
 }
@@ -42,7 +42,9 @@ pub fn linear_cross_entropy_backward(
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
 ) -> Result<(f64, Tensor)> {
-    let _span = tracing::debug_span!("linear_cross_entropy_backward").entered();
+    let products = if dw.is_some() { 3 } else { 2 };
+    let _span =
+        tracing::debug_span!("linear_cross_entropy_backward", flops = products * product_flops(w, labels)).entered();
     let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
     if let Some((dw, _)) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
@@ -71,6 +73,11 @@ pub fn linear_cross_entropy_bytes(
         // The reference: logits, their exponentials and their gradient.
         _ => 3 * chunk_rows.min(rows) * vocabulary * 8,
     }
+}
+
+/// The floating-point operations of one product of the rows that count with `w`.
+fn product_flops(w: &Tensor, labels: &[u32]) -> usize {
+    2 * labels.iter().filter(|&&label| label != IGNORED_LABEL).count() * w.elem_count()
 }
 
 /// The rows that count, in order.

@@ -14,6 +14,7 @@ use crate::bill::StepCosts;
 use crate::cli::{self, BenchArgs, Precision, Recompute};
 use crate::config::{AccumulationPin, Config, Values};
 use crate::failure::{Failure, Outcome};
+use crate::profile::Profiler;
 use crate::rehearsal::rehearse;
 use crate::{open, report, session};
 
@@ -40,6 +41,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let planned = plan(flags, &model, &options, &probe.snapshot()?)?;
     let (plan, predicted_peak_bytes) = (session::step_plan(&planned, None), planned.predicted_peak.0);
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
+    let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
     if let Some(directory) = flags.offload_gradients.as_ref().or(flags.offload.as_ref()) {
         trainer.offload_to(directory);
@@ -49,7 +51,11 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         let [sources, targets] =
             [flags.source_tokens, flags.target_tokens].map(|tokens| samples(&model, flags.batch, tokens, step));
         let began = Instant::now();
-        let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false)?;
+        let mut one_step = || trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false);
+        let outcome = match profiler.as_mut().filter(|_| step > 0) {
+            Some(profiler) => profiler.watch(one_step)?,
+            None => one_step()?,
+        };
         let StepOutcome::Done(_) = outcome else {
             return Err(Failure::internal(format!("a step was not made: {outcome:?}")));
         };
@@ -62,16 +68,20 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
     let tokens_per_second = tokens as f64 * 1e3 / median_ms;
     let peak = probe.snapshot()?.peak_rss;
+    let profile = profiler.map(Profiler::finish);
     let precision = if flags.precision == Precision::F32 { "f32" } else { "bf16" };
     if flags.json {
-        let json = json!({
+        let mut json = json!({
             "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": peak.0,
             "predicted_peak_bytes": predicted_peak_bytes, "parameters": parameters, "precision": precision,
-            "threads": threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
+            "threads": t5_ops::threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
             "recompute_blocks": plan.recompute_blocks, "loss_chunk_rows": plan.loss_chunk_rows,
             "accumulation": format!("{:?}", plan.accumulation), "step_ms_each": step_ms,
         });
+        if let Some(profile) = &profile {
+            json["profile"] = profile.to_json();
+        }
         report::print(&format!("{json}\n"));
         return Ok(());
     }
@@ -81,10 +91,13 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         flags.batch,
         flags.source_tokens,
         flags.target_tokens,
-        threads(),
+        t5_ops::threads(),
         flags.steps,
         Bytes(predicted_peak_bytes)
     ));
+    if let Some(profile) = &profile {
+        report::print(&profile.to_text());
+    }
     Ok(())
 }
 
@@ -144,13 +157,6 @@ fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
-}
-
-/// Threads that compute: `RAYON_NUM_THREADS`, or one a core.
-fn threads() -> usize {
-    let asked =
-        std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|threads| *threads > 0);
-    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 #[cfg(test)]

@@ -1,0 +1,339 @@
+//! [`Profile`]: where the time of a step goes, operation by operation.
+//!
+//! Each numeric operation opens a `tracing` span with the floating-point operations that it is about to do, and
+//! nobody listens. A [`Profiler`] listens during the steps that it is given, on their thread: it adds up, for each
+//! name, the time and the allocations between a span's two ends less those of the spans inside it. So the rows add
+//! up to the step, with one row for what happens outside of every operation.
+//!
+//! Without a profiler a span is a load and a branch, and what its fields say is not computed.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use candle_core::DType;
+use memory_policy::{Bytes, PageFaults, SystemProbe};
+use serde_json::{Value, json};
+use t5_ops::allocator::{self, Allocations};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
+
+use crate::failure::{Failure, Outcome};
+
+/// Watches steps.
+pub struct Profiler {
+    spans: Arc<Spans>,
+    dispatch: Dispatch,
+    probe: SystemProbe,
+    /// The rate of the units that the steps' products run on.
+    peak_gflops: f64,
+    steps: u32,
+    whole: Totals,
+    faults: Option<PageFaults>,
+}
+
+/// Where the time of an average step went.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// What this machine's units were measured to give, all threads together.
+    pub peak_gflops: f64,
+    /// The steps it is the average of.
+    pub steps: u32,
+    /// One step.
+    pub step: Totals,
+    /// Its parts, the longest first; what lies outside of every operation is one of them.
+    pub operations: Vec<(&'static str, Totals)>,
+    /// Page faults of one step, where the system counts them.
+    pub faults: Option<PageFaults>,
+}
+
+/// What an operation cost. In a [`Profile`] a step's share of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Time in the operation itself.
+    pub time: Duration,
+    /// How often it was called.
+    pub calls: u64,
+    /// Floating-point operations that it said it would do; 0 where it did not say.
+    pub flops: u64,
+    /// What it asked of the allocator, on any thread.
+    pub allocations: Allocations,
+}
+
+/// The name of what lies outside of every operation.
+const OUTSIDE: &str = "outside of operations";
+
+impl Profiler {
+    /// A profiler of steps that multiply in `activations`. Measures the machine's peak, which takes a moment.
+    pub fn new(activations: DType) -> Outcome<Self> {
+        let spans = Arc::new(Spans::default());
+        let dispatch = Dispatch::new(Arc::clone(&spans));
+        let peak_gflops = t5_ops::peak_gflops(activations).map_err(|error| Failure::internal(error.to_string()))?;
+        let (probe, faults) = (SystemProbe::new(), Some(PageFaults::default()));
+        Ok(Self { spans, dispatch, probe, peak_gflops, steps: 0, whole: Totals::default(), faults })
+    }
+
+    /// Watches a step.
+    pub fn watch<T>(&mut self, step: impl FnOnce() -> T) -> T {
+        allocator::count_allocations(true);
+        let faults = self.probe.page_faults();
+        let (result, time, allocations) = tracing::dispatcher::with_default(&self.dispatch, || {
+            // Whether a span has a listener is remembered from when it was first opened: without one, as a rule.
+            tracing::callsite::rebuild_interest_cache();
+            let (before, began) = (allocator::allocations(), Instant::now());
+            (step(), began.elapsed(), less(allocator::allocations(), before))
+        });
+        self.whole.calls += 1;
+        self.whole.add(time, allocations);
+        allocator::count_allocations(false);
+        let now = self.probe.page_faults();
+        self.faults = self.faults.zip(now.zip(faults)).map(|(sum, (now, before))| sum + (now - before));
+        self.steps += 1;
+        result
+    }
+
+    /// What was seen, as an average step.
+    pub fn finish(self) -> Profile {
+        let mut outside = Totals { calls: 0, ..self.whole };
+        let mut operations = self.spans.lock().operations.clone();
+        for (_, operation) in &operations {
+            outside.time = outside.time.saturating_sub(operation.time);
+            outside.allocations = less(outside.allocations, operation.allocations);
+        }
+        operations.push((OUTSIDE, outside));
+        operations.sort_by_key(|(_, operation)| std::cmp::Reverse(operation.time));
+        let steps = self.steps.max(1);
+        let mut step = self.whole;
+        step.flops = operations.iter().map(|(_, operation)| operation.flops).sum();
+        Profile {
+            peak_gflops: self.peak_gflops,
+            steps,
+            step: step.of_one(steps),
+            operations: operations.into_iter().map(|(name, operation)| (name, operation.of_one(steps))).collect(),
+            faults: self.faults.map(|faults| faults / u64::from(steps)),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, time: Duration, allocations: Allocations) {
+        self.time += time;
+        self.allocations.calls += allocations.calls;
+        self.allocations.bytes += allocations.bytes;
+    }
+
+    /// Of `steps` steps one's share.
+    fn of_one(self, steps: u32) -> Self {
+        let share = |sum: u64| sum / u64::from(steps);
+        Self {
+            time: self.time / steps,
+            calls: share(self.calls),
+            flops: share(self.flops),
+            allocations: Allocations { calls: share(self.allocations.calls), bytes: share(self.allocations.bytes) },
+        }
+    }
+
+    fn milliseconds(&self) -> f64 {
+        self.time.as_secs_f64() * 1e3
+    }
+
+    /// 10^9 floating-point operations a second.
+    #[expect(clippy::cast_precision_loss, reason = "a rate for reading")]
+    fn gflops(&self) -> Option<f64> {
+        (self.flops > 0).then(|| self.flops as f64 / 1e9 / self.time.as_secs_f64().max(1e-9))
+    }
+}
+
+impl Profile {
+    /// What `bench --json` carries.
+    pub fn to_json(&self) -> Value {
+        let row = |totals: &Totals| {
+            let rate = totals.gflops();
+            json!({
+                "ms": totals.milliseconds(), "share": self.share(totals), "calls": totals.calls, "flops": totals.flops,
+                "gflops_per_second": rate, "share_of_peak": rate.map(|rate| rate / self.peak_gflops),
+                "allocated_bytes": totals.allocations.bytes, "allocations": totals.allocations.calls,
+            })
+        };
+        let operations = self.operations.iter().map(|(name, totals)| {
+            let mut row = row(totals);
+            row["name"] = json!(name);
+            row
+        });
+        json!({
+            "peak_gflops_per_second": self.peak_gflops, "steps": self.steps, "step": row(&self.step),
+            "operations": operations.collect::<Vec<_>>(),
+            "minor_page_faults": self.faults.map(|faults| faults.minor),
+            "major_page_faults": self.faults.map(|faults| faults.major),
+        })
+    }
+
+    /// A table to read.
+    pub fn to_text(&self) -> String {
+        let mut text = format!(
+            "\nan average of {} steps; this machine's units: {:.0} GFLOP/s\n{:<34}{:>9}{:>8}{:>8}{:>10}{:>9}{:>12}\n",
+            self.steps, self.peak_gflops, "operation", "ms", "share", "calls", "GFLOP/s", "of peak", "allocated"
+        );
+        for (name, totals) in self.operations.iter().chain([&("step", self.step)]) {
+            let rate = totals.gflops().map_or(String::new(), |rate| format!("{rate:.1}"));
+            let of_peak =
+                totals.gflops().map_or(String::new(), |rate| format!("{:.0} %", 100.0 * rate / self.peak_gflops));
+            let _ = writeln!(
+                text,
+                "{name:<34}{:>9.2}{:>7.1}%{:>8}{rate:>10}{of_peak:>9}{:>12}",
+                totals.milliseconds(),
+                100.0 * self.share(totals),
+                totals.calls,
+                Bytes(totals.allocations.bytes).to_string()
+            );
+        }
+        let _ = write!(text, "allocations {}", self.step.allocations.calls);
+        if let Some(faults) = self.faults {
+            let _ = write!(text, "; page faults {} minor, {} major", faults.minor, faults.major);
+        }
+        text.push('\n');
+        text
+    }
+
+    /// Of a step's time.
+    fn share(&self, totals: &Totals) -> f64 {
+        totals.time.as_secs_f64() / self.step.time.as_secs_f64().max(1e-9)
+    }
+}
+
+fn less(all: Allocations, part: Allocations) -> Allocations {
+    Allocations { calls: all.calls.saturating_sub(part.calls), bytes: all.bytes.saturating_sub(part.bytes) }
+}
+
+/// Adds spans up by name.
+#[derive(Default)]
+struct Spans(Mutex<Sums>);
+
+#[derive(Default)]
+struct Sums {
+    /// By name, in the order in which the names came.
+    operations: Vec<(&'static str, Totals)>,
+    /// The spans that are entered, the innermost last.
+    entered: Vec<Entered>,
+}
+
+struct Entered {
+    operation: usize,
+    began: Instant,
+    allocated: Allocations,
+    /// What spans inside this one have taken.
+    inside: Totals,
+}
+
+impl Spans {
+    fn lock(&self) -> MutexGuard<'_, Sums> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Subscriber for Spans {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span()
+    }
+
+    /// Spans of one name are one operation, so its place is their id.
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut sums = self.lock();
+        let name = span.metadata().name();
+        let place = sums.operations.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+            sums.operations.push((name, Totals::default()));
+            sums.operations.len() - 1
+        });
+        let totals = &mut sums.operations[place].1;
+        totals.calls += 1;
+        span.record(&mut Flops(&mut totals.flops));
+        Id::from_u64(place as u64 + 1)
+    }
+
+    fn enter(&self, span: &Id) {
+        let operation = usize::try_from(span.into_u64() - 1).expect("the place of an operation");
+        let (began, allocated) = (Instant::now(), allocator::allocations());
+        self.lock().entered.push(Entered { operation, began, allocated, inside: Totals::default() });
+    }
+
+    fn exit(&self, _: &Id) {
+        let mut sums = self.lock();
+        let Some(left) = sums.entered.pop() else { return };
+        let (time, allocated) = (left.began.elapsed(), less(allocator::allocations(), left.allocated));
+        let own_time = time.saturating_sub(left.inside.time);
+        sums.operations[left.operation].1.add(own_time, less(allocated, left.inside.allocations));
+        if let Some(around) = sums.entered.last_mut() {
+            around.inside.add(time, allocated);
+        }
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+}
+
+/// Adds up the fields called `flops`.
+struct Flops<'a>(&'a mut u64);
+
+impl Visit for Flops<'_> {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "flops" {
+            *self.0 += value;
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(step: impl Fn()) -> Profile {
+        let mut profiler = Profiler::new(DType::F32).expect("a peak");
+        // Not watched, as a step that is left out of the measurement.
+        step();
+        profiler.watch(&step);
+        profiler.watch(&step);
+        profiler.finish()
+    }
+
+    fn operation(profile: &Profile, name: &str) -> Totals {
+        profile.operations.iter().find(|(known, _)| *known == name).expect("an operation").1
+    }
+
+    #[test]
+    fn calls_and_arithmetic_are_those_of_one_step() {
+        let seen = profile(|| {
+            for rows in [3usize, 4] {
+                let _span = tracing::debug_span!("product", flops = 2 * rows, rows = rows).entered();
+            }
+            let _span = tracing::debug_span!("copy").entered();
+        });
+        assert_eq!((seen.steps, seen.step.calls, seen.step.flops), (2, 1, 14));
+        assert_eq!((operation(&seen, "product").calls, operation(&seen, "product").flops), (2, 14));
+        assert_eq!(operation(&seen, "copy").gflops(), None);
+    }
+
+    #[test]
+    fn what_is_inside_another_operation_is_counted_once() {
+        let seen = profile(|| {
+            let _outer = tracing::debug_span!("outer").entered();
+            let _inner = tracing::debug_span!("inner").entered();
+            std::hint::black_box((0..200_000u64).fold(1, |a, b| std::hint::black_box(a ^ b)));
+        });
+        assert!(operation(&seen, "inner").time > operation(&seen, "outer").time);
+        let parts: Duration = seen.operations.iter().map(|(_, totals)| totals.time).sum();
+        assert!(parts <= seen.step.time && seen.step.time - parts < Duration::from_micros(1), "{seen:?}");
+        assert_eq!(seen.operations[0].0, "inner");
+    }
+
+    #[test]
+    fn the_table_names_every_operation_and_the_rest() {
+        let seen = profile(|| drop(tracing::debug_span!("product", flops = 1_000_000u64).entered()));
+        for word in ["product", OUTSIDE, "GFLOP/s", "of peak", "allocations"] {
+            assert!(seen.to_text().contains(word), "{word} is not in\n{}", seen.to_text());
+        }
+    }
+}
