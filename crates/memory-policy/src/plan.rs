@@ -4,8 +4,9 @@
 //! pair of a step choice and a loader choice; of those whose predicted peak and headroom fit, it takes
 //! the one with the smallest product of relative times, then the one that holds least, then the one
 //! that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that is offered at all count
-//! as equally fast, so memory that buys no time is not taken. The comparison with the fastest offer, not
-//! with the fastest that fits, is what keeps a bigger budget from ever giving a slower plan.
+//! as equally fast, so memory that buys no time is not taken; where nobody named a budget, all within
+//! [`GUEST_PERCENT`]. The comparison with the fastest offer, not with the fastest that fits, is what keeps a
+//! bigger budget from ever giving a slower plan.
 
 use std::fmt;
 
@@ -30,6 +31,10 @@ const LEAST_HEADROOM: Bytes = Bytes::mib(8);
 
 /// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
 const NO_SLOWER_PERCENT: f64 = 1.5;
+
+/// The same where no budget was named: the process is a guest then, and leaves memory that would make its step only
+/// this much faster to whoever else needs it. For a T5 step it is often a third of the memory.
+const GUEST_PERCENT: f64 = 10.0;
 
 /// What the process may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,27 +178,31 @@ impl std::error::Error for DoesNotFit {}
 ///
 /// When `costs` offers no step choice or no loader choice.
 pub fn plan(now: &MemorySnapshot, costs: &Costs, budget: Budget) -> Result<Plan, DoesNotFit> {
-    plan_within(now, costs, budget.resolve(now), &budget.source())
+    plan_within(now, costs, budget.resolve(now), budget)
 }
 
-/// [`plan`] for a budget in bytes that was resolved before.
+/// [`plan`] within as many bytes as the budget `wanted` was resolved to before.
 pub(crate) fn plan_within(
     now: &MemorySnapshot,
     costs: &Costs,
     budget: Bytes,
-    source: &str,
+    wanted: Budget,
 ) -> Result<Plan, DoesNotFit> {
     let (limit, limited_by) = limit_of(now, budget);
     let candidates = candidates(costs);
     let frame = |budget: Bytes| Bill {
         budget,
-        budget_source: source.to_string(),
+        budget_source: wanted.source(),
         available: now.ceiling(),
         available_set_by: now.usable_is_set_by().to_string(),
         ..Bill::default()
     };
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
-    let as_fast = fastest * (1.0 + NO_SLOWER_PERCENT / 100.0);
+    let percent = match wanted {
+        Budget::Explicit(_) => NO_SLOWER_PERCENT,
+        Budget::ShareOfAvailable => GUEST_PERCENT,
+    };
+    let as_fast = fastest * (1.0 + percent / 100.0);
     let fits = |candidate: &&Candidate<'_>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
     match candidates.iter().filter(fits).min_by(|a, b| a.compare(b, as_fast)) {
         Some(best) => {

@@ -80,8 +80,8 @@ pub enum Change {
 /// planned first, and `previous` remembers it.
 pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Plan) -> Replanned {
     let budget = match budget {
-        Budget::Explicit(bytes) => bytes,
-        Budget::ShareOfAvailable => previous.budget,
+        Budget::Explicit(bytes) => (bytes, budget),
+        Budget::ShareOfAvailable => (previous.budget, budget),
     };
     let is_pressed = is_pressed(now, previous);
     let swapping_replans = if is_pressed && previous.squeezed { previous.swapping_replans + 1 } else { 0 };
@@ -109,14 +109,20 @@ fn is_pressed(now: &MemorySnapshot, previous: &Plan) -> bool {
 }
 
 /// Keeps the plan, or replaces it by one that fits or is faster.
-fn follow(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan, is_pressed: bool) -> Replanned {
+fn follow(
+    now: &MemorySnapshot,
+    costs: &Costs,
+    (budget, wanted): (Bytes, Budget),
+    previous: &Plan,
+    is_pressed: bool,
+) -> Replanned {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
     if limit < previous.predicted_peak {
-        return shrink(now, costs, budget, previous);
+        return shrink(now, costs, (budget, wanted), previous);
     }
     let faster = || {
-        let fitting = plan_within(&with_margin(now), costs, budget, &previous.bill.budget_source);
+        let fitting = plan_within(&with_margin(now), costs, budget, wanted);
         fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
     };
     let may_grow = previous.limited_by == Limit::Available && !is_pressed;
@@ -170,9 +176,9 @@ pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous:
 }
 
 /// The fastest plan that still fits, or the smallest there is.
-fn shrink(now: &MemorySnapshot, costs: &Costs, budget: Bytes, previous: &Plan) -> Replanned {
+fn shrink(now: &MemorySnapshot, costs: &Costs, (budget, wanted): (Bytes, Budget), previous: &Plan) -> Replanned {
     let available = now.ceiling();
-    match plan_within(now, costs, budget, &previous.bill.budget_source) {
+    match plan_within(now, costs, budget, wanted) {
         Ok(plan) => {
             let change = Change::Shrunk { needed: previous.predicted_peak, available };
             Replanned { plan, change: Some(change), is_hopeless: false }
