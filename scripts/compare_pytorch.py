@@ -13,7 +13,9 @@ Prints Markdown; --json FILE also keeps every single number.
 """
 
 import argparse
+import itertools
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -55,9 +57,11 @@ def arguments():
     parser.add_argument("--modes", nargs="+", default=DEFAULT_MODES, choices=list(PYTORCH_MODES))
     parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: by mode")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="of train_low_mem: none, full or K")
+    parser.add_argument("--micro-batch", nargs="+", default=["auto"], help="of train_low_mem: auto or samples")
     parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--isa", choices=["avx2", "avx512"], help="holds both sides to an instruction set")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--worker", choices=list(PYTORCH_MODES), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -123,8 +127,17 @@ def shape_flags(options):
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
 
-def run_child(command):
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def environment(isa):
+    """What holds PyTorch (its own kernels, oneDNN, MKL) and train_low_mem to an instruction set."""
+    if isa is None:
+        return None
+    onednn = {"avx2": "AVX2", "avx512": "AVX512_CORE"}[isa]
+    forced = {"LOW_MEM_T5_ISA": isa, "ATEN_CPU_CAPABILITY": isa, "ONEDNN_MAX_CPU_ISA": onednn}
+    return os.environ | forced | {"MKL_ENABLE_INSTRUCTIONS": isa.upper()}
+
+
+def run_child(command, isa):
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment(isa))
     if done.returncode != 0:
         sys.stderr.write(f"error: exit code {done.returncode}: {' '.join(command)}\n{done.stderr[-3000:]}")
         return None
@@ -140,10 +153,13 @@ def contenders(options):
     if options.binary:
         precisions = options.precisions or sorted({mode.split("-")[0] for mode in options.modes}, reverse=True)
         for precision in precisions:
-            for recompute in options.recompute:
+            for recompute, micro_batch in itertools.product(options.recompute, options.micro_batch):
                 command = [str(options.binary.resolve()), "bench", "--json", "--precision", precision]
                 command += ["--recompute", recompute, *shape_flags(options)]
                 name = f"train_low_mem {precision}" + ("" if recompute == "none" else f", recompute {recompute}")
+                if micro_batch != "auto":
+                    command += ["--micro-batch", micro_batch]
+                    name += f", micro-batches of {micro_batch}"
                 rows.append((name, precision, command))
     return rows
 
@@ -190,7 +206,18 @@ def table(summary):
         optional = [f"{row[key]:.0f}" if row[key] else "" for key in ("base_rss_mib", "predicted_peak_mib")]
         cells = [name] + [f"{row[key]:.0f}" for key in ("step_ms", "tokens_per_second", "peak_rss_mib")]
         lines.append("| " + " | ".join(cells + optional + ratios) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines + ["", *verdicts(summary)])
+
+
+def verdicts(summary):
+    """Each row of train_low_mem against the fastest of PyTorch's modes of its precision."""
+    for mine, row in summary.items():
+        precision = row["precision"]
+        rivals = [(name, r) for name, r in summary.items() if name.startswith("PyTorch") and r["precision"] == precision]
+        if mine.startswith("train_low_mem") and rivals:
+            name, best = min(rivals, key=lambda item: item[1]["step_ms"])
+            speed, memory = best["step_ms"] / row["step_ms"], best["peak_rss_mib"] / row["peak_rss_mib"]
+            yield f"{mine}: {speed:.2f} times as fast as {name}, PyTorch's fastest, in 1/{memory:.1f} of its peak  "
 
 
 def main():
@@ -204,13 +231,14 @@ def main():
     for number in range(options.rounds):
         # Every second round backwards, so that nobody always runs after the same neighbour.
         for name, _, command in rows if number % 2 == 0 else rows[::-1]:
-            result = run_child(command)
+            result = run_child(command, options.isa)
             results[name].append(result)
             told = "failed" if result is None else f"{statistics.median(as_list(result['step_ms'])):.0f} ms"
             print(f"round {number + 1}: {name}: {told}", file=sys.stderr, flush=True)
     summary = summarize(options, rows, results)
     tokens = f"{options.source_tokens}+{options.target_tokens} tokens"
     shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {tokens}"
+    shape += f", {options.isa} at most" if options.isa else ""
     threads = {run["threads"] for runs in results.values() for run in runs if run and "threads" in run}
     rounds = f"{options.rounds} rounds of {options.steps} timed steps"
     print(f"{shape}; {rounds}, {options.device}, threads {sorted(threads)}\n{machine}\n\n{table(summary)}")

@@ -1,62 +1,27 @@
-//! The most that this machine's units give: the rate of the crate's own matrix product where memory is no obstacle.
+//! The most that this machine's units give: the rate of a product's kernel where memory is no obstacle.
 //!
 //! It is measured, not looked up, because no table knows how many cores this process has, how fast they are
 //! clocked under these instructions, and who else uses them now.
 
-use std::time::{Duration, Instant};
-
 use candle_core::{DType, Result, bail};
-use half::bf16;
 
-use crate::matmul::{Matrix, MatrixMut, Operand, Threads, multiply};
+use crate::matmul::kernel_rate;
 
-/// Sides of the square products tried: the small ones lie in the first cache, the larger ones spend less of
-/// their time on packing. The best of them counts.
-const SIDES: [usize; 4] = [64, 128, 192, 256];
-/// How long a product is repeated to be timed once, and how often it is timed: the best counts, because other
-/// work on the machine only ever takes away.
-const ONCE: Duration = Duration::from_millis(4);
-const TIMES: usize = 5;
-
-/// The highest rate, in 10^9 floating-point operations a second over all threads, at which matrices of `dtype`
-/// (`F32` or `BF16`, sums in f32) are multiplied here. Takes about a tenth of a second.
+/// The highest rate, in 10^9 floating-point operations a second over all threads, at which blocks of matrices of
+/// `dtype` (`F32` or `BF16`, sums in f32) are multiplied here, from the first-level cache and packed already. Takes
+/// a few hundredths of a second.
 ///
 /// # Errors
 ///
 /// For a dtype that has no kernel.
 pub fn peak_gflops(dtype: DType) -> Result<f64> {
-    let rate = match dtype {
-        DType::F32 => best_rate(&vec![0.5f32; SIDES[3] * SIDES[3]]),
-        DType::BF16 => best_rate(&vec![bf16::from_f32(0.5); SIDES[3] * SIDES[3]]),
+    let bf16 = match dtype {
+        DType::F32 => false,
+        DType::BF16 => true,
         other => bail!("peak_gflops: expected F32 or BF16, got {other:?}"),
     };
-    Ok(rate / 1e9)
-}
-
-/// Operations a second, the best of all sides.
-fn best_rate<T: Sync>(elements: &[T]) -> f64
-where
-    for<'a> Operand<'a>: From<&'a [T]>,
-{
-    // Every thread multiplies its own matrices at the same time: the sum is what all of them give together.
-    let rate = |side: usize| rayon::broadcast(|_| thread_rate(elements[..side * side].into(), side)).iter().sum();
-    SIDES.into_iter().map(rate).fold(0.0, f64::max)
-}
-
-/// Operations a second of this thread on square matrices.
-fn thread_rate(elements: Operand, side: usize) -> f64 {
-    let matrix = Matrix::new(elements, side, side);
-    let mut sum = vec![0f32; side * side];
-    let mut best: f64 = 0.0;
-    for _ in 0..TIMES {
-        let (began, mut products) = (Instant::now(), 0);
-        while began.elapsed() < ONCE {
-            multiply(MatrixMut::new(&mut sum, side, side), matrix, matrix, false, Threads::One);
-            products += 1;
-        }
-        best = best.max((2 * side * side * side * products) as f64 / began.elapsed().as_secs_f64());
-    }
-    best
+    // Every thread multiplies at the same time: the sum is what all of them give together.
+    Ok(rayon::broadcast(|_| kernel_rate(bf16)).iter().sum::<f64>() / 1e9)
 }
 
 #[cfg(test)]

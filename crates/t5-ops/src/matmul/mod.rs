@@ -168,6 +168,44 @@ impl Threads {
     }
 }
 
+/// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products that round to bf16,
+/// or for those of f32.
+macro_rules! with_kernel {
+    ($isa:expr, $rounds:expr, $kernel:ident, $body:expr) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx if $rounds => {
+                type $kernel = amx::Amx;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 if $rounds => {
+                type $kernel = avx512::Avx512Bf16;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
+                type $kernel = fma::Avx512;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                type $kernel = fma::Avx2;
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                type $kernel = fma::Neon;
+                $body
+            }
+            Isa::Portable => {
+                type $kernel = fma::Portable;
+                $body
+            }
+        }
+    };
+}
+
 /// `C = A B`, or `C += A B` with `accumulate`.
 pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
     multiply_with(isa(), c, a, b, accumulate, threads);
@@ -198,23 +236,14 @@ fn multiply_with(isa: Isa, c: MatrixMut, mut a: Matrix, mut b: Matrix, accumulat
     let rounds = a.is_bf16() || b.is_bf16();
     (a.rounds, b.rounds) = (rounds, rounds);
     // SAFETY: `isa` names only what this machine was found to have.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx if rounds => engine::multiply::<amx::Amx>(&c, a, b, accumulate, threads),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if rounds => engine::multiply::<avx512::Avx512Bf16>(&c, a, b, accumulate, threads),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
-                engine::multiply::<fma::Avx512>(&c, a, b, accumulate, threads);
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => engine::multiply::<fma::Avx2>(&c, a, b, accumulate, threads),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => engine::multiply::<fma::Neon>(&c, a, b, accumulate, threads),
-            _ => engine::multiply::<fma::Portable>(&c, a, b, accumulate, threads),
-        }
-    }
+    unsafe { with_kernel!(isa, rounds, K, engine::multiply::<K>(&c, a, b, accumulate, threads)) }
+}
+
+/// Operations a second that the kernel for bf16 (or f32) operands reaches on the calling thread, beyond which no
+/// product goes: it reads from the first-level cache only.
+pub(crate) fn kernel_rate(bf16: bool) -> f64 {
+    // SAFETY: as above.
+    unsafe { with_kernel!(isa(), bf16, K, engine::block_rate::<K>()) }
 }
 
 /// Whether the machine and the operating system offer AMX with bf16.

@@ -1,0 +1,69 @@
+//! The three products of a linear layer, alone: y = x Wᵀ, dx = dy W, dW += dyᵀ x, in GFLOP/s, a JSON object a line.
+//!
+//! ```text
+//! cargo bench -p t5-ops --bench products                     # f32 and bf16 activations, f32 weights
+//! RAYON_NUM_THREADS=1 cargo bench -p t5-ops --bench products -- bf16
+//! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench products
+//! ```
+//!
+//! `scripts/compare_products.py` runs this and PyTorch in turn. Weights are f32 in both precisions, as in training with
+//! f32 masters: bf16 products round them as they pack them, and that is timed, too.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Result, Tensor};
+use t5_ops::{linear, linear_backward_input, linear_backward_weight};
+
+#[global_allocator]
+static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+
+/// (rows, K, N)
+const SHAPES: [(usize, usize, usize); 7] = [
+    (2048, 512, 512),
+    (2048, 512, 2048),
+    (2048, 2048, 512),
+    (2048, 768, 3072),
+    (2048, 3072, 768),
+    (2048, 3072, 3072),
+    (512, 512, 2048),
+];
+
+/// GFLOP/s at the median time of `f`, which does `flops` operations.
+fn rate(flops: f64, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        f()?;
+    }
+    let start = Instant::now();
+    while times.len() < 9 || (start.elapsed().as_millis() < 200 && times.len() < 60) {
+        let start = Instant::now();
+        f()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(flops / times[times.len() / 2] / 1e9)
+}
+
+fn main() -> Result<()> {
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    for dtype in [DType::F32, DType::BF16] {
+        if filter.as_ref().is_some_and(|filter| filter != dtype.as_str()) {
+            continue;
+        }
+        println!("{{\"dtype\":\"{}\",\"peak\":{:.0}}}", dtype.as_str(), t5_ops::peak_gflops(dtype)?);
+        for (rows, k, n) in SHAPES {
+            let random = |shape: (usize, usize), dtype| Tensor::randn(0f32, 1f32, shape, &Device::Cpu)?.to_dtype(dtype);
+            let (x, dy) = (random((rows, k), dtype)?, random((rows, n), dtype)?);
+            let (w, dw) = (random((n, k), DType::F32)?, random((n, k), DType::F32)?);
+            let flops = (2 * rows * k * n) as f64;
+            let forward = rate(flops, || linear(&x, &w).map(drop))?;
+            let dx = rate(flops, || linear_backward_input(&dy, &w, None).map(drop))?;
+            let dw = rate(flops, || linear_backward_weight(&dy, &x, &dw, true))?;
+            let dtype = dtype.as_str();
+            println!(
+                "{{\"dtype\":\"{dtype}\",\"rows\":{rows},\"k\":{k},\"n\":{n},\"forward\":{forward:.0},\"dx\":{dx:.0},\"dw\":{dw:.0}}}"
+            );
+        }
+    }
+    Ok(())
+}
