@@ -12,6 +12,7 @@
 use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch;
+use crate::keys::mix;
 
 /// One place of the model at which dropout is applied, at one optimizer step.
 #[derive(Clone, Copy, Debug)]
@@ -138,14 +139,6 @@ pub(crate) fn active<'a>(op: &str, d: Option<&'a Dropout<'a>>, batch: usize) -> 
             Ok((d.probability > 0.0).then_some(d))
         }
     }
-}
-
-/// Finalizer of SplitMix64 (Steele, Lea, Flood 2014; constants of Stafford's variant 13).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 /// The constants of [`hash`].

@@ -47,6 +47,7 @@ mod cross_entropy;
 mod dispatch;
 mod dropout;
 mod embedding;
+pub mod keys;
 mod linear;
 mod matmul;
 mod norm;

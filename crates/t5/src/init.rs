@@ -7,6 +7,7 @@
 use std::f64::consts::TAU;
 
 use candle_core::{DType, Device, Tensor};
+use t5_ops::keys::{self, mix};
 
 use crate::error::Result;
 use crate::parameters::{Initial, ParameterSpec};
@@ -35,18 +36,9 @@ pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, devi
     Ok(tensor)
 }
 
-/// FNV-1a over the name, mixed with the seed.
+/// The key of the name, mixed with the seed.
 fn key(seed: u64, name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    mix(mix(seed).wrapping_add(hash))
-}
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-fn mix(z: u64) -> u64 {
-    let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    mix(mix(seed).wrapping_add(keys::of_name(name)))
 }
 
 /// Uniform in (0, 1]: never zero, so its logarithm is finite.

@@ -18,6 +18,7 @@
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::Parameter;
+use t5_ops::keys::{self, mix};
 use t5_ops::{AdafactorHyper, Rounding, SecondMoment};
 
 use crate::error::{Error, Result};
@@ -278,7 +279,7 @@ impl Moments {
             _ => SecondMoment::Full(zeros(dims, device)?),
         };
         let first = options.beta1.map(|_| zeros(dims, device)).transpose()?;
-        Ok(Moments { key: name_key(&parameter.name), second, first })
+        Ok(Moments { key: keys::of_name(&parameter.name), second, first })
     }
 
     fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
@@ -298,19 +299,6 @@ impl Moments {
         let first = self.first.as_mut().map(|first| ("exp_avg", first));
         std::iter::once(second).chain(more).chain(first)
     }
-}
-
-/// FNV-1a.
-fn name_key(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Moments of low-precision parameters are kept in f32.
