@@ -27,18 +27,14 @@ pub struct Other {
 
 /// Every lever of `plan`, which was made from `costs`.
 pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
-    let is_step = |step: &&StepChoice| {
-        step.micro_batch_samples == plan.micro_batch_samples
-            && step.recompute_blocks == plan.recompute_blocks
-            && step.loss_chunk_rows == plan.loss_chunk_rows
-            && step.layer_major == plan.layer_major
-    };
     let is_loader = |loader: &&LoaderChoice| {
         loader.residency == plan.residency
             && loader.decode_threads == plan.decode_threads
             && loader.prefetch_batches == plan.prefetch_batches
     };
-    let (Some(step), Some(loader)) = (costs.steps.iter().find(is_step), costs.loaders.iter().find(is_loader)) else {
+    let (Some(step), Some(loader)) =
+        (costs.steps.iter().find(|step| plan.has_step(step)), costs.loaders.iter().find(is_loader))
+    else {
         return Vec::new();
     };
     let peak = |step: &StepChoice, loader: &LoaderChoice| sum(&costs.fixed) + sum(step.binding().1) + sum(&loader.rows);

@@ -125,6 +125,14 @@ impl Plan {
     pub fn required(&self) -> Bytes {
         self.predicted_peak + self.headroom
     }
+
+    /// Whether the plan's step is cut as this choice says.
+    pub(crate) fn has_step(&self, step: &StepChoice) -> bool {
+        self.micro_batch_samples == step.micro_batch_samples
+            && self.recompute_blocks == step.recompute_blocks
+            && self.loss_chunk_rows == step.loss_chunk_rows
+            && self.layer_major == step.layer_major
+    }
 }
 
 /// No offered choice fits.

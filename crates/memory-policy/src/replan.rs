@@ -159,12 +159,7 @@ pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous:
         Budget::ShareOfAvailable => true,
     };
     let mut same_step = costs.clone();
-    same_step.steps.retain(|step| {
-        step.micro_batch_samples == previous.micro_batch_samples
-            && step.recompute_blocks == previous.recompute_blocks
-            && step.loss_chunk_rows == previous.loss_chunk_rows
-            && step.layer_major == previous.layer_major
-    });
+    same_step.steps.retain(|step| previous.has_step(step));
     if is_same_budget
         && budget.source() == previous.bill.budget_source
         && !same_step.steps.is_empty()
