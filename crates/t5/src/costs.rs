@@ -82,7 +82,11 @@ pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
 /// need beyond these (`workspace`).
 pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -> bool) -> Vec<CostRow> {
     let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
-    let reach = Reach::to(config, parts);
+    training_within(config, pass, Reach::to(config, parts))
+}
+
+/// [`training`] where it is known how far backward reaches.
+pub(crate) fn training_within(config: &Config, pass: &Pass, reach: Reach) -> Vec<CostRow> {
     let mut walk = Walk::new(config, pass);
     walk.forward(reach);
     let activations = walk.live;

@@ -134,6 +134,13 @@ impl T5 {
         Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part))
     }
 
+    /// What [`T5::forward_backward`] with these accumulators holds at its peak beside them and the parameters, as a
+    /// function of the micro-batch: the sum of [`crate::costs::training`].
+    pub fn training_bytes(&self, grads: &Gradients) -> impl Fn(&crate::costs::Pass) -> u64 {
+        let reach = self.reach(grads);
+        move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
+    }
+
     /// Forward of a micro-batch that keeps what backward within `reach` needs.
     pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);

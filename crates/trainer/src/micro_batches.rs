@@ -28,15 +28,14 @@ pub fn cut_within(lengths: &[(usize, usize)], fits: &dyn Fn(usize, (usize, usize
     let mut micro_batches = Vec::new();
     while !left.is_empty() {
         // The longest source and target of the first sample, of the first two, and so on.
-        let longest: Vec<(usize, usize)> = left
-            .iter()
-            .scan((0, 0), |most, &i| {
-                *most = (most.0.max(lengths[i].0), most.1.max(lengths[i].1));
-                Some(*most)
+        let prefixes: Vec<(usize, (usize, usize))> = (1..)
+            .zip(left)
+            .scan((0, 0), |longest, (samples, &i)| {
+                *longest = (longest.0.max(lengths[i].0), longest.1.max(lengths[i].1));
+                Some((samples, *longest))
             })
             .collect();
-        let counts: Vec<usize> = (1..=left.len()).collect();
-        let samples = counts.partition_point(|&samples| fits(samples, longest[samples - 1])).max(1);
+        let samples = prefixes.partition_point(|&(samples, longest)| fits(samples, longest)).max(1);
         let (micro_batch, rest) = left.split_at(samples);
         micro_batches.push(micro_batch.to_vec());
         left = rest;

@@ -353,21 +353,15 @@ impl Trainer {
         let Some((source_tokens, target_tokens)) = plan.longest else {
             return micro_batches::cut(lengths, plan.micro_batch_samples);
         };
-        let parameters = self.model.parameters().iter().enumerate();
-        let trained: HashSet<&str> = parameters
-            .filter(|(index, _)| self.gradients.is_trainable(*index))
-            .map(|(_, parameter)| parameter.name.as_str())
-            .collect();
-        let trained = |spec: &t5::ParameterSpec| trained.contains(spec.name.as_str());
-        let bytes = |shape: Shape| -> u64 {
-            let pass = Pass {
+        let training_bytes = self.model.training_bytes(&self.gradients);
+        let bytes = |shape: Shape| {
+            training_bytes(&Pass {
                 shape,
                 activations: self.options.precision.activations(),
                 recompute_blocks: plan.recompute_blocks,
                 loss_chunk_rows: plan.loss_chunk_rows,
                 dropout: self.options.dropout > 0.0,
-            };
-            t5::costs::training(self.model.config(), &pass, &trained).iter().map(|row| row.bytes).sum()
+            })
         };
         let most = bytes(Shape { samples: plan.micro_batch_samples, source_tokens, target_tokens });
         micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
