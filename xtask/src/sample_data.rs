@@ -16,7 +16,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use dataloader::{TokenizerTraining, train_tokenizer_on};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use arrow::array::{ArrayRef, BinaryArray, RecordBatch};
+use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};

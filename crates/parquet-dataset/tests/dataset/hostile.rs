@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Decimal128Array, RecordBatch, StringArray, StructArray};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow_array::{Array, ArrayRef, Decimal128Array, RecordBatch, StringArray, StructArray};
+use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
 use parquet::file::properties::WriterProperties;
@@ -74,7 +74,7 @@ fn a_string_inside_a_struct_is_read_by_its_path() {
     let path = directory.path().join("train.parquet");
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("c")]));
     let field = Arc::new(Field::new("text", DataType::Utf8, true));
-    let nulls = arrow::buffer::NullBuffer::from(vec![true, true, false]);
+    let nulls = arrow_buffer::NullBuffer::from(vec![true, true, false]);
     let outer = StructArray::new(vec![field].into(), vec![texts], Some(nulls));
     let schema = Schema::new(vec![Field::new("outer", outer.data_type().clone(), true)]);
     let batch = RecordBatch::try_new(Arc::new(schema), vec![Arc::new(outer)]).unwrap();
