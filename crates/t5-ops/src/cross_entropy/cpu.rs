@@ -6,27 +6,32 @@
 //! dW while it is in the cache. Between the passes logits are *kept* (`chunk_rows` of them), or, where
 //! products cost less than memory, *computed again*, and then no more than a block of them ever exists.
 //!
+//! Logits lie transposed, an entry of the vocabulary after the other: then W, by far the largest operand, is read
+//! row by row as it lies, and what has to be packed for it, the rows of x, is packed once for the whole
+//! vocabulary. So it is for dW.
+//!
 //! The vocabulary is divided among the threads once, in equal stretches. Each stretch has its own statistics
 //! and its own sum of dX, which are combined in order at the end, and owns its rows of dW.
 //!
-//! Shapes: C rows of a chunk, L stretches.
+//! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S from one entry's logits to the next's;
+//! L stretches.
 
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::matmul::{Matrix, MatrixMut, Operand, Threads, multiply};
+use crate::matmul::{Matrix, MatrixMut, Operand, Packed, Threads, multiply, multiply_packed};
 use crate::parallel::{Shared, for_each_part, for_each_rows};
-use crate::simd::{Lanes, WIDTH, padded, simd};
+use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, View, filled, scratch, update, with_element};
 use crate::vector::{self, exp};
 #[cfg(target_arch = "x86_64")]
 use crate::vector::{Isa, isa};
 
-/// Entries of the vocabulary whose logits are computed at a time.
-const BLOCK: usize = 256;
+/// Entries of the vocabulary whose logits are computed at a time: whole blocks of every kernel.
+const BLOCK: usize = 96;
 /// Entries whose gradient goes into dX and dW at a time: a whole number of blocks.
-const TILE: usize = 4 * BLOCK;
-/// Rows at a time over all stretches where logits are computed again: packing W, and adding to dW, cost
+const TILE: usize = 10 * BLOCK;
+/// Rows at a time over all stretches where logits are computed again: reading W, and adding to dW, cost
 /// once for each chunk, sums of dX cost memory for each of its rows.
 const RECOMPUTED_ROWS: usize = 2048;
 
@@ -79,22 +84,37 @@ impl Cut {
         Self { logits, chunk: chunk.min(rows), stretches: vocabulary.div_ceil(stretch), stretch }
     }
 
-    /// Bytes of the buffers below for activations of `size` bytes.
-    fn bytes(&self, vocabulary: usize, width: usize, size: usize, gradients: bool) -> usize {
-        let Self { chunk, stretches, .. } = *self;
-        let logits = match self.logits {
-            Logits::Kept if gradients => chunk * vocabulary * 4,
-            _ => stretches * chunk * BLOCK * 4,
-        };
-        let sums = stretches * chunk * (TILE * size + width * 4);
-        chunk * (width * size + 8 * stretches) + logits + if gradients { sums } else { 0 }
+    /// C.
+    fn lanes(&self) -> usize {
+        self.chunk.next_multiple_of(WIDTH)
     }
+
+    /// Logits of the buffer below.
+    fn held(&self, vocabulary: usize) -> usize {
+        let entries = if self.logits == Logits::Kept { vocabulary } else { self.stretches * BLOCK };
+        entries * stride(self.lanes())
+    }
+
+    /// Bytes of the buffers below.
+    fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> usize {
+        let (rows, stretches, size, rounds) = (self.lanes(), self.stretches, x.size_in_bytes(), x == DType::BF16);
+        let statistics = 4 * rows * (2 * stretches + 2);
+        let of_both = rows * width * size + Packed::bytes(width, rows, rounds) + statistics;
+        let of_gradients = Packed::bytes(rows, width, rounds) + stretches * rows * (TILE * size + width * 4);
+        of_both + 4 * self.held(vocabulary) + if gradients { of_gradients } else { 0 }
+    }
+}
+
+/// From one entry's logits to the next's, for `rows` rows: never a multiple of a page, because then the same row of
+/// all entries would fall into one set of the first-level cache.
+fn stride(rows: usize) -> usize {
+    if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
 /// What a call holds beside its operands and results.
 pub(super) fn bytes(rows: usize, vocabulary: usize, width: usize, x: DType, c: usize, gradients: bool) -> usize {
-    let cut = Cut::new(Logits::of(x), rows, vocabulary, c);
-    cut.bytes(vocabulary, width, x.size_in_bytes(), gradients)
+    let logits = if gradients { Logits::of(x) } else { Logits::ComputedAgain };
+    Cut::new(logits, rows, vocabulary, c).bytes(vocabulary, width, x, gradients)
 }
 
 pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
@@ -172,12 +192,15 @@ struct Pass<'a, T> {
     logit_scale: f32,
     gradient_scale: f32,
     cut: Cut,
-    x_rows: Vec<T>,    // (C, D): the rows of the chunk, gathered
-    logits: Vec<f32>,  // kept: (V, C) in blocks of (C, BLOCK); else a block for each stretch
-    largest: Vec<f32>, // (L, C), then (C): largest scaled logit
-    total: Vec<f32>,   // (L, C), then (C): sum of exp(logit - largest)
-    dlogits: Vec<T>,   // (L, C, TILE)
-    dx: Vec<f32>,      // (L, C, D)
+    /// Whether products with W round to bf16.
+    rounds: bool,
+    x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
+    columns: Option<Packed>, // (D, C): the same as the columns of a right-hand operand
+    logits: Vec<f32>,        // kept: (V, S); else (L, BLOCK, S)
+    largest: Vec<f32>,       // (L, C), then (C): largest scaled logit
+    total: Vec<f32>,         // (L, C), then (C): sum of exp(logit - largest)
+    dlogits: Vec<T>,         // (L, TILE, C)
+    dx: Vec<f32>,            // (L, C, D)
 }
 
 impl<'a, T: Lanes> Pass<'a, T> {
@@ -189,11 +212,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         c: &CrossEntropy,
         cut: Cut,
     ) -> Self {
-        let Cut { chunk, stretches, .. } = cut;
-        let logits = match cut.logits {
-            Logits::Kept => chunk * vocabulary,
-            Logits::ComputedAgain => stretches * chunk * BLOCK,
-        };
+        let rows = cut.lanes();
         Self {
             x,
             w,
@@ -203,19 +222,21 @@ impl<'a, T: Lanes> Pass<'a, T> {
             logit_scale: c.logit_scale as f32,
             gradient_scale: (c.gradient_scale * c.logit_scale) as f32,
             cut,
-            x_rows: scratch(chunk * width),
-            logits: scratch(logits),
-            largest: scratch(stretches * chunk),
-            total: scratch(stretches * chunk),
+            rounds: [T::operand(x), w].iter().any(|operand| matches!(operand, Operand::Bf16(_))),
+            x_rows: scratch(rows * width),
+            columns: None,
+            logits: scratch(cut.held(vocabulary)),
+            largest: scratch(cut.stretches * rows),
+            total: scratch(cut.stretches * rows),
             dlogits: Vec::new(),
             dx: Vec::new(),
         }
     }
 
     fn prepare_gradients(&mut self) {
-        let Cut { chunk, stretches, .. } = self.cut;
-        self.dlogits = scratch(stretches * chunk * TILE);
-        self.dx = scratch(stretches * chunk * self.width);
+        let (rows, stretches) = (self.cut.lanes(), self.cut.stretches);
+        self.dlogits = scratch(stretches * rows * TILE);
+        self.dx = scratch(stretches * rows * self.width);
     }
 
     /// The entries of a stretch.
@@ -233,29 +254,34 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// Where the logits of the block at `entry` of a stretch lie: offset and length.
-    fn place(&self, stretch: usize, entry: usize, rows: usize) -> (usize, usize) {
-        let len = BLOCK.min(self.vocabulary - entry) * rows;
+    /// Where the logits of the `count` entries at `entry` of a stretch lie: offset and length.
+    fn place(&self, stretch: usize, entry: usize, count: usize, rows: usize) -> (usize, usize) {
+        let stride = stride(rows);
         match self.cut.logits {
-            Logits::Kept => (entry * rows, len),
-            Logits::ComputedAgain => (stretch * self.cut.chunk * BLOCK, len),
+            Logits::Kept => (entry * stride, count * stride),
+            Logits::ComputedAgain => (stretch * BLOCK * stride, count * stride),
         }
     }
 
-    /// Computes the logits of the block at `entry`, (rows, entries of the block).
-    fn compute(&self, x_rows: &[T], entry: usize, rows: usize, logits: &mut [f32]) {
-        let count = logits.len() / rows;
-        let x = Matrix::new(T::operand(x_rows), rows, self.width);
-        let w = self.entries(entry, count);
-        multiply(MatrixMut::new(logits, rows, count), x, w.t(), false, Threads::One);
+    /// Computes the logits of the `count` entries at `entry` for `rows` rows.
+    fn compute(&self, entry: usize, count: usize, rows: usize, logits: &mut [f32]) {
+        let columns = self.columns.as_ref().expect("packed by the first pass");
+        // SAFETY: `logits` lives longer than the product.
+        let target = unsafe { MatrixMut::part(Shared::new(logits), 0, count, rows, stride(rows)) };
+        multiply_packed(target, self.entries(entry, count), columns, false, Threads::One);
     }
 
     /// The first pass: statistics of the softmax of each row. Returns the sum of the losses.
     fn statistics(&mut self, rows: &[u32]) -> f64 {
         let (d, n) = (self.width, rows.len());
+        let lanes = n.next_multiple_of(WIDTH);
         for (&row, x) in rows.iter().zip(self.x_rows.chunks_exact_mut(d.max(1))) {
             x.copy_from_slice(&self.x[row as usize * d..][..d]);
         }
+        self.x_rows[n * d..lanes * d].fill(T::from_f32(0.0));
+        let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
+        self.columns = Some(Packed::new(x_rows.t(), self.rounds, Threads::All));
+
         let mut of_label = vec![0f32; n];
         let label_out = Shared::new(&mut of_label);
         let logits = Shared::new(&mut self.logits);
@@ -263,28 +289,29 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let this = &*self;
         for_each_part(this.cut.stretches, |stretch| {
             // SAFETY: each stretch has its own statistics.
-            let (largest, total) = unsafe { (largest.slice(stretch * n, n), total.slice(stretch * n, n)) };
+            let (largest, total) =
+                unsafe { (largest.slice(stretch * lanes, lanes), total.slice(stretch * lanes, lanes)) };
             largest.fill(f32::NEG_INFINITY);
             total.fill(0.0);
             let entries = this.stretch(stretch);
             for entry in entries.clone().step_by(BLOCK) {
-                let (at, len) = this.place(stretch, entry, n);
+                let count = BLOCK.min(entries.end - entry);
+                let (at, len) = this.place(stretch, entry, count, lanes);
                 // SAFETY: each stretch has its own blocks.
                 let logits = unsafe { logits.slice(at, len) };
-                this.compute(&this.x_rows[..n * d], entry, n, logits);
-                absorb(logits, this.logit_scale, largest, total);
-                let count = len / n;
+                this.compute(entry, count, lanes, logits);
+                absorb(logits, stride(lanes), this.logit_scale, largest, total);
                 for (i, &row) in rows.iter().enumerate() {
                     let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
                     if label < count {
                         // SAFETY: a label lies in one block.
                         let of_label = unsafe { label_out.slice(i, 1) };
-                        of_label[0] = logits[i * count + label] * this.logit_scale;
+                        of_label[0] = logits[label * stride(lanes) + i] * this.logit_scale;
                     }
                 }
             }
         });
-        self.combine(n);
+        self.combine(lanes);
         let losses =
             (0..n).map(|i| f64::from(self.largest[i]) + f64::from(self.total[i]).ln() - f64::from(of_label[i]));
         losses.sum()
@@ -308,51 +335,51 @@ impl<'a, T: Lanes> Pass<'a, T> {
     /// The second pass: sums of dX, and dW in place.
     fn gradients<G: Element>(&mut self, rows: &[u32], dw: Option<(Shared<G>, bool)>) {
         let (d, n, scale) = (self.width, rows.len(), self.gradient_scale);
-        let factors: Vec<f32> = self.total[..n].iter().map(|total| scale / total).collect();
+        let lanes = n.next_multiple_of(WIDTH);
+        // Rows of zeros have no gradient.
+        let factor = |i: usize| if i < n { scale / self.total[i] } else { 0.0 };
+        let factors: Vec<f32> = (0..lanes).map(factor).collect();
+        let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
+        let x_rows = dw.map(|_| Packed::new(x_rows, matches!(T::operand(&[]), Operand::Bf16(_)), Threads::All));
         let logits = Shared::new(&mut self.logits);
         let (dlogits, dx) = (Shared::new(&mut self.dlogits), Shared::new(&mut self.dx));
         let this = &*self;
         for_each_part(this.cut.stretches, |stretch| {
             // SAFETY: each stretch has its own tile and its own sum.
-            let (dlogits, dx) =
-                unsafe { (dlogits.slice(stretch * this.cut.chunk * TILE, n * TILE), dx.slice(stretch * n * d, n * d)) };
+            let (dlogits, dx) = unsafe {
+                (dlogits.slice(stretch * lanes * TILE, lanes * TILE), dx.slice(stretch * lanes * d, lanes * d))
+            };
             let entries = this.stretch(stretch);
             for first in entries.clone().step_by(TILE) {
-                let count = TILE.min(entries.end - first);
-                let dlogits = &mut dlogits[..n * count];
-                for entry in (first..first + count).step_by(BLOCK) {
-                    let (at, len) = this.place(stretch, entry, n);
+                let tile = first..entries.end.min(first + TILE);
+                let dlogits = &mut dlogits[..tile.len() * lanes];
+                for entry in tile.clone().step_by(BLOCK) {
+                    let count = BLOCK.min(tile.end - entry);
+                    let (at, len) = this.place(stretch, entry, count, lanes);
                     // SAFETY: each stretch has its own blocks.
                     let logits = unsafe { logits.slice(at, len) };
                     if this.cut.logits == Logits::ComputedAgain {
-                        this.compute(&this.x_rows[..n * d], entry, n, logits);
+                        this.compute(entry, count, lanes, logits);
                     }
-                    softmax(
-                        logits,
-                        this.logit_scale,
-                        &this.largest[..n],
-                        &factors,
-                        &mut dlogits[entry - first..],
-                        count,
-                    );
+                    let dlogits = &mut dlogits[(entry - first) * lanes..][..count * lanes];
+                    softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], &factors, dlogits);
                     for (i, &row) in rows.iter().enumerate() {
                         let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
-                        if label < len / n {
+                        if label < count {
                             // The difference of two numbers that may be close: rounded once, afterwards.
-                            let logit = logits[i * (len / n) + label] * this.logit_scale;
+                            let logit = logits[label * stride(lanes) + i] * this.logit_scale;
                             let p = exp(logit - this.largest[i]) * factors[i];
-                            dlogits[i * count + entry - first + label] = T::from_f32(p - scale);
+                            dlogits[label * lanes + i] = T::from_f32(p - scale);
                         }
                     }
                 }
-                let dlogits = Matrix::new(T::operand(dlogits), n, count);
-                let w = this.entries(first, count);
-                multiply(MatrixMut::new(dx, n, d), dlogits, w, first > entries.start, Threads::One);
-                let Some((dw, accumulate)) = dw else { continue };
-                let x = Matrix::new(T::operand(&this.x_rows[..n * d]), n, d);
+                let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
+                let w = this.entries(first, tile.len());
+                multiply(MatrixMut::new(dx, lanes, d), dlogits.t(), w, first > entries.start, Threads::One);
+                let (Some((dw, accumulate)), Some(x_rows)) = (dw, &x_rows) else { continue };
                 // SAFETY: each stretch has its own rows of dW.
-                let dw = unsafe { MatrixMut::part(dw, first * d, count, d, d) };
-                multiply(dw, dlogits.t(), x, accumulate, Threads::One);
+                let dw = unsafe { MatrixMut::part(dw, first * d, tile.len(), d, d) };
+                multiply_packed(dw, dlogits, x_rows, accumulate, Threads::One);
             }
         });
     }
@@ -360,12 +387,13 @@ impl<'a, T: Lanes> Pass<'a, T> {
     /// Adds up the sums of dX and writes them to their rows.
     fn add_up(&self, rows: &[u32], dx: Shared<T>) {
         let (d, n) = (self.width, rows.len());
+        let lanes = n.next_multiple_of(WIDTH);
         for_each_rows(n, d, |part| {
             let mut sum = vec![0f32; d];
             for i in part {
                 sum.copy_from_slice(&self.dx[i * d..][..d]);
                 for stretch in 1..self.cut.stretches {
-                    vector::add(&mut sum, &self.dx[(stretch * n + i) * d..][..d]);
+                    vector::add(&mut sum, &self.dx[(stretch * lanes + i) * d..][..d]);
                 }
                 // SAFETY: each row of the chunk is another row of dX.
                 let dx = unsafe { dx.slice(rows[i] as usize * d, d) };
@@ -378,53 +406,46 @@ impl<'a, T: Lanes> Pass<'a, T> {
 }
 
 simd! {
-    /// Brings the statistics of each row up to date with a block of its logits.
-    fn absorb<S>(s, logits: &[f32], scale: f32, largest: &mut [f32], total: &mut [f32]) {
-        let count = logits.len() / largest.len();
+    /// Brings the statistics of each row up to date with a block of logits, which lie `stride` apart for each entry.
+    fn absorb<S>(s, logits: &[f32], stride: usize, scale: f32, largest: &mut [f32], total: &mut [f32]) {
         let scales = s.splat(scale);
-        for ((logits, largest), total) in logits.chunks_exact(count).zip(largest).zip(total) {
-            let (chunks, rest) = logits.as_chunks::<WIDTH>();
-            let rest = (!rest.is_empty()).then(|| padded(rest, f32::NEG_INFINITY * scale));
-            let mut top = s.splat(f32::NEG_INFINITY);
-            for logits in chunks.iter().chain(&rest) {
+        let (largest, total) = (largest.as_chunks_mut::<WIDTH>().0, total.as_chunks_mut::<WIDTH>().0);
+        for (i, (largest, total)) in largest.iter_mut().zip(total).enumerate() {
+            let before = s.load(largest);
+            let mut top = before;
+            for of_entry in logits.chunks_exact(stride) {
+                let logits = &of_entry.as_chunks::<WIDTH>().0[i];
                 top = s.max(s.mul(s.load(logits), scales), top);
             }
-            let of_block = s.largest(top);
-            let both = if of_block > *largest { of_block } else { *largest };
-            let (shift, mut sum) = (s.splat(both), s.splat(0.0));
-            for logits in chunks.iter().chain(&rest) {
-                sum = s.add(sum, s.exp(s.sub(s.mul(s.load(logits), scales), shift)));
+            let mut sum = s.mul(s.load(total), s.exp(s.sub(before, top)));
+            for of_entry in logits.chunks_exact(stride) {
+                let logits = &of_entry.as_chunks::<WIDTH>().0[i];
+                sum = s.add(sum, s.exp(s.sub(s.mul(s.load(logits), scales), top)));
             }
-            *total = *total * exp(*largest - both) + s.sum(sum);
-            *largest = both;
+            s.store(top, largest);
+            s.store(sum, total);
         }
     }
 
-    /// Writes `factor * exp(scale * logit - largest)` into rows that are `stride` apart.
+    /// Writes `factor * exp(scale * logit - largest)`, an entry after the other.
     fn softmax<S, T: Lanes>(
         s,
         logits: &[f32],
+        stride: usize,
         scale: f32,
         largest: &[f32],
         factors: &[f32],
         to: &mut [T],
-        stride: usize,
     ) {
-        let count = logits.len() / largest.len();
         let scales = s.splat(scale);
-        for (i, logits) in logits.chunks_exact(count).enumerate() {
-            let (largest, factor) = (s.splat(largest[i]), s.splat(factors[i]));
-            let (chunks, rest) = logits.as_chunks::<WIDTH>();
-            let (to, to_rest) = to[i * stride..][..count].as_chunks_mut::<WIDTH>();
-            for (logits, to) in chunks.iter().zip(to) {
-                let e = s.exp(s.sub(s.mul(s.load(logits), scales), largest));
-                T::store(s, s.mul(e, factor), to);
-            }
-            if !rest.is_empty() {
-                let mut last = [T::from_f32(0.0); WIDTH];
-                let e = s.exp(s.sub(s.mul(s.load(&padded(rest, 0.0)), scales), largest));
-                T::store(s, s.mul(e, factor), &mut last);
-                to_rest.copy_from_slice(&last[..rest.len()]);
+        let (rows, factors) = (largest.len(), factors.as_chunks::<WIDTH>().0);
+        let largest = largest.as_chunks::<WIDTH>().0;
+        for (logits, to) in logits.chunks_exact(stride).zip(to.chunks_exact_mut(rows)) {
+            let logits = logits.as_chunks::<WIDTH>().0;
+            let to = to.as_chunks_mut::<WIDTH>().0;
+            for (((logits, to), largest), factor) in logits.iter().zip(to).zip(largest).zip(factors) {
+                let e = s.exp(s.sub(s.mul(s.load(logits), scales), s.load(largest)));
+                T::store(s, s.mul(e, s.load(factor)), to);
             }
         }
     }

@@ -120,13 +120,13 @@ pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
     const BLOCKS: usize = 2000;
     const TIMES: usize = 9;
     let zeros = |len: usize| {
-        let mut lines = Buffer::<K::Cell>::new(len);
+        let mut lines = Buffer::new::<K::Cell>(len);
         lines.lines.fill(Line([0; 64]));
         lines
     };
-    let (mut a, mut b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
+    let (a, b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
     let mut c = vec![0f32; K::ROWS * K::COLS];
-    let (a, b) = (packed_rows::<K>(a.cells().as_ptr()), b.cells().as_ptr());
+    let (a, b) = (packed_rows::<K>(a.read().as_ptr()), b.read::<K::Cell>().as_ptr());
     // SAFETY: by the caller's promise.
     let kernel = unsafe { K::enter() };
     let mut best = f64::MAX;
@@ -141,45 +141,53 @@ pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
     (2 * K::ROWS * K::COLS * DEEP * BLOCKS) as f64 / best
 }
 
+/// How the panels of an operand (K, X) lie one after the other.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Columns of a panel.
+    width: usize,
+    /// K, filled up.
+    depth: usize,
+    /// How many there are.
+    count: usize,
+    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
+    /// not fall into the same set of a cache.
+    cells: usize,
+    cell_bytes: usize,
+}
+
+impl Layout {
+    fn new<K: Kernel>(side: Side, (k, x): (usize, usize)) -> Self {
+        let width = if side == Side::A { K::ROWS } else { K::COLS };
+        let (depth, cell_bytes) = (k.next_multiple_of(K::STEP), size_of::<K::Cell>());
+        Self { width, depth, count: x.div_ceil(width), cells: depth * width + 64 / cell_bytes, cell_bytes }
+    }
+
+    /// How many panels fit `bytes`, at least one.
+    fn fitting(&self, bytes: usize) -> usize {
+        (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
+    }
+}
+
 /// One operand cut into panels.
 struct Panels<'a, K: Kernel> {
     side: Side,
     /// (K, X)
     matrix: Matrix<'a>,
-    /// Columns of a panel.
-    width: usize,
-    /// K, filled up.
-    depth: usize,
+    layout: Layout,
     kernel: std::marker::PhantomData<fn() -> K>,
 }
 
 impl<'a, K: Kernel> Panels<'a, K> {
     fn new(side: Side, matrix: Matrix<'a>) -> Self {
-        let width = if side == Side::A { K::ROWS } else { K::COLS };
-        let depth = matrix.rows.next_multiple_of(K::STEP);
-        Self { side, matrix, width, depth, kernel: std::marker::PhantomData }
-    }
-
-    /// How many there are.
-    fn count(&self) -> usize {
-        self.matrix.cols.div_ceil(self.width)
-    }
-
-    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
-    /// not fall into the same set of a cache.
-    fn cells(&self) -> usize {
-        self.depth * self.width + 64 / size_of::<K::Cell>()
-    }
-
-    /// How many fit `bytes`, at least one.
-    fn fitting(&self, bytes: usize) -> usize {
-        (bytes / (self.cells() * size_of::<K::Cell>())).clamp(1, self.count())
+        let layout = Layout::new::<K>(side, (matrix.rows, matrix.cols));
+        Self { side, matrix, layout, kernel: std::marker::PhantomData }
     }
 
     /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
     /// along K, all panels for a part of K of what lies across.
     fn tasks(&self, count: usize) -> usize {
-        if self.matrix.row_stride == 1 { count } else { self.depth.div_ceil(PART) }
+        if self.matrix.row_stride == 1 { count } else { self.layout.depth.div_ceil(PART) }
     }
 
     /// Does one of the `tasks`, for panels `panels` that `to` has place for.
@@ -198,8 +206,8 @@ impl<'a, K: Kernel> Panels<'a, K> {
         for panel in panels {
             // SAFETY: this part of this panel is this task's alone.
             unsafe {
-                let start = (panel - first) * self.cells() + padded.start * self.width;
-                let cells = to.slice(start, padded.len() * self.width);
+                let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
+                let cells = to.slice(start, padded.len() * self.layout.width);
                 K::pack(self.side, &self.matrix, self.cols(panel), k.clone(), cells);
             }
         }
@@ -207,7 +215,66 @@ impl<'a, K: Kernel> Panels<'a, K> {
 
     /// The columns of a panel.
     fn cols(&self, panel: usize) -> Range<usize> {
-        panel * self.width..self.matrix.cols.min((panel + 1) * self.width)
+        let width = self.layout.width;
+        panel * width..self.matrix.cols.min((panel + 1) * width)
+    }
+}
+
+/// A right-hand operand (K, N) whose panels are kept for several products.
+pub(super) struct Packed {
+    /// K and N.
+    size: (usize, usize),
+    /// The panels of each slice of K.
+    slices: Vec<Buffer>,
+}
+
+/// The slices of K in which a product is computed.
+fn slices<K: Kernel>(k: usize) -> impl Iterator<Item = Range<usize>> {
+    let depth = k.div_ceil(k.div_ceil(K::DEPTH).max(1)).next_multiple_of(K::STEP).max(K::STEP);
+    (0..k).step_by(depth).map(move |first| first..k.min(first + depth))
+}
+
+impl Packed {
+    /// Packs all of B.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the instructions of the kernel.
+    pub(super) unsafe fn new<K: Kernel>(b: Matrix, threads: Threads) -> Self {
+        let pack = |k: Range<usize>| {
+            let panels = Panels::<K>::new(Side::B, b.t().columns(k.clone()).t());
+            let count = panels.layout.count;
+            let mut buffer = Buffer::apart::<K::Cell>(count * panels.layout.cells);
+            let to = Shared::new(buffer.cells());
+            // SAFETY: by the caller's promise; each task is done once.
+            run(threads.count(), panels.tasks(count), 4, |task| unsafe { panels.pack(0..count, task, to) });
+            buffer
+        };
+        Self { size: (b.rows, b.cols), slices: slices::<K>(b.rows).map(pack).collect() }
+    }
+
+    /// Bytes of the panels of a (K, N) operand.
+    pub(super) fn bytes<K: Kernel>(k: usize, n: usize) -> usize {
+        let layouts = slices::<K>(k).map(|k| Layout::new::<K>(Side::B, (k.len(), n)));
+        layouts.map(|layout| layout.count * layout.cells * layout.cell_bytes).sum()
+    }
+}
+
+/// The right-hand operand of a product.
+pub(super) enum Right<'a> {
+    /// Packed on the way.
+    Matrix(Matrix<'a>),
+    /// Packed before.
+    Packed(&'a Packed),
+}
+
+impl Right<'_> {
+    /// K and N.
+    pub(super) fn size(&self) -> (usize, usize) {
+        match self {
+            Right::Matrix(b) => (b.rows, b.cols),
+            Right::Packed(b) => b.size,
+        }
     }
 }
 
@@ -218,24 +285,28 @@ const PART: usize = 32;
 ///
 /// # Safety
 ///
-/// The machine has the instructions of the kernel.
-pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+/// The machine has the instructions of the kernel, which is the one that B was packed for.
+pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Right, accumulate: bool, threads: Threads) {
     // SAFETY: by the caller's promise.
-    let slice = |c: &MatrixMut, accumulate: bool, k: Range<usize>| unsafe {
-        let first = k.start == 0;
-        multiply_slice::<K>(c, a.columns(k.clone()), b.t().columns(k).t(), accumulate || !first, threads);
-    };
-    let slices = a.cols.div_ceil(K::DEPTH);
-    let depth = a.cols.div_ceil(slices).next_multiple_of(K::STEP);
-    let slices = (0..a.cols).step_by(depth).map(|k| k..a.cols.min(k + depth));
-    match c.data {
-        Target::Bf16(target) if depth < a.cols => {
-            // Sums are f32 to the end.
-            let mut sums = Buffer::<f32>::new(c.rows * c.cols);
-            for k in slices {
-                slice(&MatrixMut::new(sums.cells(), c.rows, c.cols), false, k);
+    let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
+        let b = match b {
+            Right::Matrix(b) => Source::Matrix(Panels::<K>::new(Side::B, b.t().columns(k.clone()).t())),
+            Right::Packed(packed) => {
+                Source::Packed(packed.slices[number].read(), Layout::new::<K>(Side::B, (k.len(), packed.size.1)))
             }
-            let sums = &*sums.cells();
+        };
+        multiply_slice::<K>(c, a.columns(k), b, accumulate || number > 0, threads);
+    };
+    let mut slices = slices::<K>(a.cols).enumerate().peekable();
+    let is_cut = slices.peek().is_some_and(|(_, k)| k.len() < a.cols);
+    match c.data {
+        Target::Bf16(target) if is_cut => {
+            // Sums are f32 to the end.
+            let mut sums = Buffer::new::<f32>(c.rows * c.cols);
+            for (number, k) in slices {
+                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k);
+            }
+            let sums = sums.read::<f32>();
             let rows = |i: usize| {
                 // SAFETY: the matrix is handed over to this product, which alone writes it; one task a row.
                 let row = unsafe { c.row(target, i) };
@@ -243,42 +314,56 @@ pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, ac
             };
             run(threads.count(), c.rows, 8, rows);
         }
-        _ => slices.for_each(|k| slice(c, accumulate, k)),
+        _ => slices.for_each(|(number, k)| slice(c, accumulate, number, k)),
     }
 }
 
-unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+/// Where the panels of B come from in a slice of K.
+enum Source<'a, K: Kernel> {
+    Matrix(Panels<'a, K>),
+    Packed(&'a [K::Cell], Layout),
+}
+
+unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accumulate: bool, threads: Threads) {
     let threads = threads.count();
     let direct = K::direct(&a);
-    let (a, b) = (Panels::<K>::new(Side::A, a.t()), Panels::<K>::new(Side::B, b));
-    let depth = b.depth;
+    let a = Panels::<K>::new(Side::A, a.t());
+    // Groups of columns are packed here, or there is one group that was packed before.
+    let (right, columns_fitting, fresh) = match &b {
+        Source::Matrix(b) => (b.layout, b.layout.fitting(PACKED_BYTES), Some(b)),
+        Source::Packed(_, layout) => (*layout, layout.count, None),
+    };
+    let (left, depth) = (a.layout, right.depth);
     // A is packed ahead where it lies across K.
     let ahead = a.matrix.row_stride != 1;
-    let row_group = if ahead { a.fitting(PACKED_BYTES) } else { a.count() };
-    let col_group = b.fitting(PACKED_BYTES);
-    let mut packed_a = Buffer::<K::Cell>::new(if ahead { row_group * a.cells() } else { 0 });
-    let mut packed_b = Buffer::<K::Cell>::new(col_group * b.cells());
+    let row_group = if ahead { left.fitting(PACKED_BYTES) } else { left.count };
+    let mut packed_a = Buffer::new::<K::Cell>(if ahead { row_group * left.cells } else { 0 });
+    let mut packed_b = Buffer::new::<K::Cell>(if fresh.is_some() { columns_fitting * right.cells } else { 0 });
 
-    for first_col in (0..b.count()).step_by(col_group) {
-        let cols = first_col..b.count().min(first_col + col_group);
-        for first_row in (0..a.count()).step_by(row_group) {
-            let rows = first_row..a.count().min(first_row + row_group);
+    for first_col in (0..right.count).step_by(columns_fitting) {
+        let cols = first_col..right.count.min(first_col + columns_fitting);
+        for first_row in (0..left.count).step_by(row_group) {
+            let rows = first_row..left.count.min(first_row + row_group);
             // B is packed once for all groups of rows, A again for each group of columns if it has several.
-            let a_tasks = if ahead && (first_col == 0 || row_group < a.count()) { a.tasks(rows.len()) } else { 0 };
-            let b_tasks = if first_row == 0 { b.tasks(cols.len()) } else { 0 };
+            let a_tasks = if ahead && (first_col == 0 || row_group < left.count) { a.tasks(rows.len()) } else { 0 };
+            let b_tasks = fresh.filter(|_| first_row == 0).map_or(0, |b| b.tasks(cols.len()));
             let (shared_a, shared_b) = (Shared::new(packed_a.cells()), Shared::new(packed_b.cells()));
             run(threads, a_tasks + b_tasks, 4, |task| {
                 // SAFETY: the instructions are there by the caller's promise; each task is done once.
                 unsafe {
-                    match task.checked_sub(a_tasks) {
-                        None => a.pack(rows.clone(), task, shared_a),
-                        Some(task) => b.pack(cols.clone(), task, shared_b),
+                    match (task.checked_sub(a_tasks), fresh) {
+                        (Some(task), Some(b)) => b.pack(cols.clone(), task, shared_b),
+                        _ => a.pack(rows.clone(), task, shared_a),
                     }
                 }
             });
-            let (packed_a, packed_b) = (&*packed_a.cells(), &*packed_b.cells());
+            let packed_a = packed_a.read::<K::Cell>();
+            let packed_b = match b {
+                Source::Matrix(_) => packed_b.read(),
+                Source::Packed(cells, _) => cells,
+            };
 
-            let runs = cols.len().div_ceil(b.fitting(RUN_BYTES));
+            let runs = cols.len().div_ceil(right.fitting(RUN_BYTES));
             let run_panels = cols.len().div_ceil(runs);
             let runs = cols.len().div_ceil(run_panels);
             // A few tasks a thread even out what else the machine does.
@@ -290,9 +375,9 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumul
                 // SAFETY: the instructions are there by the caller's promise.
                 let kernel = unsafe { K::enter() };
                 let slice = if ahead { depth } else { K::SLICE.min(depth) };
-                let mut own = Buffer::<K::Cell>::new(if ahead { 0 } else { slice * K::ROWS });
+                let mut own = Buffer::new::<K::Cell>(if ahead { 0 } else { slice * K::ROWS });
                 let block = K::ROWS * K::COLS;
-                let mut sums = Buffer::<f32>::new(columns.len() * block);
+                let mut sums = Buffer::new::<f32>(columns.len() * block);
                 for row in part.clone() {
                     let panel = rows.start + row;
                     let whole_rows = a.cols(panel).len() == K::ROWS;
@@ -303,7 +388,7 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumul
                             Some(direct) if whole_rows => {
                                 Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k), ..direct }
                             }
-                            _ if ahead => packed_rows::<K>(packed_a[row * a.cells() + k * K::ROWS..].as_ptr()),
+                            _ if ahead => packed_rows::<K>(packed_a[row * left.cells + k * K::ROWS..].as_ptr()),
                             _ => {
                                 let cells = &mut own.cells()[..slice * K::ROWS];
                                 // SAFETY: as above.
@@ -315,7 +400,7 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Matrix, accumul
                         };
                         for column in columns.clone() {
                             let at = (panel * K::ROWS, (cols.start + column) * K::COLS);
-                            let b = &packed_b[column * b.cells() + k * K::COLS..][..slice * K::COLS];
+                            let b = &packed_b[column * right.cells + k * K::COLS..][..slice * K::COLS];
                             let sums = &mut sums.cells()[(column - columns.start) * block..][..block];
                             // SAFETY: panels of `slice`; each block of C belongs to one task.
                             unsafe {
@@ -389,24 +474,33 @@ unsafe fn write_block<K: Kernel>(kernel: &K, c: &MatrixMut, (i, j): (usize, usiz
     }
 }
 
-/// Memory for panels: kept by the thread for its next product, so that products do not wait for fresh pages.
-struct Buffer<T> {
+/// Memory for panels.
+struct Buffer {
     lines: Vec<Line>,
+    /// In elements of the type that it was made for.
     len: usize,
-    cell: std::marker::PhantomData<T>,
+    /// Whether the thread keeps it for its next product, so that products do not wait for fresh pages.
+    stays: bool,
 }
 
 thread_local! {
     static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-impl<T> Buffer<T> {
-    fn new(len: usize) -> Self {
+impl Buffer {
+    /// A buffer for one product.
+    fn new<T>(len: usize) -> Self {
+        let spare = if len == 0 { None } else { SPARE.with_borrow_mut(Vec::pop) };
+        Self::of::<T>(spare.unwrap_or_default(), len, true)
+    }
+
+    /// A buffer that lives longer than a product.
+    fn apart<T>(len: usize) -> Self {
+        Self::of::<T>(Vec::new(), len, false)
+    }
+
+    fn of<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
         let count = (len * size_of::<T>()).div_ceil(size_of::<Line>());
-        let mut lines = match count {
-            0 => Vec::new(),
-            _ => SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
-        };
         lines.clear();
         lines.reserve_exact(count);
         // SAFETY: the capacity is there, every bit pattern is a line, and panels are packed whole before they
@@ -415,19 +509,28 @@ impl<T> Buffer<T> {
         unsafe {
             lines.set_len(count)
         };
-        Self { lines, len, cell: std::marker::PhantomData }
+        Self { lines, len, stays }
     }
 
-    fn cells(&mut self) -> &mut [T] {
-        // SAFETY: aligned to 64 bytes and large enough.
+    /// The elements, of the type that it was made for.
+    fn cells<T: Copy>(&mut self) -> &mut [T] {
+        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
+        // SAFETY: aligned to 64 bytes and large enough; every bit pattern is a number.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// The same, to read.
+    fn read<T: Copy>(&self) -> &[T] {
+        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 }
 
-impl<T> Drop for Buffer<T> {
+impl Drop for Buffer {
     fn drop(&mut self) {
         let lines = std::mem::take(&mut self.lines);
-        if lines.capacity() > 0 {
+        if self.stays && lines.capacity() > 0 {
             SPARE.with_borrow_mut(|spare| spare.push(lines));
         }
     }

@@ -23,6 +23,7 @@ mod lanes;
 mod pairs;
 
 pub use engine::PACKED_BYTES;
+use engine::Right;
 use half::bf16;
 
 use crate::parallel::Shared;
@@ -212,16 +213,56 @@ pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, thr
 }
 
 /// [`multiply`] with the instructions of `isa`, which the machine must have.
-fn multiply_with(isa: Isa, c: MatrixMut, mut a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
+fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
+    // A product with a bf16 operand rounds both, on every instruction set.
+    b.rounds = a.is_bf16() || b.is_bf16();
+    product(isa, b.rounds, c, a, Right::Matrix(b), accumulate, threads);
+}
+
+/// A right-hand operand that is packed once for several products.
+pub(crate) struct Packed {
+    panels: engine::Packed,
+    isa: Isa,
+    rounds: bool,
+}
+
+impl Packed {
+    /// Packs B, for products that round to bf16 or do not.
+    pub(crate) fn new(b: Matrix, rounds: bool, threads: Threads) -> Self {
+        Self::with(isa(), b, rounds, threads)
+    }
+
+    /// [`Packed::new`] for the instructions of `isa`, which the machine must have.
+    fn with(isa: Isa, mut b: Matrix, rounds: bool, threads: Threads) -> Self {
+        assert!(rounds || !b.is_bf16(), "a bf16 operand makes a product that rounds");
+        b.rounds = rounds;
+        // SAFETY: `isa` names only what this machine was found to have.
+        let panels = unsafe { with_kernel!(isa, rounds, K, engine::Packed::new::<K>(b, threads)) };
+        Self { panels, isa, rounds }
+    }
+
+    /// Bytes that a packed (`k`, `n`) holds.
+    pub(crate) fn bytes(k: usize, n: usize, rounds: bool) -> usize {
+        with_kernel!(isa(), rounds, K, engine::Packed::bytes::<K>(k, n))
+    }
+}
+
+/// [`multiply`] with a B that was packed before.
+pub(crate) fn multiply_packed(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
+    assert!(b.rounds || !a.is_bf16(), "B was packed for a product that does not round");
+    product(b.isa, b.rounds, c, a, Right::Packed(&b.panels), accumulate, threads);
+}
+
+/// `rounds`: the operands are rounded to bf16.
+fn product(isa: Isa, rounds: bool, c: MatrixMut, mut a: Matrix, b: Right, accumulate: bool, threads: Threads) {
+    let (b_rows, b_cols) = b.size();
     assert!(
-        c.rows == a.rows && c.cols == b.cols && a.cols == b.rows,
-        "C ({}, {}) = A ({}, {}) B ({}, {})",
+        c.rows == a.rows && c.cols == b_cols && a.cols == b_rows,
+        "C ({}, {}) = A ({}, {}) B ({b_rows}, {b_cols})",
         c.rows,
         c.cols,
         a.rows,
         a.cols,
-        b.rows,
-        b.cols
     );
     if c.rows == 0 || c.cols == 0 {
         return;
@@ -232,9 +273,7 @@ fn multiply_with(isa: Isa, c: MatrixMut, mut a: Matrix, mut b: Matrix, accumulat
         }
         return;
     }
-    // A product with a bf16 operand rounds both, on every instruction set.
-    let rounds = a.is_bf16() || b.is_bf16();
-    (a.rounds, b.rounds) = (rounds, rounds);
+    a.rounds = rounds;
     // SAFETY: `isa` names only what this machine was found to have.
     unsafe { with_kernel!(isa, rounds, K, engine::multiply::<K>(&c, a, b, accumulate, threads)) }
 }

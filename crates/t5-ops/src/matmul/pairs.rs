@@ -72,9 +72,15 @@ unsafe fn pack_from<T: Load>(
     }
     for (step, cells) in cells.chunks_exact_mut(2 * TILE).enumerate() {
         let k = k.start + step * BLOCK..k.end.min(k.start + (step + 1) * BLOCK);
-        if !along && side == Side::B && k.len() == BLOCK && cols.len() == BLOCK {
+        if !along && k.len() == BLOCK && cols.len() == BLOCK {
             // SAFETY: a whole 32 x 32 part inside `data`.
-            unsafe { interleave(data.as_ptr().add(k.start * m.row_stride + cols.start), m.row_stride, cells) };
+            unsafe {
+                let from = data.as_ptr().add(k.start * m.row_stride + cols.start);
+                match side {
+                    Side::A => turn(from, m.row_stride, cells),
+                    Side::B => interleave(from, m.row_stride, cells),
+                }
+            }
             continue;
         }
         for (tile, cells) in cells.chunks_exact_mut(TILE).enumerate() {
@@ -215,6 +221,30 @@ unsafe fn interleave<T: Load>(from: *const T, stride: usize, tiles: &mut [u16]) 
             let line = tiles.as_mut_ptr().add(p * LINE);
             _mm512_storeu_si512(line.cast(), _mm512_permutex2var_epi64(low, first, high));
             _mm512_storeu_si512(line.add(TILE).cast(), _mm512_permutex2var_epi64(low, second, high));
+        }
+    }
+}
+
+/// 32 rows across K of 32 columns, `stride` apart, into the two tiles of a step of A: line c holds column c.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn turn<T: Load>(from: *const T, stride: usize, tiles: &mut [u16]) {
+    // Interleaving works within quarters of a vector: the lower half of each, four columns, and the upper half.
+    let (mut lower, mut upper) = ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
+    for (p, (lower, upper)) in lower.iter_mut().zip(&mut upper).enumerate() {
+        // SAFETY: the caller promises the rows.
+        let (even, odd) = unsafe {
+            (T::load_32(from.add(2 * p * stride), u32::MAX), T::load_32(from.add((2 * p + 1) * stride), u32::MAX))
+        };
+        (*lower, *upper) = (_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
+    }
+    let tiles = &mut tiles[..2 * TILE];
+    for (half, mut rows) in [lower, upper].into_iter().enumerate() {
+        transpose(&mut rows);
+        for (i, row) in rows.into_iter().enumerate() {
+            let column = i / 4 * 8 + half * 4 + i % 4;
+            // SAFETY: the tiles have 32 lines.
+            unsafe { _mm512_storeu_si512(tiles.as_mut_ptr().add(column * LINE).cast(), row) };
         }
     }
 }

@@ -157,6 +157,27 @@ fn products_larger_than_the_packing_buffers() {
 }
 
 #[test]
+fn a_packed_operand_gives_the_bits_of_one_that_is_packed_on_the_way() {
+    // K is cut into slices in the last.
+    for (case, (m, n, k)) in SIZES.into_iter().chain([(40, 70, 9_000)]).enumerate() {
+        for b_transposed in [false, true] {
+            let a = Stored::<f32>::random(m, k, false, 0, 1 + case as u64);
+            let a_bf16 = Stored::<bf16>::random(m, k, true, 0, 1 + case as u64);
+            let b = Stored::<f32>::random(k, n, b_transposed, 3, 100 + case as u64);
+            for isa in instruction_sets() {
+                for a in [a.matrix(), a_bf16.matrix()] {
+                    let packed = Packed::with(isa, b.matrix(), a.is_bf16(), Threads::All);
+                    let (mut expected, mut got) = (vec![1f32; m * n], vec![1f32; m * n]);
+                    multiply_with(isa, MatrixMut::new(&mut expected, m, n), a, b.matrix(), true, Threads::All);
+                    multiply_packed(MatrixMut::new(&mut got, m, n), a, &packed, true, Threads::One);
+                    assert_eq!(got, expected, "{isa:?} ({m}, {n}, {k})");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_product_on_one_thread_has_the_bits_of_one_on_all() {
     let a = Stored::<bf16>::random(300, 200, false, 0, 1);
     let b = Stored::<f32>::random(200, 500, true, 0, 2);
