@@ -66,12 +66,19 @@ fn direct(a: &Matrix) -> Option<Rows<f32>> {
 }
 
 /// See [`Kernel::pack`]: for each k, `width` cells.
+///
+/// # Safety
+///
+/// The machine has the instructions of `V`.
 #[inline(always)]
-fn pack(m: &Matrix, cols: Range<usize>, k: Range<usize>, width: usize, panel: &mut [f32]) {
-    match m.data {
-        Operand::F32(data) if m.rounds => pack_from(data, m, cols, k, width, panel, rounded),
-        Operand::F32(data) => pack_from(data, m, cols, k, width, panel, |x| x),
-        Operand::Bf16(data) => pack_from(data, m, cols, k, width, panel, |x: bf16| x.to_f32()),
+unsafe fn pack<V: Lanes>(m: &Matrix, cols: Range<usize>, k: Range<usize>, width: usize, panel: &mut [f32]) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match m.data {
+            Operand::F32(data) if m.rounds => pack_from::<V, _>(data, m, cols, k, width, panel, rounded),
+            Operand::F32(data) => pack_from::<V, _>(data, m, cols, k, width, panel, |x| x),
+            Operand::Bf16(data) => pack_from::<V, _>(data, m, cols, k, width, panel, |x: bf16| x.to_f32()),
+        }
     }
 }
 
@@ -81,8 +88,12 @@ fn rounded(x: f32) -> f32 {
     <bf16 as Element>::from_f32(x).to_f32()
 }
 
+/// What lies along K is read in runs of this many, so that the lines of the panel are written while they are in the
+/// cache.
+const RUN: usize = 16;
+
 #[inline(always)]
-fn pack_from<T: Copy>(
+unsafe fn pack_from<V: Lanes, T: Copy>(
     data: &[T],
     m: &Matrix,
     cols: Range<usize>,
@@ -96,23 +107,46 @@ fn pack_from<T: Copy>(
         panel.fill(0.0);
     }
     if m.col_stride == 1 {
-        for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
-            let from = &data[k * m.row_stride + cols.start..][..count];
-            for (to, &from) in cells.iter_mut().zip(from) {
-                *to = convert(from);
+        let start = |k: usize| k * m.row_stride + cols.start;
+        if count == width {
+            // `width` is a constant: a row is a few vectors, where one of any length would be a call.
+            for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
+                for (to, &from) in cells[..width].iter_mut().zip(&data[start(k)..][..width]) {
+                    *to = convert(from);
+                }
+            }
+        } else {
+            for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
+                for (to, &from) in cells.iter_mut().zip(&data[start(k)..][..count]) {
+                    *to = convert(from);
+                }
             }
         }
-    } else {
-        // What lies along K is read in short runs, so that the lines of the panel are written while they are
-        // in the cache.
-        const RUN: usize = 16;
-        for first in k.clone().step_by(RUN) {
-            let run = RUN.min(k.end - first);
-            for j in 0..count {
-                let from = &data[(cols.start + j) * m.col_stride + first..][..run];
-                for (i, &from) in from.iter().enumerate() {
-                    panel[(first - k.start + i) * width + j] = convert(from);
+        return;
+    }
+    for first in k.clone().step_by(RUN) {
+        let run = RUN.min(k.end - first);
+        let cells = &mut panel[(first - k.start) * width..];
+        let read = |j: usize| &data[(cols.start + j) * m.col_stride + first..][..run];
+        let mut j = 0;
+        while run == RUN && width.is_multiple_of(V::WIDTH) && j + V::WIDTH <= count {
+            // A square at a time, turned in registers.
+            let mut rows = [0f32; RUN * RUN];
+            for (i, to) in rows.chunks_exact_mut(RUN).take(V::WIDTH).enumerate() {
+                for (to, &from) in to.iter_mut().zip(read(j + i)) {
+                    *to = convert(from);
                 }
+            }
+            for i in (0..RUN).step_by(V::WIDTH) {
+                let (from, to) = (rows[i..].as_ptr(), cells[i * width + j..].as_mut_ptr());
+                // SAFETY: `WIDTH` rows of `RUN`, and as many rows of the panel.
+                unsafe { V::turn(from, RUN, to, width) };
+            }
+            j += V::WIDTH;
+        }
+        for j in j..count {
+            for (i, &from) in read(j).iter().enumerate() {
+                cells[i * width + j] = convert(from);
             }
         }
     }
@@ -161,9 +195,12 @@ macro_rules! kernel {
             unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) {
                 $(#[target_feature(enable = $feature)])?
                 unsafe fn with_features(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) {
-                    match side {
-                        Side::A => pack(m, cols, k, $rows, cells),
-                        Side::B => pack(m, cols, k, 2 * <$vector>::WIDTH, cells),
+                    // SAFETY: by the caller's promise.
+                    unsafe {
+                        match side {
+                            Side::A => pack::<$vector>(m, cols, k, $rows, cells),
+                            Side::B => pack::<$vector>(m, cols, k, 2 * <$vector>::WIDTH, cells),
+                        }
                     }
                 }
                 // SAFETY: the caller promises that the machine has the instructions.

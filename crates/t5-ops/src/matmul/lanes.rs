@@ -15,6 +15,16 @@ pub(super) trait Lanes: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// `self + a b`.
     unsafe fn multiply_add(self, a: Self, b: Self) -> Self;
+    /// Transposes `WIDTH` rows of `WIDTH` elements, `from_stride` apart, into rows that are `to_stride` apart.
+    #[inline(always)]
+    unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        for i in 0..Self::WIDTH {
+            for j in 0..Self::WIDTH {
+                // SAFETY: the caller promises the rows on both sides.
+                unsafe { *to.add(j * to_stride + i) = *from.add(i * from_stride + j) };
+            }
+        }
+    }
 }
 
 /// Four lanes that any machine has.
@@ -55,8 +65,9 @@ impl Lanes for Four {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
-        _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+        __m256, __m512, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_permute2f128_ps,
+        _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_ps,
+        _mm512_castps_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
         _mm512_storeu_ps,
     };
 
@@ -94,6 +105,17 @@ mod x86 {
             // SAFETY: as above.
             unsafe { _mm512_fmadd_ps(a, b, self) }
         }
+        #[inline(always)]
+        unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            // SAFETY: as above; the caller promises the rows on both sides.
+            unsafe {
+                let mut rows = std::array::from_fn(|i| _mm512_castps_si512(_mm512_loadu_ps(from.add(i * from_stride))));
+                crate::matmul::pairs::transpose(&mut rows);
+                for (i, row) in rows.into_iter().enumerate() {
+                    _mm512_storeu_ps(to.add(i * to_stride), _mm512_castsi512_ps(row));
+                }
+            }
+        }
     }
 
     impl Lanes for __m256 {
@@ -127,6 +149,30 @@ mod x86 {
         unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
             // SAFETY: as above.
             unsafe { _mm256_fmadd_ps(a, b, self) }
+        }
+        #[inline(always)]
+        unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            // SAFETY: as above; the caller promises the rows on both sides.
+            unsafe {
+                let row = |i: usize| _mm256_loadu_ps(from.add(i * from_stride));
+                // Within each half: 4 x 4 transposes of rows 0 to 3 and of rows 4 to 7.
+                let four = |i: usize| {
+                    let (a, b, c, d) = (row(i), row(i + 1), row(i + 2), row(i + 3));
+                    let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                    let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                    [
+                        _mm256_shuffle_ps::<0x44>(ab_low, cd_low),
+                        _mm256_shuffle_ps::<0xEE>(ab_low, cd_low),
+                        _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
+                        _mm256_shuffle_ps::<0xEE>(ab_high, cd_high),
+                    ]
+                };
+                // Then the halves: columns 0 to 3 are in the lower ones, 4 to 7 in the upper ones.
+                for (i, (above, below)) in four(0).into_iter().zip(four(4)).enumerate() {
+                    _mm256_storeu_ps(to.add(i * to_stride), _mm256_permute2f128_ps::<0x20>(above, below));
+                    _mm256_storeu_ps(to.add((i + 4) * to_stride), _mm256_permute2f128_ps::<0x31>(above, below));
+                }
+            }
         }
     }
 }
