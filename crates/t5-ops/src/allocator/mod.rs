@@ -26,7 +26,10 @@ pub use count::{Allocations, allocations, count_allocations};
 pub use pages::Held;
 
 /// Blocks from this size on are pages of their own.
-pub const LARGE_BYTES: usize = 128 << 10;
+///
+/// mimalloc keeps a page of 512 KiB to 4 MiB for every size class and thread above 10 KiB; tensors of short samples lie
+/// there in as many sizes as samples have lengths, and what is kept then exceeds what is used. `docs/LOG.md` has numbers.
+pub const LARGE_BYTES: usize = 16 << 10;
 
 /// Small blocks from mimalloc, large ones as pages that are reused and bounded.
 #[derive(Clone, Copy, Debug, Default)]
