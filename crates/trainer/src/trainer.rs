@@ -29,6 +29,7 @@
 //! # }
 //! ```
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -228,7 +229,12 @@ impl Trainer {
                 Accumulated::Whole => {
                     self.adafactor.update(self.model.parameters(), self.gradients.iter(), stats.lr, scale)?;
                 }
-                Accumulated::Layers(pass) => self.apply_by_layer(pass, stats.lr, scale)?,
+                Accumulated::Layers(pass) => {
+                    if !self.apply_by_layer(pass, stats.lr, scale, interrupted)? {
+                        self.gradients.release();
+                        return Ok(StepOutcome::Interrupted);
+                    }
+                }
             }
             self.step += 1;
             self.non_finite_in_a_row = 0;
@@ -336,16 +342,36 @@ impl Trainer {
         Ok(Some(Accumulated::Layers(Box::new(pass))))
     }
 
-    /// The second pass: every gradient is used as soon as it is complete.
-    fn apply_by_layer(&mut self, mut pass: Box<LayerPass>, learning_rate: f64, scale: f64) -> Result<()> {
+    /// The second pass: every gradient is used as soon as it is complete. False when interrupted before the first was;
+    /// after that the pass goes to its end, because a step is made whole or not at all.
+    fn apply_by_layer(
+        &mut self,
+        mut pass: Box<LayerPass>,
+        learning_rate: f64,
+        scale: f64,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        if interrupted() {
+            return Ok(false);
+        }
         let (model, adafactor) = (&self.model, &self.adafactor);
-        let mut update = |index: usize, gradients: &Gradients| match gradients.get(index) {
-            Some(gradient) => adafactor.update_one(&model.parameters()[index], index, gradient, learning_rate, scale),
-            None => Ok(()),
+        let is_changed = Cell::new(false);
+        let mut update = |index: usize, gradients: &Gradients| {
+            is_changed.set(true);
+            match gradients.get(index) {
+                Some(gradient) => {
+                    adafactor.update_one(&model.parameters()[index], index, gradient, learning_rate, scale)
+                }
+                None => Ok(()),
+            }
         };
-        model.layer_major_backward(&mut pass, Stage::Apply, &mut self.gradients, &|| false, &mut update)?;
-        self.adafactor.finish_update();
-        Ok(())
+        let interrupted = || !is_changed.get() && interrupted();
+        let is_done =
+            model.layer_major_backward(&mut pass, Stage::Apply, &mut self.gradients, &interrupted, &mut update)?;
+        if is_done {
+            self.adafactor.finish_update();
+        }
+        Ok(is_done)
     }
 
     /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.

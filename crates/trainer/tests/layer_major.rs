@@ -163,8 +163,9 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
     let before = everything(&stopped);
     let (sources, targets) = samples(2);
     let batch = Batch { sources: &sources, targets: &targets };
-    // Three micro-batches forward, then three for each of seven units: the first pass asks 24 times.
-    for stop_before in [0, 2, 3, 10, 23] {
+    // Three micro-batches forward, then three for each of seven units: the first pass asks 24 times. The second asks
+    // before it begins, and in its first unit, after which parameters change.
+    for stop_before in [0, 2, 3, 10, 23, 24, 27] {
         let asked = Cell::new(0);
         let interrupted = || asked.replace(asked.get() + 1) == stop_before;
         assert_eq!(stopped.step(&batch, &layer_major(0), &interrupted).unwrap(), StepOutcome::Interrupted);
@@ -172,7 +173,7 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
         assert_eq!((stopped.step_count(), stopped.gradients().bytes()), (1, 0));
     }
     let asked = Cell::new(0);
-    let counted = || asked.replace(asked.get() + 1) > 23;
+    let counted = || asked.replace(asked.get() + 1) > 27;
     let outcome = stopped.step(&batch, &layer_major(0), &counted).unwrap();
     assert_eq!(done(outcome), done(step(&mut straight, 2, &layer_major(0))), "parameters are changed without asking");
     assert!(everything(&stopped) == everything(&straight));
