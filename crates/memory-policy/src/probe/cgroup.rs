@@ -125,8 +125,8 @@ fn levels(mounted_at: &Path, below: &str) -> Vec<(PathBuf, String)> {
     names.into_iter().map(|name| (mounted_at.join(name), format!("/{name}"))).collect()
 }
 
-/// How often a group met its limit. A group whose limit counts page cache meets it in peace all the time, so
-/// this alone is no pressure; see [`crate::replan`].
+/// How often a group met its limit. A group whose limit counts page cache meets it in peace all the time: this is
+/// pressure only together with swapping; see [`crate::replan`].
 fn reclaims(directory: &Path, version: Version) -> u64 {
     let text = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
     match version {
