@@ -19,8 +19,9 @@ const SAMPLE_OVERHEAD_BYTES: u64 = 96;
 const VOCABULARY_ENTRY_BYTES: u64 = 600;
 /// What a tokenizer takes beside its tokens: its compiled pattern. Measured, 3.7 MiB with the same two.
 const TOKENIZER_BYTES: u64 = 4 << 20;
-/// A remembered word: its text and the symbols of its tokens.
-const CACHED_WORD_BYTES: u64 = 256;
+/// A remembered word: its text and the symbols that it was merged from. 0.3 KiB in English, 4 KiB for a Chinese clause,
+/// 8 KiB for the longest that is remembered.
+const CACHED_WORD_BYTES: u64 = 2 << 10;
 /// While a text is tokenized every byte has its alignment, and every token its text and offsets.
 const BYTES_PER_TEXT_BYTE: u64 = 100;
 /// Stack that a decoding thread touches, what the allocator keeps for it, and the tables that the pattern
