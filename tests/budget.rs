@@ -1,15 +1,30 @@
 //! The budget: planned, printed, refused where nothing fits.
 
-use crate::run::{Scene, short};
+use crate::run::{Ran, Scene, short};
+
+/// The budget that a refusal's hint names.
+fn named_in_hint(refused: &Ran) -> String {
+    let hint = refused.err.lines().find(|line| line.starts_with("hint: ")).expect("a hint");
+    hint.split_whitespace().find(|word| word.ends_with("MiB")).expect("a size").to_string()
+}
 
 #[test]
 fn a_budget_that_nothing_fits_is_refused_with_the_smallest_that_would_do() {
     let scene = Scene::new();
     let refused = scene.run(&short(&["--memory-budget", "10MiB"])).expect_code(3);
-    let hint = refused.err.lines().find(|line| line.starts_with("hint: ")).expect("a hint").to_string();
-    let smallest = hint.split_whitespace().find(|word| word.ends_with("MiB")).expect("a size").to_string();
+    let smallest = named_in_hint(&refused);
     assert!(!scene.path("run/checkpoints").exists());
     scene.run(&short(&["--memory-budget", &smallest, "--set", "memory.micro_batch_samples=auto"])).expect_code(0);
+}
+
+#[test]
+fn the_smallest_budget_that_plan_names_is_enough_for_plan_and_for_training() {
+    let scene = Scene::new();
+    let flags = |budget: &str| short(&["--set", "memory.micro_batch_samples=auto", "--memory-budget", budget]);
+    let plan = |budget: &str| scene.run(&[vec!["plan".to_string()], flags(budget)].concat());
+    let smallest = named_in_hint(&plan("10MiB").expect_code(3));
+    plan(&smallest).expect_code(0);
+    scene.run(&flags(&smallest)).expect_code(0);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod finetune;
 mod listing;
 mod other_commands;
 mod resume;
+mod same_mathematics;
 mod situations;
 mod training;
 mod wrong_input;

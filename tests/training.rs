@@ -75,6 +75,7 @@ fn metrics_hold_every_key_of_the_interface() {
     ] {
         assert!(steps.iter().all(|line| line[key].is_number()), "`{key}` is not a number in {:?}", steps[0]);
     }
+    assert!(steps.iter().all(|line| line["rows"].is_string()), "{:?}", steps[0]);
     assert!(steps.iter().all(|line| line["micro_batches"] == 2), "6 samples in micro-batches of 4");
     let count = |line: &Value, key: &str| line[key].as_u64().expect("a count");
     let is_padded =

@@ -16,8 +16,9 @@ use t5::costs::{Pass, Shape};
 use trainer::TrainerOptions;
 
 use crate::config::{AccumulationPin, Config, Memory};
+use crate::evaluation::EvaluatedRows;
 use crate::failure::Outcome;
-use crate::open::Opened;
+use crate::open::{self, Opened};
 
 /// The budget that the config asks for.
 pub fn budget(config: &Config) -> Budget {
@@ -32,7 +33,11 @@ pub fn costs(
     now: &MemorySnapshot,
     loader: &DataLoader,
 ) -> Outcome<Costs> {
-    let step = StepCosts::new(config, &opened.model, options)?;
+    let mut step = StepCosts::new(config, &opened.model, options)?;
+    if let (Some(evaluated), Some(dataset)) = (&mut step.evaluation, &opened.validation) {
+        let loader = open::loader_options(config, &opened.model);
+        evaluated.rows = Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset });
+    }
     let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program, tokenizer, footers"), small_blocks()];
     fixed.extend(step.fixed(options)?);
     Ok(Costs {
@@ -43,10 +48,10 @@ pub fn costs(
     })
 }
 
-/// What the allocator keeps of blocks below a page's worth of tensors, in the threads' heaps: 3 to 12 MiB beside
-/// the rest of the bill in runs of the tiny preset, whose tensors are such blocks.
+/// What the allocator keeps of blocks that are no pages of their own, in the threads' heaps, beyond what the
+/// rehearsal left there: an estimate.
 pub fn small_blocks() -> CostRow {
-    CostRow::new("small blocks", 8 << 20, "threads' heaps, an estimate")
+    CostRow::new("small blocks", 2 << 20, "threads' heaps, an estimate")
 }
 
 /// What decides the costs of a step.
@@ -59,14 +64,20 @@ pub struct StepCosts<'a> {
     parameters: DType,
     activations: DType,
     dropout: bool,
-    evaluation: Option<Evaluated>,
+    evaluation: Option<Evaluated<'a>>,
 }
 
-/// What an evaluation computes at a time.
-#[derive(Clone, Copy)]
-struct Evaluated {
+/// What an evaluation computes at a time, and the rows that it reads where they are known.
+struct Evaluated<'a> {
     most_samples: usize,
     max_new_tokens: usize,
+    rows: Option<EvaluatedRows<'a>>,
+}
+
+impl Evaluated<'_> {
+    fn reading(&self, samples: usize) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
+    }
 }
 
 /// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
@@ -95,6 +106,7 @@ impl<'a> StepCosts<'a> {
         costs.evaluation = (!config.data.validation.is_empty()).then_some(Evaluated {
             most_samples: crate::options::MOST_EVALUATED_TOGETHER,
             max_new_tokens: config.train.eval_max_new_tokens,
+            rows: None,
         });
         Ok(costs)
     }
@@ -250,28 +262,31 @@ impl<'a> StepCosts<'a> {
         let buffers = trainer::costs::saving();
         saving.push(CostRow::new(buffers.name, buffers.bytes, ""));
         let mut phases = vec![phase("loading", loading), phase("saving", saving)];
-        if let Some(evaluated) = self.evaluation {
+        if let Some(evaluated) = &self.evaluation {
             let shape = Shape { samples: evaluation_samples, ..pass.shape };
             let of = format!("{evaluation_samples} samples at a time");
-            phases.push(phase("evaluation", rows(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }), &of)));
+            let reading = CostRow::new("validation rows", evaluated.reading(evaluation_samples), &of);
+            let with_reading = |costs| [rows(costs, &of), vec![reading.clone()]].concat();
+            phases.push(phase("evaluation", with_reading(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }))));
             let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
-            phases.push(phase("generation", rows(generation, &of)));
+            phases.push(phase("generation", with_reading(generation)));
         }
         phases
     }
 
     /// The most samples that evaluation and generation take at a time without holding more than a step does.
     fn evaluation_samples(&self, pass: &Pass, step_bytes: u64) -> usize {
-        let Some(evaluated) = self.evaluation else { return 1 };
-        let fits = |samples: &usize| self.evaluation_bytes(pass, *samples, evaluated.max_new_tokens) <= step_bytes;
+        let Some(evaluated) = &self.evaluation else { return 1 };
+        let fits = |samples: &usize| self.evaluation_bytes(pass, *samples, evaluated) <= step_bytes;
         halvings(evaluated.most_samples).into_iter().find(fits).unwrap_or(1)
     }
 
-    fn evaluation_bytes(&self, pass: &Pass, samples: usize, max_new_tokens: usize) -> u64 {
+    fn evaluation_bytes(&self, pass: &Pass, samples: usize, evaluated: &Evaluated<'_>) -> u64 {
         let shape = Shape { samples, ..pass.shape };
         let sum = |rows: Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
         let loss = sum(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }));
-        loss.max(sum(t5::costs::generation(self.model, &shape, max_new_tokens, self.activations)))
+        let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
+        evaluated.reading(samples) + loss.max(sum(generation))
     }
 }
 

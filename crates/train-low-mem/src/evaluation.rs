@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use dataloader::{BadRows, DataLoader, LoaderLimits, LoaderOptions, OrderOptions, Position, Tokenizer};
-use parquet_dataset::Dataset;
+use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use trainer::bleu::Tokenization;
@@ -116,18 +116,10 @@ impl Settings {
         }
     }
 
-    /// Rows in file order, made when asked for: nothing is held ahead.
+    /// Rows in file order, made when asked for.
     fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
-        let options = LoaderOptions {
-            batch_size: self.micro_batch_samples.max(1) * BATCHES_SORTED_TOGETHER,
-            order: OrderOptions { shuffle: false, ..self.loader.order },
-            epochs: Some(1),
-            bad_rows: BadRows::Skip,
-            keep_texts: true,
-            ..self.loader.clone()
-        };
-        let limits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
-        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), limits)?)
+        let options = in_file_order(&self.loader, self.micro_batch_samples);
+        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), NOTHING_AHEAD)?)
     }
 
     /// Whether a row's last text is the right answer as it stands. A span-corruption target is not a text.
@@ -138,6 +130,43 @@ impl Settings {
 
 /// Micro-batches read together and sorted by length, so that little is padded.
 const BATCHES_SORTED_TOGETHER: usize = 4;
+
+/// Nothing is held ahead: the evaluating thread reads for itself.
+const NOTHING_AHEAD: LoaderLimits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+
+/// The stream of an evaluation that computes `samples` rows at a time.
+fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
+    LoaderOptions {
+        batch_size: samples.max(1) * BATCHES_SORTED_TOGETHER,
+        order: OrderOptions { shuffle: false, ..loader.order },
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        keep_texts: true,
+        ..loader.clone()
+    }
+}
+
+/// The rows that an evaluation reads, for what reading them costs.
+pub struct EvaluatedRows<'a> {
+    /// What rows become.
+    pub loader: LoaderOptions,
+    /// Who encodes them.
+    pub tokenizer: &'a Tokenizer,
+    /// Where they are.
+    pub dataset: &'a Dataset,
+}
+
+impl EvaluatedRows<'_> {
+    /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
+    pub fn bytes(&self, samples: usize) -> u64 {
+        let options = in_file_order(&self.loader, samples);
+        let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset.mean_row_bytes());
+        let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
+        let loader = loader.iter().filter(|row| row.name != "tokenizer").map(|row| row.bytes);
+        let dataset = dataset.iter().filter(|row| row.name != "dataset metadata").map(|row| row.bytes);
+        loader.chain(dataset).sum()
+    }
+}
 
 impl Figures {
     /// Both parts together, each target token weighing the same.

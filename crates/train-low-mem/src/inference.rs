@@ -5,6 +5,8 @@ use memory_policy::{Budget, CostRow, Costs, LoaderChoice, Phase, Plan, Probe, St
 use t5::costs::{Pass, Shape};
 use trainer::{Precision, TrainerOptions};
 
+use crate::bill;
+use crate::evaluation::EvaluatedRows;
 use crate::failure::Outcome;
 use crate::rehearsal::rehearse;
 
@@ -24,6 +26,8 @@ pub struct Inference<'a> {
     pub target_tokens: Option<usize>,
     /// The longest answer.
     pub max_new_tokens: usize,
+    /// The rows that are read, where they come from a dataset.
+    pub rows: Option<EvaluatedRows<'a>>,
 }
 
 const LOSS_CHUNK_ROWS: usize = 256;
@@ -39,6 +43,7 @@ impl Inference<'_> {
             batch_samples: self.most_samples,
             fixed: vec![
                 CostRow::new("process", now.rss.0, "measured"),
+                bill::small_blocks(),
                 CostRow::new("parameters", t5::costs::parameters(self.model, DType::F32), "f32"),
             ],
             steps: samples.map(|samples| self.choice(samples)).collect(),
@@ -57,9 +62,12 @@ impl Inference<'_> {
             loss_chunk_rows: LOSS_CHUNK_ROWS,
             dropout: false,
         };
-        let phase = |name: &str, rows: Vec<t5::CostRow>| Phase {
-            name: name.to_owned(),
-            rows: rows.iter().map(|row| CostRow::new(row.name, row.bytes, format!("{samples} samples"))).collect(),
+        let reading = self.rows.as_ref().map_or(0, |rows| rows.bytes(samples));
+        let reading = t5::CostRow { name: "rows", bytes: reading };
+        let phase = |name: &str, rows: Vec<t5::CostRow>| {
+            let rows = rows.iter().chain([&reading]);
+            let rows = rows.map(|row| CostRow::new(row.name, row.bytes, format!("{samples} samples"))).collect();
+            Phase { name: name.to_owned(), rows }
         };
         let mut phases = vec![
             phase("loading", t5::costs::load(self.model, DType::F32)),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::DType;
 use dataloader::{DataLoader, LoaderLimits, Position};
-use memory_policy::{Budget, Bytes, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
+use memory_policy::{Budget, Bytes, Change, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 use trainer::{Accumulation, StepOutcome, StepPlan, StepStats, Trainer};
@@ -191,6 +191,10 @@ impl Session {
         }
         if let Some(change) = replanned.change {
             self.report.line(&format!("new plan: {change}; {}", plan.bill.conclusion));
+            if !matches!(change, Change::Grown { .. }) {
+                // Pages of the larger plan's steps would be reused, and never leave.
+                t5_ops::allocator::release_unused();
+            }
             let step = self.trainer.step_count();
             self.metrics.record("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}))?;
         }
@@ -267,7 +271,7 @@ impl Session {
             "step_ms": milliseconds(took.step), "data_wait_ms": milliseconds(took.data_wait),
             "micro_batches": stats.micro_batches, "rss_bytes": now.rss.0, "peak_rss_bytes": now.peak_rss.0,
             "predicted_peak_bytes": plan.predicted_peak.0, "samples": batch.len(),
-            "padded_tokens": stats.padded_tokens,
+            "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
         });
         if kind != "done" {
             line[kind] = json!(true);
@@ -522,6 +526,12 @@ fn first_weights(config: &Config, opened: &Opened, dtype: DType) -> Outcome<t5::
         Some(directory) => t5::T5::load(directory, dtype, &opened.device)?,
         None => t5::T5::init(&opened.model, config.run.seed, dtype, &opened.device)?,
     })
+}
+
+/// Which rows a step learnt from, in which order, in a word that differs where they differ.
+fn rows_digest(rows: &[u64]) -> String {
+    let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.of(row));
+    format!("{:016x}", key.stream().bits())
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -7,10 +7,10 @@ use toml::Value;
 
 use crate::cli::EvalArgs;
 use crate::config::{Config, Origin, Values};
-use crate::evaluation::{Settings, evaluate};
+use crate::evaluation::{EvaluatedRows, Settings, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::inference::Inference;
-use crate::open::Opened;
+use crate::open::{self, Opened};
 use crate::{bill, options, report, setup};
 
 /// Evaluates a model.
@@ -25,6 +25,11 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         source_tokens: config.data.max_source_tokens,
         target_tokens: Some(config.data.max_target_tokens),
         max_new_tokens: config.train.eval_max_new_tokens,
+        rows: Some(EvaluatedRows {
+            loader: open::loader_options(&config, &opened.model),
+            tokenizer: &opened.tokenizer,
+            dataset: &opened.train,
+        }),
     };
     let plan = inference.plan(bill::budget(&config))?;
     let model = t5::T5::load(&flags.model, DType::F32, &opened.device)?;

@@ -28,6 +28,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         source_tokens: flags.max_source_tokens,
         target_tokens: None,
         max_new_tokens: flags.max_new_tokens,
+        rows: None,
     };
     let budget = match &flags.memory_budget {
         None => Budget::ShareOfAvailable,

@@ -1,13 +1,13 @@
 //! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
 
 use dataloader::Position;
-use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, Explained, LoaderChoice, Plan, Probe};
+use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, Explained, LoaderChoice, MemorySnapshot, Plan, Probe};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
-use crate::open::{self, Opened};
+use crate::open;
 use crate::rehearsal::rehearse;
 use crate::{bill, options, report, setup};
 
@@ -57,11 +57,16 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     let directory =
         tempfile::tempdir().map_err(|error| Failure::internal(format!("a temporary directory: {error}")))?;
     let config = setup::place_embedded_files(config.clone(), directory.path())?;
-    let opened = Opened::new(&config, None)?;
+    let opened = setup::open(&config, directory.path())?;
     let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
     let options = options::trainer_options(&config, &opened.model, total_steps);
     rehearse(&opened.model, &options, &opened.device)?;
-    Ok((bill::costs(&config, &opened, &options, &probe.snapshot()?, &loader)?, Some(total_steps)))
+    Ok((bill::costs(&config, &opened, &options, &for_another_start(probe.snapshot()?), &loader)?, Some(total_steps)))
+}
+
+/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
+fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
+    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
 }
 
 /// The costs as far as they are known before any data is: the queue of batches, and no dataset.
@@ -70,7 +75,11 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(1));
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let step = bill::StepCosts::new(config, &model, &options)?;
-    let mut fixed = vec![CostRow::new("process", probe.snapshot()?.rss.0, "measured; the tokenizer will add to it")];
+    let mut fixed = vec![CostRow::new(
+        "process",
+        for_another_start(probe.snapshot()?).rss.0,
+        "measured; the tokenizer will add to it",
+    )];
     fixed.push(bill::small_blocks());
     fixed.extend(step.fixed(&options)?);
     let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);
