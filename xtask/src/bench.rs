@@ -1,4 +1,4 @@
-//! Benchmarks of the real command: `cargo xtask bench memory|limits|levers`.
+//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers`.
 //!
 //! Each runs `train_low_mem`, as built beside this program, in child processes, reads the operating
 //! system's counters about them, and writes a table for people and one for programs.
@@ -9,15 +9,19 @@ mod data;
 mod levers;
 mod limits;
 mod memory;
+mod pressure;
+mod slope;
 
 use std::path::{Path, PathBuf};
 
 const USAGE: &str = "\
-usage: cargo xtask bench NAME [--filter TEXT] [--quick]
+usage: cargo xtask bench NAME [--filter TEXT] [--quick] [--rows FILE]
 
 names:
   memory   predicted and measured peak over a table of cases: docs/memory-measured.{md,json}
   limits   whole runs inside a control group whose limit is the budget: docs/memory-limits.{md,json}
+  pressure a run beside a process that takes the memory of its control group: docs/memory-pressure.{md,json}
+  slope    whether the resident set grows over 3,000 steps: docs/memory-slope.{md,json}
   levers   what each lever saves and costs on this machine: docs/memory-levers.{md,json}";
 
 /// What the flags say.
@@ -26,6 +30,8 @@ struct Options {
     filter: String,
     /// Only the cases that take seconds.
     quick: bool,
+    /// A parquet file with `prompt` and `response`, to train on instead of generated rows; `limits` only.
+    rows: Option<PathBuf>,
     /// The command.
     program: PathBuf,
     /// Where temporary files go: below `target`, and removed when a case is done.
@@ -45,10 +51,14 @@ impl Options {
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let mut arguments = arguments.iter();
     let name = arguments.next().ok_or(USAGE)?;
+    if name == "take-memory" {
+        return pressure::take(arguments.as_slice());
+    }
     let here = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut options = Options {
         filter: String::new(),
         quick: false,
+        rows: None,
         program: here.with_file_name("train_low_mem"),
         scratch: here.with_file_name(format!("bench-scratch-{}", std::process::id())),
         docs: root.join("docs"),
@@ -57,6 +67,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         match argument.as_str() {
             "--filter" => options.filter = arguments.next().ok_or("--filter: expected a text")?.clone(),
             "--quick" => options.quick = true,
+            "--rows" => options.rows = Some(arguments.next().ok_or("--rows: expected a file")?.into()),
             other => return Err(format!("unknown flag `{other}`\n{USAGE}")),
         }
     }
@@ -68,6 +79,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         "memory" => memory::run(&options),
         "limits" => limits::run(&options),
         "levers" => levers::run(&options),
+        "pressure" => pressure::run(&options),
+        "slope" => slope::run(&options),
         other => Err(format!("unknown benchmark `{other}`\n{USAGE}")),
     };
     if options.is_whole() {

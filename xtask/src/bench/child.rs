@@ -35,6 +35,8 @@ pub struct GroupCounters {
 
 /// How often the peak is looked at. It only grows, so what is missed is the growth of the last moment.
 const EVERY: Duration = Duration::from_millis(4);
+/// Of so many looks, one is followed by the question whether to end the child: it may read files.
+const LOOKS_A_QUESTION: usize = 20;
 
 /// Runs `program` with `arguments` to its end; `until` may end it earlier by killing it.
 pub fn run(
@@ -49,23 +51,20 @@ pub fn run(
     let file = |path: &Path| fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()));
     let mut command = match group {
         None => Command::new(program),
-        // The shell enters the group and becomes the program, so that nothing of it is counted elsewhere.
-        Some(group) => {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.path.join("cgroup.procs")).arg(program);
-            shell
-        }
+        Some(group) => group.command(program),
     };
     command.args(arguments).stdin(Stdio::null()).stdout(file(&out_path)?).stderr(file(&err_path)?);
     let began = Instant::now();
     let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
     let mut measured = Measured { exit_code: -1, ..Measured::default() };
+    let mut looks = 0;
     let status = loop {
         measured.peak_bytes = measured.peak_bytes.max(peak(&child));
         if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
             break status;
         }
-        if until() {
+        looks += 1;
+        if looks % LOOKS_A_QUESTION == 0 && until() {
             child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
         }
         std::thread::sleep(EVERY);
@@ -104,6 +103,18 @@ impl Group {
         Ok(group)
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A program in the group. The shell enters it and becomes the program, so that nothing of it is counted elsewhere.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs")).arg(program);
+        shell
+    }
+
     fn counters(&self) -> GroupCounters {
         let text = |file: &str| fs::read_to_string(self.path.join(file)).unwrap_or_default();
         let number = |file: &str| text(file).trim().parse().unwrap_or(0);
@@ -120,4 +131,19 @@ impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.path);
     }
+}
+
+/// What a group may still take, page cache that can be dropped counted as free.
+pub fn left(group: &Path) -> Result<u64, String> {
+    let text =
+        |file: &str| fs::read_to_string(group.join(file)).map_err(|error| format!("{}: {error}", group.display()));
+    let number = |file: &str| text(file)?.trim().parse::<u64>().map_err(|error| format!("{file}: {error}"));
+    let stat = text("memory.stat")?;
+    let field = |name: &str| -> u64 {
+        let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    };
+    let cached = (field("total_inactive_file") + field("total_active_file")).saturating_sub(field("total_mapped_file"));
+    let used = number("memory.usage_in_bytes")?.saturating_sub(cached);
+    Ok(number("memory.limit_in_bytes")?.saturating_sub(used))
 }

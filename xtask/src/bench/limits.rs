@@ -19,32 +19,38 @@ struct Subject {
 }
 
 const RUN: &str = "train.max_steps=30 train.eval_every_steps=15 train.eval_samples=8 train.eval_generate_samples=4 \
-                   train.eval_max_new_tokens=64 checkpoint.every_steps=10 checkpoint.keep_last=1 checkpoint.keep_best=0";
+                   train.eval_max_new_tokens=48 checkpoint.every_steps=10 checkpoint.keep_last=1 checkpoint.keep_best=0 \
+                   data.max_source_tokens=128 data.max_target_tokens=192";
 
-const SUBJECTS: [Subject; 4] = [
+const SUBJECTS: [Subject; 5] = [
     Subject { name: "tiny f32", model: "tiny", set: "train.batch_size=16", quick: true },
-    Subject { name: "t5-small f32", model: "t5-small", set: "train.batch_size=4", quick: false },
+    Subject { name: "t5-small f32", model: "t5-small", set: "train.batch_size=8", quick: false },
     Subject {
         name: "t5-small stochastic rounding",
         model: "t5-small",
-        set: "train.batch_size=4 train.precision=bf16 train.master_weights=stochastic-rounding",
+        set: "train.batch_size=8 train.precision=bf16 train.master_weights=stochastic-rounding",
         quick: false,
     },
+    Subject { name: "chatlm-0.2b f32", model: "chatlm-0.2b", set: "train.batch_size=4", quick: false },
     Subject {
-        name: "chatlm-0.2b bf16",
+        name: "chatlm-0.2b stochastic rounding",
         model: "chatlm-0.2b",
-        set: "train.batch_size=4 train.precision=bf16",
+        set: "train.batch_size=4 train.precision=bf16 train.master_weights=stochastic-rounding",
         quick: false,
     },
 ];
 
-/// Budgets over the smallest that is accepted, in percent.
-const BUDGETS_PERCENT: [u64; 6] = [100, 110, 125, 150, 200, 300];
+/// Budgets for each subject, from the smallest that is accepted to what the fastest plan requires.
+const BUDGETS: u64 = 12;
 
 /// The run is killed once it has made so many steps, and then goes on.
 const KILLED_AFTER_STEPS: u64 = 17;
 
 /// Runs every budget and writes the tables.
+///
+/// # Errors
+///
+/// Also where a run was killed, did not end, or held more than its budget.
 pub fn run(options: &Options) -> Result<(), String> {
     if let Err(why) = Group::new(1 << 30) {
         println!("skipped: {why}");
@@ -59,36 +65,48 @@ pub fn run(options: &Options) -> Result<(), String> {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
         let smallest = smallest_budget(options, &subject, &directory)?;
-        for percent in BUDGETS_PERCENT {
-            let row = one_budget(options, &subject, &directory, smallest * percent / 100)?;
-            println!("{}", line(&row));
+        let ample = required(&plan(options, &subject, &directory, 64 << 30)?)?.max(smallest);
+        let mut budgets: Vec<u64> = (0..BUDGETS)
+            .map(|i| (smallest + (ample - smallest) * i / (BUDGETS - 1)).next_multiple_of(1 << 20))
+            .collect();
+        budgets.dedup();
+        for budget in budgets {
+            let row = one_budget(options, &subject, &directory, budget)?;
+            print!("{}", line(&row));
             rows.push(row);
         }
         let _ = fs::remove_dir_all(&directory);
     }
     let kills: u64 = rows.iter().filter_map(|row| row["kills"].as_u64()).sum();
-    let failed = rows.iter().filter(|row| row["exit_code"] != 0).count();
-    println!("{} runs: {kills} kills, {failed} that did not end well", rows.len());
+    let failed = rows.iter().filter(|row| row["is_well"] != true).count();
+    let conclusion =
+        format!("{} runs: {kills} kills by the kernel, {failed} that did not hold or did not end well", rows.len());
+    println!("{conclusion}");
     let mut markdown = format!(
         "# Runs inside a hard limit\n\nWritten by `cargo xtask bench limits`. Every run is in a control group of its own whose limit is the budget:\n\
-         30 steps over rows of very uneven length, two evaluations with generation, saves, a kill after step {KILLED_AFTER_STEPS}, and a resume.\n\n\
-         {} runs, {kills} kills by the kernel.\n\n| run | budget MiB | predicted MiB | measured MiB | of the budget | reclaims | kills | s |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-        rows.len()
+         30 steps over rows of very uneven length, evaluations with generation, saves, SIGKILL after step {KILLED_AFTER_STEPS}, and\n\
+         a resume in another such group. For each model the first budget is the smallest that `plan` accepts and the last what\n\
+         its fastest plan requires. Measured is `VmHWM`, the larger of both parts; of the group, the most that it counted, page\n\
+         cache included; reclaims, how often it met its limit and dropped page cache.\n\n\
+         {conclusion}.\n\n| run | budget MiB | predicted MiB | measured MiB | of the budget | group MiB | reclaims | kills | s |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     rows.iter().for_each(|row| markdown += &line(row));
-    write_tables(options, "memory-limits", &markdown, &json!({"runs": rows, "kills": kills}))
+    write_tables(options, "memory-limits", &markdown, &json!({"runs": rows, "kills": kills, "failed": failed}))?;
+    if failed > 0 { Err(conclusion) } else { Ok(()) }
 }
 
 fn line(row: &Value) -> String {
     let bytes = |name: &str| mib(row[name].as_u64().unwrap_or(0));
     format!(
-        "| {} | {:.0} | {:.0} | {:.0} | {:.0} % | {} | {} | {:.0} |\n",
+        "| {} | {:.0} | {:.0} | {:.0} | {:.0} %{} | {:.0} | {} | {} | {:.0} |\n",
         row["run"].as_str().unwrap_or(""),
         bytes("budget_bytes"),
         bytes("predicted_bytes"),
         bytes("measured_bytes"),
         100.0 * bytes("measured_bytes") / bytes("budget_bytes"),
+        if row["is_well"] == true { "" } else { " (failed)" },
+        bytes("group_bytes"),
         row["reclaims"],
         row["kills"],
         row["seconds"].as_f64().unwrap_or(0.0),
@@ -97,27 +115,38 @@ fn line(row: &Value) -> String {
 
 /// The smallest budget that the command accepts inside a group with that limit, in bytes.
 fn smallest_budget(options: &Options, subject: &Subject, directory: &Path) -> Result<u64, String> {
-    let mut budget_mib = 16;
-    for _ in 0..8 {
-        let group = Group::new((budget_mib << 20).max(256 << 20))?;
-        let mut arguments = arguments(subject, directory, budget_mib << 20)?;
-        arguments[0] = "plan".to_owned();
-        let planned = child::run(&options.program, &arguments, Some(&group), &options.scratch, &|| false)?;
-        if planned.exit_code == 0 {
-            // `train` measures its own process, which may differ by some pages from that of `plan`.
-            return Ok((budget_mib + 1) << 20);
-        }
-        let named =
-            planned.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next()?.parse().ok());
-        let named: u64 = named.ok_or_else(|| format!("no budget is named: {}", planned.stderr))?;
-        budget_mib = named.max(budget_mib + 1);
+    let refused = plan(options, subject, directory, 16 << 20)?;
+    let named = refused.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next()?.parse().ok());
+    let named: u64 = named.ok_or_else(|| format!("no budget is named: {}", refused.stderr))?;
+    let accepted = plan(options, subject, directory, named << 20)?;
+    match accepted.exit_code {
+        0 => Ok(named << 20),
+        _ => Err(format!("{named} MiB are named and refused: {}", accepted.stderr)),
     }
-    Err("no budget is accepted".to_owned())
 }
 
-fn arguments(subject: &Subject, directory: &Path, budget: u64) -> Result<Vec<String>, String> {
+/// `plan` under a budget.
+fn plan(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> Result<Measured, String> {
+    let mut arguments = arguments(options, subject, directory, budget)?;
+    arguments[0] = "plan".to_owned();
+    arguments.push("--json".to_owned());
+    child::run(&options.program, &arguments, None, &options.scratch, &|| false)
+}
+
+/// The smallest budget of the plan that was printed.
+fn required(planned: &Measured) -> Result<u64, String> {
+    let plan: Value = serde_json::from_str(&planned.stdout).map_err(|error| format!("{error}: {}", planned.stderr))?;
+    plan["smallest_budget_bytes"].as_u64().ok_or_else(|| "the plan says no budget".to_owned())
+}
+
+fn arguments(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> Result<Vec<String>, String> {
     let set: Vec<String> = format!("{RUN} {}", subject.set).split_whitespace().map(str::to_owned).collect();
     let mut arguments = train_arguments(subject.model, &set, Lengths::Uneven, directory, &directory.join("run"))?;
+    if let Some(rows) = &options.rows {
+        for key in ["data.train", "data.validation"] {
+            arguments.extend(["--set".to_owned(), format!("{key}=[{:?}]", rows.display().to_string())]);
+        }
+    }
     arguments.extend(["--memory-budget".to_owned(), format!("{}MiB", budget >> 20)]);
     Ok(arguments)
 }
@@ -126,7 +155,7 @@ fn one_budget(options: &Options, subject: &Subject, directory: &Path, budget: u6
     let output = directory.join("run");
     let _ = fs::remove_dir_all(&output);
     let group = Group::new(budget)?;
-    let arguments = arguments(subject, directory, budget)?;
+    let arguments = arguments(options, subject, directory, budget)?;
     let is_far_enough = || steps_made(&output) >= KILLED_AFTER_STEPS;
     let killed = child::run(&options.program, &arguments, Some(&group), &options.scratch, &is_far_enough)?;
     drop(group);
@@ -134,20 +163,25 @@ fn one_budget(options: &Options, subject: &Subject, directory: &Path, budget: u6
     let mut again = arguments;
     again.push("--keep-training".to_owned());
     let ended = child::run(&options.program, &again, Some(&group), &options.scratch, &|| false)?;
-    if ended.exit_code != 0 {
-        println!("{}", ended.stderr);
-    }
     let of = |read: fn(&Measured) -> u64| [&killed, &ended].map(read);
+    let kills: u64 = of(|run| run.group.unwrap_or_default().kills).iter().sum();
+    let measured = of(|run| run.peak_bytes).into_iter().max().unwrap_or(0);
+    let steps = steps_made(&output);
+    let is_well = kills == 0 && measured <= budget && ended.exit_code == 0 && steps == 30;
+    if !is_well {
+        println!("{}{}", killed.stderr, ended.stderr);
+    }
     Ok(json!({
         "run": subject.name,
         "budget_bytes": budget,
         "predicted_bytes": planned_peak(&output)?,
-        "measured_bytes": of(|run| run.peak_bytes).into_iter().max(),
+        "measured_bytes": measured,
         "group_bytes": of(|run| run.group.unwrap_or_default().most_bytes).into_iter().max(),
         "reclaims": of(|run| run.group.unwrap_or_default().failures).iter().sum::<u64>(),
-        "kills": of(|run| run.group.unwrap_or_default().kills).iter().sum::<u64>(),
-        "steps": steps_made(&output),
+        "kills": kills,
+        "steps": steps,
         "exit_code": ended.exit_code,
+        "is_well": is_well,
         "seconds": killed.seconds + ended.seconds,
     }))
 }

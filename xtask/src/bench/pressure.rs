@@ -1,0 +1,189 @@
+//! `bench pressure`: another process takes the memory of a run's control group until little is left, and lets go.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use serde_json::{Value, json};
+
+use super::child::{self, Group, Measured};
+use super::data::Lengths;
+use super::memory::train_arguments;
+use super::{Options, mib, write_tables};
+
+const RUN: &str = "train.max_steps=100 train.batch_size=8 train.eval_every_steps=50 train.eval_samples=8 train.eval_generate_samples=0 \
+                   data.max_source_tokens=96 data.max_target_tokens=96 checkpoint.every_steps=30 checkpoint.keep_last=1 \
+                   checkpoint.keep_best=0";
+/// Of the group, for both processes.
+const LIMIT: u64 = 2 << 30;
+const BUDGET: &str = "1GiB";
+/// The other process begins after so many steps of the run, and lets go after so many with a smaller plan.
+const BEGINS_AFTER: u64 = 15;
+const LETS_GO_AFTER: u64 = 15;
+/// What the other process leaves to both.
+const LEFT: u64 = 16 << 20;
+const CHUNK: u64 = 4 << 20;
+
+/// Runs undisturbed and under pressure, and writes the tables.
+///
+/// # Errors
+///
+/// Also where the run did not shrink, grow, or learn the same, and where somebody was killed or swapped.
+pub fn run(options: &Options) -> Result<(), String> {
+    if let Err(why) = Group::new(1 << 30) {
+        println!("skipped: {why}");
+        return Ok(());
+    }
+    let directory = options.scratch.join("pressure");
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+    let calm = once(options, &directory, "calm", false)?;
+    let swapped_before = swapped_pages();
+    let pressed = once(options, &directory, "pressed", true)?;
+    let swapped = swapped_pages() - swapped_before;
+    let _ = fs::remove_dir_all(&directory);
+
+    let differences = calm.losses.iter().zip(&pressed.losses).map(|(a, b)| (a - b).abs() / a);
+    let difference = differences.fold(0.0, f64::max);
+    let kills = pressed.ran.group.unwrap_or_default().kills;
+    let replans: Vec<String> =
+        pressed.replans.iter().map(|(step, reason)| format!("after step {step}: {reason}")).collect();
+    let is_well = kills == 0
+        && swapped == 0
+        && pressed.ran.exit_code == 0
+        && calm.losses.len() == pressed.losses.len()
+        && pressed.has("shrunk")
+        && pressed.has("grown")
+        && difference <= 1e-4;
+    let verdict = if is_well { "held" } else { "FAILED" };
+    let markdown = format!(
+        "# A run beside a process that takes the memory\n\nWritten by `cargo xtask bench pressure`: t5-small in f32, 100 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
+         {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {LETS_GO_AFTER} steps with a\n\
+         smaller plan, and lets go.\n\n**{verdict}**: {kills} kills, {swapped} pages swapped, losses within {difference:.1e} of the undisturbed run's at every step.\n\n{}\n\n\
+         | | undisturbed | beside the other |\n| --- | --- | --- |\n| steps | {} | {} |\n| last loss | {:.6} | {:.6} |\n| peak MiB (`VmHWM`) | {:.0} | {:.0} |\n\
+         | smallest resident set after a step, MiB | {:.0} | {:.0} |\n| most in the group, MiB | {:.0} | {:.0} |\n| seconds | {:.0} | {:.0} |\n",
+        mib(LIMIT),
+        mib(LEFT),
+        replans.iter().map(|replan| format!("- {replan}")).collect::<Vec<_>>().join("\n"),
+        calm.losses.len(),
+        pressed.losses.len(),
+        calm.losses.last().unwrap_or(&f64::NAN),
+        pressed.losses.last().unwrap_or(&f64::NAN),
+        mib(calm.ran.peak_bytes),
+        mib(pressed.ran.peak_bytes),
+        mib(calm.least_rss),
+        mib(pressed.least_rss),
+        mib(calm.ran.group.unwrap_or_default().most_bytes),
+        mib(pressed.ran.group.unwrap_or_default().most_bytes),
+        calm.ran.seconds,
+        pressed.ran.seconds,
+    );
+    println!("{markdown}");
+    let json = json!({"is_well": is_well, "kills": kills, "swapped_pages": swapped, "largest_difference": difference, "replans": replans,
+                      "losses": pressed.losses, "losses_undisturbed": calm.losses});
+    write_tables(options, "memory-pressure", &markdown, &json)?;
+    if is_well { Ok(()) } else { Err(pressed.ran.stderr) }
+}
+
+/// A finished run.
+struct Run {
+    ran: Measured,
+    losses: Vec<f64>,
+    least_rss: u64,
+    /// Step, and the reason in JSON.
+    replans: Vec<(u64, Value)>,
+}
+
+impl Run {
+    fn has(&self, change: &str) -> bool {
+        self.replans.iter().any(|(_, reason)| reason.get(change).is_some())
+    }
+}
+
+/// The process that takes memory; it lets go when its input ends.
+enum Other {
+    NotYet,
+    Holds(Child),
+    Gone,
+}
+
+fn once(options: &Options, directory: &Path, name: &str, is_pressed: bool) -> Result<Run, String> {
+    let output = directory.join(name);
+    let set: Vec<String> = RUN.split_whitespace().map(str::to_owned).collect();
+    let mut arguments = train_arguments("t5-small", &set, Lengths::Uneven, directory, &output)?;
+    arguments.extend(["--memory-budget", BUDGET].map(str::to_owned));
+    let group = Group::new(LIMIT)?;
+    let other = RefCell::new(Other::NotYet);
+    let follow = || {
+        let events = events(&output);
+        let made = |event: &&Value| event["event"] == "step";
+        let steps = events.iter().rev().find(made).and_then(|event| event["step"].as_u64()).unwrap_or(0);
+        let shrunk = events.iter().find(|event| event["event"] == "replan").and_then(|event| event["step"].as_u64());
+        let mut other = other.borrow_mut();
+        match &mut *other {
+            Other::NotYet if is_pressed && steps >= BEGINS_AFTER => match take_memory(&group) {
+                Ok(child) => *other = Other::Holds(child),
+                Err(problem) => println!("{problem}"),
+            },
+            Other::Holds(child) if shrunk.is_some_and(|shrunk| steps >= shrunk + LETS_GO_AFTER) => {
+                drop(child.stdin.take());
+                let _ = child.wait();
+                *other = Other::Gone;
+            }
+            _ => {}
+        }
+        false
+    };
+    let ran = child::run(&options.program, &arguments, Some(&group), &options.scratch, &follow)?;
+    if let Other::Holds(mut child) = other.into_inner() {
+        println!("the run ended without a smaller plan");
+        drop(child.stdin.take());
+        let _ = child.wait();
+    }
+    let events = events(&output);
+    let steps = || events.iter().filter(|event| event["event"] == "step");
+    let replans = events.iter().filter(|event| event["event"] == "replan");
+    Ok(Run {
+        losses: steps().filter_map(|event| event["loss"].as_f64()).collect(),
+        least_rss: steps().filter_map(|event| event["rss_bytes"].as_u64()).min().unwrap_or(0),
+        replans: replans.map(|event| (event["step"].as_u64().unwrap_or(0), event["reason"].clone())).collect(),
+        ran,
+    })
+}
+
+/// This program again, in the group, as the process that takes memory.
+fn take_memory(group: &Group) -> Result<Child, String> {
+    let here = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = group.command(&here);
+    command.args(["bench", "take-memory"]).arg(group.path()).stdin(Stdio::piped());
+    command.spawn().map_err(|error| error.to_string())
+}
+
+/// Takes what a group has until little is left, and holds it until standard input ends: `bench take-memory GROUP`.
+pub fn take(arguments: &[String]) -> Result<(), String> {
+    let group = PathBuf::from(arguments.first().ok_or("expected a control group")?);
+    let mut held: Vec<Vec<u8>> = Vec::new();
+    while child::left(&group)? > LEFT + CHUNK {
+        held.push(vec![1; usize::try_from(CHUNK).map_err(|error| error.to_string())?]);
+    }
+    std::io::stdin().read_to_end(&mut Vec::new()).map_err(|error| error.to_string())?;
+    drop(held);
+    Ok(())
+}
+
+fn events(output: &Path) -> Vec<Value> {
+    let metrics = fs::read_to_string(output.join("metrics.jsonl")).unwrap_or_default();
+    metrics.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Pages that this machine has swapped, out and in.
+fn swapped_pages() -> u64 {
+    let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let lines = counters.lines().filter_map(|line| line.split_once(' '));
+    lines
+        .filter(|(name, _)| matches!(*name, "pswpin" | "pswpout"))
+        .filter_map(|(_, count)| count.parse::<u64>().ok())
+        .sum()
+}
