@@ -10,13 +10,14 @@ fn sample_rows() -> String {
 fn generate_answers_each_prompt() {
     let scene = Scene::new();
     scene.run(&short(&[])).expect_code(0);
-    scene.write("prompts.txt", "7 + 5\n日期\n");
+    scene.write("prompts.txt", "after 75\n日期\n");
     let from = ["generate", "--model", "run/model", "--max-new-tokens", "4"];
-    let typed = scene.run(&[&from[..], &["--prompt", "7 + 5", "--prompt", "日期", "--json"]].concat()).expect_code(0);
+    let typed =
+        scene.run(&[&from[..], &["--prompt", "after 75", "--prompt", "日期", "--json"]].concat()).expect_code(0);
     let read = scene.run(&[&from[..], &["--input", "prompts.txt", "--json"]].concat()).expect_code(0);
     assert_eq!(typed.out, read.out);
     assert_eq!(typed.out.lines().count(), 2);
-    assert!(typed.out.starts_with("{\"prompt\":\"7 + 5\",\"response\":\""), "{}", typed.out);
+    assert!(typed.out.starts_with("{\"prompt\":\"after 75\",\"response\":\""), "{}", typed.out);
 }
 
 #[test]
@@ -24,7 +25,7 @@ fn inspect_shows_rows_row_groups_and_columns() {
     let scene = Scene::new();
     let rows = sample_rows();
     scene.run(&["inspect", &rows]).expect_code(0).expect_words(&[
-        "1072 rows",
+        "1183 rows",
         "row groups",
         "page index",
         "column prompt",
@@ -32,7 +33,7 @@ fn inspect_shows_rows_row_groups_and_columns() {
         "to read one row",
     ]);
     let json = scene.run(&["inspect", "--json", &rows]).expect_code(0).json();
-    assert_eq!((json["rows"].as_u64(), json["columns"][0]["name"].as_str()), (Some(1072), Some("prompt")));
+    assert_eq!((json["rows"].as_u64(), json["columns"][0]["name"].as_str()), (Some(1183), Some("prompt")));
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn a_tokenizer_is_trained_from_parquet_or_text_and_never_overwritten() {
     let train = |input: &str, output: &str| {
         scene.run(&["train-tokenizer", "--input", input, "--vocab-size", "400", "--output", output])
     };
-    train(&rows, "a.json").expect_code(0).expect_words(&["a.json: 400 entries from 2144 texts"]);
+    train(&rows, "a.json").expect_code(0).expect_words(&["a.json: 400 entries from 2366 texts"]);
     train(&rows, "b.json").expect_code(0);
     assert_eq!(scene.read("a.json"), scene.read("b.json"));
     train(&rows, "a.json").expect_code(2).expect_words(&["a.json: there is a file already", "hint: `--force`"]);
