@@ -13,7 +13,6 @@ Prints Markdown; --json FILE also keeps every single number.
 """
 
 import argparse
-import itertools
 import json
 import os
 import pathlib
@@ -56,8 +55,14 @@ def arguments():
     parser.add_argument("--target-tokens", type=int, default=256)
     parser.add_argument("--modes", nargs="+", default=DEFAULT_MODES, choices=list(PYTORCH_MODES))
     parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], help="of train_low_mem; default: by mode")
-    parser.add_argument("--recompute", nargs="+", default=["none"], help="of train_low_mem: none, full or K")
     parser.add_argument("--micro-batch", nargs="+", default=["auto"], help="of train_low_mem: auto or samples")
+    parser.add_argument(
+        "--variant",
+        nargs="+",
+        default=[],
+        metavar="PRECISION:FLAGS",
+        help="more contenders: `bench` with these flags, as in 'bf16:--micro-batch 4 --recompute full'",
+    )
     parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -152,15 +157,16 @@ def contenders(options):
         rows.append((f"PyTorch {mode}", mode.split("-")[0], command))
     if options.binary:
         precisions = options.precisions or sorted({mode.split("-")[0] for mode in options.modes}, reverse=True)
-        for precision in precisions:
-            for recompute, micro_batch in itertools.product(options.recompute, options.micro_batch):
-                command = [str(options.binary.resolve()), "bench", "--json", "--precision", precision]
-                command += ["--recompute", recompute, *shape_flags(options)]
-                name = f"train_low_mem {precision}" + ("" if recompute == "none" else f", recompute {recompute}")
-                if micro_batch != "auto":
-                    command += ["--micro-batch", micro_batch]
-                    name += f", micro-batches of {micro_batch}"
-                rows.append((name, precision, command))
+        variants = [
+            (precision, "" if samples == "auto" else f"--micro-batch {samples}")
+            for precision in precisions
+            for samples in options.micro_batch
+        ]
+        variants += [tuple(variant.split(":", 1)) for variant in options.variant]
+        for precision, flags in variants:
+            command = [str(options.binary.resolve()), "bench", "--json", "--precision", precision]
+            name = f"train_low_mem {precision}" + (f", {flags.replace('--', '')}" if flags else "")
+            rows.append((name, precision, command + flags.split() + shape_flags(options)))
     return rows
 
 
