@@ -39,15 +39,29 @@ fn ample_memory_is_not_taken_where_it_buys_no_time() {
 }
 
 #[test]
-fn cards_of_4_6_12_and_20_gigabytes_are_budgets() {
+fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_gigabytes_left() {
     let scene = Scene::new();
+    let config =
+        "[model]\nconfig = \"chatlm-0.2b\"\nvocab_size = 29298\n[train]\nbatch_size = 128\n[run]\ndevice = \"cuda\"\n";
+    scene.write("card.toml", config);
     let mut before = f64::INFINITY;
     for gib in [4, 6, 12, 20] {
-        let plan = plan(&scene, 64, 60 * GIB, &["--memory-budget", &format!("{gib}GiB")]);
+        let card = format!(r#"{{"name": "a card", "total": {}, "free": {}}}"#, gib * GIB, gib * GIB - GIB / 4);
+        let machine = format!(r#"[{{"total": {}, "available": {}, "device": {card}}}]"#, 16 * GIB, 14 * GIB / 10);
+        scene.write("machine.json", machine);
+        let budget = format!("{gib}GiB");
+        let arguments = ["plan", "--json", "--config", "card.toml", "--machine", "machine.json"];
+        let plan = scene.run(&[&arguments[..], &["--device-memory-budget", &budget]].concat()).expect_code(0).json();
+        let on_card = plan["predicted_device_peak_bytes"].as_u64().expect("rows on the card");
+        assert!(on_card < gib * GIB - GIB / 4 && peak(&plan) < 14 * GIB / 10, "{plan:#}");
         let time = plan["relative_time"].as_f64().expect("a time");
-        assert!(time <= before && peak(&plan) < gib * GIB, "{plan:#}");
+        assert!(time <= 1.015 * before, "a bigger card is never slower by more than counts as nothing");
         before = time;
     }
+    let arguments = ["plan", "--config", "card.toml", "--machine", "machine.json", "--device-memory-budget", "600MiB"];
+    scene.run(&arguments).expect_code(3).expect_words(&["device memory budget", "--device-memory-budget"]);
+    let arguments = ["plan", "--explain", "--config", "card.toml", "--machine", "machine.json"];
+    scene.run(&arguments).expect_code(0).expect_words(&["device budget", "a card", "micro_batch_samples"]);
 }
 
 #[test]

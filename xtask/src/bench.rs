@@ -1,8 +1,9 @@
-//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers`.
+//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets`.
 //!
 //! Each runs `train_low_mem`, as built beside this program, in child processes, reads the operating
 //! system's counters about them, and writes a table for people and one for programs.
 
+mod budgets;
 mod cases;
 mod child;
 mod data;
@@ -22,7 +23,8 @@ names:
   limits   whole runs inside a control group whose limit is the budget: docs/memory-limits.{md,json}
   pressure a run beside a process that takes the memory of its control group: docs/memory-pressure.{md,json}
   slope    whether the resident set grows over 3,000 steps: docs/memory-slope.{md,json}
-  levers   what each lever saves and costs on this machine: docs/memory-levers.{md,json}";
+  levers   what each lever saves and costs on this machine: docs/memory-levers.{md,json}
+  budgets  how much of a budget is used, and what speed it buys: docs/memory-budgets.{md,json}";
 
 /// What the flags say.
 struct Options {
@@ -81,6 +83,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         "levers" => levers::run(&options),
         "pressure" => pressure::run(&options),
         "slope" => slope::run(&options),
+        "budgets" => budgets::run(&options),
         other => Err(format!("unknown benchmark `{other}`\n{USAGE}")),
     };
     if options.is_whole() {

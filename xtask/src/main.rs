@@ -15,7 +15,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
 commands:
-  bench         memory, limits or levers: what the command holds and what it costs, measured
+  bench         memory, limits, levers or budgets: what the command holds and what it costs, measured
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
 

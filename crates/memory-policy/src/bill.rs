@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, CostRow};
+use crate::{Bytes, CostRow, DeviceBill};
 
 /// What a plan will hold, row by row. `Display` prints it for people, `Serialize` for `--json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,9 @@ pub struct Bill {
     /// What a larger budget would buy, in words.
     #[serde(default)]
     pub next: String,
+    /// What is held on the device, where anything is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceBill>,
     /// How the budget is used, in words: `128 samples a step, micro-batches of 16`.
     pub conclusion: String,
 }
@@ -71,6 +74,9 @@ impl fmt::Display for Bill {
             line(f, "  ", &row.name, row.bytes, &row.note)?;
         }
         line(f, "  ", "headroom", self.headroom, &self.headroom_note)?;
+        if let Some(device) = &self.device {
+            write!(f, "{device}")?;
+        }
         if self.phases.len() > 1 {
             let shown: Vec<String> =
                 self.phases.iter().map(|phase| format!("{} {}", phase.name, unit.show(phase.bytes))).collect();
@@ -87,18 +93,18 @@ impl fmt::Display for Bill {
 
 /// One unit for the whole bill, so that rows compare at a glance.
 #[derive(Clone, Copy, PartialEq)]
-enum Unit {
+pub(crate) enum Unit {
     Gib,
     Mib,
 }
 
 impl Unit {
-    fn of(largest: Bytes) -> Self {
+    pub(crate) fn of(largest: Bytes) -> Self {
         if largest >= Bytes::gib(1) { Self::Gib } else { Self::Mib }
     }
 
     /// `bytes` in this unit, or in the one below where it would show as nothing.
-    fn show(self, bytes: Bytes) -> String {
+    pub(crate) fn show(self, bytes: Bytes) -> String {
         let scaled = |bits: u32| bytes.0 as f64 / (1u64 << bits) as f64;
         match self {
             Self::Gib if scaled(30) >= 0.01 || bytes == Bytes::ZERO => {
@@ -129,6 +135,7 @@ mod tests {
             phases: Vec::new(),
             binding: String::new(),
             next: String::new(),
+            device: None,
             conclusion: "128 samples a step in micro-batches of 16".into(),
         }
     }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, Place};
 
 /// One line of the bill: what something costs, and why that much.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,12 +18,21 @@ pub struct CostRow {
     pub bytes: Bytes,
     /// Where the number comes from, for people: `188 M x f32`. May be empty.
     pub note: String,
+    /// Where the bytes lie.
+    #[serde(default, skip_serializing_if = "Place::is_host")]
+    pub place: Place,
 }
 
 impl CostRow {
     /// A row of `bytes` bytes.
     pub fn new(name: impl Into<String>, bytes: u64, note: impl Into<String>) -> Self {
-        Self { name: name.into(), bytes: Bytes(bytes), note: note.into() }
+        Self { name: name.into(), bytes: Bytes(bytes), note: note.into(), place: Place::Host }
+    }
+
+    /// The same row, elsewhere.
+    #[must_use]
+    pub fn at(self, place: Place) -> Self {
+        Self { place, ..self }
     }
 }
 
@@ -86,6 +95,9 @@ impl StepChoice {
         }
         if let Some(layers) = self.layer_major {
             words += ", layer by layer";
+            if layers.kept_gradient_blocks > 0 {
+                words += &format!(" with gradients of {} blocks kept", layers.kept_gradient_blocks);
+            }
             if layers.boundaries_on_disk {
                 words += " with block inputs on disk";
             }
@@ -96,10 +108,16 @@ impl StepChoice {
         words
     }
 
-    /// The phase that holds most; of equal ones the first.
+    /// The phase that holds most of the process's own memory; of equal ones the first.
     pub fn binding(&self) -> (&str, &[CostRow]) {
+        self.binding_at(Place::Host)
+    }
+
+    /// The phase that holds most at `place`; of equal ones the first.
+    pub(crate) fn binding_at(&self, place: Place) -> (&str, &[CostRow]) {
         let first = (TRAINING, self.rows.as_slice());
-        self.phases().fold(first, |most, phase| if sum(phase.1) > sum(most.1) { phase } else { most })
+        self.phases()
+            .fold(first, |most, phase| if sum_at(place, phase.1) > sum_at(place, most.1) { phase } else { most })
     }
 }
 
@@ -167,7 +185,12 @@ pub struct Costs {
     pub loaders: Vec<LoaderChoice>,
 }
 
-/// The sum of some rows.
+/// The sum of some rows that lie in the process's own memory.
 pub(crate) fn sum(rows: &[CostRow]) -> Bytes {
-    rows.iter().map(|row| row.bytes).sum()
+    sum_at(Place::Host, rows)
+}
+
+/// The sum of some rows that lie at `place`.
+pub(crate) fn sum_at(place: Place, rows: &[CostRow]) -> Bytes {
+    rows.iter().filter(|row| row.place == place).map(|row| row.bytes).sum()
 }

@@ -1,7 +1,7 @@
 //! An explanation of a plan: for each lever, what was chosen and what its other values would save or cost.
 
-use crate::costs::sum;
-use crate::{Bytes, Costs, LoaderChoice, Plan, StepChoice};
+use crate::costs::sum_at;
+use crate::{Bytes, CostRow, Costs, LoaderChoice, Plan, StepChoice};
 
 /// One lever of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +19,7 @@ pub struct Explained {
 pub struct Other {
     /// The value.
     pub value: String,
-    /// The predicted peak with it.
+    /// The predicted peak with it, where tensors lie: of the device, or of the process.
     pub predicted_peak: Bytes,
     /// Time of a step over the plan's.
     pub relative_time: f64,
@@ -37,7 +37,11 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
     else {
         return Vec::new();
     };
-    let peak = |step: &StepChoice, loader: &LoaderChoice| sum(&costs.fixed) + sum(step.binding().1) + sum(&loader.rows);
+    let place = plan.place_of_tensors();
+    let sum = |rows: &[CostRow]| sum_at(place, rows);
+    let peak = |step: &StepChoice, loader: &LoaderChoice| {
+        sum(&costs.fixed) + sum(step.binding_at(place).1) + sum(&loader.rows)
+    };
     let step_lever = |lever, show: &dyn Fn(&StepChoice) -> String, is_same: &dyn Fn(&StepChoice) -> bool| {
         let chosen = show(step);
         let mut others: Vec<Other> = Vec::new();
@@ -96,7 +100,7 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Budget, CostRow, MemorySnapshot, plan};
+    use crate::{Budget, MemorySnapshot, plan};
 
     #[test]
     fn each_lever_shows_what_its_other_values_would_save_and_cost() {

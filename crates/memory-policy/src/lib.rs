@@ -14,6 +14,7 @@
 //!   therefore never gives a slower plan.
 //! * With an explicit budget and enough memory for it, the plan is a function of budget and costs
 //!   alone: what else runs on the machine does not change it.
+//! * A device has a budget and rows of its own; a plan fits both budgets, or neither is promised.
 //! * This crate knows neither parquet nor tensors nor T5, and nothing below the binary knows this
 //!   crate: the binary hands plain numbers up as costs and down as limits.
 //!
@@ -50,13 +51,11 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! Not here yet, and deliberately so: a second budget for a device's memory. It is more rows and one more
-//! call of [`plan()`], not another decision maker.
 
 mod bill;
 mod bytes;
 mod costs;
+mod device;
 mod explain;
 mod plan;
 mod probe;
@@ -66,6 +65,7 @@ mod snapshot;
 pub use bill::Bill;
 pub use bytes::{Bytes, ParseBytesError};
 pub use costs::{CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, Phase, StepChoice, TRAINING};
+pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
 pub use explain::{Explained, Other, explain};
 pub use plan::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};

@@ -12,9 +12,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::costs::sum;
+use crate::costs::{sum, sum_at};
+use crate::device::DeviceLimit;
 use crate::{
-    Bill, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, StepChoice, Traffic,
+    Bill, Budgets, Bytes, CostRow, Costs, DatasetResidency, DeviceBill, LayerMajor, LoaderChoice, MemorySnapshot,
+    Place, StepChoice, Traffic,
 };
 
 /// How much of what this process could hold it takes when no budget was given, in percent.
@@ -75,6 +77,10 @@ pub enum Limit {
     Budget,
     /// The machine or a control group: less than the budget is there.
     Available,
+    /// The device's budget.
+    DeviceBudget,
+    /// The device: less than its budget is free.
+    DeviceAvailable,
 }
 
 /// What to do, in plain numbers, until the next plan.
@@ -108,6 +114,9 @@ pub struct Plan {
     pub headroom: Bytes,
     /// Time of a step over the time of the fastest plan that was offered.
     pub relative_time: f64,
+    /// What the device will hold at its peak, headroom not counted; nothing where tensors lie on the host.
+    #[serde(default)]
+    pub predicted_device_peak: Bytes,
     /// What the predicted peak is made of.
     pub bill: Bill,
     /// Replans in a row in which a faster plan would have fitted; see [`crate::replan`].
@@ -128,6 +137,18 @@ impl Plan {
     /// The smallest budget that this plan fits: the predicted peak and its headroom.
     pub fn required(&self) -> Bytes {
         self.predicted_peak + self.headroom
+    }
+
+    /// The predicted peak where tensors lie: of the device, or of the process.
+    pub fn peak_of_tensors(&self) -> Bytes {
+        match self.place_of_tensors() {
+            Place::Device => self.predicted_device_peak,
+            Place::Host => self.predicted_peak,
+        }
+    }
+
+    pub(crate) fn place_of_tensors(&self) -> Place {
+        if self.predicted_device_peak > Bytes::ZERO { Place::Device } else { Place::Host }
     }
 
     /// Whether the plan's step is cut as this choice says.
@@ -160,6 +181,13 @@ impl DoesNotFit {
             Limit::Budget => {
                 format!("the smallest budget that would do: --memory-budget {enough}MiB")
             }
+            Limit::DeviceBudget => {
+                format!("the smallest budget that would do: --device-memory-budget {enough}MiB")
+            }
+            Limit::DeviceAvailable => format!(
+                "free {} on the device, or use another one; `--device cpu` works everywhere",
+                self.smallest_budget.saturating_sub(self.limit).round_up_to_mib()
+            ),
             Limit::Available => format!(
                 "free {} on this machine or raise its limit; `--memory-budget {enough}MiB` would do then",
                 self.smallest_budget.saturating_sub(self.limit).round_up_to_mib()
@@ -173,6 +201,8 @@ impl fmt::Display for DoesNotFit {
         let what = match self.limited_by {
             Limit::Budget => "memory budget",
             Limit::Available => "available memory",
+            Limit::DeviceBudget => "device memory budget",
+            Limit::DeviceAvailable => "free device memory",
         };
         write!(f, "{what}: expected at least {} for the smallest plan, got {}", self.smallest_budget, self.limit)
     }
@@ -180,7 +210,8 @@ impl fmt::Display for DoesNotFit {
 
 impl std::error::Error for DoesNotFit {}
 
-/// The fastest offered plan that fits both the budget and what this process could hold now.
+/// The fastest offered plan that fits the budget, what this process could hold now, and the same two of the device
+/// where it holds anything. A [`Budget`] alone is the process's.
 ///
 /// # Errors
 ///
@@ -189,47 +220,61 @@ impl std::error::Error for DoesNotFit {}
 /// # Panics
 ///
 /// When `costs` offers no step choice or no loader choice.
-pub fn plan(now: &MemorySnapshot, costs: &Costs, budget: Budget) -> Result<Plan, DoesNotFit> {
-    plan_within(now, costs, budget.resolve(now), budget)
+pub fn plan(now: &MemorySnapshot, costs: &Costs, budgets: impl Into<Budgets>) -> Result<Plan, DoesNotFit> {
+    let budgets = budgets.into();
+    plan_within(now, costs, budgets.process.resolve(now), budgets)
 }
 
-/// [`plan`] within as many bytes as the budget `wanted` was resolved to before.
+/// [`plan`] within as many bytes as the process's budget of `wanted` was resolved to before.
 pub(crate) fn plan_within(
     now: &MemorySnapshot,
     costs: &Costs,
     budget: Bytes,
-    wanted: Budget,
+    wanted: Budgets,
 ) -> Result<Plan, DoesNotFit> {
     let (limit, limited_by) = limit_of(now, budget);
+    let device = DeviceLimit::of(now, wanted.device);
     let candidates = candidates(costs);
     let frame = |budget: Bytes| Bill {
         budget,
-        budget_source: wanted.source(),
+        budget_source: wanted.process.source(),
         available: now.ceiling(),
         available_set_by: now.usable_is_set_by().to_string(),
         ..Bill::default()
     };
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
-    let percent = match wanted {
+    // Who is a guest where tensors lie: that is the memory that time is traded for.
+    let lies_on_device = candidates.iter().any(|candidate| candidate.device_peak > Bytes::ZERO);
+    let percent = match if lies_on_device { wanted.device } else { wanted.process } {
         Budget::Explicit(_) => NO_SLOWER_PERCENT,
         Budget::ShareOfAvailable => GUEST_PERCENT,
     };
     let as_fast = fastest * (1.0 + percent / 100.0);
-    let fits = |candidate: &&Candidate<'_>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
-    match candidates.iter().filter(fits).min_by(|a, b| a.compare(b, as_fast)) {
-        Some(best) => {
-            let mut plan = best.plan(costs, frame(budget), limited_by);
-            plan.bill.next = best.next(&candidates, as_fast);
-            Ok(plan)
-        }
-        None => {
-            let smallest = smallest(&candidates);
-            let smallest_budget = smallest.required();
-            let mut smallest_plan = smallest.plan(costs, frame(smallest_budget), Limit::Budget);
-            smallest_plan.bill.next = smallest.next(&candidates, as_fast);
-            Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan: Box::new(smallest_plan) })
-        }
+    let fits_host =
+        |candidate: &Candidate<'_>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
+    let fits = |candidate: &&Candidate<'_>| fits_host(candidate) && device.admits(candidate.device_peak);
+    let finished = |candidate: &Candidate<'_>, frame: Bill, limited_by: Limit| {
+        let mut plan = candidate.plan(costs, frame, limited_by);
+        plan.bill.next = candidate.next(&candidates, as_fast);
+        plan.bill.device = DeviceBill::of(candidate.device_rows(costs), now, wanted.device);
+        plan
+    };
+    if let Some(best) = candidates.iter().filter(fits).min_by(|a, b| a.compare(b, as_fast)) {
+        let is_short = limited_by == Limit::Budget && best.device_peak > Bytes::ZERO && !device.is_budget();
+        return Ok(finished(best, frame(budget), if is_short { Limit::DeviceAvailable } else { limited_by }));
     }
+    // The device is to blame where the process's own memory would do.
+    let by_device = |a: &&Candidate<'_>, b: &&Candidate<'_>| a.device_peak.cmp(&b.device_peak);
+    if let Some(smallest) = candidates.iter().filter(|candidate| fits_host(candidate)).min_by(by_device) {
+        let limited_by = if device.is_budget() { Limit::DeviceBudget } else { Limit::DeviceAvailable };
+        let smallest_plan = Box::new(finished(smallest, frame(budget), limited_by));
+        let smallest_budget = smallest.device_peak + headroom(smallest.device_peak);
+        return Err(DoesNotFit { limit: device.bytes(), limited_by, smallest_budget, smallest_plan });
+    }
+    let smallest = smallest(&candidates);
+    let smallest_budget = smallest.required();
+    let smallest_plan = Box::new(finished(smallest, frame(smallest_budget), Limit::Budget));
+    Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan })
 }
 
 /// What a plan has to fit: the budget, or the ceiling where that is lower.
@@ -250,6 +295,7 @@ struct Candidate<'a> {
     step: &'a StepChoice,
     loader: &'a LoaderChoice,
     predicted_peak: Bytes,
+    device_peak: Bytes,
     relative_time: f64,
 }
 
@@ -258,13 +304,16 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
     assert!(!costs.steps.is_empty(), "costs offer no step choice");
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let fixed = sum(&costs.fixed);
+    let fixed_on_device = sum_at(Place::Device, &costs.fixed);
     let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows))).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
         let step_bytes = fixed + sum(step.binding().1);
+        let device_peak = fixed_on_device + sum_at(Place::Device, step.binding_at(Place::Device).1);
         loaders.iter().map(move |&(loader, loader_bytes)| Candidate {
             step,
             loader,
             predicted_peak: step_bytes + loader_bytes,
+            device_peak,
             relative_time: step.relative_time * loader.relative_time,
         })
     });
@@ -294,7 +343,8 @@ impl Candidate<'_> {
     /// of equals: the order of the offer.
     fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
         let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
-        time.total_cmp(&other_time).then(self.predicted_peak.cmp(&other.predicted_peak))
+        let bytes = |candidate: &Self| candidate.predicted_peak + candidate.device_peak;
+        time.total_cmp(&other_time).then(bytes(self).cmp(&bytes(other)))
     }
 
     /// What the smallest budget that is faster would buy, in words.
@@ -312,13 +362,20 @@ impl Candidate<'_> {
         )
     }
 
+    /// What lies on the device at its peak.
+    fn device_rows(&self, costs: &Costs) -> Vec<CostRow> {
+        let rows = costs.fixed.iter().chain(self.step.binding_at(Place::Device).1);
+        rows.filter(|row| row.place == Place::Device).cloned().collect()
+    }
+
     /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
     fn plan(&self, costs: &Costs, frame: Bill, limited_by: Limit) -> Plan {
-        let Self { step, loader, predicted_peak, relative_time } = *self;
+        let Self { step, loader, predicted_peak, device_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);
         let (binding, step_rows) = step.binding();
         let beside: Bytes = sum(&costs.fixed) + sum(&loader.rows);
-        let rows: Vec<CostRow> = costs.fixed.iter().chain(step_rows).chain(&loader.rows).cloned().collect();
+        let rows = costs.fixed.iter().chain(step_rows).chain(&loader.rows);
+        let rows: Vec<CostRow> = rows.filter(|row| row.place.is_host()).cloned().collect();
         let bill = Bill {
             rows,
             headroom,
@@ -346,6 +403,7 @@ impl Candidate<'_> {
             predicted_peak,
             headroom,
             relative_time,
+            predicted_device_peak: device_peak,
             bill,
             calm_replans: 0,
             squeezed: false,

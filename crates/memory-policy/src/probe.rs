@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use faults::PageFaults;
 
-use crate::{Bytes, MemorySnapshot};
+use crate::{Bytes, DeviceMemory, MemorySnapshot};
 
 mod cgroup;
 mod faults;
+mod nvml;
 mod procfs;
 #[cfg(test)]
 mod tests;
@@ -63,6 +64,8 @@ pub struct SystemProbe {
     root: PathBuf,
     /// The largest resident set seen, for systems that do not keep it themselves.
     peak_seen: AtomicU64,
+    /// The card that computes, where one does.
+    card: Option<nvml::Card>,
 }
 
 impl SystemProbe {
@@ -73,7 +76,19 @@ impl SystemProbe {
 
     /// A probe that finds `proc` and every mounted hierarchy below `root` instead of `/`.
     pub fn with_root(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), peak_seen: AtomicU64::new(0) }
+        Self { root: root.into(), peak_seen: AtomicU64::new(0), card: None }
+    }
+
+    /// The same probe, which also looks at the NVIDIA card of this index. Without driver or card its snapshots have no
+    /// device memory; [`SystemProbe::device_memory`] says why.
+    #[must_use]
+    pub fn with_card(self, index: u32) -> Self {
+        Self { card: Some(nvml::Card::new(index)), ..self }
+    }
+
+    /// The card's memory, or why nothing is known of it; `None` where no card was asked for.
+    pub fn device_memory(&self) -> Option<Result<DeviceMemory, String>> {
+        self.card.as_ref().map(nvml::Card::memory)
     }
 
     /// The page faults of this process so far; `None` where the system does not count them.
@@ -108,6 +123,7 @@ impl Probe for SystemProbe {
         now.group = groups.tightest;
         now.group_pressure = groups.pressure;
         now.traffic.group_reclaims = groups.reclaims;
+        now.device = self.device_memory().and_then(Result::ok);
         Ok(now)
     }
 }

@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{limit_of, plan, plan_within};
-use crate::{Budget, Bytes, Costs, DoesNotFit, Limit, MemorySnapshot, Plan};
+use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, MemorySnapshot, Plan};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
 pub const CALM_REPLANS: u32 = 20;
@@ -80,10 +80,11 @@ pub enum Change {
 ///
 /// An explicit `budget` stands as given; a share of what is available was resolved when the run was
 /// planned first, and `previous` remembers it.
-pub fn replan(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Plan) -> Replanned {
-    let budget = match budget {
-        Budget::Explicit(bytes) => (bytes, budget),
-        Budget::ShareOfAvailable => (previous.budget, budget),
+pub fn replan(now: &MemorySnapshot, costs: &Costs, budgets: impl Into<Budgets>, previous: &Plan) -> Replanned {
+    let budgets = budgets.into();
+    let budget = match budgets.process {
+        Budget::Explicit(bytes) => (bytes, budgets),
+        Budget::ShareOfAvailable => (previous.budget, budgets),
     };
     let is_pressed = is_pressed(now, previous);
     let swapping_replans = if is_pressed && previous.squeezed { previous.swapping_replans + 1 } else { 0 };
@@ -126,20 +127,24 @@ fn is_crowded(now: &MemorySnapshot, previous: &Plan) -> bool {
 fn follow(
     now: &MemorySnapshot,
     costs: &Costs,
-    (budget, wanted): (Bytes, Budget),
+    (budget, wanted): (Bytes, Budgets),
     previous: &Plan,
     gives_way: bool,
 ) -> Replanned {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
     if limit < previous.predicted_peak {
-        return shrink(now, costs, (budget, wanted), previous);
+        return shrink(now, costs, (budget, wanted), previous, (previous.predicted_peak, available));
+    }
+    let device = now.device.as_ref().map(DeviceMemory::ceiling);
+    if let Some(device) = device.filter(|device| *device < previous.predicted_device_peak) {
+        return shrink(now, costs, (budget, wanted), previous, (previous.predicted_device_peak, device));
     }
     let faster = || {
-        let fitting = plan_within(&with_margin(now), costs, budget, wanted);
+        let fitting = plan_within(&with_margin_on_device(with_margin(now)), costs, budget, wanted);
         fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
     };
-    let may_grow = previous.limited_by == Limit::Available && !gives_way;
+    let may_grow = matches!(previous.limited_by, Limit::Available | Limit::DeviceAvailable) && !gives_way;
     let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
     let unchanged = |plan| Replanned { plan, change: None, is_hopeless: false };
     match if may_grow { faster() } else { None } {
@@ -167,7 +172,14 @@ fn follow(
 /// # Panics
 ///
 /// As [`plan()`].
-pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous: &Plan) -> Result<Plan, DoesNotFit> {
+pub fn plan_again(
+    now: &MemorySnapshot,
+    costs: &Costs,
+    budgets: impl Into<Budgets>,
+    previous: &Plan,
+) -> Result<Plan, DoesNotFit> {
+    let budgets = budgets.into();
+    let budget = budgets.process;
     let is_same_budget = match budget {
         Budget::Explicit(bytes) => bytes == previous.budget,
         Budget::ShareOfAvailable => true,
@@ -177,19 +189,24 @@ pub fn plan_again(now: &MemorySnapshot, costs: &Costs, budget: Budget, previous:
     if is_same_budget
         && budget.source() == previous.bill.budget_source
         && !same_step.steps.is_empty()
-        && let Ok(plan) = plan(now, &same_step, budget)
+        && let Ok(plan) = plan(now, &same_step, budgets)
     {
         return Ok(Plan { limited_by: previous.limited_by, ..plan });
     }
-    plan(now, costs, budget)
+    plan(now, costs, budgets)
 }
 
-/// The fastest plan that still fits, or the smallest there is.
-fn shrink(now: &MemorySnapshot, costs: &Costs, (budget, wanted): (Bytes, Budget), previous: &Plan) -> Replanned {
-    let available = now.ceiling();
+/// The fastest plan that still fits, or the smallest there is; `needed` by the old one, `available` where it was short.
+fn shrink(
+    now: &MemorySnapshot,
+    costs: &Costs,
+    (budget, wanted): (Bytes, Budgets),
+    previous: &Plan,
+    (needed, available): (Bytes, Bytes),
+) -> Replanned {
     match plan_within(now, costs, budget, wanted) {
         Ok(plan) => {
-            let change = Change::Shrunk { needed: previous.predicted_peak, available };
+            let change = Change::Shrunk { needed, available };
             Replanned { plan, change: Some(change), is_hopeless: false }
         }
         Err(refusal) => {
@@ -205,6 +222,15 @@ fn shrink(now: &MemorySnapshot, costs: &Costs, (budget, wanted): (Bytes, Budget)
 fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
     let ceiling = now.ceiling().percent(100 - CALM_MARGIN_PERCENT);
     MemorySnapshot { available: ceiling.saturating_sub(now.rss), ..now.clone() }
+}
+
+/// The same for the device's memory.
+fn with_margin_on_device(now: MemorySnapshot) -> MemorySnapshot {
+    let with_margin = |device: DeviceMemory| {
+        let ceiling = device.ceiling().percent(100 - CALM_MARGIN_PERCENT);
+        DeviceMemory { free: ceiling.saturating_sub(device.used), ..device }
+    };
+    MemorySnapshot { device: now.device.map(with_margin), ..now }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, DeviceMemory};
 
 /// What the machine and this process hold at one instant.
 ///
@@ -29,6 +29,9 @@ pub struct MemorySnapshot {
     pub swapped: Bytes,
     /// The control group that leaves this process the least, where there is one with a limit.
     pub group: Option<Group>,
+    /// The memory of the device that computes, where it has its own and a probe finds it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceMemory>,
     /// How long tasks wait for memory on the whole host; `None` where the kernel does not say.
     pub pressure: Option<Pressure>,
     /// The same for this process's own control group.
@@ -108,6 +111,9 @@ impl fmt::Display for MemorySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rss {}, peak {}; ", self.rss, self.peak_rss)?;
         write!(f, "{} available ({})", self.usable(), self.usable_is_set_by())?;
+        if let Some(device) = &self.device {
+            write!(f, "; {} of {} held, {} free", device.used, device.name, device.free)?;
+        }
         if self.swap_total > Bytes::ZERO {
             write!(f, "; swap {} of {}", self.swap_used, self.swap_total)?;
         }

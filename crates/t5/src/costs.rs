@@ -15,8 +15,10 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod arithmetic;
 mod layer_major;
 
+pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use candle_core::DType;
 pub use layer_major::layer_major;
 
@@ -140,24 +142,30 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
 
 /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
 pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activations: DType) -> Vec<CostRow> {
+    let Shape { samples, source_tokens, .. } = *shape;
     let size = activations.size_in_bytes();
-    let of = |positions: usize| (shape.samples * positions * config.inner_dim() * size) as u64;
-    let cache = 2 * config.num_decoder_layers as u64 * (of(max_new_tokens) + of(shape.source_tokens));
-    let growing = if max_new_tokens > FIRST_CAPACITY { of(max_new_tokens) } else { 0 };
-    let logits = (shape.samples * config.vocab_size * (size + 8)) as u64;
-    let pass = Pass {
-        shape: Shape { target_tokens: 1, ..*shape },
-        activations,
-        recompute_blocks: 0,
-        loss_chunk_rows: 1,
-        dropout: false,
+    let of = |positions: usize| (samples * positions * config.inner_dim() * size) as u64;
+    let cache = |positions: usize| 2 * config.num_decoder_layers as u64 * (of(positions) + of(source_tokens));
+    let forward = |source_tokens: usize| {
+        let shape = Shape { samples, source_tokens, target_tokens: 1 };
+        let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: 1, dropout: false };
+        let mut walk = Walk::new(config, &pass);
+        walk.forward(Reach::nothing(config));
+        (walk.peak, packed(config, &pass, false))
     };
-    let mut walk = Walk::new(config, &pass);
-    walk.forward(Reach::nothing(config));
+    // Sources are encoded before there is a cache; their encoding is there while the cache is begun.
+    let ((encoding, packed), (decoding, _)) = (forward(source_tokens), forward(1));
+    let encoded = (samples * source_tokens * config.d_model * size) as u64;
+    let begun = encoded + cache(max_new_tokens.min(FIRST_CAPACITY));
+    // While it grows, one tensor is there in its old size as well.
+    let growing = if max_new_tokens > FIRST_CAPACITY { of(max_new_tokens.next_power_of_two() / 2) } else { 0 };
+    let logits = (samples * config.vocab_size * (size + 8)) as u64;
+    let full = cache(max_new_tokens);
+    let peak = encoding.max(begun).max(full + growing.max(decoding + logits));
     vec![
-        CostRow { name: "key/value cache", bytes: cache },
-        CostRow { name: "workspace", bytes: walk.peak.max(growing) + logits },
-        CostRow { name: "packed operands", bytes: packed(config, &pass, false) },
+        CostRow { name: "key/value cache", bytes: full.min(peak) },
+        CostRow { name: "workspace", bytes: peak - full.min(peak) },
+        CostRow { name: "packed operands", bytes: packed },
     ]
 }
 

@@ -4,25 +4,38 @@
 //! choice costs in time is a relative number from a few measured facts, said where it is used. Nothing is
 //! decided here: [`memory_policy::plan`] takes the fastest pair that fits.
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use dataloader::{DataLoader, LoaderLimits};
 use memory_policy::{
-    Budget, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, Phase, Plan, StepChoice,
+    Budget, Budgets, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, Phase, Place,
+    Plan, StepChoice,
 };
 use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
-use t5::costs::{Pass, Shape};
+use t5::costs::{Arithmetic, Pass, Shape};
 use trainer::TrainerOptions;
 
 use crate::config::{AccumulationPin, Config, Memory};
 use crate::evaluation::EvaluatedRows;
 use crate::failure::Outcome;
 use crate::open::{self, Opened};
+use crate::prices;
 
-/// The budget that the config asks for.
-pub fn budget(config: &Config) -> Budget {
-    config.memory.budget.map_or(Budget::ShareOfAvailable, |bytes| Budget::Explicit(Bytes(bytes)))
+/// The budgets that the config asks for.
+pub fn budgets(config: &Config) -> Budgets {
+    let budget = |bytes: Option<u64>| bytes.map_or(Budget::ShareOfAvailable, |bytes| Budget::Explicit(Bytes(bytes)));
+    Budgets { process: budget(config.memory.budget), device: budget(config.memory.device_budget) }
+}
+
+/// Where a run's tensors lie. `auto` is the device that the probe finds, or else the one that was opened.
+pub fn place(config: &Config, device: &Device, now: &MemorySnapshot) -> Place {
+    let on_device = match config.run.device.as_str() {
+        "cpu" => false,
+        "auto" => now.device.is_some() || !device.is_cpu(),
+        _ => true,
+    };
+    if on_device { Place::Device } else { Place::Host }
 }
 
 /// Everything that a run could choose from, and what it would cost.
@@ -33,7 +46,7 @@ pub fn costs(
     now: &MemorySnapshot,
     loader: &DataLoader,
 ) -> Outcome<Costs> {
-    let mut step = StepCosts::new(config, &opened.model, options)?;
+    let mut step = StepCosts::new(config, &opened.model, options, place(config, &opened.device, now))?;
     if let (Some(evaluated), Some(dataset)) = (&mut step.evaluation, &opened.validation) {
         let loader = open::loader_options(config, &opened.model);
         evaluated.rows = Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset });
@@ -65,6 +78,8 @@ pub struct StepCosts<'a> {
     activations: DType,
     dropout: bool,
     evaluation: Option<Evaluated<'a>>,
+    /// Where tensors lie.
+    place: Place,
 }
 
 /// What an evaluation computes at a time, and the rows that it reads where they are known.
@@ -80,23 +95,11 @@ impl Evaluated<'_> {
     }
 }
 
-/// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
-const ENOUGH_TOKENS: f64 = 4096.0;
-/// The time that a micro-batch costs beside its arithmetic, in tokens: norms, launches, gradients touched.
-const OVERHEAD_TOKENS: f64 = 64.0;
-/// The same with bf16 activations: the gradients take as long, the arithmetic a third.
-const OVERHEAD_TOKENS_BF16: f64 = 128.0;
-/// Recomputing every block is one more forward pass: a third of forward and backward.
-const RECOMPUTE_TIME: f64 = 0.33;
-/// Writing and reading block inputs, where the page cache has no room for them: an estimate.
-const DISK_TIME: f64 = 0.25;
-/// A chunk of the loss costs this many rows' time beside its own.
-const OVERHEAD_ROWS: f64 = 4.0;
 const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 16];
 
 impl<'a> StepCosts<'a> {
     /// The costs of a run's steps: the longest samples that the config allows.
-    pub fn new(config: &Config, model: &'a t5::Config, options: &TrainerOptions) -> Outcome<Self> {
+    pub fn new(config: &Config, model: &'a t5::Config, options: &TrainerOptions, place: Place) -> Outcome<Self> {
         let mut costs = Self::of_batch(
             model,
             options,
@@ -108,6 +111,7 @@ impl<'a> StepCosts<'a> {
             max_new_tokens: config.train.eval_max_new_tokens,
             rows: None,
         });
+        costs.place = place;
         Ok(costs)
     }
 
@@ -131,6 +135,7 @@ impl<'a> StepCosts<'a> {
             activations: options.precision.activations(),
             dropout: options.dropout > 0.0,
             evaluation: None,
+            place: Place::Host,
         })
     }
 
@@ -147,8 +152,8 @@ impl<'a> StepCosts<'a> {
         let millions = ParameterSpec::all(self.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
         let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
         Ok(vec![
-            CostRow::new("parameters", parameters, format!("{millions:.1} M x {kept_in}")),
-            CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored"),
+            CostRow::new("parameters", parameters, format!("{millions:.1} M x {kept_in}")).at(self.place),
+            CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored").at(self.place),
         ])
     }
 
@@ -160,19 +165,20 @@ impl<'a> StepCosts<'a> {
     pub fn choices(&self, pins: &Memory) -> Vec<StepChoice> {
         let blocks = t5::costs::recomputable_blocks(self.model, &|spec| self.is_trained(spec));
         let samples =
-            pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), halvings(self.batch_samples));
-        let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), quarters(blocks));
+            pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
+        let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), (0..=blocks).collect());
         let accumulations = accumulations(pins, blocks);
         let mut choices = Vec::new();
         for &samples in &samples {
             let rows_of_logits = samples * self.target_tokens;
             let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
-            for chunk in pinned(pins.loss_chunk_rows, chunks) {
+            for loss_chunk_rows in pinned(pins.loss_chunk_rows, chunks) {
                 for layer_major in &accumulations {
                     // Layer by layer every block is computed again, whatever the number.
                     let recomputed: &[usize] = if layer_major.is_some() { &[blocks] } else { &recomputed };
-                    for &blocks_again in recomputed {
-                        choices.push(self.choice(samples, (blocks_again, blocks), chunk, *layer_major));
+                    for &recompute_blocks in recomputed {
+                        let pass = self.pass(samples, recompute_blocks, loss_chunk_rows);
+                        choices.push(self.choice(&pass, blocks, *layer_major));
                     }
                 }
             }
@@ -180,22 +186,20 @@ impl<'a> StepCosts<'a> {
         choices
     }
 
-    /// One way to cut a step.
-    fn choice(
-        &self,
-        samples: usize,
-        (recomputed, blocks): (usize, usize),
-        loss_chunk_rows: usize,
-        layer_major: Option<LayerMajor>,
-    ) -> StepChoice {
-        let shape = Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens };
-        let pass = Pass {
-            shape,
+    /// A pass over a micro-batch of so many of the longest samples.
+    fn pass(&self, samples: usize, recompute_blocks: usize, loss_chunk_rows: usize) -> Pass {
+        Pass {
+            shape: Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens },
             activations: self.activations,
-            recompute_blocks: recomputed,
+            recompute_blocks,
             loss_chunk_rows,
             dropout: self.dropout,
-        };
+        }
+    }
+
+    /// One way to cut a step.
+    fn choice(&self, pass: &Pass, blocks: usize, layer_major: Option<LayerMajor>) -> StepChoice {
+        let (samples, recomputed, loss_chunk_rows) = (pass.shape.samples, pass.recompute_blocks, pass.loss_chunk_rows);
         let of = format!("{samples} x ({} + {}) tokens", self.source_tokens, self.target_tokens);
         let note = |name: &str| match name {
             "activations" if recomputed > 0 => format!("{of}, {recomputed} of {blocks} blocks recomputed"),
@@ -205,9 +209,9 @@ impl<'a> StepCosts<'a> {
         };
         let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
         let training = match layer_major {
-            None => t5::costs::training(self.model, &pass, &is_trained),
+            None => t5::costs::training(self.model, pass, &is_trained),
             Some(layers) => {
-                t5::costs::layer_major(self.model, &pass, self.batch_samples, &layers_of(layers), &is_trained)
+                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &is_trained)
             }
         };
         let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
@@ -215,10 +219,10 @@ impl<'a> StepCosts<'a> {
         let gradients = if layer_major.is_some() { 0 } else { self.gradients() };
         let mut rows = Vec::new();
         if gradients > 0 {
-            rows.push(CostRow::new("gradients", gradients, format!("f32{frozen}")));
+            rows.push(CostRow::new("gradients", gradients, format!("f32{frozen}")).at(self.place));
         }
-        rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name))));
-        let evaluation_samples = self.evaluation_samples(&pass, rows.iter().map(|row| row.bytes.0).sum());
+        rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name)).at(self.place)));
+        let evaluation_samples = self.evaluation_samples(pass, rows.iter().map(|row| row.bytes.0).sum());
         StepChoice {
             micro_batch_samples: samples,
             recompute_blocks: recomputed,
@@ -226,29 +230,13 @@ impl<'a> StepCosts<'a> {
             layer_major,
             evaluation_samples,
             rows,
-            other_phases: self.other_phases(&pass, evaluation_samples, gradients),
-            relative_time: self.relative_time(&pass, blocks, layer_major),
+            other_phases: self.other_phases(pass, evaluation_samples, gradients),
+            relative_time: prices::relative_time(pass, &self.arithmetic(pass), layer_major),
         }
     }
 
-    /// Time of a step over the time of the fastest; the numbers in it are measured, see `docs/memory.md`.
-    #[expect(clippy::cast_precision_loss, reason = "relative times")]
-    fn relative_time(&self, pass: &Pass, blocks: usize, layer_major: Option<LayerMajor>) -> f64 {
-        let tokens = (pass.shape.samples * (self.source_tokens + self.target_tokens)) as f64;
-        let overhead = if pass.activations == DType::BF16 { OVERHEAD_TOKENS_BF16 } else { OVERHEAD_TOKENS };
-        let cut = overhead / tokens.min(ENOUGH_TOKENS) - overhead / ENOUGH_TOKENS;
-        let share = |some: usize| some as f64 / blocks.max(1) as f64;
-        let again = match layer_major {
-            None => RECOMPUTE_TIME * share(pass.recompute_blocks),
-            // One more forward, and one more forward and backward of the blocks whose gradients are not kept.
-            Some(layers) => {
-                let disk = if layers.boundaries_on_disk { DISK_TIME } else { 0.0 };
-                let second = if layers.gradients_on_disk { DISK_TIME } else { 1.0 + RECOMPUTE_TIME };
-                RECOMPUTE_TIME + second * (1.0 - share(layers.kept_gradient_blocks)).max(0.0) + disk
-            }
-        };
-        let chunk = OVERHEAD_ROWS / pass.loss_chunk_rows.max(1) as f64;
-        (1.0 + cut) * (1.0 + again) * (1.0 + chunk)
+    fn arithmetic(&self, pass: &Pass) -> Arithmetic {
+        t5::costs::arithmetic(self.model, &pass.shape, &|spec| self.is_trained(spec))
     }
 
     /// What the phases hold that are not the step. Gradients are released before an evaluation.
@@ -258,7 +246,7 @@ impl<'a> StepCosts<'a> {
             rows.into_iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
         };
         let loading = rows(t5::costs::load(self.model, self.parameters), "a tensor on its way");
-        let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step")];
+        let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step").at(self.place)];
         let buffers = trainer::costs::saving();
         saving.push(CostRow::new(buffers.name, buffers.bytes, ""));
         let mut phases = vec![phase("loading", loading), phase("saving", saving)];
@@ -266,7 +254,10 @@ impl<'a> StepCosts<'a> {
             let shape = Shape { samples: evaluation_samples, ..pass.shape };
             let of = format!("{evaluation_samples} samples at a time");
             let reading = CostRow::new("validation rows", evaluated.reading(evaluation_samples), &of);
-            let with_reading = |costs| [rows(costs, &of), vec![reading.clone()]].concat();
+            let with_reading = |tensors: Vec<t5::CostRow>| -> Vec<CostRow> {
+                let tensors = rows(tensors, &of).into_iter().map(|row| row.at(self.place));
+                tensors.chain([reading.clone()]).collect()
+            };
             phases.push(phase("evaluation", with_reading(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }))));
             let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
             phases.push(phase("generation", with_reading(generation)));
@@ -292,7 +283,7 @@ impl<'a> StepCosts<'a> {
 
 /// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
 fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
-    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), vec![blocks, blocks / 2, 0]);
+    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), (0..=blocks).rev().collect());
     let on_disk = pinned(pins.activation_offload, vec![false, true]);
     // Writing every gradient to a disk at every step is done only where it is asked for.
     let gradients_on_disk = pins.gradient_offload == Some(true);
@@ -320,6 +311,13 @@ pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
     }
 }
 
+/// The sizes of the largest part where `n` is cut into 1, 2, 3 and so on parts as even as can be, each once.
+fn even_cuts(n: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=n.max(1)).map(|parts| n.div_ceil(parts).max(1)).collect();
+    sizes.dedup();
+    sizes
+}
+
 /// `n`, half of it, and so on down to 1.
 fn halvings(n: usize) -> Vec<usize> {
     let mut sizes = vec![n.max(1)];
@@ -327,13 +325,6 @@ fn halvings(n: usize) -> Vec<usize> {
         sizes.push(last.div_ceil(2));
     }
     sizes
-}
-
-/// None, a quarter, half, three quarters and all of `n`, each once.
-fn quarters(n: usize) -> Vec<usize> {
-    let mut counts: Vec<usize> = (0..=4).map(|quarter| n * quarter / 4).collect();
-    counts.dedup();
-    counts
 }
 
 /// What a pin leaves of an offer.
@@ -450,6 +441,9 @@ pub fn plan_json(plan: &Plan) -> Value {
     json["budget_bytes"] = json!(plan.budget.0);
     json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
     json["smallest_budget_bytes"] = json!(plan.required().0);
+    if plan.predicted_device_peak > Bytes::ZERO {
+        json["predicted_device_peak_bytes"] = json!(plan.predicted_device_peak.0);
+    }
     json
 }
 
@@ -458,12 +452,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_halved_down_to_one_and_blocks_are_taken_in_quarters() {
+    fn a_batch_is_cut_into_parts_as_even_as_can_be() {
+        assert_eq!(even_cuts(12), [12, 6, 4, 3, 2, 1]);
+        assert_eq!(even_cuts(7), [7, 4, 3, 2, 1]);
+        assert_eq!(even_cuts(1), [1]);
         assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
-        assert_eq!(halvings(1), [1]);
-        assert_eq!(quarters(20), [0, 5, 10, 15, 20]);
-        assert_eq!(quarters(2), [0, 1, 2]);
-        assert_eq!(quarters(0), [0]);
     }
 
     #[test]
@@ -483,13 +476,15 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let costs = StepCosts::of_batch(&model, &TrainerOptions::default(), 16, (256, 256)).expect("costs");
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
-        let all = costs.choice(16, (0, 12), 256, None);
-        for smaller in [costs.choice(4, (0, 12), 256, None), costs.choice(16, (12, 12), 256, None)] {
+        let all = costs.choice(&costs.pass(16, 0, 256), 12, None);
+        for smaller in
+            [costs.choice(&costs.pass(4, 0, 256), 12, None), costs.choice(&costs.pass(16, 12, 256), 12, None)]
+        {
             assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
             assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
         }
         // Logits are rarely what the peak is made of; a finer chunk never holds more.
-        assert!(bytes(&costs.choice(16, (0, 12), 16, None)) <= bytes(&all));
+        assert!(bytes(&costs.choice(&costs.pass(16, 0, 16), 12, None)) <= bytes(&all));
     }
 
     fn no_pins() -> Memory {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use memory_policy::Bytes;
 use toml::Value;
 
 use crate::config::{Origin, Values};
@@ -265,25 +266,28 @@ pub struct BenchArgs {
     /// What weights are kept in; anything but f32 needs bf16
     #[arg(long, value_enum, default_value_t = MasterWeights::F32)]
     pub master_weights: MasterWeights,
-    /// Blocks whose activations are computed again in backward: none, full or a number
-    #[arg(long, value_name = "none|full|K", default_value = "none", value_parser = recompute)]
-    pub recompute: Recompute,
-    /// One micro-batch through all blocks, or all micro-batches through one block, before the next
-    #[arg(long, value_enum, default_value_t = Accumulation::MicroBatchMajor)]
-    pub accumulation: Accumulation,
-    /// Layer-major: blocks whose gradients are kept and not computed a second time
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub kept_gradient_blocks: usize,
+    /// Bytes that the process may hold: the planner chooses what no flag says
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<Bytes>,
+    /// Blocks whose activations are computed again in backward: none, full or a number; default: none
+    #[arg(long, value_name = "none|full|K", value_parser = recompute)]
+    pub recompute: Option<Recompute>,
+    /// One micro-batch through all blocks, or all micro-batches through one block, before the next; default: the first
+    #[arg(long, value_enum)]
+    pub accumulation: Option<Accumulation>,
+    /// Layer-major: blocks whose gradients are kept and not computed a second time; default: 0
+    #[arg(long, value_name = "K")]
+    pub kept_gradient_blocks: Option<usize>,
     /// Layer-major: block inputs in a file in this directory instead of in memory
     #[arg(long, value_name = "DIR")]
     pub offload: Option<PathBuf>,
     /// Layer-major: gradients wait in a file in this directory instead of being computed a second time
     #[arg(long, value_name = "DIR")]
     pub offload_gradients: Option<PathBuf>,
-    /// Rows of logits at a time
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub loss_chunk_rows: usize,
-    /// Samples computed at a time; default: the whole batch
+    /// Rows of logits at a time; default: 256
+    #[arg(long, value_name = "N")]
+    pub loss_chunk_rows: Option<usize>,
+    /// Samples computed at a time; default: as the planner chooses
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<usize>,
     /// Timed steps, after one that is not timed

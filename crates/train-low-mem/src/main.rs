@@ -22,6 +22,7 @@ mod listing;
 mod metrics;
 mod open;
 mod options;
+mod prices;
 mod profile;
 mod rehearsal;
 mod report;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::DType;
 use dataloader::{DataLoader, LoaderLimits, Position};
-use memory_policy::{Budget, Bytes, Change, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 use trainer::{Accumulation, StepOutcome, StepPlan, StepStats, Trainer};
@@ -48,7 +48,7 @@ pub struct Session {
     is_hopeless: bool,
     prediction_was_wrong: bool,
     costs: Costs,
-    budget: Budget,
+    budgets: Budgets,
     metrics: Metrics,
     checkpoints: Checkpoints,
     position: Position,
@@ -118,18 +118,18 @@ impl Session {
         let mut metrics = Metrics::open(&run.metrics())?;
         let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         setup::announce(&config, &opened, total_steps);
-        if config.memory.device_budget.is_some() {
-            report.warn("`memory.device_budget` has no effect yet: only the process's own memory is planned");
+        if config.memory.device_budget.is_some() && opened.device.is_cpu() {
+            report.warn("`memory.device_budget` has no effect: tensors are on the CPU, within `memory.budget`");
         }
         let probe = SystemProbe::new();
         rehearse(&opened.model, &options, &opened.device)?;
         let now = machine.snapshot()?;
         report.line(&format!("memory at start: {now}"));
         let costs = bill::costs(&config, &opened, &options, &now, &loader)?;
-        let budget = bill::budget(&config);
+        let budgets = bill::budgets(&config);
         let plan = match &saved {
-            Some(saved) => memory_policy::plan_again(&now, &costs, budget, &saved.plan)?,
-            None => memory_policy::plan(&now, &costs, budget)?,
+            Some(saved) => memory_policy::plan_again(&now, &costs, budgets, &saved.plan)?,
+            None => memory_policy::plan(&now, &costs, budgets)?,
         };
         report.line(&format!("\n{}", plan.bill));
         let origin = found.as_ref().map(|found| found.path.display().to_string());
@@ -164,7 +164,7 @@ impl Session {
             is_hopeless: false,
             prediction_was_wrong: false,
             costs,
-            budget,
+            budgets,
             metrics,
             checkpoints,
             position,
@@ -180,7 +180,7 @@ impl Session {
     /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
     pub fn replan(&mut self, plan: Plan) -> Outcome<Plan> {
         let now = self.machine.snapshot()?;
-        let replanned = memory_policy::replan(&now, &self.costs, self.budget, &plan);
+        let replanned = memory_policy::replan(&now, &self.costs, self.budgets, &plan);
         let plan = replanned.plan;
         if replanned.is_hopeless && !self.is_hopeless {
             self.is_hopeless = true;

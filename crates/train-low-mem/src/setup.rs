@@ -96,9 +96,20 @@ pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) ->
     Ok((loader, total))
 }
 
-/// What plans are made from: this machine, or the one that `--machine` describes.
-pub fn machine(flags: &TrainArgs) -> Outcome<Box<dyn Probe>> {
-    let Some(path) = &flags.machine else { return Ok(Box::new(SystemProbe::new())) };
+/// What plans are made from: this machine, or the one that `--machine` describes. Where a card is to compute and nothing
+/// can be learnt about its memory, that is said, and the run goes on.
+pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
+    let Some(path) = &flags.machine else {
+        let probe = SystemProbe::new();
+        let Some(index) = open::card(&config.run.device) else { return Ok(Box::new(probe)) };
+        let probe = probe.with_card(index);
+        if let Some(Err(why)) = probe.device_memory() {
+            report::note(&format!(
+                "{why}; what the device has free is not known, only --device-memory-budget bounds it"
+            ));
+        }
+        return Ok(Box::new(probe));
+    };
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("{}: cannot read the machine: {error}", path.display())))?;
     let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {

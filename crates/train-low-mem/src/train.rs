@@ -41,8 +41,8 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         return Ok(());
     }
     setup::write_resolved(&config, run.root())?;
-    let (mut session, plan) =
-        Session::start(Parts { config, opened, run, stop, found, machine: setup::machine(flags)? })?;
+    let machine = setup::machine(flags, &config)?;
+    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
     let ended = run_steps(&mut session, plan).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),

@@ -16,7 +16,7 @@ pub struct Case {
 /// What a case runs.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// `train_low_mem bench` with these flags.
+    /// `train_low_mem bench` with these flags, in which `SCRATCH` is a directory.
     Steps(Vec<String>),
     /// `train_low_mem train` of a model, with these settings on these rows.
     Train {
@@ -26,7 +26,8 @@ pub enum What {
         set: Vec<String>,
         /// The rows.
         rows: Lengths,
-        /// Whether the case is a second run that goes on from a first one of 1 step.
+        /// Whether the case is a second run that goes on from a first one of 1 step. It makes two more: the first step of
+        /// a process makes the gradients during backward, when activations have begun to go.
         resume: bool,
     },
     /// `eval` or `generate` of a new model of this preset.
@@ -46,7 +47,7 @@ fn words(text: &str) -> Vec<String> {
 
 fn steps(model: &str, quick: bool, flags: &str) -> Case {
     let what = What::Steps(words(&format!("--model {model} --steps 1 {flags}")));
-    let short = flags.replace("--", "").replace("-tokens", "");
+    let short = words(&flags.replace("--", "").replace("-tokens", "").replace(" SCRATCH", "")).join(" ");
     Case { name: format!("step {model} {short}"), what, quick }
 }
 
@@ -125,10 +126,30 @@ pub fn all() -> Vec<Case> {
     ] {
         cases.push(train(name, "t5-small", &format!("{small} {set}"), Lengths::Full, false));
     }
-    cases.push(train("f32", "t5-small", small, Lengths::Full, true));
-    cases.push(train("stochastic rounding", "t5-small", &format!("{small} {rounding}"), Lengths::Full, true));
-    cases.push(train("f32", "tiny", small, Lengths::Full, true));
-    cases.push(train("f32, one step", "chatlm-0.2b", &format!("{small} train.max_steps=1"), Lengths::Full, false));
+    let resumed = format!("{small} train.max_steps=3");
+    cases.push(train("f32", "t5-small", &resumed, Lengths::Full, true));
+    cases.push(train("stochastic rounding", "t5-small", &format!("{resumed} {rounding}"), Lengths::Full, true));
+    cases.push(train("f32", "tiny", &resumed, Lengths::Full, true));
+    cases.push(train("f32", "chatlm-0.2b", small, Lengths::Full, false));
+    cases.push(train("stochastic rounding", "chatlm-0.2b", &format!("{small} {rounding}"), Lengths::Full, false));
+    let by_layer = "--accumulation layer-major --micro-batch 1";
+    for (model, precision, more) in [
+        ("t5-small", "", ""),
+        ("t5-small", "", "--kept-gradient-blocks 6"),
+        ("t5-small", "", "--kept-gradient-blocks 12"),
+        ("t5-small", "", "--offload SCRATCH"),
+        ("t5-small", "", "--offload-gradients SCRATCH"),
+        ("t5-small", stochastic, ""),
+        ("t5-small", stochastic, "--offload SCRATCH"),
+        ("chatlm-0.2b", "--precision bf16", ""),
+        ("chatlm-0.2b", stochastic, "--offload SCRATCH"),
+    ] {
+        cases.push(steps(
+            model,
+            false,
+            &format!("--batch 8 --source-tokens 256 --target-tokens 256 {precision} {by_layer} {more}"),
+        ));
+    }
     for model in ["tiny", "t5-small"] {
         cases.push(command("eval", model, "--samples 16 --generate-samples 8 --batch-samples 8"));
         cases.push(command("eval", model, "--samples 8 --generate-samples 2 --batch-samples 1"));

@@ -9,73 +9,119 @@ use super::{Options, child, mib, write_tables};
 
 const COMMON: &str = "bench --json --model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 2";
 
-/// Setting, and its flags beside [`COMMON`]. The first one is what the others are held against.
-const SETTINGS: [(&str, &str); 13] = [
+/// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The first one is what the others are held against.
+const SETTINGS: [(&str, &str); 20] = [
     ("whole batch at once", "--micro-batch 8"),
     ("micro-batches of 4", "--micro-batch 4"),
     ("micro-batches of 2", "--micro-batch 2"),
     ("micro-batches of 1", "--micro-batch 1"),
+    ("3 of 12 blocks recomputed", "--micro-batch 8 --recompute 3"),
     ("6 of 12 blocks recomputed", "--micro-batch 8 --recompute 6"),
     ("every block recomputed", "--micro-batch 8 --recompute full"),
+    ("every block recomputed, micro-batches of 2", "--micro-batch 2 --recompute full"),
     ("every block recomputed, micro-batches of 1", "--micro-batch 1 --recompute full"),
     ("1024 rows of logits", "--micro-batch 8 --loss-chunk-rows 1024"),
     ("64 rows of logits", "--micro-batch 8 --loss-chunk-rows 64"),
     ("16 rows of logits", "--micro-batch 8 --loss-chunk-rows 16"),
-    ("layer-major, micro-batches of 1", "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 0"),
-    ("layer-major, all gradients kept", "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 12"),
+    (
+        "layer-major, all gradients kept, micro-batches of 4",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 12",
+    ),
+    (
+        "layer-major, none kept, micro-batches of 4",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0",
+    ),
+    (
+        "layer-major, all gradients kept, micro-batches of 1",
+        "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 12",
+    ),
+    (
+        "layer-major, half kept, micro-batches of 1",
+        "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 6",
+    ),
+    (
+        "layer-major, none kept, micro-batches of 1",
+        "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 0",
+    ),
+    (
+        "the same, block inputs on disk",
+        "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 0 --offload SCRATCH",
+    ),
+    (
+        "the same, gradients on disk instead",
+        "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH",
+    ),
     ("stochastic rounding", "--micro-batch 8 --master-weights stochastic-rounding"),
 ];
 
+/// What was measured of a setting.
+struct Measured {
+    name: &'static str,
+    /// Of the shortest step.
+    ms: f64,
+    peak_bytes: u64,
+    /// What the planner thinks of it.
+    price: f64,
+}
+
 /// Measures every setting in both precisions and writes the tables.
 pub fn run(options: &Options) -> Result<(), String> {
-    let rounds = if options.quick { 1 } else { 3 };
+    let rounds = if options.quick { 1 } else { 2 };
     let (mut markdown, mut json) = (
         String::from(
-            "# What each lever saves and costs\n\nWritten by `cargo xtask bench levers`: t5-small, 8 x 256+256 tokens, dropout on.\n",
+            "# What each lever saves and costs\n\nWritten by `cargo xtask bench levers`: t5-small, 8 x 256+256 tokens, dropout on. `time` is that of a step over that\n\
+             of the first line's, the shortest of several steps; `as planned` is what the planner takes it for. Block inputs and\n\
+             gradients on disk are files that the page cache had room for.\n",
         ),
         Vec::new(),
     );
     for precision in ["f32", "bf16"] {
-        let mut measured: Vec<(&str, f64, u64)> = Vec::new();
+        let mut measured: Vec<Measured> = Vec::new();
         for _ in 0..rounds {
             for (name, flags) in SETTINGS {
                 if !name.contains(&options.filter) || (precision == "f32" && name == "stochastic rounding") {
                     continue;
                 }
-                match one(options, &format!("{COMMON} --precision {precision} {flags}")) {
-                    Ok((ms, peak)) => match measured.iter_mut().find(|row| row.0 == name) {
-                        Some(row) => row.1 = row.1.min(ms),
-                        None => measured.push((name, ms, peak)),
+                let flags = flags.replace("SCRATCH", &options.scratch.display().to_string());
+                match one(options, name, &format!("{COMMON} --precision {precision} {flags}")) {
+                    Ok(one) => match measured.iter_mut().find(|row| row.name == name) {
+                        Some(row) => row.ms = row.ms.min(one.ms),
+                        None => measured.push(one),
                     },
                     Err(problem) => println!("{precision} {name}: {problem}"),
                 }
             }
         }
-        let Some(&(_, base_ms, base_peak)) = measured.first() else { continue };
+        let Some(base) = measured.first() else { continue };
+        let (base_ms, base_peak, base_price) = (base.ms, base.peak_bytes, base.price);
         markdown += &format!(
-            "\n## {precision}\n\n| setting | ms | time | peak MiB | saved MiB |\n| --- | --- | --- | --- | --- |\n"
+            "\n## {precision}\n\n| setting | ms | time | as planned | peak MiB | saved MiB |\n| --- | --- | --- | --- | --- | --- |\n"
         );
-        for (name, ms, peak) in measured {
-            let row = format!(
-                "| {name} | {ms:.0} | {:.2} | {:.0} | {:.0} |\n",
-                ms / base_ms,
-                mib(peak),
-                mib(base_peak) - mib(peak)
-            );
+        for Measured { name, ms, peak_bytes, price } in measured {
+            let (time, price) = (ms / base_ms, price / base_price);
+            let (peak, saved) = (mib(peak_bytes), mib(base_peak) - mib(peak_bytes));
+            let row = format!("| {name} | {ms:.0} | {time:.2} | {price:.2} | {peak:.0} | {saved:.0} |\n");
             print!("{precision} {row}");
             markdown += &row;
-            json.push(json!({"precision": precision, "setting": name, "step_ms": ms, "relative_time": ms / base_ms, "peak_bytes": peak}));
+            json.push(json!({"precision": precision, "setting": name, "step_ms": ms, "relative_time": time,
+                "planned_relative_time": price, "peak_bytes": peak_bytes}));
         }
     }
     write_tables(options, "memory-levers", &markdown, &json!({"settings": json}))
 }
 
-/// The smallest step time and the peak.
-fn one(options: &Options, line: &str) -> Result<(f64, u64), String> {
+/// The smallest step time, the peak and the price.
+fn one(options: &Options, name: &'static str, line: &str) -> Result<Measured, String> {
     let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let measured = child::run(&options.program, &arguments, None, &options.scratch, &|| false)?;
     let said: Value = serde_json::from_str(&measured.stdout)
         .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;
+    let price = said["relative_time"].as_f64().ok_or("it printed no price")?;
+    Ok(Measured { name, ms: shortest_step(&said)?, peak_bytes: measured.peak_bytes, price })
+}
+
+/// The smallest of the step times that `bench --json` printed.
+pub fn shortest_step(said: &Value) -> Result<f64, String> {
     let steps = said["step_ms_each"].as_array().ok_or("it printed no times")?;
-    Ok((steps.iter().filter_map(Value::as_f64).fold(f64::INFINITY, f64::min), measured.peak_bytes))
+    Ok(steps.iter().filter_map(Value::as_f64).fold(f64::INFINITY, f64::min))
 }

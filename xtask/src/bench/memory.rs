@@ -95,8 +95,8 @@ fn markdown(rows: &[Row], worst: f64, average: f64) -> String {
 fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Measured), String> {
     match &case.what {
         What::Steps(flags) => {
-            let arguments: Vec<String> =
-                ["bench".to_owned(), "--json".to_owned()].into_iter().chain(flags.iter().cloned()).collect();
+            let flags = flags.iter().map(|flag| flag.replace("SCRATCH", &text(directory)));
+            let arguments: Vec<String> = ["bench", "--json"].map(str::to_owned).into_iter().chain(flags).collect();
             said_on_stdout(done(options, &arguments)?)
         }
         What::Train { model, set, rows, resume } => {

@@ -96,6 +96,7 @@ fn the_host_and_the_process_are_read_from_proc() {
         peak_rss: Bytes::mib(150),
         swapped: Bytes::mib(1),
         group: None,
+        device: None,
         pressure: Some(crate::Pressure { some_percent: 12.5, full_percent: 3.25 }),
         group_pressure: None,
         traffic: crate::Traffic::default(),

@@ -12,7 +12,7 @@ use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
 use crate::bill::StepCosts;
 use crate::cli::{self, BenchArgs, Precision, Recompute};
-use crate::config::{AccumulationPin, Config, Values};
+use crate::config::{AccumulationPin, Config, Memory, Values};
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
 use crate::rehearsal::rehearse;
@@ -76,7 +76,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "predicted_peak_bytes": predicted_peak_bytes, "parameters": parameters, "precision": precision,
             "threads": t5_ops::threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
-            "recompute_blocks": plan.recompute_blocks, "loss_chunk_rows": plan.loss_chunk_rows,
+            "recompute_blocks": plan.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.loss_chunk_rows,
+            "plan": planned.bill.conclusion, "tensor_bytes": t5_ops::allocator::held().most_live,
             "accumulation": format!("{:?}", plan.accumulation), "step_ms_each": step_ms,
         });
         if let Some(profile) = &profile {
@@ -105,20 +106,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
 fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &MemorySnapshot) -> Outcome<Plan> {
     let longest = (flags.source_tokens, flags.target_tokens);
     let step = StepCosts::of_batch(model, options, flags.batch, longest)?;
-    let mut pins = no_pins()?.memory;
-    pins.micro_batch_samples = flags.micro_batch;
-    pins.loss_chunk_rows = Some(flags.loss_chunk_rows.max(1));
-    pins.recompute_blocks = Some(match flags.recompute {
-        Recompute::Full => usize::MAX,
-        Recompute::Blocks(blocks) => blocks,
-    });
-    pins.accumulation = Some(match flags.accumulation {
-        cli::Accumulation::MicroBatchMajor => AccumulationPin::MicroBatchMajor,
-        cli::Accumulation::LayerMajor => AccumulationPin::LayerMajor,
-    });
-    pins.kept_gradient_blocks = Some(flags.kept_gradient_blocks);
-    pins.activation_offload = Some(flags.offload.is_some());
-    pins.gradient_offload = Some(flags.offload_gradients.is_some());
+    let pins = pins(flags)?;
     let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program")];
     fixed.extend(step.fixed(options)?);
     let costs = Costs {
@@ -127,7 +115,34 @@ fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &M
         steps: step.choices(&pins),
         loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
     };
-    Ok(memory_policy::plan(now, &costs, Budget::ShareOfAvailable)?)
+    Ok(memory_policy::plan(now, &costs, flags.memory_budget.map_or(Budget::ShareOfAvailable, Budget::Explicit))?)
+}
+
+/// What the flags pin. Without a budget what they do not name has a default of its own, so that a measurement of one
+/// lever leaves the others alone.
+fn pins(flags: &BenchArgs) -> Outcome<Memory> {
+    fn or_else<T>(named: Option<T>, is_free: bool, default: T) -> Option<T> {
+        named.or((!is_free).then_some(default))
+    }
+    let is_free = flags.memory_budget.is_some();
+    let recompute = flags.recompute.map(|recompute| match recompute {
+        Recompute::Full => usize::MAX,
+        Recompute::Blocks(blocks) => blocks,
+    });
+    let accumulation = flags.accumulation.map(|accumulation| match accumulation {
+        cli::Accumulation::MicroBatchMajor => AccumulationPin::MicroBatchMajor,
+        cli::Accumulation::LayerMajor => AccumulationPin::LayerMajor,
+    });
+    Ok(Memory {
+        micro_batch_samples: flags.micro_batch,
+        loss_chunk_rows: or_else(flags.loss_chunk_rows.map(|rows| rows.max(1)), is_free, 256),
+        recompute_blocks: or_else(recompute, is_free, 0),
+        accumulation: or_else(accumulation, is_free, AccumulationPin::MicroBatchMajor),
+        kept_gradient_blocks: or_else(flags.kept_gradient_blocks, is_free, 0),
+        activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
+        gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
+        ..no_pins()?.memory
+    })
 }
 
 /// A config whose only use is that nothing in it is pinned.

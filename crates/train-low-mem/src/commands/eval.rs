@@ -31,7 +31,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
             dataset: &opened.train,
         }),
     };
-    let plan = inference.plan(bill::budget(&config))?;
+    let plan = inference.plan(bill::budgets(&config).process)?;
     let model = t5::T5::load(&flags.model, DType::F32, &opened.device)?;
     let settings = Settings {
         samples: flags.samples,

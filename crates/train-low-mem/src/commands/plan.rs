@@ -14,10 +14,10 @@ use crate::{bill, options, report, setup};
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
-    let machine = setup::machine(&flags.train)?;
+    let machine = setup::machine(&flags.train, &config)?;
     let (costs, total_steps) = costs(&config, machine.as_ref())?;
     let now = machine.snapshot()?;
-    let plan = memory_policy::plan(&now, &costs, bill::budget(&config))?;
+    let plan = memory_policy::plan(&now, &costs, bill::budgets(&config))?;
     if flags.json {
         let mut json = bill::plan_json(&plan);
         json["total_steps"] = json!(total_steps);
@@ -31,18 +31,21 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     Ok(())
 }
 
+/// Other values of a lever that are shown, of many evenly spaced ones.
+const SHOWN: usize = 8;
+
 /// Every lever with its value, and below it the others that were offered.
 fn explanation(levers: &[Explained], plan: &Plan) -> String {
-    let mut text = String::new();
+    let (mut text, peak) = (String::new(), plan.peak_of_tensors());
     for lever in levers {
         text += &format!("{} = {}\n", lever.lever, lever.chosen);
-        for other in &lever.others {
-            let (sign, bytes) = match other.predicted_peak > plan.predicted_peak {
-                true => ("+", other.predicted_peak.saturating_sub(plan.predicted_peak)),
-                false => ("-", plan.predicted_peak.saturating_sub(other.predicted_peak)),
+        for other in lever.others.iter().step_by(lever.others.len().div_ceil(SHOWN).max(1)) {
+            let (sign, bytes) = match other.predicted_peak > peak {
+                true => ("+", other.predicted_peak.saturating_sub(peak)),
+                false => ("-", peak.saturating_sub(other.predicted_peak)),
             };
             let percent = 100.0 * (other.relative_time - 1.0);
-            text += &format!("  {:<52}{sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
+            text += &format!("  {:<64}{sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
         }
     }
     text
@@ -74,12 +77,10 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     let model = open::model_without_data(config)?;
     let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(1));
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
-    let step = bill::StepCosts::new(config, &model, &options)?;
-    let mut fixed = vec![CostRow::new(
-        "process",
-        for_another_start(probe.snapshot()?).rss.0,
-        "measured; the tokenizer will add to it",
-    )];
+    let now = for_another_start(probe.snapshot()?);
+    let place = bill::place(config, &candle_core::Device::Cpu, &now);
+    let step = bill::StepCosts::new(config, &model, &options, place)?;
+    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured; the tokenizer will add to it")];
     fixed.push(bill::small_blocks());
     fixed.extend(step.fixed(&options)?);
     let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);

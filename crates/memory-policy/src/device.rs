@@ -1,0 +1,159 @@
+//! Device memory: a second budget, planned by the same function as the process's own.
+//!
+//! A card has its own memory, its own budget and its own rows. A plan has to fit both; where a run's tensors lie on the
+//! host no row is the device's, and its budget bounds nothing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bill::Unit;
+use crate::plan::headroom;
+use crate::{Budget, Bytes, CostRow, DEFAULT_SHARE_PERCENT, MemorySnapshot};
+
+/// Where bytes lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// In the process's own memory.
+    #[default]
+    Host,
+    /// In the memory of the device that computes.
+    Device,
+}
+
+impl Place {
+    pub(crate) fn is_host(&self) -> bool {
+        *self == Self::Host
+    }
+}
+
+/// The memory of a device at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeviceMemory {
+    /// What the driver calls it.
+    pub name: String,
+    /// All of it.
+    pub total: Bytes,
+    /// What nobody holds.
+    pub free: Bytes,
+    /// What this process holds of it.
+    pub used: Bytes,
+}
+
+impl DeviceMemory {
+    /// The most that this process could hold of it now.
+    pub fn ceiling(&self) -> Bytes {
+        self.used + self.free
+    }
+}
+
+/// The budgets of a run. One [`Budget`] alone is the process's, and leaves the device's to what is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budgets {
+    /// Of the process's own memory.
+    pub process: Budget,
+    /// Of the device's.
+    pub device: Budget,
+}
+
+impl From<Budget> for Budgets {
+    fn from(process: Budget) -> Self {
+        Self { process, device: Budget::ShareOfAvailable }
+    }
+}
+
+/// What a plan may hold on the device: nothing of it is known where nobody names a budget and no probe finds a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceLimit {
+    /// The budget in bytes.
+    pub budget: Option<Bytes>,
+    ceiling: Option<Bytes>,
+}
+
+impl DeviceLimit {
+    pub fn of(now: &MemorySnapshot, budget: Budget) -> Self {
+        let ceiling = now.device.as_ref().map(DeviceMemory::ceiling);
+        let budget = match budget {
+            Budget::Explicit(bytes) => Some(bytes),
+            Budget::ShareOfAvailable => ceiling.map(|ceiling| ceiling.percent(DEFAULT_SHARE_PERCENT)),
+        };
+        Self { budget, ceiling }
+    }
+
+    /// Whether a plan with this peak fits. One without a row on the device fits any.
+    pub fn admits(&self, peak: Bytes) -> bool {
+        peak == Bytes::ZERO
+            || (self.budget.is_none_or(|budget| peak + headroom(peak) <= budget)
+                && self.ceiling.is_none_or(|ceiling| peak <= ceiling))
+    }
+
+    /// What there is: the budget, or what the device has left where that is less.
+    pub fn bytes(&self) -> Bytes {
+        [self.budget, self.ceiling].into_iter().flatten().min().unwrap_or_default()
+    }
+
+    /// Whether the budget is what limits.
+    pub fn is_budget(&self) -> bool {
+        self.ceiling.is_none_or(|ceiling| self.budget.is_some_and(|budget| budget <= ceiling))
+    }
+}
+
+/// What a plan will hold on the device, row by row.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceBill {
+    /// The most that may be held there; `None` where it is not known.
+    pub budget: Option<Bytes>,
+    /// Who set the budget, and what the device is.
+    pub source: String,
+    /// What is held at the peak.
+    pub rows: Vec<CostRow>,
+    /// The sum of the rows.
+    pub predicted_peak: Bytes,
+    /// Kept free beside them.
+    pub headroom: Bytes,
+}
+
+impl DeviceBill {
+    /// The bill of `rows`, none where there are none.
+    pub(crate) fn of(rows: Vec<CostRow>, now: &MemorySnapshot, budget: Budget) -> Option<Self> {
+        if rows.is_empty() {
+            return None;
+        }
+        let predicted_peak: Bytes = rows.iter().map(|row| row.bytes).sum();
+        let found = match &now.device {
+            Some(device) => format!("{} of {} free ({})", device.free, device.total, device.name),
+            None => "what the device has is not known".to_string(),
+        };
+        let set_by = match budget {
+            Budget::Explicit(_) => "--device-memory-budget".to_string(),
+            Budget::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of what is free"),
+        };
+        Some(Self {
+            budget: DeviceLimit::of(now, budget).budget,
+            source: format!("{set_by}; {found}"),
+            rows,
+            predicted_peak,
+            headroom: headroom(predicted_peak),
+        })
+    }
+}
+
+impl fmt::Display for DeviceBill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = Unit::of(self.budget.unwrap_or_default().max(self.predicted_peak));
+        let line = |f: &mut fmt::Formatter<'_>, name: &str, shown: String, note: &str| {
+            writeln!(f, "{}", format!("{name:<21}{shown:<11}{note}").trim_end())
+        };
+        line(f, "device budget", self.budget.map_or("none".to_string(), |budget| unit.show(budget)), &self.source)?;
+        for row in &self.rows {
+            line(f, &format!("  {}", row.name), unit.show(row.bytes), &row.note)?;
+        }
+        line(f, "  headroom", unit.show(self.headroom), "")?;
+        line(f, "  predicted peak", unit.show(self.predicted_peak), "")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! The memory of an NVIDIA card, from the driver's own library. It is loaded when it is asked for: a machine without
+//! driver or card has no device memory, and that is no error.
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+
+use crate::{Bytes, DeviceMemory};
+
+/// The library and the card that is looked at.
+pub(super) struct Card {
+    nvml: Result<Nvml, NvmlError>,
+    index: u32,
+}
+
+impl Card {
+    pub fn new(index: u32) -> Self {
+        Self { nvml: Nvml::init(), index }
+    }
+
+    /// What the card holds now, or why nothing is known of it.
+    pub fn memory(&self) -> Result<DeviceMemory, String> {
+        let nvml = self.nvml.as_ref().map_err(|error| format!("NVML cannot be used: {error}"))?;
+        let read = || -> Result<DeviceMemory, NvmlError> {
+            let card = nvml.device_by_index(self.index)?;
+            let memory = card.memory_info()?;
+            let own = std::process::id();
+            // Where the driver does not say who holds what, none of it counts as ours.
+            let processes = card.running_compute_processes().unwrap_or_default();
+            let used =
+                processes.iter().filter(|process| process.pid == own).map(|process| match process.used_gpu_memory {
+                    UsedGpuMemory::Used(bytes) => bytes,
+                    UsedGpuMemory::Unavailable => 0,
+                });
+            Ok(DeviceMemory {
+                name: card.name()?,
+                total: Bytes(memory.total),
+                free: Bytes(memory.free),
+                used: Bytes(used.sum()),
+            })
+        };
+        read().map_err(|error| format!("NVML: card {}: {error}", self.index))
+    }
+}
+
+impl std::fmt::Debug for Card {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Card").field("index", &self.index).field("is_loaded", &self.nvml.is_ok()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_that_is_not_there_is_a_statement_and_no_error_of_the_probe() {
+        // On a machine with this many cards the index is out of range, on one without a driver the library is missing.
+        let said = Card::new(1_000).memory().unwrap_err();
+        assert!(said.starts_with("NVML"), "{said}");
+    }
+}

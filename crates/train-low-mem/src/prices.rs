@@ -1,0 +1,118 @@
+//! Prices: the time of a step under each choice, over the time of the fastest.
+//!
+//! A price is arithmetic times a measured factor. How much a choice computes again is counted, product by product
+//! ([`t5::costs::arithmetic`]), because models differ in it: a quarter of a step of t5-small is its vocabulary, which
+//! is never computed again. The factors were measured on t5-small; `docs/memory-levers.md` has the table they
+//! come from, and `docs/memory-budgets.md` holds the prices of whole plans against measured steps.
+
+use candle_core::DType;
+use memory_policy::LayerMajor;
+use t5::costs::{Arithmetic, BlockArithmetic, Pass};
+
+/// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
+const ENOUGH_TOKENS: f64 = 4096.0;
+
+/// What was measured in one precision.
+struct Factors {
+    /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
+    /// touched.
+    overhead_tokens: f64,
+    /// The time of a multiply-add of a forward pass for recomputing, over that of an average one of the step.
+    again: f64,
+    /// The same for a second backward pass.
+    second: f64,
+    /// Writing block inputs to a file and reading them, over the time of a step.
+    disk: f64,
+    /// What a chunk of the loss costs beside its arithmetic, in rows: the vocabulary is packed for each.
+    overhead_rows: f64,
+}
+
+const F32: Factors = Factors { overhead_tokens: 80.0, again: 1.0, second: 1.05, disk: 0.03, overhead_rows: 32.0 };
+/// The products are faster, what lies between them is not; and logits are never kept, whatever the chunk.
+const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.25, second: 1.4, disk: 0.03, overhead_rows: 0.0 };
+
+/// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
+/// enough tokens.
+pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<LayerMajor>) -> f64 {
+    let factors = if pass.activations == DType::BF16 { BF16 } else { F32 };
+    let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
+        blocks.iter().map(of).sum::<f64>() / arithmetic.training
+    };
+    let blocks = arithmetic.blocks.as_slice();
+    let recomputed = match layer_major {
+        None => &blocks[..pass.recompute_blocks.min(blocks.len())],
+        Some(_) => blocks,
+    };
+    let again = factors.again * share(recomputed, |block| block.again);
+    let layer_by_layer = layer_major.map_or(0.0, |layers| {
+        // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
+        // a second time, or a file.
+        let dropped = &blocks[layers.kept_gradient_blocks.min(blocks.len())..];
+        let second = match layers.gradients_on_disk {
+            true => factors.disk,
+            false => factors.second * share(dropped, |block| block.again + block.backward),
+        };
+        second + if layers.boundaries_on_disk { factors.disk } else { 0.0 }
+    });
+    let rows = pass.loss_chunk_rows.max(1) as f64;
+    let chunks = arithmetic.head / arithmetic.training * factors.overhead_rows / rows;
+    1.0 + cut(pass, &factors) + again + layer_by_layer + chunks
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
+fn cut(pass: &Pass, factors: &Factors) -> f64 {
+    let tokens = (pass.shape.samples * (pass.shape.source_tokens + pass.shape.target_tokens)) as f64;
+    factors.overhead_tokens * (1.0 / tokens.clamp(1.0, ENOUGH_TOKENS) - 1.0 / ENOUGH_TOKENS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use t5::costs::{Shape, arithmetic};
+
+    /// The price of a step of t5-small over 8 x 256+256 tokens.
+    #[track_caller]
+    fn check(dtype: DType, (samples, blocks, rows): (usize, usize, usize), kept: Option<usize>, measured: f64) {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let shape = Shape { samples, source_tokens: 256, target_tokens: 256 };
+        let pass = Pass { shape, activations: dtype, recompute_blocks: blocks, loss_chunk_rows: rows, dropout: true };
+        let layers = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
+        let time = |pass: &Pass, layers| relative_time(pass, &arithmetic(&model, &pass.shape, &|_| true), layers);
+        let all_at_once =
+            Pass { shape: Shape { samples: 8, ..shape }, recompute_blocks: 0, loss_chunk_rows: 256, ..pass };
+        let price = time(&pass, layers) / time(&all_at_once, None);
+        assert!((price / measured - 1.0).abs() < 0.06, "{price:.3}, {measured} was measured");
+    }
+
+    #[test]
+    fn prices_are_those_that_were_measured() {
+        for (cut, kept, measured) in [
+            ((4, 0, 256), None, 1.01),
+            ((1, 0, 256), None, 1.14),
+            ((8, 6, 256), None, 1.07),
+            ((8, 12, 256), None, 1.19),
+            ((1, 12, 256), None, 1.30),
+            ((8, 0, 64), None, 1.09),
+            ((8, 0, 16), None, 1.48),
+            ((1, 12, 256), Some(0), 2.06),
+            ((1, 12, 256), Some(6), 1.75),
+            ((1, 12, 256), Some(12), 1.30),
+            ((4, 12, 256), Some(0), 1.90),
+        ] {
+            check(DType::F32, cut, kept, measured);
+        }
+        for (cut, kept, measured) in [
+            ((4, 0, 256), None, 1.05),
+            ((1, 0, 256), None, 1.37),
+            ((8, 6, 256), None, 1.11),
+            ((8, 12, 256), None, 1.23),
+            ((1, 12, 256), None, 1.63),
+            ((8, 0, 16), None, 1.00),
+            ((1, 12, 256), Some(0), 2.52),
+            ((1, 12, 256), Some(12), 1.58),
+            ((4, 12, 256), Some(0), 2.35),
+        ] {
+            check(DType::BF16, cut, kept, measured);
+        }
+    }
+}

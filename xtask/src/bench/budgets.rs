@@ -1,0 +1,177 @@
+//! `bench budgets`: how much of a budget a plan uses, and what speed the budget buys.
+//!
+//! A model's step is planned without a limit first, then for smaller and smaller shares of what that holds, down to
+//! the smallest budget that is accepted; every plan runs, and its peak and its time are measured.
+
+use serde_json::{Value, json};
+
+use super::child;
+use super::levers::shortest_step;
+use super::{Options, mib, write_tables};
+
+/// A step whose curve is measured.
+struct Subject {
+    name: &'static str,
+    flags: &'static str,
+}
+
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        name: "t5-small f32, 8 x 256+256",
+        flags: "--model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 1",
+    },
+    Subject {
+        name: "t5-small bf16, 8 x 256+256",
+        flags: "--model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --precision bf16 --steps 3",
+    },
+    Subject {
+        name: "chatlm-0.2b bf16, 16 x 256+256",
+        flags: "--model chatlm-0.2b --batch 16 --source-tokens 256 --target-tokens 256 --precision bf16 --steps 1",
+    },
+];
+
+/// Budgets, in percent of what the plan without a limit requires.
+const PERCENT: [u64; 11] = [100, 90, 80, 70, 60, 55, 50, 45, 40, 35, 30];
+
+const ROUNDS: usize = 2;
+
+/// One plan, as it ran.
+struct Row {
+    budget: u64,
+    predicted: u64,
+    measured: u64,
+    ms: f64,
+    relative_time: f64,
+    plan: String,
+}
+
+/// What became of a budget.
+enum Ran {
+    Row(Row),
+    /// It was refused; this would do.
+    Smallest(u64),
+}
+
+/// Measures every subject and writes the tables.
+pub fn run(options: &Options) -> Result<(), String> {
+    let mut markdown = String::from(
+        "# What a budget is used for, and what speed it buys\n\nWritten by `cargo xtask bench budgets`. `use` is the measured peak (`VmHWM` of the whole process) over the budget;\n\
+         5 % of it are the headroom. `time` is that of a step over that of the plan without a limit, the shortest of several steps; `as planned`\n\
+         is what the planner takes it for. `limits`: a larger budget would make the step faster.\n",
+    );
+    let mut curves = Vec::new();
+    for subject in SUBJECTS.iter().filter(|subject| subject.name.contains(&options.filter)) {
+        let rows = curve(options, subject)?;
+        let Some(base) = rows.first() else { continue };
+        markdown += &format!(
+            "\n## {}\n\n| budget MiB | peak MiB | predicted | use | limits | ms | time | as planned | plan |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+            subject.name
+        );
+        for row in &rows {
+            let line = line(row, base);
+            print!("{line}");
+            markdown += &line;
+        }
+        let points: Vec<Value> = rows.iter().map(|row| point(row, base)).collect();
+        curves.push(json!({"subject": subject.name, "points": points}));
+    }
+    write_tables(options, "memory-budgets", &markdown, &json!({"curves": curves}))
+}
+
+/// The rows of one subject, the largest budget first. Each round goes through all of them, so that a machine that slows
+/// down slows all; the shortest step counts, because noise only ever adds.
+fn curve(options: &Options, subject: &Subject) -> Result<Vec<Row>, String> {
+    let Ran::Row(unlimited) = step(options, subject, 64 << 30)? else {
+        return Err(format!("{}: not even 64 GiB are enough", subject.name));
+    };
+    let whole = required(unlimited.predicted);
+    let mut rows = round(options, subject, whole)?;
+    for _ in 1..ROUNDS {
+        for row in &mut rows {
+            if let Ran::Row(again) = step(options, subject, row.budget)? {
+                row.ms = row.ms.min(again.ms);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn round(options: &Options, subject: &Subject, whole: u64) -> Result<Vec<Row>, String> {
+    let mut rows: Vec<Row> = Vec::new();
+    for percent in PERCENT {
+        match step(options, subject, whole * percent / 100)? {
+            Ran::Row(row) => rows.push(row),
+            Ran::Smallest(smallest) => {
+                // The process is measured anew each time, and may hold some pages more.
+                if let Ran::Row(row) = step(options, subject, smallest + (1 << 20))? {
+                    rows.push(row);
+                }
+                break;
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// The smallest budget of a plan with this peak: 5 % are kept free, and some pages, because the process is measured
+/// anew each time.
+fn required(predicted: u64) -> u64 {
+    predicted + (predicted / 20).max(8 << 20) + (2 << 20)
+}
+
+fn step(options: &Options, subject: &Subject, budget: u64) -> Result<Ran, String> {
+    let mut arguments: Vec<String> = vec!["bench".to_owned(), "--json".to_owned()];
+    arguments.extend(subject.flags.split_whitespace().map(str::to_owned));
+    arguments.extend(["--memory-budget".to_owned(), format!("{}MiB", budget >> 20)]);
+    let measured = child::run(&options.program, &arguments, None, &options.scratch, &|| false)?;
+    if measured.exit_code == 3 {
+        let named = measured.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next());
+        let smallest: Option<u64> = named.and_then(|mib| mib.parse().ok());
+        return Ok(Ran::Smallest(smallest.ok_or("no budget is named")? << 20));
+    }
+    let said: Value = serde_json::from_str(&measured.stdout)
+        .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;
+    let number = |name: &str| said[name].as_u64().unwrap_or(0);
+    Ok(Ran::Row(Row {
+        budget: (budget >> 20) << 20,
+        predicted: number("predicted_peak_bytes"),
+        measured: measured.peak_bytes,
+        ms: shortest_step(&said)?,
+        relative_time: said["relative_time"].as_f64().unwrap_or(0.0),
+        plan: said["plan"].as_str().unwrap_or_default().to_owned(),
+    }))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for reading")]
+fn share(row: &Row) -> f64 {
+    100.0 * row.measured as f64 / row.budget as f64
+}
+
+/// Whether a larger budget would make the step faster by more than counts as nothing.
+fn limits(row: &Row, base: &Row) -> bool {
+    row.relative_time > 1.015 * base.relative_time
+}
+
+fn line(row: &Row, base: &Row) -> String {
+    format!(
+        "| {:.0} | {:.0} | {:.0} | {:.0} % | {} | {:.0} | {:.2} | {:.2} | {} |\n",
+        mib(row.budget),
+        mib(row.measured),
+        mib(row.predicted),
+        share(row),
+        if limits(row, base) { "yes" } else { "" },
+        row.ms,
+        row.ms / base.ms,
+        row.relative_time / base.relative_time,
+        row.plan
+    )
+}
+
+fn point(row: &Row, base: &Row) -> Value {
+    json!({
+        "budget_bytes": row.budget, "measured_bytes": row.measured, "predicted_bytes": row.predicted,
+        "step_ms": row.ms, "relative_time": row.ms / base.ms,
+        "planned_relative_time": row.relative_time / base.relative_time, "plan": row.plan,
+        "memory_limits": limits(row, base),
+    })
+}
