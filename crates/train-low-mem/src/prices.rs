@@ -29,7 +29,7 @@ struct Factors {
 
 const F32: Factors = Factors { overhead_tokens: 80.0, again: 1.0, second: 1.05, disk: 0.03, overhead_rows: 32.0 };
 /// The products are faster, what lies between them is not; and logits are never kept, whatever the chunk.
-const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.25, second: 1.4, disk: 0.03, overhead_rows: 0.0 };
+const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.1, second: 1.45, disk: 0.03, overhead_rows: 0.0 };
 
 /// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
 /// enough tokens.
