@@ -22,9 +22,11 @@ use crate::vector;
 
 /// Keys of a tile.
 const TILE_KEYS: usize = 512;
-/// Scores of a tile: an eighth of a megabyte, so that the four tiles of the backward stay in the second-level
+/// Scores of a tile: a quarter of a megabyte, so that the four tiles of the backward stay in the second-level
 /// cache.
-const TILE_SCORES: usize = 32 * 1024;
+const TILE_SCORES: usize = 64 * 1024;
+/// The same where queries see a prefix of the keys: a tile computes what its last query sees for all of them.
+const CAUSAL_TILE_SCORES: usize = TILE_SCORES / 2;
 /// Parts of a call that a thread gets at least, so that threads end together.
 const PARTS_PER_THREAD: usize = 2;
 
@@ -64,8 +66,9 @@ impl Head {
 }
 
 /// Queries of a tile.
-fn tile_queries(s: &Sizes) -> usize {
-    (TILE_SCORES / tile_keys(s)).clamp(16, 256).min(s.queries)
+fn tile_queries(a: &Attention, s: &Sizes) -> usize {
+    let scores = if a.causal { CAUSAL_TILE_SCORES } else { TILE_SCORES };
+    (scores / tile_keys(s)).clamp(16, 256).min(s.queries)
 }
 
 fn tile_keys(s: &Sizes) -> usize {
@@ -86,7 +89,7 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
     let bias_data = bias_view.as_ref().map(View::to_f32).transpose()?;
     let dropout = active("attention", a.dropout.as_ref(), s.batch)?;
 
-    let tile = tile_queries(s);
+    let tile = tile_queries(a, s);
     let tiles = s.queries.div_ceil(tile);
     let mut lse = vec![f32::NEG_INFINITY; s.batch * s.heads * s.queries];
     let lse_out = Shared::new(&mut lse);
@@ -225,7 +228,7 @@ pub(super) fn attention_backward(
     let [q_view, k_view, v_view, out_view, dout_view] = &views;
     let dropout = active("attention_backward", a.dropout.as_ref(), s.batch)?;
 
-    let tiles = s.queries.div_ceil(tile_queries(s));
+    let tiles = s.queries.div_ceil(tile_queries(a, s));
     let heads = s.batch * s.heads;
     let parts = (PARTS_PER_THREAD * rayon::current_num_threads()).div_ceil(heads).min(tiles);
     // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
@@ -250,7 +253,7 @@ pub(super) fn attention_backward(
                 let dk = Shared::new(dk);
                 dv = Some(filled::<T>(v.shape(), |dv| {
                     let dv = Shared::new(dv);
-                    let init = || (0..parts).map(|_| Backward::<T>::new(s)).collect::<Vec<_>>();
+                    let init = || (0..parts).map(|_| Backward::<T>::new(a, s)).collect::<Vec<_>>();
                     for_each_part_with(heads, init, |scratch, task| {
                         let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
                         let each = Shared::new(scratch);
@@ -323,8 +326,8 @@ struct Backward<T> {
 }
 
 impl<T: Lanes> Backward<T> {
-    fn new(s: &Sizes) -> Self {
-        let (tile, keys, sums) = (tile_queries(s), tile_keys(s), s.keys * s.head_size);
+    fn new(a: &Attention, s: &Sizes) -> Self {
+        let (tile, keys, sums) = (tile_queries(a, s), tile_keys(s), s.keys * s.head_size);
         Self {
             scores: scratch(tile * keys),
             dp: scratch(tile * keys),
@@ -353,7 +356,7 @@ impl<T: Lanes> Backward<T> {
         mut dbias: Option<&mut [f32]>,
     ) {
         let s = &head.sizes;
-        let (tile, size) = (tile_queries(s), s.head_size);
+        let (tile, size) = (tile_queries(a, s), s.head_size);
         let Self { scores, dp, p, ds, delta, dbias: nobody, dq, dk, dv } = self;
         dk.fill(0.0);
         dv.fill(0.0);
