@@ -46,6 +46,8 @@ pub struct Session {
     probe: SystemProbe,
     machine: Box<dyn Probe>,
     is_hopeless: bool,
+    /// The most that a plan of this process required so far: the system's peak never falls.
+    most_required: Bytes,
     prediction_was_wrong: bool,
     costs: Costs,
     budgets: Budgets,
@@ -162,6 +164,7 @@ impl Session {
             probe,
             machine,
             is_hopeless: false,
+            most_required: plan.required(),
             prediction_was_wrong: false,
             costs,
             budgets,
@@ -198,6 +201,7 @@ impl Session {
             let step = self.trainer.step_count();
             self.metrics.record("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}))?;
         }
+        self.most_required = self.most_required.max(plan.required());
         self.plan.clone_from(&plan);
         Ok(plan)
     }
@@ -221,7 +225,7 @@ impl Session {
     pub fn hold_prediction(&mut self, phase: &str) -> Outcome<()> {
         let peak = self.probe.snapshot()?.peak_rss;
         let predicted = self.plan.predicted_peak;
-        if self.prediction_was_wrong || peak <= self.plan.required() {
+        if self.prediction_was_wrong || peak <= self.most_required {
             return Ok(());
         }
         self.prediction_was_wrong = true;

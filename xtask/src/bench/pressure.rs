@@ -13,8 +13,8 @@ use super::data::Lengths;
 use super::memory::train_arguments;
 use super::{Options, mib, write_tables};
 
-const RUN: &str = "train.max_steps=100 train.batch_size=8 train.eval_every_steps=50 train.eval_samples=8 train.eval_generate_samples=0 \
-                   data.max_source_tokens=96 data.max_target_tokens=96 checkpoint.every_steps=30 checkpoint.keep_last=1 \
+const RUN: &str = "train.max_steps=64 train.batch_size=8 optimizer.learning_rate=1e-4 train.eval_every_steps=40 train.eval_samples=8 train.eval_generate_samples=0 \
+                   data.max_source_tokens=64 data.max_target_tokens=64 checkpoint.every_steps=30 checkpoint.keep_last=1 \
                    checkpoint.keep_best=0";
 /// Of the group, for both processes.
 const LIMIT: u64 = 2 << 30;
@@ -59,7 +59,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         && difference <= 1e-4;
     let verdict = if is_well { "held" } else { "FAILED" };
     let markdown = format!(
-        "# A run beside a process that takes the memory\n\nWritten by `cargo xtask bench pressure`: t5-small in f32, 100 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
+        "# A run beside a process that takes the memory\n\nWritten by `cargo xtask bench pressure`: t5-small in f32, 64 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
          {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {LETS_GO_AFTER} steps with a\n\
          smaller plan, and lets go.\n\n**{verdict}**: {kills} kills, {swapped} pages swapped, losses within {difference:.1e} of the undisturbed run's at every step.\n\n{}\n\n\
          | | undisturbed | beside the other |\n| --- | --- | --- |\n| steps | {} | {} |\n| last loss | {:.6} | {:.6} |\n| peak MiB (`VmHWM`) | {:.0} | {:.0} |\n\
