@@ -26,7 +26,7 @@ const CACHED_WORD_BYTES: u64 = 2 << 10;
 const BYTES_PER_TEXT_BYTE: u64 = 100;
 /// Stack that a decoding thread touches, what the allocator keeps for it, and the tables that the pattern
 /// builds up in each thread, which the regex crate bounds.
-const THREAD_BYTES: u64 = 4 << 20;
+const THREAD_BYTES: u64 = 2 << 20;
 
 /// What a loader with these options costs under these limits, without what the dataset itself holds.
 ///
@@ -42,19 +42,17 @@ pub fn costs(
     let texts = if options.keep_texts { mean_row_bytes } else { 0 };
     let batch_bytes = batch_size * (4 * tokens + SAMPLE_OVERHEAD_BYTES + texts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
-    // The caller's own thread decodes when no other does.
-    let decoders = if prefetched == 0 { 1 } else { limits.decode_threads as u64 };
+    // The caller's own thread decodes when no other does; its stack and heap are there already.
+    let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
     // The rows as read and once more in batch order, and the text in work, which may be far longer than the mean.
     let longest = options.max_source_tokens.max(options.max_target_tokens);
     let text_bytes = tokenized_bytes(&options.objective, longest).min(16 * mean_row_bytes);
-    let decoder_bytes = 2 * batch_size * mean_row_bytes
-        + text_bytes * BYTES_PER_TEXT_BYTE
-        + CACHED_WORDS as u64 * CACHED_WORD_BYTES
-        + THREAD_BYTES;
+    let decoder_bytes =
+        2 * batch_size * mean_row_bytes + text_bytes * BYTES_PER_TEXT_BYTE + CACHED_WORDS as u64 * CACHED_WORD_BYTES;
     vec![
         CostRow { name: "tokenizer", bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES },
         CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes },
-        CostRow { name: "decoding", bytes: decoders * decoder_bytes },
+        CostRow { name: "decoding", bytes: threads.max(1) * decoder_bytes + threads * THREAD_BYTES },
     ]
 }
 
