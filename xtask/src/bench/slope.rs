@@ -26,8 +26,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     let output = directory.join("run");
     let steps = if options.quick { STEPS / 5 } else { STEPS };
     let set = format!(
-        "{RUN} train.max_steps={steps} train.epochs=1000 train.eval_every_steps={INTERVAL} checkpoint.every_steps={}",
-        5 * INTERVAL
+        "{RUN} train.max_steps={steps} train.epochs=1000 train.eval_every_steps={INTERVAL} checkpoint.every_steps={INTERVAL}"
     );
     let set: Vec<String> = set.split_whitespace().map(str::to_owned).collect();
     let mut arguments = train_arguments("tiny", &set, Lengths::Uneven, &directory, &output)?;
@@ -48,7 +47,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     let each: Vec<String> = means.iter().map(|mib| format!("{mib:.2}")).collect();
     let markdown = format!(
         "# The resident set over {steps} steps\n\nWritten by `cargo xtask bench slope`: the tiny preset, 8 samples of very uneven length a step, an evaluation with\n\
-         generation every {INTERVAL} steps. A line through the means of {INTERVAL} steps each, the first {WARM_UP} left out:\n\n\
+         generation and a save every {INTERVAL} steps. A line through the means of {INTERVAL} steps each, the first {WARM_UP} left out:\n\n\
          **{conclusion}**. Peak {:.1} MiB.\n\nMeans in MiB: {}.\n",
         mib(ran.peak_bytes),
         each.join(", ")
