@@ -43,7 +43,7 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
 /// whatever `dw` held.
 ///
-/// dy (.., N), x (.., K), dw (N, K).
+/// dy (.., N), x (.., K), dw (N, K). The sum over rows is in f32; where `dw` is bf16 it is rounded to nearest once a call.
 pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
     let _span = tracing::debug_span!("linear_backward_weight", flops = 2 * dy.elem_count() * dw.dim(1)?).entered();
     let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
@@ -205,7 +205,7 @@ mod tests {
                 let dy = numbers.tensor(&[t, b, n], dtype).transpose(0, 1).unwrap();
                 let w = numbers.tensor(&[k, n], weight_dtype).t().unwrap();
                 let sum = numbers.tensor(&[b, t, k], dtype);
-                let dw = numbers.tensor(&[n, k], DType::F32);
+                let dws = [numbers.tensor(&[n, k], DType::F32), numbers.tensor(&[n, k], DType::BF16)];
                 let what = format!("({b}, {t}, {n}, {k}) {dtype:?}");
                 let close = |name, got: &Tensor, expected: &Tensor| {
                     assert_eq!(got.dtype(), expected.dtype());
@@ -216,11 +216,15 @@ mod tests {
                 close("dx", &linear_backward_input(&dy, &w, None).unwrap(), &expected);
                 let expected = reference::linear_backward_input(&dy, &w, Some(sum.clone())).unwrap();
                 close("dx +=", &linear_backward_input(&dy, &w, Some(sum)).unwrap(), &expected);
-                let expected = dw.copy().unwrap();
-                for (name, accumulate) in [("dw +=", true), ("dw =", false)] {
-                    reference::linear_backward_weight(&dy, &x, &expected, accumulate).unwrap();
-                    linear_backward_weight(&dy, &x, &dw, accumulate).unwrap();
-                    close(name, &dw, &expected);
+                for dw in dws {
+                    let expected = dw.copy().unwrap();
+                    for (name, accumulate) in [("dw +=", true), ("dw =", false)] {
+                        reference::linear_backward_weight(&dy, &x, &expected, accumulate).unwrap();
+                        linear_backward_weight(&dy, &x, &dw, accumulate).unwrap();
+                        assert_eq!(dw.dtype(), expected.dtype());
+                        let loosest = if dw.dtype() == DType::BF16 { DType::BF16 } else { dtype };
+                        assert_close(&format!("{what} {name}"), &dw, &expected, tolerance(loosest));
+                    }
                 }
             }
         }

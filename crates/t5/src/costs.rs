@@ -9,7 +9,14 @@
 //! let config = Config::preset("t5-small").unwrap();
 //! assert_eq!(costs::parameters(&config, DType::F32), 60_506_624 * 4);
 //! let shape = costs::Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
-//! let pass = costs::Pass { shape, activations: DType::F32, recompute_blocks: 0, loss_chunk_rows: 256, dropout: true };
+//! let pass = costs::Pass {
+//!     shape,
+//!     activations: DType::F32,
+//!     gradients: DType::F32,
+//!     recompute_blocks: 0,
+//!     loss_chunk_rows: 256,
+//!     dropout: true,
+//! };
 //! let all: u64 = costs::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum();
 //! let decoder: u64 = costs::training(&config, &pass, &|p| p.part.is_decoder()).iter().map(|row| row.bytes).sum();
 //! assert!(decoder < all); // a frozen encoder keeps nothing
@@ -55,6 +62,8 @@ pub struct Pass {
     pub shape: Shape,
     /// Dtype of activations.
     pub activations: DType,
+    /// Dtype of the blocks' gradient accumulators, as for [`crate::Gradients::new`].
+    pub gradients: DType,
     /// Blocks that keep only their input.
     pub recompute_blocks: usize,
     /// Rows of logits at a time.
@@ -68,10 +77,10 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
     ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
-/// Bytes of the gradient accumulators: f32, trained parameters only.
-pub fn gradients(config: &Config, trained: &dyn Fn(&ParameterSpec) -> bool) -> u64 {
+/// Bytes of the gradient accumulators, trained parameters only; `products` as for [`crate::Gradients::new`].
+pub fn gradients(config: &Config, products: DType, trained: &dyn Fn(&ParameterSpec) -> bool) -> u64 {
     let specs = ParameterSpec::all(config);
-    specs.iter().filter(|spec| trained(spec)).map(ParameterSpec::elements).sum::<u64>() * 4
+    specs.iter().filter(|spec| trained(spec)).map(|spec| spec.gradient_bytes(products)).sum()
 }
 
 /// Bytes of the largest parameter.
@@ -117,7 +126,10 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     let chunk = pass.loss_chunk_rows.min(pass.shape.samples * pass.shape.target_tokens);
     let left = most((tokens * widest).max(chunk * config.vocab_size)).min(t5_ops::PACKED_BYTES as u64);
     let right = most(tokens * widest).min(t5_ops::PACKED_BYTES as u64).max(forward);
-    left + right
+    // A bf16 gradient is summed in f32 where its product is cut along the tokens.
+    let is_summed_apart = pass.gradients == DType::BF16 && tokens > t5_ops::longest_sum(pass.activations);
+    let sums = if is_summed_apart { widest * config.d_model * 4 } else { 0 };
+    left + right + sums as u64
 }
 
 /// The most blocks that `recompute_blocks` can mean: those that backward enters.
@@ -148,7 +160,8 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
     let cache = |positions: usize| 2 * config.num_decoder_layers as u64 * (of(positions) + of(source_tokens));
     let forward = |source_tokens: usize| {
         let shape = Shape { samples, source_tokens, target_tokens: 1 };
-        let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: 1, dropout: false };
+        let pass =
+            Pass { shape, activations, gradients: DType::F32, recompute_blocks: 0, loss_chunk_rows: 1, dropout: false };
         let mut walk = Walk::new(config, &pass);
         walk.forward(Reach::nothing(config));
         (walk.peak, packed(config, &pass, false))
@@ -465,7 +478,14 @@ mod tests {
             for (samples, source_tokens, target_tokens) in shapes {
                 for recompute_blocks in [0, 1, 4, 9] {
                     let shape = Shape { samples, source_tokens, target_tokens };
-                    let pass = Pass { shape, activations, recompute_blocks, loss_chunk_rows: 8, dropout: true };
+                    let pass = Pass {
+                        shape,
+                        activations,
+                        gradients: DType::F32,
+                        recompute_blocks,
+                        loss_chunk_rows: 8,
+                        dropout: true,
+                    };
                     for trained in trained {
                         let (real, predicted) = kept(&model, &pass, trained);
                         assert_eq!(real, predicted, "{pass:?}");
@@ -480,7 +500,14 @@ mod tests {
         let config = Config::preset("t5-small").unwrap();
         let shape = Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
         let sum = |recompute_blocks| {
-            let pass = Pass { shape, activations: DType::F32, recompute_blocks, loss_chunk_rows: 256, dropout: true };
+            let pass = Pass {
+                shape,
+                activations: DType::F32,
+                gradients: DType::F32,
+                recompute_blocks,
+                loss_chunk_rows: 256,
+                dropout: true,
+            };
             let mut walk = Walk::new(&config, &pass);
             let reach = Reach::to(&config, ParameterSpec::all(&config).into_iter().map(|spec| spec.part));
             walk.forward(reach);

@@ -1,7 +1,8 @@
 //! Gradient accumulators: one per trainable parameter, updated in place, and none for a frozen one.
 //!
 //! Invariants: a frozen parameter never has memory here; a trainable one has none until its first
-//! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter.
+//! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter, or bf16 where that
+//! was asked for ([`Gradients::new`]).
 //! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through. An
 //! accumulator that was put aside is used again for the next parameter of its shape.
 //!
@@ -13,7 +14,7 @@ use candle_core::{DType, Tensor};
 
 use crate::error::Result;
 use crate::model::T5;
-use crate::parameters::{Parameter, Weight};
+use crate::parameters::{Parameter, Weight, gradient_dtype};
 
 /// The gradient of the loss by parameter index.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub struct Gradients {
 #[derive(Debug)]
 struct Slot {
     trainable: bool,
+    dtype: DType,
     accumulator: Option<Tensor>,
     /// Nothing has been added since the accumulator was emptied: its elements mean nothing.
     empty: bool,
@@ -39,8 +41,22 @@ impl Slot {
 
 impl Gradients {
     /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
-    pub fn new(model: &T5, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
-        let slot = |parameter: &Parameter| Slot { trainable: trainable(parameter), accumulator: None, empty: true };
+    ///
+    /// `products` is the dtype of those of the blocks' matrices, F32 or BF16; in BF16 a sum over micro-batches is rounded
+    /// to nearest after each. All others are F32; in an F64 model every one is F64.
+    pub fn new(model: &T5, products: DType, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
+        let slot = |parameter: &Parameter| Slot {
+            trainable: trainable(parameter),
+            dtype: gradient_dtype(
+                &parameter.name,
+                parameter.part,
+                parameter.tensor.rank(),
+                parameter.tensor.dtype(),
+                products,
+            ),
+            accumulator: None,
+            empty: true,
+        };
         Gradients { slots: model.parameters().iter().map(slot).collect(), spare: Vec::new() }
     }
 
@@ -126,12 +142,10 @@ impl Gradients {
             Some(accumulator) => accumulator,
             None => {
                 slot.empty = true;
-                match self.spare.iter().position(|spare| spare.dims() == weight.tensor.dims()) {
+                let is_fit = |spare: &Tensor| spare.dims() == weight.tensor.dims() && spare.dtype() == slot.dtype;
+                match self.spare.iter().position(is_fit) {
                     Some(spare) => self.spare.swap_remove(spare),
-                    None => {
-                        let dtype = if weight.tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-                        Tensor::zeros(weight.tensor.shape(), dtype, weight.tensor.device())?
-                    }
+                    None => Tensor::zeros(weight.tensor.shape(), slot.dtype, weight.tensor.device())?,
                 }
             }
         };

@@ -11,7 +11,7 @@
 //!
 //! let config = Config { vocab_size: 50, d_model: 16, d_ff: 32, d_kv: 4, num_heads: 4, ..Config::default() };
 //! let model = T5::init(&config, 1, DType::F32, &Device::Cpu)?;
-//! let mut grads = Gradients::new(&model, &|_| true);
+//! let mut grads = Gradients::new(&model, DType::F32, &|_| true);
 //! let batch = MicroBatch::new(&[&[7, 8, 9, 1]], &[&[9, 8, 1]], &[0], &config, model.device())?;
 //! let cx = StepContext {
 //!     seed: 1,

@@ -54,6 +54,18 @@ pub struct Parameter {
     pub part: Part,
 }
 
+/// The dtype of a parameter's gradient accumulator: f64 for an f64 parameter, otherwise f32; with `products` bf16 that,
+/// for the weights of a block's products, whose gradient a micro-batch adds to once. Tables are added to in many small
+/// parts (a chunk of logits, a token), vectors are nothing beside matrices: both stay in f32.
+pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, parameter: DType, products: DType) -> DType {
+    let is_in_block = matches!(part, Part::Encoder { .. } | Part::Decoder { .. });
+    match parameter {
+        DType::F64 => DType::F64,
+        _ if is_in_block && rank == 2 && !name.contains("relative_attention_bias") => products,
+        _ => DType::F32,
+    }
+}
+
 /// How a parameter starts when a model is trained from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
@@ -94,6 +106,13 @@ impl ParameterSpec {
     /// Its bytes in a model of `model`.
     pub fn bytes(&self, model: DType) -> u64 {
         self.elements() * self.dtype(model).size_in_bytes() as u64
+    }
+
+    /// The bytes of its gradient's accumulator; see [`crate::Gradients::new`].
+    pub fn gradient_bytes(&self, products: DType) -> u64 {
+        let parameter = if products == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = gradient_dtype(&self.name, self.part, self.shape.len(), parameter, products);
+        self.elements() * dtype.size_in_bytes() as u64
     }
 
     /// Every parameter of the model, in the model's order.

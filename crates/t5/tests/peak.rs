@@ -24,7 +24,7 @@ fn peak(model: &T5, pass: &Pass) -> u64 {
         loss_chunk_rows: pass.loss_chunk_rows,
         target_tokens: 1,
     };
-    let mut gradients = Gradients::new(model, &|_| true);
+    let mut gradients = Gradients::new(model, pass.gradients, &|_| true);
     let batch = MicroBatch::new(&sources, &targets, &numbers, model.config(), &Device::Cpu).unwrap();
     // The first pass makes the accumulators, and the threads' buffers of products.
     model.forward_backward(&batch, &cx, &mut gradients).unwrap();
@@ -39,11 +39,13 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
     let config = Config { vocab_size: 6000, ..Config::preset("t5-small").unwrap() };
     let config = Config { num_layers: 2, num_decoder_layers: 2, ..config };
     let model = T5::init(&config, 1, DType::F32, &Device::Cpu).unwrap();
-    for activations in [DType::F32, DType::BF16] {
+    for (activations, gradients) in
+        [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)]
+    {
         for (samples, source_tokens, target_tokens) in [(1, 256, 256), (4, 32, 256), (4, 256, 32), (8, 128, 128)] {
             for recompute_blocks in [0, 2, 4] {
                 let shape = Shape { samples, source_tokens, target_tokens };
-                let pass = Pass { shape, activations, recompute_blocks, loss_chunk_rows: 64, dropout: true };
+                let pass = Pass { shape, activations, gradients, recompute_blocks, loss_chunk_rows: 64, dropout: true };
                 let held = peak(&model, &pass) as f64;
                 // What products pack is kept by the threads, and was there before.
                 let rows = training(&config, &pass, &|_| true);

@@ -76,6 +76,7 @@ pub struct StepCosts<'a> {
     target_tokens: usize,
     parameters: DType,
     activations: DType,
+    gradients: DType,
     dropout: bool,
     evaluation: Option<Evaluated<'a>>,
     /// Where tensors lie.
@@ -133,6 +134,7 @@ impl<'a> StepCosts<'a> {
             target_tokens: tokens.1,
             parameters: options.parameter_dtype(),
             activations: options.precision.activations(),
+            gradients: options.gradient_dtype(),
             dropout: options.dropout > 0.0,
             evaluation: None,
             place: Place::Host,
@@ -158,7 +160,7 @@ impl<'a> StepCosts<'a> {
     }
 
     fn gradients(&self) -> u64 {
-        t5::costs::gradients(self.model, &|spec| self.is_trained(spec))
+        t5::costs::gradients(self.model, self.gradients, &|spec| self.is_trained(spec))
     }
 
     /// The ways to cut a step, those that the pins leave.
@@ -191,6 +193,7 @@ impl<'a> StepCosts<'a> {
         Pass {
             shape: Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens },
             activations: self.activations,
+            gradients: self.gradients,
             recompute_blocks,
             loss_chunk_rows,
             dropout: self.dropout,
@@ -219,7 +222,8 @@ impl<'a> StepCosts<'a> {
         let gradients = if layer_major.is_some() { 0 } else { self.gradients() };
         let mut rows = Vec::new();
         if gradients > 0 {
-            rows.push(CostRow::new("gradients", gradients, format!("f32{frozen}")).at(self.place));
+            let kept_in = if self.gradients == DType::BF16 { "bf16, tables f32" } else { "f32" };
+            rows.push(CostRow::new("gradients", gradients, format!("{kept_in}{frozen}")).at(self.place));
         }
         rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name)).at(self.place)));
         let evaluation_samples = self.evaluation_samples(pass, rows.iter().map(|row| row.bytes.0).sum());

@@ -260,12 +260,15 @@ pub struct BenchArgs {
     /// Tokens per target
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub target_tokens: usize,
-    /// Precision of activations
+    /// Precision of activations; weights have a flag of their own
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
     /// What weights are kept in; anything but f32 needs bf16
     #[arg(long, value_enum, default_value_t = MasterWeights::F32)]
     pub master_weights: MasterWeights,
+    /// What gradients are summed in over micro-batches
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub gradient_precision: Precision,
     /// Bytes that the process may hold: the planner chooses what no flag says
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,
@@ -334,12 +337,12 @@ impl From<MasterWeights> for trainer::MasterWeights {
     }
 }
 
-/// `--precision`
+/// `--precision`, `--gradient-precision`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
     /// float32
     F32,
-    /// bfloat16 activations, float32 weights
+    /// bfloat16
     Bf16,
 }
 

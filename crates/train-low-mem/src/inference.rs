@@ -58,6 +58,7 @@ impl Inference<'_> {
         let pass = Pass {
             shape,
             activations: self.precision.activations(),
+            gradients: DType::F32,
             recompute_blocks: 0,
             loss_chunk_rows: LOSS_CHUNK_ROWS,
             dropout: false,

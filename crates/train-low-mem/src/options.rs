@@ -18,6 +18,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         dropout: config.train.dropout.unwrap_or(model.dropout_rate),
         precision: if config.train.bf16 { Precision::Bf16 } else { Precision::F32 },
         master_weights: config.train.master_weights,
+        gradient_precision: config.train.gradient_precision,
         freeze: config.train.freeze.clone(),
         grad_clip_norm: config.train.grad_clip_norm,
         adafactor: AdafactorOptions {

@@ -75,7 +75,14 @@ mod tests {
     fn check(dtype: DType, (samples, blocks, rows): (usize, usize, usize), kept: Option<usize>, measured: f64) {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let shape = Shape { samples, source_tokens: 256, target_tokens: 256 };
-        let pass = Pass { shape, activations: dtype, recompute_blocks: blocks, loss_chunk_rows: rows, dropout: true };
+        let pass = Pass {
+            shape,
+            activations: dtype,
+            gradients: DType::F32,
+            recompute_blocks: blocks,
+            loss_chunk_rows: rows,
+            dropout: true,
+        };
         let layers = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
         let time = |pass: &Pass, layers| relative_time(pass, &arithmetic(&model, &pass.shape, &|_| true), layers);
         let all_at_once =

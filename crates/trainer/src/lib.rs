@@ -27,7 +27,7 @@ mod trainer;
 pub use checkpoint::{Checkpoints, Found, Saved, TrainerState, export_checkpoint, export_model};
 pub use error::{Error, Result};
 pub use files::write_atomic;
-pub use options::{MasterWeights, Precision, TrainerOptions};
+pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
 pub use t5::LayerMajor;
 pub use trainer::{Accumulation, Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};

@@ -7,7 +7,8 @@ use crate::adafactor::AdafactorOptions;
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 
-/// The dtype of activations. Gradients and optimizer state stay in f32, weights too unless [`MasterWeights`] says else.
+/// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] and
+/// [`MasterWeights`] say else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -44,6 +45,17 @@ pub enum MasterWeights {
     NearestRounding,
 }
 
+/// The dtype that the gradients of the blocks' matrices are summed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientPrecision {
+    /// f32: the sum over micro-batches is exact to its last bits, however the batch is cut.
+    #[default]
+    F32,
+    /// bf16: half the memory; the sum is rounded to nearest after every micro-batch. Tables and vectors stay in f32.
+    Bf16,
+}
+
 /// What makes one run differ from another. Saved in every checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerOptions {
@@ -56,6 +68,9 @@ pub struct TrainerOptions {
     /// What the weights are kept in.
     #[serde(default)]
     pub master_weights: MasterWeights,
+    /// What gradients are summed in.
+    #[serde(default)]
+    pub gradient_precision: GradientPrecision,
     /// What does not train; see [`crate::freeze`].
     pub freeze: Vec<String>,
     /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
@@ -77,6 +92,7 @@ impl Default for TrainerOptions {
             dropout: 0.1,
             precision: Precision::F32,
             master_weights: MasterWeights::F32,
+            gradient_precision: GradientPrecision::F32,
             freeze: Vec::new(),
             grad_clip_norm: 1.0,
             adafactor: AdafactorOptions::default(),
@@ -97,6 +113,15 @@ impl TrainerOptions {
         }
     }
 
+    /// The dtype of the blocks' gradient accumulators, as [`t5::Gradients::new`] takes it.
+    pub fn gradient_dtype(&self) -> DType {
+        match (self.precision, self.gradient_precision) {
+            (Precision::F64, _) => DType::F64,
+            (_, GradientPrecision::F32) => DType::F32,
+            (_, GradientPrecision::Bf16) => DType::BF16,
+        }
+    }
+
     /// Checks every option and every pair of options that can contradict each other.
     ///
     /// # Errors
@@ -114,6 +139,10 @@ impl TrainerOptions {
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
             return Err(Error::invalid_option("train.master_weights", expected, format!("{:?}", self.master_weights)));
+        }
+        if self.gradient_precision != GradientPrecision::F32 && self.precision == Precision::F64 {
+            let expected = "`f32` beside an f64 model";
+            return Err(Error::invalid_option("train.gradient_precision", expected, "bf16"));
         }
         if self.max_non_finite == 0 {
             return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));

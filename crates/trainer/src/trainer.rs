@@ -167,7 +167,8 @@ impl Trainer {
             .filter(|(_, trains)| !**trains)
             .map(|(parameter, _)| parameter.name.as_str())
             .collect();
-        let gradients = Gradients::new(&model, &|parameter| !frozen.contains(parameter.name.as_str()));
+        let is_trained = |parameter: &t5::Parameter| !frozen.contains(parameter.name.as_str());
+        let gradients = Gradients::new(&model, options.gradient_dtype(), &is_trained);
         Ok(Trainer {
             model,
             options,
@@ -384,6 +385,7 @@ impl Trainer {
             training_bytes(&Pass {
                 shape,
                 activations: self.options.precision.activations(),
+                gradients: self.options.gradient_dtype(),
                 recompute_blocks: plan.recompute_blocks,
                 loss_chunk_rows: plan.loss_chunk_rows,
                 dropout: self.options.dropout > 0.0,

@@ -104,6 +104,13 @@ pub fn all() -> Vec<Case> {
         cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 2")));
         cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 1 --recompute full")));
     }
+    let half = "--gradient-precision bf16";
+    cases.push(steps("t5-small", false, &format!("{full} --precision f32 {half} --micro-batch 2")));
+    cases.push(steps("t5-small", false, &format!("{full} --precision bf16 {half} --micro-batch 8")));
+    for model in ["t5-base", "chatlm-0.2b"] {
+        let long = "--batch 4 --source-tokens 256 --target-tokens 256";
+        cases.push(steps(model, false, &format!("{long} {stochastic} {half} --micro-batch 2")));
+    }
     let small = "train.batch_size=4 train.max_steps=2 train.eval_samples=4 train.eval_generate_samples=2 \
                  train.eval_max_new_tokens=64 data.max_source_tokens=128 data.max_target_tokens=128";
     let bf16 = "train.precision=bf16";
@@ -141,6 +148,7 @@ pub fn all() -> Vec<Case> {
         ("t5-small", "", "--offload-gradients SCRATCH"),
         ("t5-small", stochastic, ""),
         ("t5-small", stochastic, "--offload SCRATCH"),
+        ("t5-small", "--precision bf16 --gradient-precision bf16", "--kept-gradient-blocks 12"),
         ("chatlm-0.2b", "--precision bf16", ""),
         ("chatlm-0.2b", stochastic, "--offload SCRATCH"),
     ] {

@@ -22,6 +22,7 @@ mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
+use candle_core::DType;
 pub use engine::PACKED_BYTES;
 use engine::Right;
 use half::bf16;
@@ -205,6 +206,14 @@ macro_rules! with_kernel {
             }
         }
     };
+}
+
+/// The longest sum (K) that a product makes in one piece on this machine; a longer one is cut, and where its result is
+/// bf16 a buffer of f32 as large as the result holds what is summed so far.
+///
+/// `operands`: F32 or BF16.
+pub fn longest_sum(operands: DType) -> usize {
+    with_kernel!(isa(), operands == DType::BF16, K, <K as engine::Kernel>::DEPTH)
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`.

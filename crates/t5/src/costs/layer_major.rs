@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 
-use candle_core::DType;
-
 use super::{CostRow, Pass, Shape, Sizes, Walk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
@@ -49,6 +47,9 @@ impl Live {
     }
 }
 
+/// Shape and bytes of a gradient: one that was put aside serves another of its kind.
+type Kind = (Vec<usize>, u64);
+
 struct LayerWalk<'a> {
     config: &'a Config,
     /// One micro-batch.
@@ -58,8 +59,8 @@ struct LayerWalk<'a> {
     layers: &'a LayerMajor,
     reach: Reach,
     trained: Vec<ParameterSpec>,
-    /// Gradients of the units that are put aside to be used again, by shape.
-    spare: HashMap<Vec<usize>, u64>,
+    /// How many gradients of the units are put aside to be used again.
+    spare: HashMap<Kind, u64>,
     /// Units that do not keep their gradients.
     dropped: usize,
     live: Live,
@@ -135,11 +136,11 @@ impl<'a> LayerWalk<'a> {
     /// Bytes of the gradients of the trained parameters of a part.
     fn gradients_of(&self, is_meant: impl Fn(Part) -> bool) -> u64 {
         let meant = self.trained.iter().filter(|spec| is_meant(spec.part));
-        meant.map(ParameterSpec::elements).sum::<u64>() * self.gradient_bytes()
+        meant.map(|spec| self.gradient_bytes(spec)).sum()
     }
 
-    fn gradient_bytes(&self) -> u64 {
-        if self.whole.activations == DType::F64 { 8 } else { 4 }
+    fn gradient_bytes(&self, spec: &ParameterSpec) -> u64 {
+        spec.gradient_bytes(self.whole.gradients)
     }
 
     /// Micro-batch by micro-batch: the last finds what all the others have kept.
@@ -202,7 +203,7 @@ impl<'a> LayerWalk<'a> {
     fn read_gradients(&mut self, units: &[Unit]) {
         let parts: Vec<Part> = units[..self.dropped].iter().map(|unit| unit.part()).collect();
         let waiting = self.trained.iter().filter(|spec| parts.contains(&spec.part));
-        let largest = waiting.map(ParameterSpec::elements).max().unwrap_or(0) * self.gradient_bytes();
+        let largest = waiting.map(|spec| self.gradient_bytes(spec)).max().unwrap_or(0);
         self.live.workspace = largest;
         self.live.gradients += largest;
         self.moment(0, 0);
@@ -219,29 +220,26 @@ impl<'a> LayerWalk<'a> {
             self.live.gradients += self.gradients_of(|part| part == unit.part());
             return;
         }
-        let mut shapes: HashMap<&[usize], u64> = HashMap::new();
+        let mut kinds: HashMap<Kind, u64> = HashMap::new();
         for spec in self.trained.iter().filter(|spec| spec.part == unit.part()) {
-            *shapes.entry(&spec.shape).or_default() += 1;
+            *kinds.entry((spec.shape.clone(), self.gradient_bytes(spec))).or_default() += 1;
         }
-        let mut more = 0;
-        for (shape, count) in shapes {
-            let spare = self.spare.entry(shape.to_vec()).or_default();
-            more += count.saturating_sub(*spare) * shape.iter().map(|&n| n as u64).product::<u64>();
+        for (kind, count) in kinds {
+            let bytes = kind.1;
+            let spare = self.spare.entry(kind).or_default();
+            self.live.gradients += count.saturating_sub(*spare) * bytes;
             *spare = count.max(*spare);
         }
-        self.live.gradients += more * self.gradient_bytes();
     }
 
     fn release_spare(&mut self) {
-        let values: u64 =
-            self.spare.drain().map(|(shape, n)| n * shape.iter().map(|&n| n as u64).product::<u64>()).sum();
-        self.live.gradients -= values * self.gradient_bytes();
+        self.live.gradients -= self.spare.drain().map(|((_, bytes), count)| count * bytes).sum::<u64>();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     use super::*;
     use crate::{Error, Gradients, MicroBatch, StepContext, T5};
@@ -267,7 +265,7 @@ mod tests {
             target_tokens: 1,
         };
         let directory = tempfile::tempdir().unwrap();
-        let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+        let mut grads = Gradients::new(model, pass.gradients, &|parameter| trained(parameter.part));
         let mut layer_pass =
             model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
         let walk = LayerWalk::of(config, pass, batch_samples, layers, &|spec| trained(spec.part));
@@ -308,12 +306,18 @@ mod tests {
             &|part| matches!(part, Part::DecoderNorm),
             &|part| matches!(part, Part::Shared),
         ];
-        for (config, activations) in [(&relu, DType::F32), (&relu, DType::F64), (&gated, DType::BF16)] {
+        for (config, activations, gradients) in [
+            (&relu, DType::F32, DType::F32),
+            (&relu, DType::F64, DType::F64),
+            (&gated, DType::BF16, DType::F32),
+            (&gated, DType::BF16, DType::BF16),
+        ] {
             let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
             let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
             for (samples, batch_samples) in [(1, 1), (2, 5), (3, 3)] {
                 let shape = Shape { samples, source_tokens: 7, target_tokens: 5 };
-                let pass = Pass { shape, activations, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
+                let pass =
+                    Pass { shape, activations, gradients, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {
                     for (boundaries_on_disk, gradients_on_disk) in [(false, false), (true, false), (false, true)] {
                         let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk };
@@ -330,7 +334,14 @@ mod tests {
     fn the_levers_save_and_the_peak_is_far_below_that_of_whole_gradients() {
         let config = Config::preset("chatlm-0.2b").unwrap();
         let shape = Shape { samples: 1, source_tokens: 256, target_tokens: 256 };
-        let pass = Pass { shape, activations: DType::BF16, recompute_blocks: 99, loss_chunk_rows: 64, dropout: true };
+        let pass = Pass {
+            shape,
+            activations: DType::BF16,
+            gradients: DType::F32,
+            recompute_blocks: 99,
+            loss_chunk_rows: 64,
+            dropout: true,
+        };
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
             let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk: false };
             layer_major(&config, &pass, 16, &layers, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
@@ -340,7 +351,7 @@ mod tests {
         assert!(by_kept.is_sorted(), "{by_kept:?}");
         assert!(bytes(0, true) + (100 << 20) < bytes(0, false));
         let whole = super::super::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
-            + super::super::gradients(&config, &|_| true);
+            + super::super::gradients(&config, DType::F32, &|_| true);
         assert!(bytes(0, false) * 5 < whole * 3, "{} of {whole}", bytes(0, false));
     }
 }

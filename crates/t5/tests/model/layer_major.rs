@@ -47,7 +47,7 @@ type Trained<'a> = &'a dyn Fn(Part) -> bool;
 fn ordinary(model: &T5, dtype: DType, trained: Trained) -> (f64, Vec<Option<Tensor>>) {
     let (batches, target_tokens) = batches(model.config());
     let cx = StepContext { dropout: 0.2, recompute_blocks: 2, ..context(target_tokens, dtype) };
-    let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+    let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
     let loss = batches.iter().map(|batch| model.forward_backward(batch, &cx, &mut grads).unwrap()).sum();
     (loss, (0..model.parameters().len()).map(|index| grads.get(index).cloned()).collect())
 }
@@ -56,7 +56,7 @@ fn ordinary(model: &T5, dtype: DType, trained: Trained) -> (f64, Vec<Option<Tens
 fn by_layer(model: &T5, dtype: DType, trained: Trained, layers: &LayerMajor) -> (f64, [Vec<Option<Tensor>>; 2]) {
     let (batches, target_tokens) = batches(model.config());
     let cx = StepContext { dropout: 0.2, ..context(target_tokens, dtype) };
-    let mut grads = Gradients::new(model, &|parameter| trained(parameter.part));
+    let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
     let mut pass =
         model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
@@ -149,7 +149,7 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
     let (micro_batches, target_tokens) = batches(model.config());
     let cx = context(target_tokens, DType::F32);
-    let mut grads = Gradients::new(&model, &|_| true);
+    let mut grads = Gradients::new(&model, DType::F32, &|_| true);
     let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
     let asked = std::cell::Cell::new(0);
     let interrupted = || asked.replace(asked.get() + 1) == 5;

@@ -33,6 +33,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             Precision::Bf16 => trainer::Precision::Bf16,
         },
         master_weights: flags.master_weights.into(),
+        gradient_precision: match flags.gradient_precision {
+            Precision::F32 => trainer::GradientPrecision::F32,
+            Precision::Bf16 => trainer::GradientPrecision::Bf16,
+        },
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
     };

@@ -17,7 +17,7 @@ mod written;
 
 use std::path::PathBuf;
 
-use trainer::MasterWeights;
+use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 
 use crate::failure::{Failure, Outcome};
@@ -135,6 +135,8 @@ pub struct Train {
     pub bf16: bool,
     /// What the weights are kept in.
     pub master_weights: MasterWeights,
+    /// What gradients are summed in.
+    pub gradient_precision: GradientPrecision,
     /// Parts that do not train.
     pub freeze: Vec<String>,
     /// 0: off.
@@ -415,6 +417,10 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
             Some("stochastic-rounding") => MasterWeights::StochasticRounding,
             Some("nearest-rounding") => MasterWeights::NearestRounding,
             _ => MasterWeights::F32,
+        },
+        gradient_precision: match values.text("train.gradient_precision").as_deref() {
+            Some("bf16") => GradientPrecision::Bf16,
+            _ => GradientPrecision::F32,
         },
         freeze: values
             .list("train.freeze")

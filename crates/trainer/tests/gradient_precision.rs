@@ -1,0 +1,167 @@
+//! Gradients summed in bf16, where that was asked for: what they hold, how near they are, and resume to the bit.
+
+use candle_core::{DType, Device, Tensor};
+use t5::{Config, T5};
+use trainer::adafactor::AdafactorOptions;
+use trainer::{
+    Accumulation, Batch, Checkpoints, GradientPrecision, LayerMajor, MasterWeights, Precision, StepOutcome, StepPlan,
+    Trainer, TrainerOptions,
+};
+
+fn config() -> Config {
+    Config {
+        vocab_size: 37,
+        d_model: 32,
+        d_kv: 8,
+        d_ff: 48,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        num_heads: 4,
+        ..Config::default()
+    }
+}
+
+fn options(precision: Precision, gradient_precision: GradientPrecision) -> TrainerOptions {
+    TrainerOptions {
+        seed: 3,
+        precision,
+        gradient_precision,
+        adafactor: AdafactorOptions {
+            learning_rate: Some(1e-3),
+            relative_step: false,
+            scale_parameter: false,
+            ..AdafactorOptions::default()
+        },
+        total_steps: 100,
+        ..TrainerOptions::default()
+    }
+}
+
+fn new(options: TrainerOptions) -> Trainer {
+    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+}
+
+const SAMPLES: u32 = 16;
+
+fn plan(micro_batch_samples: usize, accumulation: Accumulation) -> StepPlan {
+    StepPlan { micro_batch_samples, longest: None, recompute_blocks: 0, loss_chunk_rows: 8, accumulation }
+}
+
+/// Steps `from..to` over batches that are functions of the step; the losses.
+fn run(trainer: &mut Trainer, plan: &StepPlan, from: u32, to: u32) -> Vec<f64> {
+    let ids = |step: u32, sample: u32| -> Vec<u32> {
+        (0..4 + sample % 5).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
+    };
+    (from..to)
+        .map(|step| {
+            let sources: Vec<_> = (0..SAMPLES).map(|sample| ids(step, sample)).collect();
+            let targets: Vec<_> = (0..SAMPLES).map(|sample| ids(step, sample + 1)).collect();
+            match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
+                StepOutcome::Done(stats) => stats.loss,
+                other => panic!("{other:?}"),
+            }
+        })
+        .collect()
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+    let parameters = trainer.model().parameters();
+    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| tensor);
+    let tensors = parameters.iter().map(|parameter| &parameter.tensor).chain(state);
+    tensors.map(|tensor| values(tensor).into_iter().map(f32::to_bits).collect()).collect()
+}
+
+#[test]
+fn accumulators_hold_what_the_bill_says() {
+    for (gradients, dtype) in [(GradientPrecision::F32, DType::F32), (GradientPrecision::Bf16, DType::BF16)] {
+        let mut trainer = new(options(Precision::F32, gradients));
+        run(&mut trainer, &plan(2, Accumulation::MicroBatchMajor), 0, 1);
+        assert_eq!(trainer.gradients().bytes(), t5::costs::gradients(&config(), dtype, &|_| true));
+    }
+    let bytes = |dtype| t5::costs::gradients(&Config::preset("t5-base").unwrap(), dtype, &|_| true);
+    // All but the table's 94 MiB are halved.
+    assert_eq!((bytes(DType::F32) >> 20, bytes(DType::BF16) >> 20), (850, 472));
+}
+
+#[test]
+fn sums_in_bf16_are_near_those_in_f32_however_many_micro_batches_they_have() {
+    for micro_batch_samples in [16, 4, 1] {
+        let gradients = |gradient_precision| {
+            let mut trainer = new(options(Precision::F32, gradient_precision));
+            run(&mut trainer, &plan(micro_batch_samples, Accumulation::MicroBatchMajor), 0, 1);
+            let gradients = trainer.gradients().iter().map(|(_, gradient)| (gradient.dtype(), values(gradient)));
+            gradients.collect::<Vec<_>>()
+        };
+        // Half a unit in the last place of eight bits, once for each addition, in random directions.
+        let unit = 2f64.powi(-8);
+        let additions = f64::from(SAMPLES) / micro_batch_samples as f64;
+        let mut in_bf16 = 0;
+        for ((dtype, got), (_, expected)) in
+            gradients(GradientPrecision::Bf16).iter().zip(&gradients(GradientPrecision::F32))
+        {
+            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            let error = norm(&mut got.iter().zip(expected).map(|(a, b)| a - b));
+            let of = norm(&mut expected.iter().copied());
+            if *dtype == DType::BF16 {
+                in_bf16 += 1;
+                assert!(error < of * unit * additions.sqrt(), "{error} of {of}, {additions} additions");
+            } else {
+                assert!(error <= of * 1e-6, "{error} of {of}");
+            }
+        }
+        // Four matrices of an attention, two of a feed-forward.
+        assert_eq!(in_bf16, 2 * (4 + 2) + 2 * (8 + 2));
+    }
+}
+
+#[test]
+fn layer_by_layer_and_through_a_file_the_step_is_the_same() {
+    // One step: rounding to bf16 turns differences in the last bits, of tables added to in another order, into larger ones.
+    let after = |accumulation| {
+        let mut trainer = new(options(Precision::F32, GradientPrecision::Bf16));
+        run(&mut trainer, &plan(4, accumulation), 0, 1);
+        trainer.model().parameters().iter().map(|p| values(&p.tensor)).collect::<Vec<_>>()
+    };
+    let expected = after(Accumulation::MicroBatchMajor);
+    for (kept_gradient_blocks, gradients_on_disk) in [(0, false), (2, false), (99, false), (0, true)] {
+        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk: false, gradients_on_disk };
+        for (a, b) in after(Accumulation::LayerMajor(layers)).iter().flatten().zip(expected.iter().flatten()) {
+            assert!((a - b).abs() < 1e-6, "{a} {b}, {layers:?}");
+        }
+    }
+}
+
+#[test]
+fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = TrainerOptions {
+        master_weights: MasterWeights::StochasticRounding,
+        ..options(Precision::Bf16, GradientPrecision::Bf16)
+    };
+    let mut straight = new(options.clone());
+    run(&mut straight, &plan(2, Accumulation::MicroBatchMajor), 0, 6);
+    let mut stopped = new(options);
+    run(&mut stopped, &plan(2, Accumulation::MicroBatchMajor), 0, 3);
+    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None).unwrap();
+    let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
+    let options = found.state.options.clone();
+    assert_eq!(options.gradient_precision, GradientPrecision::Bf16);
+    let dtype = options.parameter_dtype();
+    let mut resumed = Trainer::resume(&found, options, dtype, &Device::Cpu).unwrap();
+    run(&mut resumed, &plan(2, Accumulation::MicroBatchMajor), 3, 6);
+    assert!(bits(&resumed) == bits(&straight));
+}
+
+#[test]
+fn half_the_gradient_learns_as_the_whole() {
+    let [whole, half] = [GradientPrecision::F32, GradientPrecision::Bf16].map(|gradient_precision| {
+        let mut trainer = new(options(Precision::F32, gradient_precision));
+        let losses = run(&mut trainer, &plan(1, Accumulation::MicroBatchMajor), 0, 60);
+        losses[57..].iter().sum::<f64>() / 3.0
+    });
+    assert!((half / whole - 1.0).abs() < 0.01, "{half} {whole}");
+}
