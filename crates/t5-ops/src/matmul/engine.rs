@@ -24,8 +24,9 @@ use crate::storage::Element;
 
 /// At most this much of A, and as much of B, is packed at a time.
 pub const PACKED_BYTES: usize = 8 << 20;
-/// The panels of B that a task goes through for one row panel after the other: half of a cache of 2 MiB.
-const RUN_BYTES: usize = 1 << 20;
+/// The panels of B that a task goes through for one row panel after the other: they stay in a cache of 2 MiB, beside a
+/// panel of A and blocks of C. The more there are, the fewer times A is read.
+const RUN_BYTES: usize = 1280 << 10;
 
 /// Aligned storage of packed panels.
 #[derive(Clone, Copy)]
@@ -166,6 +167,12 @@ impl Layout {
     /// How many panels fit `bytes`, at least one.
     fn fitting(&self, bytes: usize) -> usize {
         (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
+    }
+
+    /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+    fn even_group(&self, bytes: usize) -> usize {
+        let groups = self.count.div_ceil(self.fitting(bytes)).max(1);
+        self.count.div_ceil(groups).max(1)
     }
 }
 
@@ -330,13 +337,13 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accu
     let a = Panels::<K>::new(Side::A, a.t());
     // Groups of columns are packed here, or there is one group that was packed before.
     let (right, columns_fitting, fresh) = match &b {
-        Source::Matrix(b) => (b.layout, b.layout.fitting(PACKED_BYTES), Some(b)),
+        Source::Matrix(b) => (b.layout, b.layout.even_group(PACKED_BYTES), Some(b)),
         Source::Packed(_, layout) => (*layout, layout.count, None),
     };
     let (left, depth) = (a.layout, right.depth);
     // A is packed ahead where it lies across K.
     let ahead = a.matrix.row_stride != 1;
-    let row_group = if ahead { left.fitting(PACKED_BYTES) } else { left.count };
+    let row_group = if ahead { left.even_group(PACKED_BYTES) } else { left.count };
     let mut packed_a = Buffer::new::<K::Cell>(if ahead { row_group * left.cells } else { 0 });
     let mut packed_b = Buffer::new::<K::Cell>(if fresh.is_some() { columns_fitting * right.cells } else { 0 });
 
@@ -366,8 +373,7 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accu
             let runs = cols.len().div_ceil(right.fitting(RUN_BYTES));
             let run_panels = cols.len().div_ceil(runs);
             let runs = cols.len().div_ceil(run_panels);
-            // A few tasks a thread even out what else the machine does.
-            let parts = if threads == 1 { 1 } else { (4 * threads).div_ceil(runs).min(rows.len()) };
+            let parts = parts(threads, runs).min(rows.len());
             run(threads, runs * parts, 1, |task| {
                 let (part, columns) = (task % parts, task / parts * run_panels);
                 let columns = columns..cols.len().min(columns + run_panels);
@@ -422,6 +428,13 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accu
             });
         }
     }
+}
+
+/// Into how many parts rows are cut where columns are cut into `runs`: a few tasks a thread even out what else the machine
+/// does, and every thread has as many as the others.
+fn parts(threads: usize, runs: usize) -> usize {
+    let least = if threads == 1 { 1 } else { (4 * threads).div_ceil(runs) };
+    (least..least + threads).find(|parts| (runs * parts).is_multiple_of(threads)).unwrap_or(least)
 }
 
 fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
