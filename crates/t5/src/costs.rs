@@ -31,7 +31,7 @@ pub use layer_major::layer_major;
 
 use crate::config::Config;
 use crate::generate::FIRST_CAPACITY;
-use crate::hf::safetensors::PIECE_BYTES;
+use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::parameters::ParameterSpec;
 use crate::reach::{Keep, Reach};
 
@@ -182,12 +182,18 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
     ]
 }
 
-/// What [`crate::T5::load`] needs beside the parameters: pieces on their way, and, where a separate head
-/// has to be compared with the shared table, that table once more.
+/// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
+/// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
+/// table when everything is.
 pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
-    let table = (config.vocab_size * config.d_model * dtype.size_in_bytes()) as u64;
-    let compared = if config.tie_word_embeddings { 0 } else { table };
-    vec![CostRow { name: "load", bytes: 6 * PIECE_BYTES as u64 + compared }]
+    let (mut held, mut most) = (0, 0);
+    for spec in ParameterSpec::all(config) {
+        held += spec.bytes(dtype);
+        most = most.max(held + reading_bytes(spec.elements(), spec.dtype(dtype)));
+    }
+    let table = (config.vocab_size * config.d_model) as u64;
+    most = most.max(held + comparing_bytes(table, dtype));
+    vec![CostRow { name: "load", bytes: most - held }]
 }
 
 /// What [`crate::T5::save`] needs beside the parameters.

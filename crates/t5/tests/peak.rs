@@ -1,12 +1,17 @@
 //! The most that a real pass holds, counted by the allocator, beside what the walk says it would hold.
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::{DType, Device};
-use t5::costs::{Pass, Shape, training};
+use t5::costs::{Pass, Shape, load, training};
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
 use t5_ops::allocator::{self, Allocator};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
+
+/// The allocator counts for the whole process, so one test at a time allocates.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// What a second pass holds at its peak, in bytes, beside parameters, gradients and what products keep for the next one.
 fn peak(model: &T5, pass: &Pass) -> u64 {
@@ -36,6 +41,7 @@ fn peak(model: &T5, pass: &Pass) -> u64 {
 
 #[test]
 fn a_pass_holds_at_its_peak_what_was_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let config = Config { vocab_size: 6000, ..Config::preset("t5-small").unwrap() };
     let config = Config { num_layers: 2, num_decoder_layers: 2, ..config };
     let model = T5::init(&config, 1, DType::F32, &Device::Cpu).unwrap();
@@ -54,6 +60,30 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                 let error = (predicted - held) / held;
                 assert!(error.abs() < 0.08, "{held} bytes, {rows:?}: {pass:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn loading_holds_no_more_than_was_predicted_and_at_most_two_pieces_less() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let tiny = Config::preset("tiny").unwrap();
+    let mut untied = tiny.clone();
+    untied.tie_word_embeddings = false;
+    for (config, stored) in [(&tiny, DType::F32), (&tiny, DType::BF16), (&untied, DType::F32), (&untied, DType::BF16)] {
+        let directory = tempfile::tempdir().unwrap();
+        T5::init(config, 1, stored, &Device::Cpu).unwrap().save(directory.path()).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            allocator::release_unused();
+            let before = allocator::held().live;
+            let model = T5::load(directory.path(), dtype, &Device::Cpu).unwrap();
+            let held = allocator::held();
+            let beside = (held.most_live - held.live) as u64;
+            let predicted = load(config, dtype).iter().map(|row| row.bytes).sum::<u64>();
+            let what =
+                format!("{beside} bytes of {}, {predicted} predicted, {stored:?} as {dtype:?}", held.live - before);
+            assert!(beside <= predicted && predicted <= beside + (2 << 20), "{what}");
+            drop(model);
         }
     }
 }

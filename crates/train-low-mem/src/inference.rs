@@ -65,18 +65,17 @@ impl Inference<'_> {
         };
         let reading = self.rows.as_ref().map_or(0, |rows| rows.bytes(samples));
         let reading = t5::CostRow { name: "rows", bytes: reading };
-        let phase = |name: &str, rows: Vec<t5::CostRow>| {
-            let rows = rows.iter().chain([&reading]);
-            let rows = rows.map(|row| CostRow::new(row.name, row.bytes, format!("{samples} samples"))).collect();
+        let note = format!("{samples} samples");
+        let row = |row: &t5::CostRow, note: &str| CostRow::new(row.name, row.bytes, note);
+        let phase = |name: &str, tensors: Vec<t5::CostRow>| {
+            let rows = tensors.iter().chain([&reading]).map(|tensor| row(tensor, &note)).collect();
             Phase { name: name.to_owned(), rows }
         };
-        let mut phases = vec![
-            phase("loading", t5::costs::load(self.model, DType::F32)),
-            phase(
-                "generation",
-                t5::costs::generation(self.model, &shape, self.max_new_tokens, self.precision.activations()),
-            ),
-        ];
+        let loading = t5::costs::load(self.model, DType::F32);
+        let loading = loading.iter().map(|tensor| row(tensor, "a tensor on its way")).collect();
+        let generation = t5::costs::generation(self.model, &shape, self.max_new_tokens, self.precision.activations());
+        // No row is read before the model is there.
+        let mut phases = vec![Phase { name: "loading".to_owned(), rows: loading }, phase("generation", generation)];
         if self.target_tokens.is_some() {
             phases.push(phase("evaluation", t5::costs::evaluation(self.model, &pass)));
         }

@@ -73,6 +73,8 @@ pub fn open(config: &Config, directory: &Path) -> Outcome<Opened> {
     let kept = std::fs::read(&path).ok();
     let opened = Opened::new(config, kept.clone())?;
     let map = opened.train.page_map()?;
+    // Only for what reading them costs: an evaluation starts at the first row.
+    opened.validation.as_ref().map(|validation| validation.page_map()).transpose()?;
     if kept.as_ref() != Some(&map) {
         trainer::write_atomic(&path, &map)?;
     }

@@ -33,6 +33,28 @@ use crate::error::{Error, Result};
 /// Bytes of a tensor in flight between file and memory.
 pub const PIECE_BYTES: usize = 1 << 20;
 
+/// Bytes of a stored tensor that are compared with another at a time. Comparing makes several copies of them.
+const COMPARED_BYTES: usize = PIECE_BYTES / 8;
+
+/// What [`Reader::read`] holds at most beside the tensor of `elements` values that it returns, whatever it is stored in: a
+/// piece as bytes and as values, and once more where they are converted.
+pub(crate) fn reading_bytes(elements: u64, dtype: DType) -> u64 {
+    let converted = |stored: u64| if stored == 4 && dtype == DType::F32 { 0 } else { dtype.size_in_bytes() as u64 };
+    let bytes = |stored: u64| elements.min(PIECE_BYTES as u64 / stored) * (2 * stored + converted(stored));
+    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
+}
+
+/// What [`Reader::equals`] holds at most: pieces as [`Reader::read`] does, or their values, and where they differ as bytes
+/// and as numbers.
+pub(crate) fn comparing_bytes(elements: u64, dtype: DType) -> u64 {
+    let width = dtype.size_in_bytes() as u64;
+    let bytes = |stored: u64| elements.min(COMPARED_BYTES as u64 / stored) * (stored + width + 5.max(stored));
+    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Bytes of a value in the dtypes that parameters are stored in.
+const STORED_SIZES: [u64; 3] = [2, 4, 8];
+
 /// A header longer than this is not a T5's (the largest published one has about 100 KB).
 const LARGEST_HEADER_BYTES: u64 = 16 << 20;
 
@@ -117,7 +139,7 @@ impl Reader {
         }
         let flat = tensor.flatten_all()?;
         let mut first = 0;
-        self.pieces(info, |bytes| {
+        self.pieces(info, PIECE_BYTES, |bytes| {
             let count = bytes.len() / stored.size_in_bytes();
             let piece = Tensor::from_raw_buffer(bytes, stored, &[count], device)?.to_dtype(dtype)?;
             flat.slice_set(&piece, 0, first)?;
@@ -136,7 +158,7 @@ impl Reader {
         let stored = self.stored_dtype(name, info)?;
         let flat = tensor.flatten_all()?;
         let (mut first, mut equal) = (0, true);
-        self.pieces(info, |bytes| {
+        self.pieces(info, COMPARED_BYTES, |bytes| {
             if equal {
                 let count = bytes.len() / stored.size_in_bytes();
                 let piece =
@@ -171,15 +193,15 @@ impl Reader {
         }
     }
 
-    /// Calls `f` with successive pieces of a tensor's bytes. [`PIECE_BYTES`] is a multiple of every dtype's size.
-    fn pieces(&self, info: &TensorInfo, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// Calls `f` with successive pieces of a tensor's bytes, of `most` bytes each: a multiple of every dtype's size.
+    fn pieces(&self, info: &TensorInfo, most: usize, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let (start, end) = info.data_offsets;
         let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(Error::io(&self.path))?;
-        let mut buffer = vec![0; PIECE_BYTES.min(end - start)];
+        let mut buffer = vec![0; most.min(end - start)];
         let mut left = end - start;
         while left > 0 {
-            let piece = &mut buffer[..left.min(PIECE_BYTES)];
+            let piece = &mut buffer[..left.min(most)];
             file.read_exact(piece).map_err(Error::io(&self.path))?;
             f(piece)?;
             left -= piece.len();

@@ -17,6 +17,8 @@ use crate::{bill, options, report, setup};
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let config = config(flags)?;
     let opened = Opened::new(&config, None)?;
+    // Where pages lie says what reading them takes.
+    opened.train.page_map()?;
     let inference = Inference {
         model: &opened.model,
         precision: if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 },
