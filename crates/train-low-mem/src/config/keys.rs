@@ -151,6 +151,16 @@ pub const KEYS: &[Key] = &[
     key("memory.clear_cache_every_steps", Integer(0, MANY), AUTO, "\"auto\"", "steps after which freed memory goes back to the system; 0: never"),
 ];
 
+/// A text of every key as TOML, section by section: what `line` says of each, given its name within its section.
+pub fn by_section(mut line: impl FnMut(&Key, &str) -> String) -> String {
+    let mut sections: Vec<String> = Vec::new();
+    for keys in KEYS.chunk_by(|a, b| a.split().0 == b.split().0) {
+        let lines = keys.iter().map(|key| line(key, key.split().1) + "\n");
+        sections.push(format!("[{}]\n{}", keys[0].split().0, lines.collect::<String>()));
+    }
+    sections.join("\n")
+}
+
 /// The key with this full name.
 pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
@@ -176,6 +186,11 @@ pub fn nearest(name: &str) -> Option<&'static Key> {
 }
 
 impl Key {
+    /// Its section, and its name there.
+    fn split(&self) -> (&'static str, &'static str) {
+        self.name.split_once('.').expect("a test holds names to one section")
+    }
+
     /// What a value may be, in words, for errors and for `train_low_mem keys`.
     pub fn expected(&self) -> String {
         let value = match self.kind {

@@ -7,8 +7,7 @@ use std::fmt::Write;
 
 use toml::Value;
 
-use super::keys::KEYS;
-use super::{Config, Origin};
+use super::{Config, Origin, keys};
 
 impl Config {
     /// The text of `resolved.toml`. `auto` stays `auto` where only the running program can decide; what
@@ -18,21 +17,16 @@ impl Config {
         for line in heading.lines() {
             let _ = writeln!(text, "# {line}");
         }
-        let mut section = "";
-        for key in KEYS {
-            let (key_section, name) = key.name.split_once('.').expect("a test holds names to one section");
-            if key_section != section {
-                section = key_section;
-                let _ = writeln!(text, "\n[{section}]");
-            }
+        text.push('\n');
+        text.push_str(&keys::by_section(|key, name| {
             let setting = self.values.setting(key.name);
             let decided = self.decided(key.name).map(|value| format!(" -> {value}")).unwrap_or_default();
             let origin = match &setting.origin {
                 Origin::Default => "default".to_string(),
                 origin => origin.to_string(),
             };
-            let _ = writeln!(text, "{name} = {} # {origin}{decided}: {}", inline(&setting.value), key.meaning);
-        }
+            format!("{name} = {} # {origin}{decided}: {}", inline(&setting.value), key.meaning)
+        }));
         text
     }
 
@@ -72,6 +66,7 @@ fn inline(value: &Value) -> String {
 mod tests {
     use super::*;
     use crate::config::Values;
+    use crate::config::keys::KEYS;
 
     #[test]
     fn resolved_toml_is_a_config_that_resolves_to_itself() {
