@@ -1,5 +1,6 @@
 //! Starting the command and looking at what it left.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -90,6 +91,22 @@ impl Scene {
             entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
+    }
+
+    /// Every file below a directory of the scene, with what it holds.
+    pub fn contents(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        let mut left = vec![self.path(name)];
+        while let Some(path) = left.pop() {
+            if path.is_dir() {
+                left.extend(
+                    std::fs::read_dir(&path).expect("a directory").map(|entry| entry.expect("an entry").path()),
+                );
+            } else {
+                found.insert(path.clone(), std::fs::read(&path).expect("a file"));
+            }
+        }
+        found
     }
 
     fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {

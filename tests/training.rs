@@ -204,6 +204,34 @@ fn a_dry_run_takes_a_step_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_dry_run_of_keep_training_takes_the_step_that_comes_next_and_changes_nothing() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let before = scene.contents("run");
+    let more = short(&["--keep-training", "--set", "train.max_steps=8"]);
+    let dry = [&more[..], &["--dry-run".to_string()]].concat();
+    let tried = scene.run(&dry).expect_code(0).expect_words(&[
+        "going on from run/checkpoints/step-00000006",
+        "dry run: loss",
+        "step 7 loaded back",
+    ]);
+    assert_eq!(scene.names("."), ["run"]);
+    assert!(scene.contents("run") == before, "a file of the run was changed");
+    // The step that was tried is the one that is made.
+    scene.run(&more).expect_code(0);
+    let loss = scene.events("run", "step").iter().find(|line| line["step"] == 7).and_then(|line| line["loss"].as_f64());
+    let loss = loss.expect("step 7 has a loss");
+    assert!(tried.out.contains(&format!("dry run: loss {loss:.4},")), "{loss}: {}", tried.out);
+    // Nothing is left to try.
+    scene.run(&dry).expect_code(0).expect_words(&["this run is finished: 8 steps"]);
+    scene
+        .run(&short(&["--keep-training", "--dry-run", "--output", "other"]))
+        .expect_code(0)
+        .expect_words(&["no checkpoint yet; starting from scratch", "step 1 loaded back"]);
+    assert_eq!(scene.names("."), ["run"]);
+}
+
+#[test]
 fn a_run_is_never_overwritten() {
     let scene = Scene::new();
     scene.run(&short(&[])).expect_code(0);

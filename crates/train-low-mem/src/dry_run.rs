@@ -1,7 +1,8 @@
 //! `--dry-run`: one step, one save, one load, and nothing left behind.
 //!
 //! Everything happens as in a real run, plan and first batch included, but in a directory of its own beside
-//! the output directory, on the same disk, which is removed at the end.
+//! the output directory, on the same disk, which is removed at the end. With `--keep-training` the step is the one after
+//! the newest checkpoint of the output directory, which is read and not changed.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,16 +12,17 @@ use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, StepOutcome, Trainer};
 
+use crate::cli::TrainArgs;
 use crate::config::Config;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::report;
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session};
-use crate::setup;
 use crate::stop::Stop;
+use crate::train::{checkpoint_to_go_on_from, is_finished};
+use crate::{report, setup};
 
 /// Tries a run.
-pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
+pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let beside = existing_ancestor(&config.run.output_dir);
     let directory = tempfile::Builder::new()
         .prefix(".train_low_mem-dry-run-")
@@ -29,9 +31,20 @@ pub fn dry_run(config: Config, stop: Stop) -> Outcome<()> {
     let run = RunDir::lock(directory.path())?;
     let config = setup::place_embedded_files(config, run.root())?;
     let opened = setup::open(&config, run.root())?;
+    let tried = RunDir::look_at(&config.run.output_dir);
+    let keep_training = flags.keep_training == Some(true);
+    let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &tried)? } else { None };
+    if is_finished(&config, &opened, &tried, found.as_ref())? {
+        return Ok(());
+    }
     setup::write_resolved(&config, run.root())?;
-    let (mut session, plan) =
-        Session::start(Parts { config, opened, run, stop, found: None, machine: Box::new(SystemProbe::new()) })?;
+    let machine = setup::machine(flags, &config)?;
+    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
+    if session.trainer.is_done() {
+        session.report.finish();
+        report::print("dry run: every step was made; what is left is the last evaluation and the model\n");
+        return Ok(());
+    }
     session.feed(&plan);
     let Some(batch) = session.loader.next_batch()? else {
         return Err(Failure::unusable("the data has no rows"));

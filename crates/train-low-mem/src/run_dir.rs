@@ -8,7 +8,7 @@
 //! OUTPUT/finished.json   which step the model is of, and what it is worth; written last
 //! ```
 //!
-//! One process writes here: it holds [`trainer::RunLock`].
+//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only looks at it.
 
 use std::path::{Path, PathBuf};
 
@@ -18,18 +18,23 @@ use trainer::RunLock;
 
 use crate::failure::{Failure, Outcome};
 
-/// An output directory that this process holds the lock of.
+/// An output directory.
 #[derive(Debug)]
 pub struct RunDir {
     root: PathBuf,
-    _lock: RunLock,
+    _lock: Option<RunLock>,
 }
 
 impl RunDir {
     /// Creates the directory where needed and takes its lock.
     pub fn lock(root: &Path) -> Outcome<Self> {
         let lock = RunLock::acquire(root)?;
-        Ok(Self { root: root.to_path_buf(), _lock: lock })
+        Ok(Self { root: root.to_path_buf(), _lock: Some(lock) })
+    }
+
+    /// The directory as it is, or is not, to look at: without its lock nothing may be written there.
+    pub fn look_at(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), _lock: None }
     }
 
     /// The directory itself.

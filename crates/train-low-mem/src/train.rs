@@ -25,7 +25,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     let stop = Stop::on_signals()?;
     let config = setup::read_config(flags)?;
     if flags.dry_run {
-        return crate::dry_run::dry_run(config, stop);
+        return crate::dry_run::dry_run(flags, config, stop);
     }
     let run = RunDir::lock(&config.run.output_dir)?;
     let keep_training = flags.keep_training == Some(true);
@@ -35,9 +35,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     let config = setup::place_embedded_files(config, run.root())?;
     let opened = setup::open(&config, run.root())?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
-    if let Some(found) = &found
-        && is_finished(&config, &opened, &run, found)?
-    {
+    if is_finished(&config, &opened, &run, found.as_ref())? {
         return Ok(());
     }
     setup::write_resolved(&config, run.root())?;
@@ -91,7 +89,7 @@ fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
 }
 
 /// The newest valid checkpoint, held against the config; nothing where the run saved none.
-fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
+pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
     let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
         report::print(&format!("{}: no checkpoint yet; starting from scratch\n", run.root().display()));
         return Ok(None);
@@ -111,7 +109,8 @@ fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> O
 }
 
 /// Whether nothing is left to do, which is said.
-fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: &Found) -> Outcome<bool> {
+pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
+    let Some(found) = found else { return Ok(false) };
     let step = found.state.step;
     let (_, total_steps) = setup::steps(config, opened, session::saved_state(found)?.position, step)?;
     if step < total_steps || run.finished_step() != Some(step) {
