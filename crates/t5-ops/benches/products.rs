@@ -18,7 +18,7 @@ use t5_ops::{linear, linear_backward_input, linear_backward_weight};
 static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 
 /// (rows, K, N)
-const SHAPES: [(usize, usize, usize); 7] = [
+const SHAPES: [(usize, usize, usize); 10] = [
     (2048, 512, 512),
     (2048, 512, 2048),
     (2048, 2048, 512),
@@ -26,6 +26,9 @@ const SHAPES: [(usize, usize, usize); 7] = [
     (2048, 3072, 768),
     (2048, 3072, 3072),
     (512, 512, 2048),
+    (256, 768, 3072),
+    (512, 768, 768),
+    (512, 3072, 768),
 ];
 
 /// GFLOP/s at the median time of `f`, which does `flops` operations.

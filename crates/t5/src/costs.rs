@@ -118,7 +118,7 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     let most = |elements: usize| (elements * pass.activations.size_in_bytes()) as u64;
     let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
     let weights = config.vocab_size.max(widest) * config.d_model;
-    let forward = most(weights).min(t5_ops::PACKED_BYTES as u64);
+    let forward = most(weights).min(t5_ops::packed_weight_bytes() as u64);
     if !trains {
         return forward;
     }

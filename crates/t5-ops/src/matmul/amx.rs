@@ -14,7 +14,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::{Kernel, Rows, Side};
+use super::engine::{Kernel, Rows};
+use super::panels::Side;
 use super::{Matrix, pairs};
 
 /// Asks the kernel of the operating system for the tile registers; false where there are none.

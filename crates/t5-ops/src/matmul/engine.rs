@@ -5,12 +5,13 @@
 //! chooses for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with
 //! zeros, so kernels know only whole blocks.
 //!
-//! Columns are taken in groups whose panels fit `PACKED_BYTES`. All threads pack a group together, then take
-//! tasks: some row panels times a *run* of column panels that fills half of a second-level cache. The panels of B
-//! stay in the second-level cache of a core while the rows of A pass by, one row panel in its first-level cache
-//! while the panels of B pass by. A row panel is packed by the task that uses it, just before it does, where A
-//! lies along K; where A is transposed, that would read a line here and a line there, so it is packed together
-//! with B, in groups of rows.
+//! A *run* of column panels is as much of B as stays in the second-level cache of a core while the rows of A pass by, one
+//! row panel in its first-level cache while the panels of the run pass by. A task takes a run, packs it for itself, and
+//! goes through all rows; a row panel is packed just before it is used. Packed panels then never leave the core's caches.
+//!
+//! Where there are fewer runs than threads, and where A is transposed (packing a row panel of it would read a line here and
+//! a line there), columns are taken in groups whose panels fit `PACKED_BYTES`: all threads pack a group together, and
+//! with it A if that is transposed, and then take tasks of some row panels times a run.
 //!
 //! Every element of C is one sum along K in one order, whatever the number of threads.
 
@@ -18,20 +19,22 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::panels::{Buffer, Layout, Panels, Side};
 use super::{Matrix, MatrixMut, Target, Threads};
 use crate::parallel::{Shared, for_each_part};
 use crate::storage::Element;
 
-/// At most this much of A, and as much of B, is packed at a time.
+/// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
 pub const PACKED_BYTES: usize = 8 << 20;
 /// The panels of B that a task goes through for one row panel after the other: they stay in a cache of 2 MiB, beside a
 /// panel of A and blocks of C. The more there are, the fewer times A is read.
 const RUN_BYTES: usize = 1280 << 10;
 
-/// Aligned storage of packed panels.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// At most this much of B is packed at a time, over all threads, where A lies along K: for a layer's output and for the
+/// gradient of its input, where B is the weight.
+pub fn packed_weight_bytes() -> usize {
+    RUN_BYTES * crate::parallel::threads()
+}
 
 /// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
 /// panel the strides are `ROWS`'s own.
@@ -101,13 +104,6 @@ pub(super) trait Kernel: Sized {
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool);
 }
 
-/// Which operand a panel is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    A,
-    B,
-}
-
 /// Operations a second of the kernel alone, on the calling thread: one block over and over, its panels in the
 /// first-level cache. Nothing that this machine computes with the kernel is faster.
 ///
@@ -122,7 +118,8 @@ pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
     const TIMES: usize = 9;
     let zeros = |len: usize| {
         let mut lines = Buffer::new::<K::Cell>(len);
-        lines.lines.fill(Line([0; 64]));
+        // Bytes of zero are a zero of any cell.
+        lines.clear();
         lines
     };
     let (a, b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
@@ -140,91 +137,6 @@ pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
         best = best.min(start.elapsed().as_secs_f64());
     }
     (2 * K::ROWS * K::COLS * DEEP * BLOCKS) as f64 / best
-}
-
-/// How the panels of an operand (K, X) lie one after the other.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// Columns of a panel.
-    width: usize,
-    /// K, filled up.
-    depth: usize,
-    /// How many there are.
-    count: usize,
-    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
-    /// not fall into the same set of a cache.
-    cells: usize,
-    cell_bytes: usize,
-}
-
-impl Layout {
-    fn new<K: Kernel>(side: Side, (k, x): (usize, usize)) -> Self {
-        let width = if side == Side::A { K::ROWS } else { K::COLS };
-        let (depth, cell_bytes) = (k.next_multiple_of(K::STEP), size_of::<K::Cell>());
-        Self { width, depth, count: x.div_ceil(width), cells: depth * width + 64 / cell_bytes, cell_bytes }
-    }
-
-    /// How many panels fit `bytes`, at least one.
-    fn fitting(&self, bytes: usize) -> usize {
-        (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
-    }
-
-    /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
-    fn even_group(&self, bytes: usize) -> usize {
-        let groups = self.count.div_ceil(self.fitting(bytes)).max(1);
-        self.count.div_ceil(groups).max(1)
-    }
-}
-
-/// One operand cut into panels.
-struct Panels<'a, K: Kernel> {
-    side: Side,
-    /// (K, X)
-    matrix: Matrix<'a>,
-    layout: Layout,
-    kernel: std::marker::PhantomData<fn() -> K>,
-}
-
-impl<'a, K: Kernel> Panels<'a, K> {
-    fn new(side: Side, matrix: Matrix<'a>) -> Self {
-        let layout = Layout::new::<K>(side, (matrix.rows, matrix.cols));
-        Self { side, matrix, layout, kernel: std::marker::PhantomData }
-    }
-
-    /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
-    /// along K, all panels for a part of K of what lies across.
-    fn tasks(&self, count: usize) -> usize {
-        if self.matrix.row_stride == 1 { count } else { self.layout.depth.div_ceil(PART) }
-    }
-
-    /// Does one of the `tasks`, for panels `panels` that `to` has place for.
-    ///
-    /// # Safety
-    ///
-    /// The machine has the kernel's instructions, and no other task has this number.
-    unsafe fn pack(&self, panels: Range<usize>, task: usize, to: Shared<K::Cell>) {
-        let (panels, k, first) = if self.matrix.row_stride == 1 {
-            let panel = panels.start + task;
-            (panel..panel + 1, 0..self.matrix.rows, panels.start)
-        } else {
-            (panels.clone(), task * PART..self.matrix.rows.min((task + 1) * PART), panels.start)
-        };
-        let padded = k.start..k.end.next_multiple_of(K::STEP);
-        for panel in panels {
-            // SAFETY: this part of this panel is this task's alone.
-            unsafe {
-                let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
-                let cells = to.slice(start, padded.len() * self.layout.width);
-                K::pack(self.side, &self.matrix, self.cols(panel), k.clone(), cells);
-            }
-        }
-    }
-
-    /// The columns of a panel.
-    fn cols(&self, panel: usize) -> Range<usize> {
-        let width = self.layout.width;
-        panel * width..self.matrix.cols.min((panel + 1) * width)
-    }
 }
 
 /// A right-hand operand (K, N) whose panels are kept for several products.
@@ -285,9 +197,6 @@ impl Right<'_> {
     }
 }
 
-/// Values of k that a task of packing takes of an operand that lies across K.
-const PART: usize = 32;
-
 /// `C (+)= A B`, in slices of K if panels of all of it would not fit the caches.
 ///
 /// # Safety
@@ -331,101 +240,190 @@ enum Source<'a, K: Kernel> {
     Packed(&'a [K::Cell], Layout),
 }
 
+/// `C (+)= A B` over one slice of K.
+///
+/// # Safety
+///
+/// The machine has the instructions of the kernel.
 unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accumulate: bool, threads: Threads) {
     let threads = threads.count();
-    let direct = K::direct(&a);
-    let a = Panels::<K>::new(Side::A, a.t());
-    // Groups of columns are packed here, or there is one group that was packed before.
-    let (right, columns_fitting, fresh) = match &b {
-        Source::Matrix(b) => (b.layout, b.layout.even_group(PACKED_BYTES), Some(b)),
-        Source::Packed(_, layout) => (*layout, layout.count, None),
+    let product = Product {
+        c,
+        direct: K::direct(&a),
+        // A is packed ahead where it lies across K.
+        ahead: a.col_stride != 1,
+        a: Panels::<K>::new(Side::A, a.t()),
+        accumulate,
     };
-    let (left, depth) = (a.layout, right.depth);
-    // A is packed ahead where it lies across K.
-    let ahead = a.matrix.row_stride != 1;
-    let row_group = if ahead { left.even_group(PACKED_BYTES) } else { left.count };
-    let mut packed_a = Buffer::new::<K::Cell>(if ahead { row_group * left.cells } else { 0 });
-    let mut packed_b = Buffer::new::<K::Cell>(if fresh.is_some() { columns_fitting * right.cells } else { 0 });
+    match b {
+        // SAFETY: by the caller's promise.
+        Source::Packed(panels, layout) => unsafe { product.of_groups(None, panels, layout, threads) },
+        // SAFETY: by the caller's promise.
+        Source::Matrix(b) => unsafe {
+            match product.own_runs(&b, threads) {
+                Some(runs) => product.of_own_runs(&b, runs, threads),
+                None => product.of_groups(Some(&b), &[], b.layout, threads),
+            }
+        },
+    }
+}
 
-    for first_col in (0..right.count).step_by(columns_fitting) {
-        let cols = first_col..right.count.min(first_col + columns_fitting);
-        for first_row in (0..left.count).step_by(row_group) {
-            let rows = first_row..left.count.min(first_row + row_group);
-            // B is packed once for all groups of rows, A again for each group of columns if it has several.
-            let a_tasks = if ahead && (first_col == 0 || row_group < left.count) { a.tasks(rows.len()) } else { 0 };
-            let b_tasks = fresh.filter(|_| first_row == 0).map_or(0, |b| b.tasks(cols.len()));
-            let (shared_a, shared_b) = (Shared::new(packed_a.cells()), Shared::new(packed_b.cells()));
-            run(threads, a_tasks + b_tasks, 4, |task| {
-                // SAFETY: the instructions are there by the caller's promise; each task is done once.
-                unsafe {
-                    match (task.checked_sub(a_tasks), fresh) {
-                        (Some(task), Some(b)) => b.pack(cols.clone(), task, shared_b),
-                        _ => a.pack(rows.clone(), task, shared_a),
+/// A product over one slice of K.
+struct Product<'a, K: Kernel> {
+    c: &'a MatrixMut,
+    a: Panels<'a, K>,
+    /// Rows of A that the kernel takes as they lie.
+    direct: Option<Rows<K::Cell>>,
+    ahead: bool,
+    accumulate: bool,
+}
+
+/// Packed panels of B.
+#[derive(Clone, Copy)]
+struct Run<'a, K: Kernel> {
+    /// The first is that of column panel `columns.start`.
+    panels: &'a [K::Cell],
+    layout: Layout,
+}
+
+impl<K: Kernel> Product<'_, K> {
+    /// Into how many runs of columns B is cut if each task packs its own, as many for every thread. `None` where A is
+    /// packed ahead, and where columns are so few that reading A once more for every thread costs more than what a shared
+    /// copy of B does, which is written to the shared cache and read back.
+    fn own_runs(&self, b: &Panels<K>, threads: usize) -> Option<usize> {
+        let shared = b.layout.count.div_ceil(b.layout.fitting(RUN_BYTES));
+        let own = shared.next_multiple_of(threads);
+        let reads_of_a = (own - shared) * self.c.rows;
+        (!self.ahead && own <= b.layout.count && reads_of_a <= 3 * self.c.cols).then_some(own)
+    }
+
+    /// Every task packs a run of columns for itself and goes through all rows.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the instructions of the kernel.
+    unsafe fn of_own_runs(&self, b: &Panels<K>, runs: usize, threads: usize) {
+        let layout = b.layout;
+        run(threads, runs, 1, |task| {
+            let columns = layout.count * task / runs..layout.count * (task + 1) / runs;
+            let mut panels = Buffer::new::<K::Cell>(columns.len() * layout.cells);
+            let to = Shared::new(panels.cells());
+            for part in 0..b.tasks(columns.len()) {
+                // SAFETY: by the caller's promise; each part is packed once.
+                unsafe { b.pack(columns.clone(), part, to) };
+            }
+            let run = Run { panels: panels.read(), layout };
+            // SAFETY: by the caller's promise; these columns of C are this task's alone.
+            unsafe { self.part(0..self.a.layout.count, None, columns, run) };
+        });
+    }
+
+    /// Groups of columns are packed by all threads together, or there is one group that was packed before.
+    ///
+    /// # Safety
+    ///
+    /// As [`Product::of_own_runs`].
+    unsafe fn of_groups(&self, fresh: Option<&Panels<K>>, before: &[K::Cell], right: Layout, threads: usize) {
+        let left = self.a.layout;
+        let columns_fitting = if fresh.is_some() { right.even_group(PACKED_BYTES) } else { right.count };
+        let row_group = if self.ahead { left.even_group(PACKED_BYTES) } else { left.count };
+        let mut packed_a = Buffer::new::<K::Cell>(if self.ahead { row_group * left.cells } else { 0 });
+        let mut packed_b = Buffer::new::<K::Cell>(if fresh.is_some() { columns_fitting * right.cells } else { 0 });
+
+        for first_col in (0..right.count).step_by(columns_fitting) {
+            let cols = first_col..right.count.min(first_col + columns_fitting);
+            for first_row in (0..left.count).step_by(row_group) {
+                let rows = first_row..left.count.min(first_row + row_group);
+                // B is packed once for all groups of rows, A again for each group of columns if it has several.
+                let packs_a = self.ahead && (first_col == 0 || row_group < left.count);
+                let a_tasks = if packs_a { self.a.tasks(rows.len()) } else { 0 };
+                let b_tasks = fresh.filter(|_| first_row == 0).map_or(0, |b| b.tasks(cols.len()));
+                let (shared_a, shared_b) = (Shared::new(packed_a.cells()), Shared::new(packed_b.cells()));
+                run(threads, a_tasks + b_tasks, 4, |task| {
+                    // SAFETY: the instructions are there by the caller's promise; each task is done once.
+                    unsafe {
+                        match (task.checked_sub(a_tasks), fresh) {
+                            (Some(task), Some(b)) => b.pack(cols.clone(), task, shared_b),
+                            _ => self.a.pack(rows.clone(), task, shared_a),
+                        }
                     }
-                }
-            });
-            let packed_a = packed_a.read::<K::Cell>();
-            let packed_b = match b {
-                Source::Matrix(_) => packed_b.read(),
-                Source::Packed(cells, _) => cells,
-            };
+                });
+                let packed_a = self.ahead.then(|| packed_a.read::<K::Cell>());
+                let packed_b = if fresh.is_some() { packed_b.read() } else { before };
 
-            let runs = cols.len().div_ceil(right.fitting(RUN_BYTES));
-            let run_panels = cols.len().div_ceil(runs);
-            let runs = cols.len().div_ceil(run_panels);
-            let parts = parts(threads, runs).min(rows.len());
-            run(threads, runs * parts, 1, |task| {
-                let (part, columns) = (task % parts, task / parts * run_panels);
-                let columns = columns..cols.len().min(columns + run_panels);
-                let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
-                // SAFETY: the instructions are there by the caller's promise.
-                let kernel = unsafe { K::enter() };
-                let slice = if ahead { depth } else { K::SLICE.min(depth) };
-                let mut own = Buffer::new::<K::Cell>(if ahead { 0 } else { slice * K::ROWS });
-                let block = K::ROWS * K::COLS;
-                let mut sums = Buffer::new::<f32>(columns.len() * block);
-                for row in part.clone() {
-                    let panel = rows.start + row;
-                    let whole_rows = a.cols(panel).len() == K::ROWS;
-                    for k in (0..depth).step_by(slice) {
-                        let slice = slice.min(depth - k);
-                        let (first, last) = (k == 0, k + slice == depth);
-                        let here = match direct {
-                            Some(direct) if whole_rows => {
-                                Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k), ..direct }
+                let runs = cols.len().div_ceil(right.fitting(RUN_BYTES));
+                let run_panels = cols.len().div_ceil(runs);
+                let runs = cols.len().div_ceil(run_panels);
+                let parts = parts(threads, runs).min(rows.len());
+                run(threads, runs * parts, 1, |task| {
+                    let (part, first) = (task % parts, task / parts * run_panels);
+                    let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
+                    let columns = cols.start + first..cols.end.min(cols.start + first + run_panels);
+                    let packed_a = packed_a.map(|panels| &panels[part.start * left.cells..]);
+                    let run = Run { panels: &packed_b[first * right.cells..], layout: right };
+                    // SAFETY: by the caller's promise; each block of C belongs to one task.
+                    unsafe { self.part(rows.start + part.start..rows.start + part.end, packed_a, columns, run) };
+                });
+            }
+        }
+    }
+
+    /// The blocks of C in some row panels and some column panels. `packed_a` begins with the first of the row panels, where
+    /// A is packed ahead.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the instructions of the kernel, and these blocks are the caller's alone.
+    unsafe fn part(&self, rows: Range<usize>, packed_a: Option<&[K::Cell]>, columns: Range<usize>, run: Run<K>) {
+        // SAFETY: the instructions are there by the caller's promise.
+        let kernel = unsafe { K::enter() };
+        let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
+        let slice = if packed_a.is_some() { depth } else { K::SLICE.min(depth) };
+        let mut own = Buffer::new::<K::Cell>(if packed_a.is_some() { 0 } else { slice * K::ROWS });
+        let block = K::ROWS * K::COLS;
+        let mut sums = Buffer::new::<f32>(columns.len() * block);
+        for panel in rows.clone() {
+            let whole_rows = self.a.cols(panel).len() == K::ROWS;
+            for k in (0..depth).step_by(slice) {
+                let slice = slice.min(depth - k);
+                let (first, last) = (k == 0, k + slice == depth);
+                let here = match (self.direct, packed_a) {
+                    (Some(direct), _) if whole_rows => {
+                        Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k), ..direct }
+                    }
+                    (_, Some(packed)) => {
+                        packed_rows::<K>(packed[(panel - rows.start) * left.cells + k * K::ROWS..].as_ptr())
+                    }
+                    _ => {
+                        let cells = &mut own.cells()[..slice * K::ROWS];
+                        let of_k = k..self.a.matrix.rows.min(k + slice);
+                        // SAFETY: as above.
+                        unsafe { K::pack(Side::A, &self.a.matrix, self.a.cols(panel), of_k, cells) };
+                        packed_rows::<K>(cells.as_ptr())
+                    }
+                };
+                for column in columns.clone() {
+                    let at = (panel * K::ROWS, column * K::COLS);
+                    let place = column - columns.start;
+                    let b = &run.panels[place * right.cells + k * K::COLS..][..slice * K::COLS];
+                    let sums = &mut sums.cells()[place * block..][..block];
+                    // SAFETY: panels of `slice`; the block of C is the caller's alone.
+                    unsafe {
+                        match self.c.whole_block(at, (K::ROWS, K::COLS)) {
+                            Some(to) => {
+                                let adds = self.accumulate || !first;
+                                kernel.block(here, b.as_ptr(), slice, to, self.c.row_stride, adds);
                             }
-                            _ if ahead => packed_rows::<K>(packed_a[row * left.cells + k * K::ROWS..].as_ptr()),
-                            _ => {
-                                let cells = &mut own.cells()[..slice * K::ROWS];
-                                // SAFETY: as above.
-                                unsafe {
-                                    K::pack(Side::A, &a.matrix, a.cols(panel), k..a.matrix.rows.min(k + slice), cells)
-                                };
-                                packed_rows::<K>(cells.as_ptr())
-                            }
-                        };
-                        for column in columns.clone() {
-                            let at = (panel * K::ROWS, (cols.start + column) * K::COLS);
-                            let b = &packed_b[column * right.cells + k * K::COLS..][..slice * K::COLS];
-                            let sums = &mut sums.cells()[(column - columns.start) * block..][..block];
-                            // SAFETY: panels of `slice`; each block of C belongs to one task.
-                            unsafe {
-                                match c.whole_block(at, (K::ROWS, K::COLS)) {
-                                    Some(to) => {
-                                        kernel.block(here, b.as_ptr(), slice, to, c.row_stride, accumulate || !first)
-                                    }
-                                    None => {
-                                        kernel.block(here, b.as_ptr(), slice, sums.as_mut_ptr(), K::COLS, !first);
-                                        if last {
-                                            write_block(&kernel, c, at, sums, accumulate);
-                                        }
-                                    }
+                            None => {
+                                kernel.block(here, b.as_ptr(), slice, sums.as_mut_ptr(), K::COLS, !first);
+                                if last {
+                                    write_block(&kernel, self.c, at, sums, self.accumulate);
                                 }
                             }
                         }
                     }
                 }
-            });
+            }
         }
     }
 }
@@ -484,68 +482,6 @@ unsafe fn write_block<K: Kernel>(kernel: &K, c: &MatrixMut, (i, j): (usize, usiz
         Target::Bf16(target) => unsafe {
             kernel.write_bf16(block, target.pointer(start), c.row_stride, (rows, cols), accumulate);
         },
-    }
-}
-
-/// Memory for panels.
-struct Buffer {
-    lines: Vec<Line>,
-    /// In elements of the type that it was made for.
-    len: usize,
-    /// Whether the thread keeps it for its next product, so that products do not wait for fresh pages.
-    stays: bool,
-}
-
-thread_local! {
-    static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-impl Buffer {
-    /// A buffer for one product.
-    fn new<T>(len: usize) -> Self {
-        let spare = if len == 0 { None } else { SPARE.with_borrow_mut(Vec::pop) };
-        Self::of::<T>(spare.unwrap_or_default(), len, true)
-    }
-
-    /// A buffer that lives longer than a product.
-    fn apart<T>(len: usize) -> Self {
-        Self::of::<T>(Vec::new(), len, false)
-    }
-
-    fn of<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
-        let count = (len * size_of::<T>()).div_ceil(size_of::<Line>());
-        lines.clear();
-        lines.reserve_exact(count);
-        // SAFETY: the capacity is there, every bit pattern is a line, and panels are packed whole before they
-        // are read.
-        #[allow(clippy::uninit_vec)]
-        unsafe {
-            lines.set_len(count)
-        };
-        Self { lines, len, stays }
-    }
-
-    /// The elements, of the type that it was made for.
-    fn cells<T: Copy>(&mut self) -> &mut [T] {
-        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
-        // SAFETY: aligned to 64 bytes and large enough; every bit pattern is a number.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
-    }
-
-    /// The same, to read.
-    fn read<T: Copy>(&self) -> &[T] {
-        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
-        if self.stays && lines.capacity() > 0 {
-            SPARE.with_borrow_mut(|spare| spare.push(lines));
-        }
     }
 }
 

@@ -15,8 +15,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::{Kernel, Rows, Side};
+use super::engine::{Kernel, Rows};
 use super::lanes::{Four, Lanes};
+use super::panels::Side;
 use super::{Matrix, Operand};
 use crate::storage::Element;
 

@@ -7,6 +7,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `panels` | packed operands and their memory |
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
@@ -21,10 +22,11 @@ mod fma;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+mod panels;
 
 use candle_core::DType;
-pub use engine::PACKED_BYTES;
 use engine::Right;
+pub use engine::{PACKED_BYTES, packed_weight_bytes};
 use half::bf16;
 
 use crate::parallel::Shared;

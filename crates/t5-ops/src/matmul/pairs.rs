@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::Side;
+use super::panels::Side;
 use super::{Matrix, Operand};
 use crate::storage::Element;
 

@@ -1,0 +1,174 @@
+//! Panels: an operand of a product, packed as a kernel reads it, and the memory that they lie in.
+
+use std::ops::Range;
+
+use super::Matrix;
+use super::engine::Kernel;
+use crate::parallel::Shared;
+
+/// Values of k that a task of packing takes of an operand that lies across K.
+const PART: usize = 32;
+
+/// Aligned storage of packed panels.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Which operand a panel is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    A,
+    B,
+}
+
+/// How the panels of an operand (K, X) lie one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Columns of a panel.
+    pub(super) width: usize,
+    /// K, filled up.
+    pub(super) depth: usize,
+    /// How many there are.
+    pub(super) count: usize,
+    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
+    /// not fall into the same set of a cache.
+    pub(super) cells: usize,
+    pub(super) cell_bytes: usize,
+}
+
+impl Layout {
+    pub(super) fn new<K: Kernel>(side: Side, (k, x): (usize, usize)) -> Self {
+        let width = if side == Side::A { K::ROWS } else { K::COLS };
+        let (depth, cell_bytes) = (k.next_multiple_of(K::STEP), size_of::<K::Cell>());
+        Self { width, depth, count: x.div_ceil(width), cells: depth * width + 64 / cell_bytes, cell_bytes }
+    }
+
+    /// How many panels fit `bytes`, at least one.
+    pub(super) fn fitting(&self, bytes: usize) -> usize {
+        (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
+    }
+
+    /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+    pub(super) fn even_group(&self, bytes: usize) -> usize {
+        let groups = self.count.div_ceil(self.fitting(bytes)).max(1);
+        self.count.div_ceil(groups).max(1)
+    }
+}
+
+/// One operand cut into panels.
+pub(super) struct Panels<'a, K: Kernel> {
+    pub(super) side: Side,
+    /// (K, X)
+    pub(super) matrix: Matrix<'a>,
+    pub(super) layout: Layout,
+    kernel: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<'a, K: Kernel> Panels<'a, K> {
+    pub(super) fn new(side: Side, matrix: Matrix<'a>) -> Self {
+        let layout = Layout::new::<K>(side, (matrix.rows, matrix.cols));
+        Self { side, matrix, layout, kernel: std::marker::PhantomData }
+    }
+
+    /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
+    /// along K, all panels for a part of K of what lies across.
+    pub(super) fn tasks(&self, count: usize) -> usize {
+        if self.matrix.row_stride == 1 { count } else { self.layout.depth.div_ceil(PART) }
+    }
+
+    /// Does one of the `tasks`, for panels `panels` that `to` has place for.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the kernel's instructions, and no other task has this number.
+    pub(super) unsafe fn pack(&self, panels: Range<usize>, task: usize, to: Shared<K::Cell>) {
+        let (panels, k, first) = if self.matrix.row_stride == 1 {
+            let panel = panels.start + task;
+            (panel..panel + 1, 0..self.matrix.rows, panels.start)
+        } else {
+            (panels.clone(), task * PART..self.matrix.rows.min((task + 1) * PART), panels.start)
+        };
+        let padded = k.start..k.end.next_multiple_of(K::STEP);
+        for panel in panels {
+            // SAFETY: this part of this panel is this task's alone.
+            unsafe {
+                let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
+                let cells = to.slice(start, padded.len() * self.layout.width);
+                K::pack(self.side, &self.matrix, self.cols(panel), k.clone(), cells);
+            }
+        }
+    }
+
+    /// The columns of a panel.
+    pub(super) fn cols(&self, panel: usize) -> Range<usize> {
+        let width = self.layout.width;
+        panel * width..self.matrix.cols.min((panel + 1) * width)
+    }
+}
+
+/// Memory for panels.
+pub(super) struct Buffer {
+    lines: Vec<Line>,
+    /// In elements of the type that it was made for.
+    len: usize,
+    /// Whether the thread keeps it for its next product, so that products do not wait for fresh pages.
+    stays: bool,
+}
+
+thread_local! {
+    static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl Buffer {
+    /// A buffer for one product.
+    pub(super) fn new<T>(len: usize) -> Self {
+        let spare = if len == 0 { None } else { SPARE.with_borrow_mut(Vec::pop) };
+        Self::of::<T>(spare.unwrap_or_default(), len, true)
+    }
+
+    /// A buffer that lives longer than a product.
+    pub(super) fn apart<T>(len: usize) -> Self {
+        Self::of::<T>(Vec::new(), len, false)
+    }
+
+    fn of<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
+        let count = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        lines.clear();
+        lines.reserve_exact(count);
+        // SAFETY: the capacity is there, every bit pattern is a line, and panels are packed whole before they
+        // are read.
+        #[allow(clippy::uninit_vec)]
+        unsafe {
+            lines.set_len(count)
+        };
+        Self { lines, len, stays }
+    }
+
+    /// Sets every byte to zero.
+    pub(super) fn clear(&mut self) {
+        self.lines.fill(Line([0; 64]));
+    }
+
+    /// The elements, of the type that it was made for.
+    pub(super) fn cells<T: Copy>(&mut self) -> &mut [T] {
+        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
+        // SAFETY: aligned to 64 bytes and large enough; every bit pattern is a number.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// The same, to read.
+    pub(super) fn read<T: Copy>(&self) -> &[T] {
+        assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        if self.stays && lines.capacity() > 0 {
+            SPARE.with_borrow_mut(|spare| spare.push(lines));
+        }
+    }
+}
