@@ -26,7 +26,7 @@ const CACHED_WORD_BYTES: u64 = 2 << 10;
 const BYTES_PER_TEXT_BYTE: u64 = 100;
 /// Stack that a decoding thread touches, what the allocator keeps for it, and the tables that the pattern
 /// builds up in each thread, which the regex crate bounds.
-const THREAD_BYTES: u64 = 2 << 20;
+const THREAD_BYTES: u64 = 1 << 20;
 
 /// What a loader with these options costs under these limits, without what the dataset itself holds.
 ///

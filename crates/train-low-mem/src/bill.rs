@@ -64,7 +64,7 @@ pub fn costs(
 /// What the allocator keeps of blocks that are no pages of their own, in the threads' heaps, beyond what the
 /// rehearsal left there: an estimate.
 pub fn small_blocks() -> CostRow {
-    CostRow::new("small blocks", 2 << 20, "threads' heaps, an estimate")
+    CostRow::new("small blocks", 1 << 20, "threads' heaps, an estimate")
 }
 
 /// What decides the costs of a step.
