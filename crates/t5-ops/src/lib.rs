@@ -72,7 +72,7 @@ pub use cross_entropy::{
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
-pub use matmul::{PACKED_BYTES, longest_sum, packed_weight_bytes};
+pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use parallel::threads;
 pub use peak::peak_gflops;

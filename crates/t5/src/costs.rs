@@ -112,24 +112,23 @@ pub(crate) fn training_within(config: &Config, pass: &Pass, reach: Reach) -> Vec
     ]
 }
 
-/// What products pack of their operands, each up to what is packed at a time: forward the weights, as the right-hand
-/// operand; for a weight's gradient both operands, activations along tokens.
+/// What products pack of their operands, which the threads keep for the next product: for outputs and the gradients of inputs
+/// a run of the weight each; for a weight's gradient both operands, activations along tokens.
 fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
-    let most = |elements: usize| (elements * pass.activations.size_in_bytes()) as u64;
     let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
-    let weights = config.vocab_size.max(widest) * config.d_model;
-    let forward = most(weights).min(t5_ops::packed_weight_bytes() as u64);
+    let product = |k, n| t5_ops::product_bytes(k, n, pass.activations);
+    let of_weights = product(config.d_model, widest).max(product(widest, config.d_model));
     if !trains {
-        return forward;
+        return of_weights.max(product(config.d_model, config.vocab_size)) as u64;
     }
+    let most = |elements: usize| (elements * pass.activations.size_in_bytes()).min(t5_ops::PACKED_BYTES);
     let tokens = pass.shape.samples * pass.shape.source_tokens.max(pass.shape.target_tokens);
     let chunk = pass.loss_chunk_rows.min(pass.shape.samples * pass.shape.target_tokens);
-    let left = most((tokens * widest).max(chunk * config.vocab_size)).min(t5_ops::PACKED_BYTES as u64);
-    let right = most(tokens * widest).min(t5_ops::PACKED_BYTES as u64).max(forward);
+    let (left, right) = (most((tokens * widest).max(chunk * config.vocab_size)), most(tokens * widest));
     // A bf16 gradient is summed in f32 where its product is cut along the tokens.
     let is_summed_apart = pass.gradients == DType::BF16 && tokens > t5_ops::longest_sum(pass.activations);
     let sums = if is_summed_apart { widest * config.d_model * 4 } else { 0 };
-    left + right + sums as u64
+    (of_weights + left + right + sums) as u64
 }
 
 /// The most blocks that `recompute_blocks` can mean: those that backward enters.

@@ -30,12 +30,6 @@ pub const PACKED_BYTES: usize = 8 << 20;
 /// panel of A and blocks of C. The more there are, the fewer times A is read.
 const RUN_BYTES: usize = 1280 << 10;
 
-/// At most this much of B is packed at a time, over all threads, where A lies along K: for a layer's output and for the
-/// gradient of its input, where B is the weight.
-pub fn packed_weight_bytes() -> usize {
-    RUN_BYTES * crate::parallel::threads()
-}
-
 /// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
 /// panel the strides are `ROWS`'s own.
 #[derive(Clone, Copy)]
@@ -426,6 +420,19 @@ impl<K: Kernel> Product<'_, K> {
             }
         }
     }
+}
+
+/// Bytes that the threads hold for a product of K and N whose left operand lies along K: a run of packed panels, a slice of A,
+/// and, with `sums`, what is summed before it is rounded.
+pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize {
+    let depth = slices::<K>(k).map(|slice| slice.len()).max().unwrap_or(0);
+    let layout = Layout::new::<K>(Side::B, (depth, n));
+    let threads = crate::parallel::threads().min(layout.count.max(1));
+    let runs = layout.count.div_ceil(layout.fitting(RUN_BYTES)).next_multiple_of(threads);
+    let panels = layout.count.div_ceil(runs.max(1));
+    let a = K::SLICE.min(layout.depth) * K::ROWS * layout.cell_bytes;
+    let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
+    threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
 }
 
 /// Into how many parts rows are cut where columns are cut into `runs`: a few tasks a thread even out what else the machine

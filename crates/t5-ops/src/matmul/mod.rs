@@ -25,8 +25,8 @@ mod pairs;
 mod panels;
 
 use candle_core::DType;
+pub use engine::PACKED_BYTES;
 use engine::Right;
-pub use engine::{PACKED_BYTES, packed_weight_bytes};
 use half::bf16;
 
 use crate::parallel::Shared;
@@ -216,6 +216,13 @@ macro_rules! with_kernel {
 /// `operands`: F32 or BF16.
 pub fn longest_sum(operands: DType) -> usize {
     with_kernel!(isa(), operands == DType::BF16, K, <K as engine::Kernel>::DEPTH)
+}
+
+/// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
+/// result is of the dtype of the `operands`. They keep it for the next product.
+pub fn product_bytes(k: usize, n: usize, operands: DType) -> usize {
+    let is_bf16 = operands == DType::BF16;
+    with_kernel!(isa(), is_bf16, K, engine::product_bytes::<K>(k, n, is_bf16))
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`.
