@@ -1,44 +1,17 @@
 //! Gradients summed in bf16, where that was asked for: what they hold, how near they are, and resume to the bit.
 
-use candle_core::{DType, Device, Tensor};
-use t5::{Config, T5};
-use trainer::adafactor::AdafactorOptions;
+mod support;
+
+use candle_core::{DType, Device};
+use support::{bits, config, new, values};
+use t5::Config;
 use trainer::{
-    Accumulation, Batch, Checkpoints, GradientPrecision, LayerMajor, MasterWeights, Precision, StepOutcome, StepPlan,
-    Trainer, TrainerOptions,
+    Accumulation, Checkpoints, GradientPrecision, LayerMajor, MasterWeights, Precision, StepPlan, Trainer,
+    TrainerOptions,
 };
 
-fn config() -> Config {
-    Config {
-        vocab_size: 37,
-        d_model: 32,
-        d_kv: 8,
-        d_ff: 48,
-        num_layers: 2,
-        num_decoder_layers: 2,
-        num_heads: 4,
-        ..Config::default()
-    }
-}
-
 fn options(precision: Precision, gradient_precision: GradientPrecision) -> TrainerOptions {
-    TrainerOptions {
-        seed: 3,
-        precision,
-        gradient_precision,
-        adafactor: AdafactorOptions {
-            learning_rate: Some(1e-3),
-            relative_step: false,
-            scale_parameter: false,
-            ..AdafactorOptions::default()
-        },
-        total_steps: 100,
-        ..TrainerOptions::default()
-    }
-}
-
-fn new(options: TrainerOptions) -> Trainer {
-    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+    TrainerOptions { precision, gradient_precision, ..support::options() }
 }
 
 const SAMPLES: u32 = 16;
@@ -47,32 +20,8 @@ fn plan(micro_batch_samples: usize, accumulation: Accumulation) -> StepPlan {
     StepPlan { micro_batch_samples, longest: None, recompute_blocks: 0, loss_chunk_rows: 8, accumulation }
 }
 
-/// Steps `from..to` over batches that are functions of the step; the losses.
 fn run(trainer: &mut Trainer, plan: &StepPlan, from: u32, to: u32) -> Vec<f64> {
-    let ids = |step: u32, sample: u32| -> Vec<u32> {
-        (0..4 + sample % 5).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
-    };
-    (from..to)
-        .map(|step| {
-            let sources: Vec<_> = (0..SAMPLES).map(|sample| ids(step, sample)).collect();
-            let targets: Vec<_> = (0..SAMPLES).map(|sample| ids(step, sample + 1)).collect();
-            match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
-                StepOutcome::Done(stats) => stats.loss,
-                other => panic!("{other:?}"),
-            }
-        })
-        .collect()
-}
-
-fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
-    let parameters = trainer.model().parameters();
-    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| tensor);
-    let tensors = parameters.iter().map(|parameter| &parameter.tensor).chain(state);
-    tensors.map(|tensor| values(tensor).into_iter().map(f32::to_bits).collect()).collect()
+    support::run(trainer, plan, SAMPLES, from..to)
 }
 
 #[test]

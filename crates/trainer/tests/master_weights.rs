@@ -1,44 +1,13 @@
 //! Weights in bf16 alone: nothing in f32 beside them, the same bits again, and resume to the bit.
 
-use candle_core::{DType, Device};
-use t5::{Config, T5};
-use trainer::adafactor::AdafactorOptions;
-use trainer::{
-    Accumulation, Batch, Checkpoints, MasterWeights, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions,
-    export_model,
-};
+mod support;
 
-fn config() -> Config {
-    Config {
-        vocab_size: 37,
-        d_model: 32,
-        d_kv: 8,
-        d_ff: 48,
-        num_layers: 2,
-        num_decoder_layers: 2,
-        num_heads: 4,
-        ..Config::default()
-    }
-}
+use candle_core::{DType, Device};
+use support::{bits, config, new};
+use trainer::{Accumulation, Checkpoints, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions, export_model};
 
 fn options(master_weights: MasterWeights) -> TrainerOptions {
-    TrainerOptions {
-        seed: 3,
-        precision: Precision::Bf16,
-        master_weights,
-        adafactor: AdafactorOptions {
-            learning_rate: Some(1e-3),
-            relative_step: false,
-            scale_parameter: false,
-            ..AdafactorOptions::default()
-        },
-        total_steps: 100,
-        ..TrainerOptions::default()
-    }
-}
-
-fn new(options: TrainerOptions) -> Trainer {
-    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+    TrainerOptions { precision: Precision::Bf16, master_weights, ..support::options() }
 }
 
 const PLAN: StepPlan = StepPlan {
@@ -49,31 +18,8 @@ const PLAN: StepPlan = StepPlan {
     accumulation: Accumulation::MicroBatchMajor,
 };
 
-/// Steps `from..to` over batches that are functions of the step; the losses.
 fn run(trainer: &mut Trainer, from: u32, to: u32) -> Vec<f64> {
-    let ids = |step: u32, sample: u32| -> Vec<u32> {
-        (0..4 + sample).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
-    };
-    (from..to)
-        .map(|step| {
-            let sources: Vec<_> = (0..4).map(|sample| ids(step, sample)).collect();
-            let targets: Vec<_> = (0..4).map(|sample| ids(step, sample + 1)).collect();
-            match trainer.step(&Batch { sources: &sources, targets: &targets }, &PLAN, &|| false).unwrap() {
-                StepOutcome::Done(stats) => stats.loss,
-                other => panic!("{other:?}"),
-            }
-        })
-        .collect()
-}
-
-fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
-    let values = |tensor: &candle_core::Tensor| {
-        let flat = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-        flat.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
-    };
-    let parameters = trainer.model().parameters();
-    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| values(tensor));
-    parameters.iter().map(|parameter| values(&parameter.tensor)).chain(state).collect()
+    support::run(trainer, &PLAN, 4, from..to)
 }
 
 #[test]

@@ -1,0 +1,66 @@
+//! A small model in any precision, steps over batches that are functions of the step, and every bit of what comes of them.
+
+use candle_core::{DType, Device, Tensor};
+use t5::{Config, T5};
+use trainer::adafactor::AdafactorOptions;
+use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+pub fn config() -> Config {
+    Config {
+        vocab_size: 37,
+        d_model: 32,
+        d_kv: 8,
+        d_ff: 48,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        num_heads: 4,
+        ..Config::default()
+    }
+}
+
+pub fn options() -> TrainerOptions {
+    TrainerOptions {
+        seed: 3,
+        adafactor: AdafactorOptions {
+            learning_rate: Some(1e-3),
+            relative_step: false,
+            scale_parameter: false,
+            ..AdafactorOptions::default()
+        },
+        total_steps: 100,
+        ..TrainerOptions::default()
+    }
+}
+
+pub fn new(options: TrainerOptions) -> Trainer {
+    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+}
+
+/// Steps `steps`, of `samples` samples each; the losses.
+pub fn run(trainer: &mut Trainer, plan: &StepPlan, samples: u32, steps: std::ops::Range<u32>) -> Vec<f64> {
+    let ids = |step: u32, sample: u32| -> Vec<u32> {
+        (0..4 + sample % 5).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
+    };
+    steps
+        .map(|step| {
+            let sources: Vec<_> = (0..samples).map(|sample| ids(step, sample)).collect();
+            let targets: Vec<_> = (0..samples).map(|sample| ids(step, sample + 1)).collect();
+            match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
+                StepOutcome::Done(stats) => stats.loss,
+                other => panic!("{other:?}"),
+            }
+        })
+        .collect()
+}
+
+pub fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Parameters and optimizer state.
+pub fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+    let parameters = trainer.model().parameters();
+    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| tensor);
+    let tensors = parameters.iter().map(|parameter| &parameter.tensor).chain(state);
+    tensors.map(|tensor| values(tensor).into_iter().map(f32::to_bits).collect()).collect()
+}
