@@ -413,9 +413,9 @@ impl Dataset {
         }
     }
 
-    /// The page maps of all chunks, for [`DatasetOptions::page_map`] at another time: a read then never walks
-    /// page headers. Makes those that are missing: reads page headers or offset indexes, no data.
-    pub fn page_map(&self) -> Result<Vec<u8>, Error> {
+    /// Makes the page maps that are missing, so that a read never walks page headers and [`Dataset::costs`] knows the pages.
+    /// Reads page headers or offset indexes, no data.
+    pub fn find_pages(&self) -> Result<(), Error> {
         for (file, footer) in self.footers.iter().enumerate() {
             let handle = self.files.handle(file)?;
             for row_group in 0..footer.row_groups.len() {
@@ -424,6 +424,13 @@ impl Dataset {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The page maps of all chunks, for [`DatasetOptions::page_map`] at another time. Makes those that are missing, as
+    /// [`Dataset::find_pages`] does.
+    pub fn page_map(&self) -> Result<Vec<u8>, Error> {
+        self.find_pages()?;
         let identities: Vec<&Identity> = (0..self.footers.len()).map(|file| self.files.identity(file)).collect();
         Ok(self.maps.to_bytes(&self.footers, &identities, &self.options.columns))
     }

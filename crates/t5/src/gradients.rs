@@ -45,17 +45,10 @@ impl Gradients {
     /// `products` is the dtype of those of the blocks' matrices, F32 or BF16; in BF16 a sum over micro-batches is rounded
     /// to nearest after each. All others are F32; in an F64 model every one is F64.
     pub fn new(model: &T5, products: DType, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
-        let slot = |parameter: &Parameter| Slot {
-            trainable: trainable(parameter),
-            dtype: gradient_dtype(
-                &parameter.name,
-                parameter.part,
-                parameter.tensor.rank(),
-                parameter.tensor.dtype(),
-                products,
-            ),
-            accumulator: None,
-            empty: true,
+        let slot = |parameter: &Parameter| {
+            let products = if parameter.tensor.dtype() == DType::F64 { DType::F64 } else { products };
+            let dtype = gradient_dtype(&parameter.name, parameter.part, parameter.tensor.rank(), products);
+            Slot { trainable: trainable(parameter), dtype, accumulator: None, empty: true }
         };
         Gradients { slots: model.parameters().iter().map(slot).collect(), spare: Vec::new() }
     }

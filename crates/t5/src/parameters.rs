@@ -54,12 +54,12 @@ pub struct Parameter {
     pub part: Part,
 }
 
-/// The dtype of a parameter's gradient accumulator: f64 for an f64 parameter, otherwise f32; with `products` bf16 that,
-/// for the weights of a block's products, whose gradient a micro-batch adds to once. Tables are added to in many small
-/// parts (a chunk of logits, a token), vectors are nothing beside matrices: both stay in f32.
-pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, parameter: DType, products: DType) -> DType {
+/// The dtype of a parameter's gradient accumulator: `products` for the weights of a block's products, whose gradient a
+/// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors are nothing
+/// beside matrices: both stay in f32, unless `products` is f64.
+pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, products: DType) -> DType {
     let is_in_block = matches!(part, Part::Encoder { .. } | Part::Decoder { .. });
-    match parameter {
+    match products {
         DType::F64 => DType::F64,
         _ if is_in_block && rank == 2 && !name.contains("relative_attention_bias") => products,
         _ => DType::F32,
@@ -110,8 +110,7 @@ impl ParameterSpec {
 
     /// The bytes of its gradient's accumulator; see [`crate::Gradients::new`].
     pub fn gradient_bytes(&self, products: DType) -> u64 {
-        let parameter = if products == DType::F64 { DType::F64 } else { DType::F32 };
-        let dtype = gradient_dtype(&self.name, self.part, self.shape.len(), parameter, products);
+        let dtype = gradient_dtype(&self.name, self.part, self.shape.len(), products);
         self.elements() * dtype.size_in_bytes() as u64
     }
 

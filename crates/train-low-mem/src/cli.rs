@@ -346,6 +346,24 @@ pub enum Precision {
     Bf16,
 }
 
+impl From<Precision> for trainer::Precision {
+    fn from(flag: Precision) -> Self {
+        match flag {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl From<Precision> for trainer::GradientPrecision {
+    fn from(flag: Precision) -> Self {
+        match flag {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
 /// `--recompute`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {

@@ -74,7 +74,7 @@ pub fn open(config: &Config, directory: &Path) -> Outcome<Opened> {
     let opened = Opened::new(config, kept.clone())?;
     let map = opened.train.page_map()?;
     // Only for what reading them costs: an evaluation starts at the first row.
-    opened.validation.as_ref().map(|validation| validation.page_map()).transpose()?;
+    opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
     if kept.as_ref() != Some(&map) {
         trainer::write_atomic(&path, &map)?;
     }

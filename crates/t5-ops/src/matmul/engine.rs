@@ -285,7 +285,7 @@ impl<K: Kernel> Product<'_, K> {
     /// packed ahead, and where columns are so few that reading A once more for every thread costs more than what a shared
     /// copy of B does, which is written to the shared cache and read back.
     fn own_runs(&self, b: &Panels<K>, threads: usize) -> Option<usize> {
-        let shared = b.layout.count.div_ceil(b.layout.fitting(RUN_BYTES));
+        let shared = b.layout.groups(RUN_BYTES);
         let own = shared.next_multiple_of(threads);
         let reads_of_a = (own - shared) * self.c.rows;
         (!self.ahead && own <= b.layout.count && reads_of_a <= 3 * self.c.cols).then_some(own)
@@ -428,7 +428,7 @@ pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize 
     let depth = slices::<K>(k).map(|slice| slice.len()).max().unwrap_or(0);
     let layout = Layout::new::<K>(Side::B, (depth, n));
     let threads = crate::parallel::threads().min(layout.count.max(1));
-    let runs = layout.count.div_ceil(layout.fitting(RUN_BYTES)).next_multiple_of(threads);
+    let runs = layout.groups(RUN_BYTES).next_multiple_of(threads);
     let panels = layout.count.div_ceil(runs.max(1));
     let a = K::SLICE.min(layout.depth) * K::ROWS * layout.cell_bytes;
     let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };

@@ -25,7 +25,7 @@ pub(super) enum Side {
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     /// Columns of a panel.
-    pub(super) width: usize,
+    width: usize,
     /// K, filled up.
     pub(super) depth: usize,
     /// How many there are.
@@ -48,16 +48,20 @@ impl Layout {
         (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
     }
 
+    /// In how few groups panels fit `bytes` each.
+    pub(super) fn groups(&self, bytes: usize) -> usize {
+        self.count.div_ceil(self.fitting(bytes))
+    }
+
     /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
     pub(super) fn even_group(&self, bytes: usize) -> usize {
-        let groups = self.count.div_ceil(self.fitting(bytes)).max(1);
-        self.count.div_ceil(groups).max(1)
+        self.count.div_ceil(self.groups(bytes).max(1)).max(1)
     }
 }
 
 /// One operand cut into panels.
 pub(super) struct Panels<'a, K: Kernel> {
-    pub(super) side: Side,
+    side: Side,
     /// (K, X)
     pub(super) matrix: Matrix<'a>,
     pub(super) layout: Layout,

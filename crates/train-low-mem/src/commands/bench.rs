@@ -28,15 +28,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     }
     let options = TrainerOptions {
         dropout: model.dropout_rate,
-        precision: match flags.precision {
-            Precision::F32 => trainer::Precision::F32,
-            Precision::Bf16 => trainer::Precision::Bf16,
-        },
+        precision: flags.precision.into(),
         master_weights: flags.master_weights.into(),
-        gradient_precision: match flags.gradient_precision {
-            Precision::F32 => trainer::GradientPrecision::F32,
-            Precision::Bf16 => trainer::GradientPrecision::Bf16,
-        },
+        gradient_precision: flags.gradient_precision.into(),
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
     };

@@ -18,7 +18,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let config = config(flags)?;
     let opened = Opened::new(&config, None)?;
     // Where pages lie says what reading them takes.
-    opened.train.page_map()?;
+    opened.train.find_pages()?;
     let inference = Inference {
         model: &opened.model,
         precision: if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 },
