@@ -218,10 +218,12 @@ fn shrink(
     }
 }
 
-/// A snapshot of a machine with a tenth less to hold: growth has to clear a higher bar.
+/// A snapshot of a machine with a tenth less to hold: growth has to clear a higher bar. Of what this process holds
+/// already, what lies above counts as gone: it is to be given back.
 fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
     let ceiling = now.ceiling().percent(100 - CALM_MARGIN_PERCENT);
-    MemorySnapshot { available: ceiling.saturating_sub(now.rss), ..now.clone() }
+    let rss = now.rss.min(ceiling);
+    MemorySnapshot { rss, available: ceiling.saturating_sub(rss), ..now.clone() }
 }
 
 /// The same for the device's memory.
@@ -435,6 +437,8 @@ mod tests {
         let samples = |now: &MemorySnapshot| replan(now, &costs(), BUDGET, &first).plan.micro_batch_samples;
         assert_eq!(samples(&holding(895, 45)), 8);
         assert_eq!(samples(&holding(895, 44)), 4);
+        // Nor may it keep its plan because it holds more than that predicts.
+        assert_eq!(samples(&holding(920, 10)), 4);
         // What was never there was not taken by others.
         let tight = Plan { bill: crate::Bill { available: Bytes::mib(945), ..first.bill.clone() }, ..first.clone() };
         assert_eq!(replan(&holding(895, 30), &costs(), BUDGET, &tight).change, None);
