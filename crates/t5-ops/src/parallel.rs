@@ -26,7 +26,7 @@ pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
 }
 
 /// Calls `f` with the number of each part, on any thread.
-pub(crate) fn for_each_part(parts: usize, f: impl Fn(usize) + Sync + Send) {
+pub fn for_each_part(parts: usize, f: impl Fn(usize) + Sync + Send) {
     if parts <= 1 || rayon::current_num_threads() == 1 {
         (0..parts).for_each(f);
     } else {

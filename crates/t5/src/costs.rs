@@ -27,7 +27,7 @@ mod layer_major;
 
 pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use candle_core::DType;
-pub use layer_major::layer_major;
+pub use layer_major::{layer_major, layer_major_written};
 
 use crate::config::Config;
 use crate::generate::FIRST_CAPACITY;

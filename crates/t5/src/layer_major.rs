@@ -182,6 +182,11 @@ impl LayerPass {
     pub fn bytes(&self) -> u64 {
         self.samples.iter().map(Samples::bytes).sum()
     }
+
+    /// What it has written to files so far.
+    pub fn written_bytes(&self) -> u64 {
+        [Some(&self.boundaries), self.gradients.as_ref()].into_iter().flatten().map(Store::written_bytes).sum()
+    }
 }
 
 /// The gradients on their way down, by micro-batch.

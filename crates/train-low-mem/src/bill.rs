@@ -72,12 +72,17 @@ pub struct StepCosts<'a> {
     model: &'a t5::Config,
     frozen: Vec<String>,
     batch_samples: usize,
+    /// Steps of the whole run: what is written to disk in each adds up.
+    steps: u64,
     source_tokens: usize,
     target_tokens: usize,
-    parameters: DType,
     activations: DType,
     gradients: DType,
     dropout: bool,
+    /// Bytes of all gradients.
+    gradient_bytes: u64,
+    /// What loading the model needs beside its parameters.
+    loading: Vec<CostRow>,
     evaluation: Option<Evaluated<'a>>,
     /// Where tensors lie.
     place: Place,
@@ -125,14 +130,19 @@ impl<'a> StepCosts<'a> {
     ) -> Outcome<Self> {
         let specs = ParameterSpec::all(model);
         let trains = trainer::freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
-        let frozen = specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
+        let frozen: Vec<String> =
+            specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
+        let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
+        let loading = t5::costs::load(model, options.parameter_dtype()).into_iter();
         Ok(Self {
             model,
+            gradient_bytes: t5::costs::gradients(model, options.gradient_dtype(), &is_trained),
+            loading: loading.map(|row| CostRow::new(row.name, row.bytes, "a tensor on its way")).collect(),
             frozen,
             batch_samples: samples,
+            steps: options.total_steps,
             source_tokens: tokens.0,
             target_tokens: tokens.1,
-            parameters: options.parameter_dtype(),
             activations: options.precision.activations(),
             gradients: options.gradient_dtype(),
             dropout: options.dropout > 0.0,
@@ -159,28 +169,29 @@ impl<'a> StepCosts<'a> {
         ])
     }
 
-    fn gradients(&self) -> u64 {
-        t5::costs::gradients(self.model, self.gradients, &|spec| self.is_trained(spec))
-    }
-
     /// The ways to cut a step, those that the pins leave.
     pub fn choices(&self, pins: &Memory) -> Vec<StepChoice> {
         let blocks = t5::costs::recomputable_blocks(self.model, &|spec| self.is_trained(spec));
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
         let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), (0..=blocks).collect());
-        let accumulations = accumulations(pins, blocks);
+        let accumulations: Vec<_> = accumulations(pins, blocks)
+            .into_iter()
+            .map(|layers| Accumulated { layers, written: self.written(layers) })
+            .filter(|accumulated| self.may_write(accumulated, pins))
+            .collect();
         let mut choices = Vec::new();
         for &samples in &samples {
             let rows_of_logits = samples * self.target_tokens;
+            let arithmetic = self.arithmetic(samples);
             let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
             for loss_chunk_rows in pinned(pins.loss_chunk_rows, chunks) {
-                for layer_major in &accumulations {
+                for accumulated in &accumulations {
                     // Layer by layer every block is computed again, whatever the number.
-                    let recomputed: &[usize] = if layer_major.is_some() { &[blocks] } else { &recomputed };
+                    let recomputed: &[usize] = if accumulated.layers.is_some() { &[blocks] } else { &recomputed };
                     for &recompute_blocks in recomputed {
                         let pass = self.pass(samples, recompute_blocks, loss_chunk_rows);
-                        choices.push(self.choice(&pass, blocks, *layer_major));
+                        choices.push(self.choice(&pass, &arithmetic, blocks, *accumulated));
                     }
                 }
             }
@@ -188,10 +199,26 @@ impl<'a> StepCosts<'a> {
         choices
     }
 
+    /// Bytes written to files in a step of the longest samples.
+    fn written(&self, layers: Option<LayerMajor>) -> u64 {
+        let (Some(layers), pass) = (layers, self.pass(self.batch_samples, usize::MAX, 1)) else { return 0 };
+        let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
+        t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &layers_of(layers), &is_trained)
+    }
+
+    /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
+    fn may_write(&self, accumulated: &Accumulated, pins: &Memory) -> bool {
+        let is_pinned = accumulated.layers.is_none_or(|layers| {
+            (!layers.boundaries_on_disk || pins.activation_offload.is_some())
+                && (!layers.gradients_on_disk || pins.gradient_offload.is_some())
+        });
+        is_pinned || accumulated.written.saturating_mul(self.steps) <= pins.disk_writes
+    }
+
     /// A pass over a micro-batch of so many of the longest samples.
     fn pass(&self, samples: usize, recompute_blocks: usize, loss_chunk_rows: usize) -> Pass {
         Pass {
-            shape: Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens },
+            shape: self.shape(samples),
             activations: self.activations,
             gradients: self.gradients,
             recompute_blocks,
@@ -201,13 +228,15 @@ impl<'a> StepCosts<'a> {
     }
 
     /// One way to cut a step.
-    fn choice(&self, pass: &Pass, blocks: usize, layer_major: Option<LayerMajor>) -> StepChoice {
+    fn choice(&self, pass: &Pass, arithmetic: &Arithmetic, blocks: usize, accumulated: Accumulated) -> StepChoice {
+        let Accumulated { layers: layer_major, written } = accumulated;
         let (samples, recomputed, loss_chunk_rows) = (pass.shape.samples, pass.recompute_blocks, pass.loss_chunk_rows);
         let of = format!("{samples} x ({} + {}) tokens", self.source_tokens, self.target_tokens);
         let note = |name: &str| match name {
             "activations" if recomputed > 0 => format!("{of}, {recomputed} of {blocks} blocks recomputed"),
             "activations" => of.clone(),
             "loss" => format!("{loss_chunk_rows} rows of logits at a time"),
+            "workspace" if written > 0 => format!("{} written to disk a step", Bytes(written)),
             _ => String::new(),
         };
         let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
@@ -219,7 +248,7 @@ impl<'a> StepCosts<'a> {
         };
         let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
-        let gradients = if layer_major.is_some() { 0 } else { self.gradients() };
+        let gradients = if layer_major.is_some() { 0 } else { self.gradient_bytes };
         let mut rows = Vec::new();
         if gradients > 0 {
             let kept_in = if self.gradients == DType::BF16 { "bf16, tables f32" } else { "f32" };
@@ -235,12 +264,22 @@ impl<'a> StepCosts<'a> {
             evaluation_samples,
             rows,
             other_phases: self.other_phases(pass, evaluation_samples, gradients),
-            relative_time: prices::relative_time(pass, &self.arithmetic(pass), layer_major),
+            relative_time: prices::relative_time(pass, arithmetic, layer_major, self.share(written, pass)),
         }
     }
 
-    fn arithmetic(&self, pass: &Pass) -> Arithmetic {
-        t5::costs::arithmetic(self.model, &pass.shape, &|spec| self.is_trained(spec))
+    /// A micro-batch's share of what a whole batch writes.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
+    fn share(&self, written: u64, pass: &Pass) -> f64 {
+        written as f64 * pass.shape.samples as f64 / self.batch_samples as f64
+    }
+
+    fn arithmetic(&self, samples: usize) -> Arithmetic {
+        t5::costs::arithmetic(self.model, &self.shape(samples), &|spec| self.is_trained(spec))
+    }
+
+    fn shape(&self, samples: usize) -> Shape {
+        Shape { samples, source_tokens: self.source_tokens, target_tokens: self.target_tokens }
     }
 
     /// What the phases hold that are not the step. Gradients are released before an evaluation.
@@ -249,11 +288,10 @@ impl<'a> StepCosts<'a> {
         let rows = |rows: Vec<t5::CostRow>, note: &str| -> Vec<CostRow> {
             rows.into_iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
         };
-        let loading = rows(t5::costs::load(self.model, self.parameters), "a tensor on its way");
         let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step").at(self.place)];
         let buffers = trainer::costs::saving();
         saving.push(CostRow::new(buffers.name, buffers.bytes, ""));
-        let mut phases = vec![phase("loading", loading), phase("saving", saving)];
+        let mut phases = vec![phase("loading", self.loading.clone()), phase("saving", saving)];
         if let Some(evaluated) = &self.evaluation {
             let shape = Shape { samples: evaluation_samples, ..pass.shape };
             let of = format!("{evaluation_samples} samples at a time");
@@ -285,17 +323,27 @@ impl<'a> StepCosts<'a> {
     }
 }
 
+/// A way to accumulate, and the bytes that it writes to files in a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Accumulated {
+    layers: Option<LayerMajor>,
+    written: u64,
+}
+
 /// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
 fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
     let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), (0..=blocks).rev().collect());
-    let on_disk = pinned(pins.activation_offload, vec![false, true]);
-    // Writing every gradient to a disk at every step is done only where it is asked for.
-    let gradients_on_disk = pins.gradient_offload == Some(true);
+    let boundaries = pinned(pins.activation_offload, vec![false, true]);
     let by_layer = kept.iter().flat_map(|&kept_gradient_blocks| {
-        let of = move |&boundaries_on_disk: &bool| {
+        // Where every block keeps its gradient none waits in a file.
+        let gradients: &[bool] = if kept_gradient_blocks < blocks { &[false, true] } else { &[false] };
+        let gradients = pinned(pins.gradient_offload, gradients.to_vec());
+        let pairs = boundaries.iter().flat_map(move |&boundaries_on_disk| {
+            gradients.clone().into_iter().map(move |gradients_on_disk| (boundaries_on_disk, gradients_on_disk))
+        });
+        pairs.map(move |(boundaries_on_disk, gradients_on_disk)| {
             Some(LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk })
-        };
-        on_disk.iter().map(of)
+        })
     });
     match pins.accumulation {
         Some(AccumulationPin::MicroBatchMajor) => vec![None],
@@ -480,15 +528,41 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let costs = StepCosts::of_batch(&model, &TrainerOptions::default(), 16, (256, 256)).expect("costs");
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
-        let all = costs.choice(&costs.pass(16, 0, 256), 12, None);
-        for smaller in
-            [costs.choice(&costs.pass(4, 0, 256), 12, None), costs.choice(&costs.pass(16, 12, 256), 12, None)]
-        {
+        let choice = |samples, recomputed, rows| {
+            let pass = costs.pass(samples, recomputed, rows);
+            costs.choice(&pass, &costs.arithmetic(samples), 12, Accumulated::default())
+        };
+        let all = choice(16, 0, 256);
+        for smaller in [choice(4, 0, 256), choice(16, 12, 256)] {
             assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
             assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
         }
         // Logits are rarely what the peak is made of; a finer chunk never holds more.
-        assert!(bytes(&costs.choice(&costs.pass(16, 0, 16), 12, None)) <= bytes(&all));
+        assert!(bytes(&choice(16, 0, 16)) <= bytes(&all));
+    }
+
+    #[test]
+    fn what_is_written_to_disk_stays_within_the_allowance_unless_it_is_asked_for() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let options = TrainerOptions { total_steps: 1000, ..TrainerOptions::default() };
+        let costs = StepCosts::of_batch(&model, &options, 8, (256, 256)).expect("costs");
+        let offered = |pins: Memory| -> Vec<LayerMajor> {
+            let choices = costs.choices(&pins).into_iter();
+            choices.filter(|choice| choice.micro_batch_samples == 8).filter_map(|choice| choice.layer_major).collect()
+        };
+        let written = |layers: &LayerMajor| costs.written(Some(*layers));
+        let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
+        // All but the table, in f32.
+        assert_eq!(written(&gradients), (60_506_624 - 32_128 * 512) * 4);
+        for allowance in [0, 1000 * (60 << 20), 1000 * written(&gradients), u64::MAX] {
+            let offered = offered(Memory { disk_writes: allowance, ..no_pins() });
+            assert!(offered.iter().all(|layers| written(layers) * 1000 <= allowance), "{allowance}");
+            assert_eq!(offered.contains(&gradients), allowance >= 1000 * written(&gradients));
+            assert_eq!(offered.iter().any(|layers| layers.boundaries_on_disk), allowance > 0);
+        }
+        let pinned = offered(Memory { disk_writes: 0, gradient_offload: Some(true), ..no_pins() });
+        assert!(pinned.contains(&gradients));
+        assert!(pinned.iter().all(|layers| layers.gradients_on_disk && !layers.boundaries_on_disk));
     }
 
     fn no_pins() -> Memory {

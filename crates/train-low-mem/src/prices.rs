@@ -21,19 +21,19 @@ struct Factors {
     again: f64,
     /// The same for a second backward pass.
     second: f64,
-    /// Writing block inputs to a file and reading them, over the time of a step.
+    /// The time of writing a byte to a file and reading it, in multiply-adds of an average one of the step.
     disk: f64,
     /// What a chunk of the loss costs beside its arithmetic, in rows: the vocabulary is packed for each.
     overhead_rows: f64,
 }
 
-const F32: Factors = Factors { overhead_tokens: 80.0, again: 1.0, second: 1.05, disk: 0.03, overhead_rows: 32.0 };
+const F32: Factors = Factors { overhead_tokens: 80.0, again: 1.0, second: 1.05, disk: 41.0, overhead_rows: 32.0 };
 /// The products are faster, what lies between them is not; and logits are never kept, whatever the chunk.
-const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.1, second: 1.45, disk: 0.03, overhead_rows: 0.0 };
+const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.1, second: 1.45, disk: 190.0, overhead_rows: 0.0 };
 
 /// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
-/// enough tokens.
-pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<LayerMajor>) -> f64 {
+/// enough tokens. For each micro-batch `written` bytes go to files.
+pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<LayerMajor>, written: f64) -> f64 {
     let factors = if pass.activations == DType::BF16 { BF16 } else { F32 };
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
@@ -48,15 +48,13 @@ pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<L
         // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
         // a second time, or a file.
         let dropped = &blocks[layers.kept_gradient_blocks.min(blocks.len())..];
-        let second = match layers.gradients_on_disk {
-            true => factors.disk,
-            false => factors.second * share(dropped, |block| block.again + block.backward),
-        };
-        second + if layers.boundaries_on_disk { factors.disk } else { 0.0 }
+        let dropped = if layers.gradients_on_disk { &[] } else { dropped };
+        factors.second * share(dropped, |block| block.again + block.backward)
     });
+    let disk = factors.disk * written / arithmetic.training;
     let rows = pass.loss_chunk_rows.max(1) as f64;
     let chunks = arithmetic.head / arithmetic.training * factors.overhead_rows / rows;
-    1.0 + cut(pass, &factors) + again + layer_by_layer + chunks
+    1.0 + cut(pass, &factors) + again + layer_by_layer + disk + chunks
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
@@ -84,7 +82,7 @@ mod tests {
             dropout: true,
         };
         let layers = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
-        let time = |pass: &Pass, layers| relative_time(pass, &arithmetic(&model, &pass.shape, &|_| true), layers);
+        let time = |pass: &Pass, layers| relative_time(pass, &arithmetic(&model, &pass.shape, &|_| true), layers, 0.0);
         let all_at_once =
             Pass { shape: Shape { samples: 8, ..shape }, recompute_blocks: 0, loss_chunk_rows: 256, ..pass };
         let price = time(&pass, layers) / time(&all_at_once, None);

@@ -39,6 +39,7 @@ const ROUNDS: usize = 2;
 struct Row {
     budget: u64,
     predicted: u64,
+    required: u64,
     measured: u64,
     ms: f64,
     relative_time: f64,
@@ -84,7 +85,8 @@ fn curve(options: &Options, subject: &Subject) -> Result<Vec<Row>, String> {
     let Ran::Row(unlimited) = step(options, subject, 64 << 30)? else {
         return Err(format!("{}: not even 64 GiB are enough", subject.name));
     };
-    let whole = required(unlimited.predicted);
+    // The process is measured anew each time, and may hold some pages more.
+    let whole = unlimited.required + (2 << 20);
     let mut rows = round(options, subject, whole)?;
     for _ in 1..ROUNDS {
         for row in &mut rows {
@@ -113,12 +115,6 @@ fn round(options: &Options, subject: &Subject, whole: u64) -> Result<Vec<Row>, S
     Ok(rows)
 }
 
-/// The smallest budget of a plan with this peak: 5 % are kept free, and some pages, because the process is measured
-/// anew each time.
-fn required(predicted: u64) -> u64 {
-    predicted + (predicted / 20).max(8 << 20) + (2 << 20)
-}
-
 fn step(options: &Options, subject: &Subject, budget: u64) -> Result<Ran, String> {
     let mut arguments: Vec<String> = vec!["bench".to_owned(), "--json".to_owned()];
     arguments.extend(subject.flags.split_whitespace().map(str::to_owned));
@@ -135,6 +131,7 @@ fn step(options: &Options, subject: &Subject, budget: u64) -> Result<Ran, String
     Ok(Ran::Row(Row {
         budget: (budget >> 20) << 20,
         predicted: number("predicted_peak_bytes"),
+        required: number("required_bytes"),
         measured: measured.peak_bytes,
         ms: shortest_step(&said)?,
         relative_time: said["relative_time"].as_f64().unwrap_or(0.0),

@@ -21,8 +21,9 @@ pub fn layer_major(
     layers: &LayerMajor,
     trained: &dyn Fn(&ParameterSpec) -> bool,
 ) -> Vec<CostRow> {
-    let Live { boundaries, gradients, loss, workspace } =
-        LayerWalk::of(config, pass, batch_samples, layers, trained).peak;
+    let mut walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
+    walk.step();
+    let Live { boundaries, gradients, loss, workspace } = walk.peak;
     vec![
         CostRow { name: "boundaries", bytes: boundaries },
         CostRow { name: "gradients", bytes: gradients },
@@ -30,6 +31,20 @@ pub fn layer_major(
         CostRow { name: "workspace", bytes: workspace },
         CostRow { name: "packed operands", bytes: super::packed(config, pass, true) },
     ]
+}
+
+/// Bytes that a layer-major step writes to files; the arguments are those of [`layer_major`]. Each is read once or twice.
+pub fn layer_major_written(
+    config: &Config,
+    pass: &Pass,
+    batch_samples: usize,
+    layers: &LayerMajor,
+    trained: &dyn Fn(&ParameterSpec) -> bool,
+) -> u64 {
+    let walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
+    let boundaries = if layers.boundaries_on_disk { walk.inputs(batch_samples) } else { 0 };
+    let parts = walk.dropped_parts();
+    boundaries + if layers.gradients_on_disk { walk.gradients_of(|part| parts.contains(&part)) } else { 0 }
 }
 
 /// What is held at one moment.
@@ -59,6 +74,7 @@ struct LayerWalk<'a> {
     layers: &'a LayerMajor,
     reach: Reach,
     trained: Vec<ParameterSpec>,
+    units: Vec<Unit>,
     /// How many gradients of the units are put aside to be used again.
     spare: HashMap<Kind, u64>,
     /// Units that do not keep their gradients.
@@ -71,7 +87,7 @@ struct LayerWalk<'a> {
 }
 
 impl<'a> LayerWalk<'a> {
-    fn of(
+    fn new(
         config: &'a Config,
         pass: &Pass,
         batch_samples: usize,
@@ -83,31 +99,41 @@ impl<'a> LayerWalk<'a> {
         let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks: usize::MAX, ..*pass };
         let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
         let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
-        let mut walk = LayerWalk {
+        let units = Unit::all(reach);
+        let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        LayerWalk {
             config,
             micro,
             whole,
             layers,
             reach,
             trained,
+            units,
             spare,
-            dropped: 0,
+            dropped,
             live,
             peak,
             boundaries: 0,
             most_gradients: 0,
-        };
-        walk.forward();
-        walk.boundaries = walk.live.boundaries;
-        let units = Unit::all(reach);
-        walk.dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
-        let again = if layers.gradients_on_disk { 0 } else { walk.dropped };
-        walk.backward(&units, again, Stage::Measure);
-        walk.backward(&units[..again], again, Stage::Apply);
-        if layers.gradients_on_disk {
-            walk.read_gradients(&units);
         }
-        walk
+    }
+
+    /// Goes through a step.
+    fn step(&mut self) {
+        self.forward();
+        self.boundaries = self.live.boundaries;
+        let units = self.units.clone();
+        let again = if self.layers.gradients_on_disk { 0 } else { self.dropped };
+        self.backward(&units, again, Stage::Measure);
+        self.backward(&units[..again], again, Stage::Apply);
+        if self.layers.gradients_on_disk {
+            self.read_gradients();
+        }
+    }
+
+    /// Parts that do not keep their gradients.
+    fn dropped_parts(&self) -> Vec<Part> {
+        self.units[..self.dropped].iter().map(|unit| unit.part()).collect()
     }
 
     fn sizes(&self, pass: &Pass, decoder: bool) -> Sizes {
@@ -125,12 +151,21 @@ impl<'a> LayerWalk<'a> {
 
     /// What `samples` samples in `micro_batches` keep between forward and backward.
     fn kept(&self, samples: usize, micro_batches: u64) -> u64 {
-        let pass = Pass { shape: Shape { samples, ..self.whole.shape }, ..self.whole };
-        let (encoder, decoder) = (self.sizes(&pass, false), self.sizes(&pass, true));
-        let inputs = |unit: &Unit| if unit.is_decoder() { decoder.x } else { encoder.x };
-        let on_disk = self.layers.boundaries_on_disk;
-        let inputs: u64 = if on_disk { 0 } else { Unit::all(self.reach).iter().map(inputs).sum() };
+        let [encoder, decoder] = self.sizes_of(samples);
+        let inputs = if self.layers.boundaries_on_disk { 0 } else { self.inputs(samples) };
         (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + inputs
+    }
+
+    /// The inputs of every unit for `samples` samples.
+    fn inputs(&self, samples: usize) -> u64 {
+        let [encoder, decoder] = self.sizes_of(samples);
+        self.units.iter().map(|unit| if unit.is_decoder() { decoder.x } else { encoder.x }).sum()
+    }
+
+    /// The encoder's and the decoder's sizes for `samples` samples.
+    fn sizes_of(&self, samples: usize) -> [Sizes; 2] {
+        let pass = Pass { shape: Shape { samples, ..self.whole.shape }, ..self.whole };
+        [false, true].map(|decoder| self.sizes(&pass, decoder))
     }
 
     /// Bytes of the gradients of the trained parameters of a part.
@@ -200,8 +235,8 @@ impl<'a> LayerWalk<'a> {
     }
 
     /// One gradient that waited after the other, and the next being read.
-    fn read_gradients(&mut self, units: &[Unit]) {
-        let parts: Vec<Part> = units[..self.dropped].iter().map(|unit| unit.part()).collect();
+    fn read_gradients(&mut self) {
+        let parts = self.dropped_parts();
         let waiting = self.trained.iter().filter(|spec| parts.contains(&spec.part));
         let largest = waiting.map(|spec| self.gradient_bytes(spec)).max().unwrap_or(0);
         self.live.workspace = largest;
@@ -268,7 +303,8 @@ mod tests {
         let mut grads = Gradients::new(model, pass.gradients, &|parameter| trained(parameter.part));
         let mut layer_pass =
             model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
-        let walk = LayerWalk::of(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        let mut walk = LayerWalk::new(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        walk.step();
         assert_eq!(layer_pass.bytes(), walk.boundaries, "{layers:?} {pass:?}");
         let mut most = 0;
         for stage in [Stage::Measure, Stage::Apply] {
@@ -279,6 +315,8 @@ mod tests {
             model.layer_major_backward(&mut layer_pass, stage, &mut grads, &|| false, &mut see).unwrap();
         }
         assert_eq!(most, walk.most_gradients, "{layers:?} {pass:?}");
+        let written = layer_major_written(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        assert_eq!(layer_pass.written_bytes(), written, "{layers:?} {pass:?}");
         assert_eq!(grads.bytes(), 0);
         let rows = layer_major(config, pass, batch_samples, layers, &|spec| trained(spec.part));
         let of_walk = rows.iter().filter(|row| row.name != "packed operands");
@@ -319,7 +357,9 @@ mod tests {
                 let pass =
                     Pass { shape, activations, gradients, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {
-                    for (boundaries_on_disk, gradients_on_disk) in [(false, false), (true, false), (false, true)] {
+                    for (boundaries_on_disk, gradients_on_disk) in
+                        [(false, false), (true, false), (false, true), (true, true)]
+                    {
                         let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk };
                         for trained in trained {
                             check(&model, &pass, batch_samples, &layers, trained);

@@ -236,6 +236,8 @@ pub struct Memory {
     pub activation_offload: Option<bool>,
     /// Pin, of layer-major accumulation: whether gradients wait in a file.
     pub gradient_offload: Option<bool>,
+    /// Bytes that the run may write to files in place of memory, where no pin says so.
+    pub disk_writes: u64,
     /// Pin.
     pub loss_chunk_rows: Option<usize>,
     /// Pin.
@@ -513,6 +515,7 @@ fn memory(values: &Values) -> Memory {
         kept_gradient_blocks: pin(values, "memory.kept_gradient_blocks"),
         gradient_offload: values.text("memory.gradient_offload").map(|text| text == "disk"),
         activation_offload: values.text("memory.activation_offload").map(|text| text == "disk"),
+        disk_writes: bytes("memory.disk_writes").unwrap_or(0),
         loss_chunk_rows: pin(values, "memory.loss_chunk_rows"),
         prefetch_batches: pin(values, "memory.prefetch_batches"),
         decode_threads: pin(values, "memory.decode_threads"),

@@ -191,7 +191,7 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         }
         (Kind::Paths, Value::String(text)) => Ok(Value::from(vec![text.clone()])),
         (Kind::Paths | Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
-        (Kind::Size, Value::Integer(bytes)) if *bytes > 0 => Ok(Value::String(format!("{bytes}"))),
+        (Kind::Size, Value::Integer(bytes)) if *bytes >= 0 => Ok(Value::String(format!("{bytes}"))),
         (Kind::Size, Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
     }
