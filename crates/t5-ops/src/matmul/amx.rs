@@ -14,9 +14,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::{Kernel, Rows};
+use super::kernel::{Block, Copied, Kernel, Rows};
 use super::panels::Side;
-use super::{Matrix, pairs};
+use super::{Matrix, Operand, pairs};
 
 /// Asks the kernel of the operating system for the tile registers; false where there are none.
 pub(crate) fn is_available() -> bool {
@@ -82,6 +82,105 @@ static TILES: TileConfig = TileConfig {
 /// in the process uses them.
 pub(super) struct Amx(());
 
+/// A line of a row to copy, by number: from 32 elements of it to a line of a panel.
+macro_rules! row {
+    (0) => {
+        row!("[{from}]", "0")
+    };
+    (1) => {
+        row!("[{from} + {apart}]", "64")
+    };
+    (2) => {
+        row!("[{from} + {apart}*2]", "128")
+    };
+    (3) => {
+        row!("[{from} + {three}]", "192")
+    };
+    (4) => {
+        row!("[{from} + {apart}*4]", "256")
+    };
+    (5) => {
+        row!("[{after} + {apart}]", "320")
+    };
+    (6) => {
+        row!("[{after} + {apart}*2]", "384")
+    };
+    (7) => {
+        row!("[{after} + {three}]", "448")
+    };
+    ($from:literal, $to:literal) => {
+        concat!("vmovdqu64 zmm16, ", $from, "\n", "vmovdqu64 [{to} + ", $to, "], zmm16")
+    };
+}
+
+/// The kernel, with something to do beside each of the eight tile instructions of a step.
+macro_rules! block {
+    ($block:ident, $copied:ident, $e0:expr, $e1:expr, $e2:expr, $e3:expr, $e4:expr, $e5:expr, $e6:expr, $e7:expr) => {
+        asm!(
+            "test {below:e}, {below:e}",
+            "lea {below}, [{c} + {row}*8]",
+            "lea {below}, [{below} + {row}*8]",
+            "jz 3f",
+            "tileloadd tmm0, [{c} + {row}*1]",
+            "tileloadd tmm1, [{c} + {row}*1 + 64]",
+            "tileloadd tmm2, [{below} + {row}*1]",
+            "tileloadd tmm3, [{below} + {row}*1 + 64]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {line}*1]",
+            $e0,
+            "tileloaddt1 tmm6, [{b} + {line}*1]",
+            $e1,
+            "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
+            $e2,
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            $e3,
+            "tileloadd tmm5, [{a} + {line}*1 + 1024]",
+            $e4,
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            $e5,
+            "add {a}, 2048",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            $e6,
+            "add {b}, 2048",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            $e7,
+            "add {from}, 64",
+            "add {after}, 64",
+            "add {to}, 2048",
+            "dec {steps:e}",
+            "jnz 2b",
+            "tilestored [{c} + {row}*1], tmm0",
+            "tilestored [{c} + {row}*1 + 64], tmm1",
+            "tilestored [{below} + {row}*1], tmm2",
+            "tilestored [{below} + {row}*1 + 64], tmm3",
+            "/* {apart} {three} */",
+            a = inout(reg) $block.a.data => _,
+            b = inout(reg) $block.b => _,
+            steps = inout(reg) $block.depth / pairs::BLOCK => _,
+            c = in(reg) $block.c,
+            // Whether C is added to; then the place of its lower half.
+            below = inout(reg) usize::from($block.accumulate) => _,
+            row = in(reg) $block.stride * 4,
+            line = in(reg) 64usize,
+            from = inout(reg) $copied.from => _,
+            after = inout(reg) $copied.from.wrapping_add(4 * $copied.stride) => _,
+            apart = in(reg) $copied.stride * 2,
+            three = in(reg) $copied.stride * 6,
+            to = inout(reg) $copied.to => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            out("zmm16") _,
+            options(nostack),
+        )
+    };
+}
+
 thread_local! {
     static CONFIGURED: Cell<bool> = const { Cell::new(false) };
 }
@@ -111,53 +210,39 @@ impl Kernel for Amx {
         unsafe { pairs::pack(side, m, cols, k, cells) }
     }
 
+    fn copied(a: &Matrix) -> Option<Rows<u16>> {
+        match a.data {
+            Operand::Bf16(data) if a.col_stride == 1 => {
+                Some(Rows { data: data.as_ptr().cast(), row: a.row_stride, step: 1 })
+            }
+            _ => None,
+        }
+    }
+
     #[inline]
     unsafe fn block(&self, a: Rows<u16>, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        let nothing = Copied { from: a.data, stride: 0, to: std::ptr::null_mut(), rows: 0 };
+        // SAFETY: by the caller's promise; no rows are copied.
+        unsafe { self.block_and_copy(Block { a, b, depth, c, stride, accumulate }, nothing) }
+    }
+
+    #[inline]
+    unsafe fn block_and_copy(&self, block: Block<u16>, copied: Copied<u16>) {
         // SAFETY: the caller promises `depth / 32` times two tiles at `a` and `b`, and 32 rows of 32 elements,
-        // `stride` apart, at `c`. The tiles are configured, because `self` exists.
+        // `stride` apart, at `c`; `rows` rows of `depth` elements to copy from, and the lines of a panel to copy to.
+        // The tiles are configured, because `self` exists.
         unsafe {
-            asm!(
-                "test {accumulate:e}, {accumulate:e}",
-                "jz 3f",
-                "tileloadd tmm0, [{c} + {row}*1]",
-                "tileloadd tmm1, [{c} + {row}*1 + 64]",
-                "tileloadd tmm2, [{below} + {row}*1]",
-                "tileloadd tmm3, [{below} + {row}*1 + 64]",
-                "jmp 2f",
-                "3:",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{a} + {line}*1]",
-                "tileloaddt1 tmm6, [{b} + {line}*1]",
-                "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a} + {line}*1 + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {a}, 2048",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "add {b}, 2048",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{c} + {row}*1], tmm0",
-                "tilestored [{c} + {row}*1 + 64], tmm1",
-                "tilestored [{below} + {row}*1], tmm2",
-                "tilestored [{below} + {row}*1 + 64], tmm3",
-                a = inout(reg) a.data => _,
-                b = inout(reg) b => _,
-                steps = inout(reg) depth / pairs::BLOCK => _,
-                c = in(reg) c,
-                below = in(reg) c.wrapping_add(16 * stride),
-                row = in(reg) stride * 4,
-                line = in(reg) 64usize,
-                accumulate = in(reg) i32::from(accumulate),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
+            match copied.rows {
+                0 => block!(block, copied, "", "", "", "", "", "", "", ""),
+                1 => block!(block, copied, row!(0), "", "", "", "", "", "", ""),
+                2 => block!(block, copied, row!(0), "", "", "", row!(1), "", "", ""),
+                3 => block!(block, copied, row!(0), "", row!(1), "", row!(2), "", "", ""),
+                4 => block!(block, copied, row!(0), "", row!(1), "", row!(2), "", row!(3), ""),
+                5 => block!(block, copied, row!(0), row!(1), row!(2), "", row!(3), "", row!(4), ""),
+                6 => block!(block, copied, row!(0), row!(1), row!(2), "", row!(3), row!(4), row!(5), ""),
+                7 => block!(block, copied, row!(0), row!(1), row!(2), row!(3), row!(4), row!(5), row!(6), ""),
+                _ => block!(block, copied, row!(0), row!(1), row!(2), row!(3), row!(4), row!(5), row!(6), row!(7)),
+            }
         }
     }
 

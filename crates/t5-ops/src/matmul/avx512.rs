@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::{Kernel, Rows};
+use super::kernel::{Kernel, Rows};
 use super::panels::Side;
 use super::{Matrix, pairs};
 

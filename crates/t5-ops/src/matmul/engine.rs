@@ -1,13 +1,9 @@
 //! One product for every instruction set: what is packed, in which order blocks are computed, on which thread.
 //!
-//! A kernel multiplies a block: `ROWS` rows of A by `COLS` columns of B over all of K. Both are packed into
-//! *panels* of that many rows or columns: for each k, one cell for each of them, in an order that the kernel
-//! chooses for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with
-//! zeros, so kernels know only whole blocks.
-//!
 //! A *run* of column panels is as much of B as stays in the second-level cache of a core while the rows of A pass by, one
 //! row panel in its first-level cache while the panels of the run pass by. A task takes a run, packs it for itself, and
-//! goes through all rows; a row panel is packed just before it is used. Packed panels then never leave the core's caches.
+//! goes through all rows; a row panel is packed just before it is used, or copied beside the blocks of the one before it
+//! ([`Kernel::block_and_copy`]). Packed panels then never leave the core's caches.
 //!
 //! Where there are fewer runs than threads, and where A is transposed (packing a row panel of it would read a line here and
 //! a line there), columns are taken in groups whose panels fit `PACKED_BYTES`: all threads pack a group together, and
@@ -19,6 +15,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, packed_rows};
 use super::panels::{Buffer, Layout, Panels, Side};
 use super::{Matrix, MatrixMut, Target, Threads};
 use crate::parallel::{Shared, for_each_part};
@@ -29,109 +26,6 @@ pub const PACKED_BYTES: usize = 8 << 20;
 /// The panels of B that a task goes through for one row panel after the other: they stay in a cache of 2 MiB, beside a
 /// panel of A and blocks of C. The more there are, the fewer times A is read.
 const RUN_BYTES: usize = 1280 << 10;
-
-/// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
-/// panel the strides are `ROWS`'s own.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<T> {
-    pub data: *const T,
-    pub row: usize,
-    pub step: usize,
-}
-
-// SAFETY: only read through, while the operand is borrowed.
-unsafe impl<T> Send for Rows<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Rows<T> {}
-
-/// Multiplies blocks.
-pub(super) trait Kernel: Sized {
-    /// What panels consist of.
-    type Cell: Copy + Send + Sync;
-    /// Rows and columns of a block.
-    const ROWS: usize;
-    const COLS: usize;
-    /// K is filled up with zeros to a multiple of this.
-    const STEP: usize;
-
-    /// At most this much of K in a panel.
-    const DEPTH: usize;
-    /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.
-    const SLICE: usize;
-
-    /// Prepares the current thread.
-    ///
-    /// # Safety
-    ///
-    /// The machine has the instructions of the kernel. So for all functions of the trait.
-    unsafe fn enter() -> Self;
-
-    /// The elements of A, if blocks can be computed well from them as they lie.
-    fn direct(a: &Matrix) -> Option<Rows<Self::Cell>>;
-
-    /// Packs rows `k` of columns `cols` of `m`, which is B or the transpose of A: the part of a panel, `ROWS`
-    /// or `COLS` cells for each k, that belongs to these k. `k` starts at a multiple of `STEP` and ends at one
-    /// or with the matrix.
-    unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]);
-
-    /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
-    ///
-    /// # Safety
-    ///
-    /// `a` has `ROWS` rows, `b` is a packed panel, both of `depth`; `c` points to `ROWS` rows of `COLS`
-    /// elements, `stride` apart, which nothing else reaches.
-    unsafe fn block(
-        &self,
-        a: Rows<Self::Cell>,
-        b: *const Self::Cell,
-        depth: usize,
-        c: *mut f32,
-        stride: usize,
-        accumulate: bool,
-    );
-
-    /// Writes or adds a computed block, `COLS` elements a row, to rows of C in bf16.
-    ///
-    /// # Safety
-    ///
-    /// `rows` by `cols` elements, `stride` apart, at `c` belong to the caller.
-    unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool);
-}
-
-/// Operations a second of the kernel alone, on the calling thread: one block over and over, its panels in the
-/// first-level cache. Nothing that this machine computes with the kernel is faster.
-///
-/// # Safety
-///
-/// The machine has the instructions of the kernel.
-pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
-    /// Of K: 16 KiB of bf16 or 12 to 32 KiB of f32 on each side.
-    const DEEP: usize = 256;
-    /// Blocks timed together, and how often: the best counts, because what else runs only ever takes away.
-    const BLOCKS: usize = 2000;
-    const TIMES: usize = 9;
-    let zeros = |len: usize| {
-        let mut lines = Buffer::new::<K::Cell>(len);
-        // Bytes of zero are a zero of any cell.
-        lines.clear();
-        lines
-    };
-    let (a, b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
-    let mut c = vec![0f32; K::ROWS * K::COLS];
-    let (a, b) = (packed_rows::<K>(a.read().as_ptr()), b.read::<K::Cell>().as_ptr());
-    // SAFETY: by the caller's promise.
-    let kernel = unsafe { K::enter() };
-    let mut best = f64::MAX;
-    for _ in 0..TIMES {
-        let start = std::time::Instant::now();
-        for _ in 0..BLOCKS {
-            // SAFETY: panels of `DEEP` and a whole block.
-            unsafe { kernel.block(a, b, DEEP, std::hint::black_box(c.as_mut_ptr()), K::COLS, true) };
-        }
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    (2 * K::ROWS * K::COLS * DEEP * BLOCKS) as f64 / best
-}
 
 /// A right-hand operand (K, N) whose panels are kept for several products.
 pub(super) struct Packed {
@@ -244,6 +138,7 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accu
     let product = Product {
         c,
         direct: K::direct(&a),
+        copied: K::copied(&a),
         // A is packed ahead where it lies across K.
         ahead: a.col_stride != 1,
         a: Panels::<K>::new(Side::A, a.t()),
@@ -268,6 +163,8 @@ struct Product<'a, K: Kernel> {
     a: Panels<'a, K>,
     /// Rows of A that the kernel takes as they lie.
     direct: Option<Rows<K::Cell>>,
+    /// Rows of A that it can copy beside a block.
+    copied: Option<Rows<K::Cell>>,
     ahead: bool,
     accumulate: bool,
 }
@@ -372,65 +269,137 @@ impl<K: Kernel> Product<'_, K> {
         // SAFETY: the instructions are there by the caller's promise.
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
-        let slice = if packed_a.is_some() { depth } else { K::SLICE.min(depth) };
-        let mut own = Buffer::new::<K::Cell>(if packed_a.is_some() { 0 } else { slice * K::ROWS });
+        let slice = if packed_a.is_some() { depth } else { even_slice::<K>(depth) };
+        let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(if packed_a.is_some() { 0 } else { slice * K::ROWS }));
         let block = K::ROWS * K::COLS;
         let mut sums = Buffer::new::<f32>(columns.len() * block);
-        for panel in rows.clone() {
-            let whole_rows = self.a.cols(panel).len() == K::ROWS;
-            for k in (0..depth).step_by(slice) {
-                let slice = slice.min(depth - k);
-                let (first, last) = (k == 0, k + slice == depth);
-                let here = match (self.direct, packed_a) {
-                    (Some(direct), _) if whole_rows => {
-                        Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k), ..direct }
-                    }
-                    (_, Some(packed)) => {
-                        packed_rows::<K>(packed[(panel - rows.start) * left.cells + k * K::ROWS..].as_ptr())
-                    }
-                    _ => {
-                        let cells = &mut own.cells()[..slice * K::ROWS];
-                        let of_k = k..self.a.matrix.rows.min(k + slice);
+        let slices = depth.div_ceil(slice);
+        let piece = |number: usize| {
+            let (panel, k) = (rows.start + number / slices, number % slices * slice);
+            (number < rows.len() * slices).then(|| (panel, k..depth.min(k + slice)))
+        };
+        // Whether the piece at hand was copied while the one before it was computed.
+        let mut is_there = false;
+        for number in 0..rows.len() * slices {
+            let (panel, k) = piece(number).expect("a piece of the part");
+            let (first, last) = (k.start == 0, k.end == depth);
+            let [now, next] = &mut own;
+            let here = match (self.direct, packed_a) {
+                (Some(direct), _) if self.a.cols(panel).len() == K::ROWS => {
+                    Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k.start), ..direct }
+                }
+                (_, Some(packed)) => {
+                    packed_rows::<K>(packed[(panel - rows.start) * left.cells + k.start * K::ROWS..].as_ptr())
+                }
+                _ => {
+                    let cells = &mut now.cells()[..k.len() * K::ROWS];
+                    if !is_there {
+                        let of_k = k.start..self.a.matrix.rows.min(k.end);
                         // SAFETY: as above.
                         unsafe { K::pack(Side::A, &self.a.matrix, self.a.cols(panel), of_k, cells) };
-                        packed_rows::<K>(cells.as_ptr())
                     }
+                    packed_rows::<K>(cells.as_ptr())
+                }
+            };
+            let mut copying = match (self.copied, piece(number + 1)) {
+                (Some(copied), Some((panel, next_k))) if packed_a.is_none() => {
+                    self.copying(copied, panel, (next_k, k.len()), columns.len(), next)
+                }
+                _ => None,
+            };
+            is_there = copying.is_some();
+            for column in columns.clone() {
+                let at = (panel * K::ROWS, column * K::COLS);
+                let place = column - columns.start;
+                let b = &run.panels[place * right.cells + k.start * K::COLS..][..k.len() * K::COLS];
+                let sums = &mut sums.cells()[place * block..][..block];
+                let whole = self.c.whole_block(at, (K::ROWS, K::COLS));
+                let (c, stride, accumulate) = match whole {
+                    Some(to) => (to, self.c.row_stride, self.accumulate || !first),
+                    None => (sums.as_mut_ptr(), K::COLS, !first),
                 };
-                for column in columns.clone() {
-                    let at = (panel * K::ROWS, column * K::COLS);
-                    let place = column - columns.start;
-                    let b = &run.panels[place * right.cells + k * K::COLS..][..slice * K::COLS];
-                    let sums = &mut sums.cells()[place * block..][..block];
-                    // SAFETY: panels of `slice`; the block of C is the caller's alone.
-                    unsafe {
-                        match self.c.whole_block(at, (K::ROWS, K::COLS)) {
-                            Some(to) => {
-                                let adds = self.accumulate || !first;
-                                kernel.block(here, b.as_ptr(), slice, to, self.c.row_stride, adds);
-                            }
-                            None => {
-                                kernel.block(here, b.as_ptr(), slice, sums.as_mut_ptr(), K::COLS, !first);
-                                if last {
-                                    write_block(&kernel, self.c, at, sums, self.accumulate);
-                                }
-                            }
+                let beside = copying.as_mut().and_then(Copying::next);
+                // SAFETY: panels of this piece, rows of A that are there and a buffer of this task; the block of C is the
+                // caller's alone.
+                unsafe {
+                    match beside {
+                        None => kernel.block(here, b.as_ptr(), k.len(), c, stride, accumulate),
+                        Some(copied) => {
+                            let depth = k.len();
+                            kernel
+                                .block_and_copy(Block { a: here, b: b.as_ptr(), depth, c, stride, accumulate }, copied);
                         }
+                    }
+                    if whole.is_none() && last {
+                        write_block(&kernel, self.c, at, sums, self.accumulate);
                     }
                 }
             }
+            own.swap(0, 1);
         }
+    }
+
+    /// How the piece of A after the one at hand, which is `depth` deep, is copied while that is computed with so many
+    /// columns; `None` where it has to be packed by itself.
+    fn copying(
+        &self,
+        a: Rows<K::Cell>,
+        panel: usize,
+        (k, depth): (Range<usize>, usize),
+        columns: usize,
+        to: &mut Buffer,
+    ) -> Option<Copying<K::Cell>> {
+        let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.a.matrix.rows;
+        let at_a_time = K::ROWS.div_ceil(columns);
+        (is_whole && k.len() == depth && at_a_time <= MOST_COPIED).then(|| Copying {
+            from: a.data.wrapping_add(panel * K::ROWS * a.row + k.start),
+            stride: a.row,
+            to: to.cells::<K::Cell>().as_mut_ptr(),
+            line: K::STEP,
+            left: K::ROWS,
+            at_a_time,
+        })
     }
 }
 
-/// Bytes that the threads hold for a product of K and N whose left operand lies along K: a run of packed panels, a slice of A,
-/// and, with `sums`, what is summed before it is rounded.
+/// A panel that is copied some rows at a time.
+struct Copying<T> {
+    from: *const T,
+    stride: usize,
+    to: *mut T,
+    line: usize,
+    left: usize,
+    at_a_time: usize,
+}
+
+impl<T> Copying<T> {
+    fn next(&mut self) -> Option<Copied<T>> {
+        let rows = self.at_a_time.min(self.left);
+        let copied = Copied { from: self.from, stride: self.stride, to: self.to, rows };
+        self.from = self.from.wrapping_add(rows * self.stride);
+        self.to = self.to.wrapping_add(rows * self.line);
+        self.left -= rows;
+        (rows > 0).then_some(copied)
+    }
+}
+
+/// Into what slices K is cut where A is packed just before use: as deep as may be, and alike where that costs little.
+fn even_slice<K: Kernel>(depth: usize) -> usize {
+    let steps = depth / K::STEP;
+    let least = depth.div_ceil(K::SLICE).max(1);
+    let slices = (least..2 * least).find(|slices| steps.is_multiple_of(*slices)).unwrap_or(least);
+    steps.div_ceil(slices) * K::STEP
+}
+
+/// Bytes that the threads hold for a product of K and N whose left operand lies along K: a run of packed panels, two slices of
+/// A, and, with `sums`, what is summed before it is rounded.
 pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize {
     let depth = slices::<K>(k).map(|slice| slice.len()).max().unwrap_or(0);
     let layout = Layout::new::<K>(Side::B, (depth, n));
     let threads = crate::parallel::threads().min(layout.count.max(1));
     let runs = layout.groups(RUN_BYTES).next_multiple_of(threads);
     let panels = layout.count.div_ceil(runs.max(1));
-    let a = K::SLICE.min(layout.depth) * K::ROWS * layout.cell_bytes;
+    let a = 2 * K::SLICE.min(layout.depth) * K::ROWS * layout.cell_bytes;
     let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
     threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
 }
@@ -440,10 +409,6 @@ pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize 
 fn parts(threads: usize, runs: usize) -> usize {
     let least = if threads == 1 { 1 } else { (4 * threads).div_ceil(runs) };
     (least..least + threads).find(|parts| (runs * parts).is_multiple_of(threads)).unwrap_or(least)
-}
-
-fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
-    Rows { data, row: 1, step: K::ROWS }
 }
 
 /// Runs tasks on the pool, or here if this is a product of one thread. `grain` tasks are given out together.

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::engine::{Kernel, Rows};
+use super::kernel::{Kernel, Rows};
 use super::lanes::{Four, Lanes};
 use super::panels::Side;
 use super::{Matrix, Operand};

@@ -7,6 +7,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `kernel` | what a kernel is: one block |
 //! | `panels` | packed operands and their memory |
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
@@ -19,6 +20,7 @@ mod amx;
 mod avx512;
 mod engine;
 mod fma;
+mod kernel;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -215,7 +217,7 @@ macro_rules! with_kernel {
 ///
 /// `operands`: F32 or BF16.
 pub fn longest_sum(operands: DType) -> usize {
-    with_kernel!(isa(), operands == DType::BF16, K, <K as engine::Kernel>::DEPTH)
+    with_kernel!(isa(), operands == DType::BF16, K, <K as kernel::Kernel>::DEPTH)
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
@@ -300,7 +302,7 @@ fn product(isa: Isa, rounds: bool, c: MatrixMut, mut a: Matrix, b: Right, accumu
 /// product goes: it reads from the first-level cache only.
 pub(crate) fn kernel_rate(bf16: bool) -> f64 {
     // SAFETY: as above.
-    unsafe { with_kernel!(isa(), bf16, K, engine::block_rate::<K>()) }
+    unsafe { with_kernel!(isa(), bf16, K, kernel::block_rate::<K>()) }
 }
 
 /// Whether the machine and the operating system offer AMX with bf16.

@@ -40,7 +40,7 @@ const LINE: usize = 32;
 /// Cells of a tile: 16 lines.
 const TILE: usize = 16 * LINE;
 
-/// See [`super::engine::Kernel::pack`].
+/// See [`super::kernel::Kernel::pack`].
 ///
 /// # Safety
 ///
@@ -285,7 +285,7 @@ impl Load for bf16 {
     }
 }
 
-/// See [`super::engine::Kernel::write_bf16`].
+/// See [`super::kernel::Kernel::write_bf16`].
 ///
 /// # Safety
 ///

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Matrix;
-use super::engine::Kernel;
+use super::kernel::Kernel;
 use crate::parallel::Shared;
 
 /// Values of k that a task of packing takes of an operand that lies across K.

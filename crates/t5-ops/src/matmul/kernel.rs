@@ -1,0 +1,161 @@
+//! What a kernel is: it multiplies a block, `ROWS` rows of A by `COLS` columns of B over all of K.
+//!
+//! Both are packed into *panels* of that many rows or columns: for each k, one cell for each of them, in an order that
+//! the kernel chooses for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with
+//! zeros, so kernels know only whole blocks.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::Matrix;
+use super::panels::{Buffer, Side};
+
+/// Rows that are copied beside one block: a kernel has so many places for it in a step along K.
+pub(super) const MOST_COPIED: usize = 8;
+
+/// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
+/// panel the strides are `ROWS`'s own.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<T> {
+    pub data: *const T,
+    pub row: usize,
+    pub step: usize,
+}
+
+// SAFETY: only read through, while the operand is borrowed.
+unsafe impl<T> Send for Rows<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Rows<T> {}
+
+/// A block to compute: what [`Kernel::block`] takes.
+#[derive(Clone, Copy)]
+pub(super) struct Block<T> {
+    pub a: Rows<T>,
+    pub b: *const T,
+    pub depth: usize,
+    pub c: *mut f32,
+    pub stride: usize,
+    pub accumulate: bool,
+}
+
+/// Rows along K, `stride` elements apart, to copy into the lines of a panel of A.
+#[derive(Clone, Copy)]
+pub(super) struct Copied<T> {
+    pub from: *const T,
+    pub stride: usize,
+    pub to: *mut T,
+    pub rows: usize,
+}
+
+/// Multiplies blocks.
+pub(super) trait Kernel: Sized {
+    /// What panels consist of.
+    type Cell: Copy + Send + Sync;
+    /// Rows and columns of a block.
+    const ROWS: usize;
+    const COLS: usize;
+    /// K is filled up with zeros to a multiple of this.
+    const STEP: usize;
+
+    /// At most this much of K in a panel.
+    const DEPTH: usize;
+    /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.
+    const SLICE: usize;
+
+    /// Prepares the current thread.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the instructions of the kernel. So for all functions of the trait.
+    unsafe fn enter() -> Self;
+
+    /// The elements of A, if blocks can be computed well from them as they lie.
+    fn direct(a: &Matrix) -> Option<Rows<Self::Cell>>;
+
+    /// The elements of A, if [`Kernel::block_and_copy`] can copy them as they lie. A line of `STEP` cells of each row
+    /// follows that of the row before, then the next `STEP` of K.
+    fn copied(_: &Matrix) -> Option<Rows<Self::Cell>> {
+        None
+    }
+
+    /// Packs rows `k` of columns `cols` of `m`, which is B or the transpose of A: the part of a panel, `ROWS`
+    /// or `COLS` cells for each k, that belongs to these k. `k` starts at a multiple of `STEP` and ends at one
+    /// or with the matrix.
+    unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]);
+
+    /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
+    ///
+    /// # Safety
+    ///
+    /// `a` has `ROWS` rows, `b` is a packed panel, both of `depth`; `c` points to `ROWS` rows of `COLS`
+    /// elements, `stride` apart, which nothing else reaches.
+    unsafe fn block(
+        &self,
+        a: Rows<Self::Cell>,
+        b: *const Self::Cell,
+        depth: usize,
+        c: *mut f32,
+        stride: usize,
+        accumulate: bool,
+    );
+
+    /// The same, and beside it at most [`MOST_COPIED`] rows of `depth` are copied: the units that multiply do not wait
+    /// for memory meanwhile. Asked for only where [`Kernel::copied`] offers it.
+    ///
+    /// # Safety
+    ///
+    /// As [`Kernel::block`]; the rows are there, and the lines of a panel of `depth`, which nothing else reaches.
+    unsafe fn block_and_copy(&self, block: Block<Self::Cell>, _: Copied<Self::Cell>) {
+        let Block { a, b, depth, c, stride, accumulate } = block;
+        // SAFETY: by the caller's promise.
+        unsafe { self.block(a, b, depth, c, stride, accumulate) }
+    }
+
+    /// Writes or adds a computed block, `COLS` elements a row, to rows of C in bf16.
+    ///
+    /// # Safety
+    ///
+    /// `rows` by `cols` elements, `stride` apart, at `c` belong to the caller.
+    unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool);
+}
+
+/// Operations a second of the kernel alone, on the calling thread: one block over and over, its panels in the
+/// first-level cache. Nothing that this machine computes with the kernel is faster.
+///
+/// # Safety
+///
+/// The machine has the instructions of the kernel.
+pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
+    /// Of K: 16 KiB of bf16 or 12 to 32 KiB of f32 on each side.
+    const DEEP: usize = 256;
+    /// Blocks timed together, and how often: the best counts, because what else runs only ever takes away.
+    const BLOCKS: usize = 2000;
+    const TIMES: usize = 9;
+    let zeros = |len: usize| {
+        let mut lines = Buffer::new::<K::Cell>(len);
+        // Bytes of zero are a zero of any cell.
+        lines.clear();
+        lines
+    };
+    let (a, b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
+    let mut c = vec![0f32; K::ROWS * K::COLS];
+    let (a, b) = (packed_rows::<K>(a.read().as_ptr()), b.read::<K::Cell>().as_ptr());
+    // SAFETY: by the caller's promise.
+    let kernel = unsafe { K::enter() };
+    let mut best = f64::MAX;
+    for _ in 0..TIMES {
+        let start = std::time::Instant::now();
+        for _ in 0..BLOCKS {
+            // SAFETY: panels of `DEEP` and a whole block.
+            unsafe { kernel.block(a, b, DEEP, std::hint::black_box(c.as_mut_ptr()), K::COLS, true) };
+        }
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (2 * K::ROWS * K::COLS * DEEP * BLOCKS) as f64 / best
+}
+
+/// The rows of a packed panel.
+pub(super) fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
+    Rows { data, row: 1, step: K::ROWS }
+}
