@@ -48,6 +48,7 @@ fn rate(flops: f64, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 fn main() -> Result<()> {
+    t5_ops::join_threads();
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     for dtype in [DType::F32, DType::BF16] {
         if filter.as_ref().is_some_and(|filter| filter != dtype.as_str()) {

@@ -74,7 +74,7 @@ pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
 pub use norm::{rms_norm, rms_norm_backward};
-pub use parallel::{for_each_part, threads};
+pub use parallel::{for_each_part, join_threads, threads};
 pub use peak::peak_gflops;
 pub use reduce::{square_sum, zero};
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};

@@ -15,6 +15,19 @@ pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
+/// Makes the calling thread one of those that operations run on, if it is called before any operation.
+///
+/// A thread outside of the pool hands every operation over, sleeps until it is done, and is woken: two waits for the
+/// scheduler in each of the thousand operations of a step. With one thread operations run where they are called in any case.
+pub fn join_threads() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
+    if asked.unwrap_or(threads) > 1 {
+        // An error says that the pool was built already: operations then run as they did.
+        let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
+    }
+}
+
 /// How many of `rows` rows of `width` elements a part takes.
 pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     let threads = rayon::current_num_threads();
