@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, adafactor, attention,
+    Activation, AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor, attention,
     attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
-    linear_cross_entropy_backward, rms_norm, rms_norm_backward, square_sum,
+    linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
 #[global_allocator]
@@ -178,7 +178,7 @@ impl Bench<'_> {
             rounding: t5_ops::Rounding::Nearest,
         };
         self.run("adafactor", 0, 6 * n * k, || adafactor(&param, &grad, &second, None, &h))?;
-        self.run("square_sum", 0, n * k, || square_sum(&grad).map(drop))
+        self.run("square_sums", 0, n * k, || SquareSums::of(&grad).map(drop))
     }
 }
 

@@ -63,7 +63,7 @@ mod testing;
 mod vector;
 
 pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
-pub use adafactor::{AdafactorHyper, SecondMoment, adafactor};
+pub use adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
 pub use attention::{Attention, attention, attention_backward};
 pub use bytes::{from_bytes, with_bytes};
 pub use cross_entropy::{

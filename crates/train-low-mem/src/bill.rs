@@ -255,6 +255,11 @@ impl<'a> StepCosts<'a> {
             rows.push(CostRow::new("gradients", gradients, format!("{kept_in}{frozen}")).at(self.place));
         }
         rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name)).at(self.place)));
+        if layer_major.is_some() {
+            let trained = ParameterSpec::all(self.model).into_iter().filter(|spec| self.is_trained(spec));
+            let sums: u64 = trained.map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
+            rows.push(CostRow::new("square sums", sums, "of every gradient, for the norm and the update"));
+        }
         let evaluation_samples = self.evaluation_samples(pass, rows.iter().map(|row| row.bytes.0).sum());
         StepChoice {
             micro_batch_samples: samples,

@@ -19,7 +19,7 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::Parameter;
 use t5_ops::keys::{self, mix};
-use t5_ops::{AdafactorHyper, Rounding, SecondMoment};
+use t5_ops::{AdafactorHyper, Rounding, SecondMoment, SquareSums};
 
 use crate::error::{Error, Result};
 
@@ -174,7 +174,8 @@ impl Adafactor {
         self.updates
     }
 
-    /// Updates every parameter that has a gradient, in place; gradients come with their parameters' indices.
+    /// Updates every parameter that has a gradient, in place; gradients come with their parameters' indices and their sums
+    /// of squares.
     ///
     /// `learning_rate` comes from [`AdafactorOptions::resolved_learning_rate`]; gradients are multiplied by
     /// `gradient_scale` (global-norm clipping) on the way.
@@ -184,12 +185,12 @@ impl Adafactor {
     pub fn update<'a>(
         &mut self,
         parameters: &[Parameter],
-        gradients: impl Iterator<Item = (usize, &'a Tensor)>,
+        gradients: impl Iterator<Item = (usize, &'a Tensor, &'a SquareSums)>,
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        for (index, gradient) in gradients {
-            self.update_one(&parameters[index], index, gradient, learning_rate, gradient_scale)?;
+        for (index, gradient, sums) in gradients {
+            self.update_one((index, &parameters[index]), gradient, sums, learning_rate, gradient_scale)?;
         }
         self.finish_update();
         Ok(())
@@ -198,9 +199,9 @@ impl Adafactor {
     /// The part of an update that changes parameter `index`. [`Adafactor::finish_update`] ends the update.
     pub(crate) fn update_one(
         &self,
-        parameter: &Parameter,
-        index: usize,
+        (index, parameter): (usize, &Parameter),
         gradient: &Tensor,
+        sums: &SquareSums,
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
@@ -209,7 +210,8 @@ impl Adafactor {
         if let Some(seed) = self.rounding_seed {
             hyper.rounding = Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) };
         }
-        Ok(t5_ops::adafactor(&parameter.tensor, gradient, &moments.second, moments.first.as_ref(), &hyper)?)
+        let (second, first) = (&moments.second, moments.first.as_ref());
+        Ok(t5_ops::adafactor_with_sums(&parameter.tensor, gradient, sums, second, first, &hyper)?)
     }
 
     /// Counts an update of which every part was made.

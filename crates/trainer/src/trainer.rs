@@ -37,6 +37,7 @@ use candle_core::Device;
 use serde::{Deserialize, Serialize};
 use t5::costs::{Pass, Shape};
 use t5::{Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
+use t5_ops::SquareSums;
 
 use crate::adafactor::Adafactor;
 use crate::checkpoint::TrainerState;
@@ -127,10 +128,10 @@ pub struct Score {
 
 /// The gradient of a batch.
 enum Accumulated {
-    /// In the accumulators.
-    Whole,
+    /// In the accumulators, with its sums of squares.
+    Whole(Vec<Option<SquareSums>>),
     /// To be computed again, block by block.
-    Layers(Box<LayerPass>),
+    Layers(Box<LayerPass>, Vec<Option<SquareSums>>),
 }
 
 /// A model and everything that trains it.
@@ -227,11 +228,13 @@ impl Trainer {
         let largest_square = (stats.grad_norm * scale).powi(2) as f32;
         if stats.loss.is_finite() && stats.grad_norm.is_finite() && largest_square.is_finite() {
             match accumulated {
-                Accumulated::Whole => {
-                    self.adafactor.update(self.model.parameters(), self.gradients.iter(), stats.lr, scale)?;
+                Accumulated::Whole(sums) => {
+                    let with_sums = |(index, gradient): (usize, _)| Some((index, gradient, sums[index].as_ref()?));
+                    let gradients = self.gradients.iter().filter_map(with_sums);
+                    self.adafactor.update(self.model.parameters(), gradients, stats.lr, scale)?;
                 }
-                Accumulated::Layers(pass) => {
-                    if !self.apply_by_layer(pass, stats.lr, scale, interrupted)? {
+                Accumulated::Layers(pass, sums) => {
+                    if !self.apply_by_layer(pass, &sums, stats.lr, scale, interrupted)? {
                         self.gradients.release();
                         return Ok(StepOutcome::Interrupted);
                     }
@@ -241,7 +244,7 @@ impl Trainer {
             self.non_finite_in_a_row = 0;
             return Ok(StepOutcome::Done(stats));
         }
-        if let Accumulated::Layers(_) = accumulated {
+        if let Accumulated::Layers(..) = accumulated {
             self.gradients.release();
         }
         self.step += 1;
@@ -307,8 +310,12 @@ impl Trainer {
             }
             stats.loss += self.model.forward_backward(&micro_batch?, cx, &mut self.gradients)?;
         }
-        stats.grad_norm = self.gradient_norm()?;
-        Ok(Some(Accumulated::Whole))
+        let mut sums = vec![None; self.model.parameters().len()];
+        for (index, gradient) in self.gradients.iter() {
+            sums[index] = Some(SquareSums::of(gradient)?);
+        }
+        stats.grad_norm = norm(&sums);
+        Ok(Some(Accumulated::Whole(sums)))
     }
 
     /// Forward, and the pass of backward that takes the norm.
@@ -330,17 +337,16 @@ impl Trainer {
             return Ok(None);
         };
         stats.loss = pass.loss_sum();
-        let mut square_sums = vec![0.0; model.parameters().len()];
+        let mut sums = vec![None; model.parameters().len()];
         let mut measure = |index: usize, gradients: &Gradients| -> Result<()> {
-            square_sums[index] = gradients.get(index).map_or(Ok(0.0), t5_ops::square_sum)?;
+            sums[index] = gradients.get(index).map(SquareSums::of).transpose()?;
             Ok(())
         };
         if !model.layer_major_backward(&mut pass, Stage::Measure, gradients, interrupted, &mut measure)? {
             return Ok(None);
         }
-        // In the parameters' order, as over whole gradients.
-        stats.grad_norm = square_sums.iter().sum::<f64>().sqrt();
-        Ok(Some(Accumulated::Layers(Box::new(pass))))
+        stats.grad_norm = norm(&sums);
+        Ok(Some(Accumulated::Layers(Box::new(pass), sums)))
     }
 
     /// The second pass: every gradient is used as soon as it is complete. False when interrupted before the first was;
@@ -348,6 +354,7 @@ impl Trainer {
     fn apply_by_layer(
         &mut self,
         mut pass: Box<LayerPass>,
+        sums: &[Option<SquareSums>],
         learning_rate: f64,
         scale: f64,
         interrupted: &dyn Fn() -> bool,
@@ -359,11 +366,11 @@ impl Trainer {
         let is_changed = Cell::new(false);
         let mut update = |index: usize, gradients: &Gradients| {
             is_changed.set(true);
-            match gradients.get(index) {
-                Some(gradient) => {
-                    adafactor.update_one(&model.parameters()[index], index, gradient, learning_rate, scale)
+            match (gradients.get(index), &sums[index]) {
+                (Some(gradient), Some(sums)) => {
+                    adafactor.update_one((index, &model.parameters()[index]), gradient, sums, learning_rate, scale)
                 }
-                None => Ok(()),
+                _ => Ok(()),
             }
         };
         let interrupted = || !is_changed.get() && interrupted();
@@ -395,15 +402,6 @@ impl Trainer {
         micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
             bytes(Shape { samples, source_tokens, target_tokens }) <= most
         })
-    }
-
-    /// The global L2 norm over all trainable parameters.
-    fn gradient_norm(&self) -> Result<f64> {
-        let mut sum = 0.0;
-        for (_, gradient) in self.gradients.iter() {
-            sum += t5_ops::square_sum(gradient)?;
-        }
-        Ok(sum.sqrt())
     }
 
     /// The gradients of the last batch, unclipped. For tests and diagnosis.
@@ -489,6 +487,11 @@ impl Trainer {
         self.best_score = state.best_score;
         self.last_score = state.score.map(|value| Score { value, step: state.step });
     }
+}
+
+/// The global L2 norm, summed in the parameters' order.
+fn norm(sums: &[Option<SquareSums>]) -> f64 {
+    sums.iter().flatten().map(SquareSums::total).sum::<f64>().sqrt()
 }
 
 /// What gradients are multiplied by: `torch.nn.utils.clip_grad_norm_`.

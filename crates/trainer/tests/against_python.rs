@@ -8,6 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use t5::safetensors::Reader;
 use t5::{Parameter, Part, T5};
+use t5_ops::SquareSums;
 use trainer::adafactor::{Adafactor, AdafactorOptions};
 use trainer::bleu::{Bleu, Tokenization};
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
@@ -161,7 +162,9 @@ fn adafactor_is_that_of_transformers_with_every_option() {
         for (step, rate) in rates.into_iter().enumerate() {
             let now: Vec<Tensor> = gradients.iter().map(|all| all.get(step).unwrap().contiguous().unwrap()).collect();
             let rate = rate.unwrap_or_else(|| options.resolved_learning_rate(adafactor.updates(), 1.0));
-            adafactor.update(&parameters, now.iter().enumerate(), rate, 1.0).unwrap();
+            let sums: Vec<SquareSums> = now.iter().map(|gradient| SquareSums::of(gradient).unwrap()).collect();
+            let gradients = now.iter().zip(&sums).enumerate().map(|(i, (gradient, sums))| (i, gradient, sums));
+            adafactor.update(&parameters, gradients, rate, 1.0).unwrap();
             if counts(&golden["steps_kept"]).contains(&(step as u64 + 1)) {
                 for parameter in &parameters {
                     let place = format!("{case}.step_{}.{}", step + 1, parameter.name);

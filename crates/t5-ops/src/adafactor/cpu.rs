@@ -1,9 +1,10 @@
-//! Three passes over the gradient (statistics, size of the update, update) and two over the parameter; the
-//! update is computed twice instead of stored. Row and column sums are combined in f64.
+//! Three passes over the gradient (sums of squares, size of the update, update) and two over the parameter; the
+//! update is computed twice instead of stored. The first is the one that a global norm needs in any case: the gradient's
+//! scale, which is known only after it, comes out of the sums. Row and column sums are combined in f64.
 
 use candle_core::{Result, Tensor, bail};
 
-use super::{AdafactorHyper, SecondMoment};
+use super::{AdafactorHyper, SecondMoment, SquareSums};
 use crate::dropout::{RowKey, hash};
 use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::reduce::kernel::square_sum_of;
@@ -17,17 +18,50 @@ const BLOCK_ROWS: usize = 32;
 pub(super) fn adafactor(
     param: &Tensor,
     grad: &Tensor,
+    sums: &SquareSums,
     second: &SecondMoment,
     first: Option<&Tensor>,
     h: &AdafactorHyper,
 ) -> Result<()> {
     let grad = grad.contiguous()?;
-    with_element!(grad.dtype(), G, by_gradient::<G>(param, &grad, second, first, h))
+    with_element!(grad.dtype(), G, by_gradient::<G>(param, &grad, sums, second, first, h))
+}
+
+/// See [`SquareSums::of`]; of a matrix.
+pub(super) fn square_sums_of(grad: &Tensor) -> Result<SquareSums> {
+    let (rows, width) = grad.dims2()?;
+    let grad = grad.contiguous()?;
+    let view = View::new(&grad)?;
+    let (row_sums, col_sums) = with_element!(grad.dtype(), G, by_row_and_column(view.slice::<G>()?, rows, width));
+    let total = row_sums.iter().map(|&sum| f64::from(sum)).sum();
+    Ok(SquareSums { total, factored: Some((row_sums, col_sums)) })
+}
+
+fn by_row_and_column<G: Element>(g: &[G], rows: usize, width: usize) -> (Vec<f32>, Vec<f32>) {
+    let part = rows_per_part(rows, width);
+    let parts = rows.div_ceil(part);
+    let mut row_sums = vec![0f32; rows];
+    let mut col_sums = vec![0f64; parts * width];
+    let (row_out, col_out) = (Shared::new(&mut row_sums), Shared::new(&mut col_sums));
+    for_each_part(parts, |p| {
+        let (start, count) = (p * part, part.min(rows - p * part));
+        // SAFETY: each part has its own rows and its own row of partial sums.
+        let (row_sums, col_sums) = unsafe { (row_out.slice(start, count), col_out.slice(p * width, width)) };
+        square_sums(&g[start * width..][..count * width], row_sums, col_sums);
+    });
+    let (first, rest) = col_sums.split_at_mut(width);
+    for partial in rest.chunks_exact(width) {
+        for (total, partial) in first.iter_mut().zip(partial) {
+            *total += partial;
+        }
+    }
+    (row_sums, first.iter().map(|&sum| sum as f32).collect())
 }
 
 fn by_gradient<G: Element>(
     param: &Tensor,
     grad: &Tensor,
+    sums: &SquareSums,
     second: &SecondMoment,
     first: Option<&Tensor>,
     h: &AdafactorHyper,
@@ -52,7 +86,7 @@ fn by_gradient<G: Element>(
             } else {
                 h.learning_rate
             };
-            let (row_factor, col_factor) = factors(grad, g, second, h)?;
+            let (row_factor, col_factor) = factors(g, sums, second, h)?;
             let clip = (update_rms(g, &row_factor, &col_factor) / h.clip_threshold).max(1.0);
             let step = Step {
                 lr: (lr / clip) as f32,
@@ -77,16 +111,18 @@ fn by_gradient<G: Element>(
 /// Moves the second moment on. Returns the factors of rows (the gradient's scale included) and columns
 /// whose product with the gradient is the update before clipping.
 fn factors<G: Element>(
-    grad: &Tensor,
     g: &[G],
+    sums: &SquareSums,
     second: &SecondMoment,
     h: &AdafactorHyper,
 ) -> Result<(Vec<f32>, Vec<f32>)> {
     match second {
         SecondMoment::Factored { row, col } => {
-            let (rows, width) = grad.dims2()?;
+            let Some(sums) = &sums.factored else {
+                bail!("adafactor: expected the sums of a matrix, got those of a vector")
+            };
             update::<f32, _>("adafactor", row, &[], |row| {
-                update::<f32, _>("adafactor", col, &[], |col| Ok(factored(g, rows, width, row, col, h)))
+                update::<f32, _>("adafactor", col, &[], |col| Ok(factored(sums, row, col, h)))
             })
         }
         SecondMoment::Full(v) => {
@@ -101,40 +137,22 @@ fn factors<G: Element>(
 }
 
 /// As [`factors`], for a factored second moment.
-fn factored<G: Element>(
-    g: &[G],
-    rows: usize,
-    width: usize,
+fn factored(
+    (row_sums, col_sums): &(Vec<f32>, Vec<f32>),
     row: &mut [f32],
     col: &mut [f32],
     h: &AdafactorHyper,
 ) -> (Vec<f32>, Vec<f32>) {
-    let part = rows_per_part(rows, width);
-    let parts = rows.div_ceil(part);
-    let mut row_sums = vec![0f32; rows];
-    let mut col_sums = vec![0f64; parts * width];
-    let (row_out, col_out) = (Shared::new(&mut row_sums), Shared::new(&mut col_sums));
-    for_each_part(parts, |p| {
-        let (start, count) = (p * part, part.min(rows - p * part));
-        // SAFETY: each part has its own rows and its own row of partial sums.
-        let (row_sums, col_sums) = unsafe { (row_out.slice(start, count), col_out.slice(p * width, width)) };
-        square_sums(&g[start * width..][..count * width], row_sums, col_sums);
-    });
-    let (first, rest) = col_sums.split_at_mut(width);
-    for partial in rest.chunks_exact(width) {
-        for (total, partial) in first.iter_mut().zip(partial) {
-            *total += partial;
-        }
-    }
+    let (rows, width) = (row.len(), col.len());
     // The statistics are of the scaled gradient.
     let square = h.gradient_scale * h.gradient_scale;
-    let moved = |moment: f32, total: f64, n: usize| {
-        (h.beta2 * f64::from(moment) + (1.0 - h.beta2) * (total * square / n as f64 + h.eps1)) as f32
+    let moved = |moment: f32, total: f32, n: usize| {
+        (h.beta2 * f64::from(moment) + (1.0 - h.beta2) * (f64::from(total) * square / n as f64 + h.eps1)) as f32
     };
-    for (row, &total) in row.iter_mut().zip(&row_sums) {
-        *row = moved(*row, f64::from(total), width);
+    for (row, &total) in row.iter_mut().zip(row_sums) {
+        *row = moved(*row, total, width);
     }
-    for (col, &total) in col.iter_mut().zip(first.iter()) {
+    for (col, &total) in col.iter_mut().zip(col_sums) {
         *col = moved(*col, total, rows);
     }
     let mean = row.iter().map(|&r| f64::from(r)).sum::<f64>() / rows as f64;

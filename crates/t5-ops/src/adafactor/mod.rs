@@ -23,6 +23,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape, has_kernel};
+use crate::reduce::square_sum;
 use crate::rounding::Rounding;
 
 /// The numbers of one update.
@@ -64,11 +65,55 @@ pub enum SecondMoment {
     Full(Tensor),
 }
 
+/// The sums of the squares of a gradient: all that a global norm and a factored second moment ask of it, in one pass.
+#[derive(Clone, Debug)]
+pub struct SquareSums {
+    total: f64,
+    /// By row (N) and by column (K), of a matrix (N, K) for which there is a kernel.
+    factored: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+impl SquareSums {
+    /// The sums of `grad`, which is not scaled.
+    pub fn of(grad: &Tensor) -> Result<Self> {
+        let _span = tracing::debug_span!("square_sums").entered();
+        if grad.rank() == 2 && has_kernel(&[grad]) && grad.elem_count() > 0 {
+            return cpu::square_sums_of(grad);
+        }
+        Ok(Self { total: square_sum(grad)?, factored: None })
+    }
+
+    /// Of all elements.
+    pub fn total(&self) -> f64 {
+        self.total
+    }
+
+    /// Bytes that the sums of a gradient of this shape hold.
+    pub fn bytes(shape: &[usize]) -> u64 {
+        match *shape {
+            [rows, columns] => ((rows + columns) * size_of::<f32>()) as u64,
+            _ => 0,
+        }
+    }
+}
+
 /// Updates `param`, `second` and `first` in place from `grad`, which is not changed. On the CPU parameter and gradient
 /// may each be in bf16; they are read as f32, and moments are f32.
 pub fn adafactor(
     param: &Tensor,
     grad: &Tensor,
+    second: &SecondMoment,
+    first: Option<&Tensor>,
+    h: &AdafactorHyper,
+) -> Result<()> {
+    adafactor_with_sums(param, grad, &SquareSums::of(grad)?, second, first, h)
+}
+
+/// [`adafactor`] from a gradient whose sums of squares are known.
+pub fn adafactor_with_sums(
+    param: &Tensor,
+    grad: &Tensor,
+    sums: &SquareSums,
     second: &SecondMoment,
     first: Option<&Tensor>,
     h: &AdafactorHyper,
@@ -81,7 +126,7 @@ pub fn adafactor(
         SecondMoment::Full(v) => is_f32(v),
     };
     if has_kernel(&[param, grad]) && moments && first.is_none_or(is_f32) && param.elem_count() > 0 {
-        cpu::adafactor(param, grad, second, first, h)
+        cpu::adafactor(param, grad, sums, second, first, h)
     } else {
         reference::adafactor(param, grad, second, first, h)
     }

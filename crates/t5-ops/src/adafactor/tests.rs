@@ -109,6 +109,29 @@ fn a_bf16_gradient_is_read_as_f32() {
 }
 
 #[test]
+fn sums_of_squares_are_those_of_the_elements() {
+    for dtype in [DType::F32, DType::BF16] {
+        for shape in [&[65][..], &[7, 65], &[300, 96], &[2, 3, 5]] {
+            let grad = Numbers::new(5).tensor(shape, dtype);
+            let sums = SquareSums::of(&grad).unwrap();
+            let squares = grad.to_dtype(DType::F64).unwrap().sqr().unwrap();
+            let total: f64 = squares.sum_all().unwrap().to_scalar().unwrap();
+            assert!((sums.total() / total - 1.0).abs() < 1e-6, "{shape:?}: expected {total}, got {}", sums.total());
+            let Some((rows, cols)) = sums.factored else {
+                assert_ne!(shape.len(), 2);
+                continue;
+            };
+            assert_eq!(SquareSums::bytes(shape), 4 * (rows.len() + cols.len()) as u64);
+            for (got, dimension) in [(rows, 1), (cols, 0)] {
+                let expected = squares.sum(dimension).unwrap().to_vec1::<f64>().unwrap();
+                let close = |(got, expected): (&f32, &f64)| (f64::from(*got) / expected - 1.0).abs() < 1e-6;
+                assert!(got.iter().zip(&expected).all(close), "{shape:?}: sums over dimension {dimension}");
+            }
+        }
+    }
+}
+
+#[test]
 fn updates_too_small_for_bf16_are_kept_on_average_by_stochastic_rounding_and_lost_by_nearest() {
     // u = sign(g) = 1 and lr = 1e-3: each step takes 0.001 from 1, where bf16 is spaced by 0.0039 below.
     let shape = [64, 64];
