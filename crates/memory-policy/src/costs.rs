@@ -50,7 +50,10 @@ pub struct Phase {
 pub struct LayerMajor {
     /// Blocks whose gradients are kept from the pass that takes the norm, instead of being computed again.
     pub kept_gradient_blocks: usize,
-    /// Whether block inputs lie in a file instead of memory.
+    /// Whether what attention heads put out is kept beside block inputs instead of being computed again.
+    #[serde(default)]
+    pub heads_kept: bool,
+    /// Whether block inputs, and what is kept beside them, lie in a file instead of memory.
     pub boundaries_on_disk: bool,
     /// Whether gradients that are not kept wait in a file instead of being computed again.
     pub gradients_on_disk: bool,
@@ -97,6 +100,9 @@ impl StepChoice {
             words += ", layer by layer";
             if layers.kept_gradient_blocks > 0 {
                 words += &format!(" with gradients of {} blocks kept", layers.kept_gradient_blocks);
+            }
+            if layers.heads_kept {
+                words += " with attention heads kept";
             }
             if layers.boundaries_on_disk {
                 words += " with block inputs on disk";

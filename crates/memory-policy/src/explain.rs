@@ -61,8 +61,9 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
     let show_layers = |step: &StepChoice| match step.layer_major {
         None => "micro-batch-major".to_string(),
         Some(layers) => format!(
-            "layer-major, gradients of {} blocks kept{}{}",
+            "layer-major, gradients of {} blocks kept{}{}{}",
             layers.kept_gradient_blocks,
+            if layers.heads_kept { ", attention heads kept" } else { "" },
             if layers.boundaries_on_disk { ", block inputs on disk" } else { "" },
             if layers.gradients_on_disk { ", gradients on disk" } else { "" }
         ),

@@ -204,6 +204,8 @@ pub fn save() -> Vec<CostRow> {
 struct Walk<'a> {
     config: &'a Config,
     pass: &'a Pass,
+    /// What blocks keep that are computed again.
+    again: Keep,
     live: u64,
     peak: u64,
 }
@@ -227,7 +229,7 @@ struct Sizes {
 
 impl Walk<'_> {
     fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
-        Walk { config, pass, live: 0, peak: 0 }
+        Walk { config, pass, again: Keep::Input, live: 0, peak: 0 }
     }
 
     fn sizes(&self, decoder: bool) -> Sizes {
@@ -299,38 +301,47 @@ impl Walk<'_> {
     }
 
     fn keep(&self, reach: Reach, decoder: bool, block: usize) -> Keep {
-        match decoder {
+        let keep = match decoder {
             false => reach.keep_encoder_block(block, self.pass.recompute_blocks),
             true => reach.keep_decoder_block(block, self.pass.recompute_blocks),
-        }
+        };
+        keep.instead_of_input(self.again)
     }
 
     /// The block's input is alive before; its output, and what it keeps, after.
     fn block_forward(&mut self, s: &Sizes, decoder: bool, keep: Keep) {
-        self.attention_forward(s, s.q, keep == Keep::Everything);
-        if keep == Keep::Input {
+        self.attention_forward(s, s.q, keep);
+        if matches!(keep, Keep::Input | Keep::Heads) {
             self.hold(s.x); // the input, which the layer has not freed after all
         }
-        let keep = keep == Keep::Everything;
         if decoder {
             self.attention_forward(s, s.source_k, keep);
         }
-        self.feed_forward_forward(s, keep);
+        self.feed_forward_forward(s, keep == Keep::Everything);
     }
 
-    fn attention_forward(&mut self, s: &Sizes, k: u64, keep: bool) {
+    fn attention_forward(&mut self, s: &Sizes, k: u64, keep: Keep) {
         self.hold(s.x + s.q + 2 * k); // n, q, k, v
         self.free(s.x);
-        self.hold(s.q + s.lse); // out
-        if !keep {
-            self.free(s.q + 2 * k + s.lse);
+        self.hold(s.q + s.lse); // what the heads put out
+        if keep != Keep::Everything {
+            self.free(s.q + 2 * k);
         }
         self.hold(s.x); // projected
-        if !keep {
-            self.free(s.q);
+        if !matches!(keep, Keep::Heads | Keep::Everything) {
+            self.free(s.q + s.lse);
         }
         self.hold(s.x); // y
-        self.free(s.x + if keep { 0 } else { s.x });
+        self.free(s.x + if keep == Keep::Everything { 0 } else { s.x });
+    }
+
+    /// Forward again, everything kept; `given` is what the heads put out, where it is there already.
+    fn attention_again(&mut self, s: &Sizes, k: u64, given: u64) {
+        self.hold(s.x + s.q + 2 * k); // n, q, k, v
+        self.free(s.x);
+        self.hold(s.q + s.lse - given);
+        self.hold(2 * s.x); // projected, y
+        self.free(s.x);
     }
 
     fn feed_forward_forward(&mut self, s: &Sizes, keep: bool) {
@@ -387,11 +398,12 @@ impl Walk<'_> {
         match keep {
             Keep::Nothing => return,
             Keep::Everything => {}
-            Keep::Input => {
+            Keep::Input | Keep::Heads => {
                 // Forward again, without the feed-forward's output.
-                self.attention_forward(s, s.q, true);
+                let given = if keep == Keep::Heads { s.q + s.lse } else { 0 };
+                self.attention_again(s, s.q, given);
                 if decoder {
-                    self.attention_forward(s, s.source_k, true);
+                    self.attention_again(s, s.source_k, given);
                 }
                 self.hold(s.x + self.projections() * s.gate);
                 self.free(s.x);
@@ -454,7 +466,7 @@ mod tests {
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
-        let real = model.forward(&batch, &cx, reach).unwrap().bytes();
+        let real = model.forward(&batch, &cx, reach, Keep::Input).unwrap().bytes();
         (real, training(config, pass, &|spec| trained(spec.part))[0].bytes)
     }
 

@@ -22,12 +22,12 @@ use crate::context::{LayerContext, StepContext};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::layers::attention::{SideGradients, SourceGradient};
-use crate::layers::block::BlockSaved;
+use crate::layers::block::{BlockInput, BlockSaved};
 use crate::layers::bytes;
 use crate::micro_batch::MicroBatch;
 use crate::model::{Kept, Pass, T5};
 use crate::parameters::Part;
-use crate::reach::Reach;
+use crate::reach::{Keep, Reach};
 use crate::store::{Store, Stored};
 
 /// How layer-major accumulation spends memory.
@@ -36,10 +36,19 @@ pub struct LayerMajor {
     /// Blocks, of those that backward comes to last, whose gradients stay from the first pass, so that the second
     /// is spared them: 0 holds least, all of them need no second pass.
     pub kept_gradient_blocks: usize,
-    /// Block inputs lie in a file.
+    /// What the attentions' heads put out is kept beside block inputs, and not computed again.
+    pub heads_kept: bool,
+    /// Block inputs lie in a file, and what the heads put out with them.
     pub boundaries_on_disk: bool,
     /// Gradients that are not kept are written to a file by the first pass, and the second reads them.
     pub gradients_on_disk: bool,
+}
+
+impl LayerMajor {
+    /// What forward keeps of a block.
+    pub(crate) fn kept_of_a_block(&self) -> Keep {
+        if self.heads_kept { Keep::Heads } else { Keep::Input }
+    }
 }
 
 /// Which of the two passes backward makes.
@@ -133,12 +142,15 @@ struct Samples {
     dz: Option<Tensor>,
 }
 
-/// The inputs (B, T, D) of a stack's blocks, and of its final norm, that backward enters.
+/// The inputs of a stack's blocks, and of its final norm, that backward enters.
 #[derive(Debug)]
 struct StackInputs {
-    blocks: Vec<Option<Stored>>,
-    last: Option<Stored>,
+    blocks: Vec<Option<StoredInput>>,
+    last: Option<StoredInput>,
 }
+
+/// The tensors of a [`BlockInput`].
+type StoredInput = Vec<Stored>;
 
 impl Samples {
     fn inputs(&mut self, decoder: bool) -> &mut StackInputs {
@@ -146,7 +158,7 @@ impl Samples {
     }
 
     /// The input of a unit.
-    fn input(&mut self, unit: Unit) -> &mut Option<Stored> {
+    fn input(&mut self, unit: Unit) -> &mut Option<StoredInput> {
         match unit {
             Unit::Norm { decoder } => &mut self.inputs(decoder).last,
             Unit::Block { decoder, block } => &mut self.inputs(decoder).blocks[block],
@@ -167,7 +179,7 @@ impl Samples {
     fn bytes(&self) -> u64 {
         let boundaries = [&self.encoder, &self.decoder].into_iter().flat_map(|s| s.blocks.iter().chain([&s.last]));
         let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded]);
-        let held: u64 = boundaries.flatten().map(Stored::bytes).sum();
+        let held: u64 = boundaries.flatten().flatten().map(Stored::bytes).sum();
         tensors + self.dz.as_ref().map_or(0, |dz| bytes(&[dz])) + held
     }
 }
@@ -234,12 +246,16 @@ impl T5 {
             if interrupted() {
                 return Ok(None);
             }
-            let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = self.forward(&batch, &cx, reach)?;
+            let Kept { source_bias, target_bias, encoded, encoder, decoder, z } =
+                self.forward(&batch, &cx, reach, layers.kept_of_a_block())?;
             let (loss, dz) = self.head_backward(z, &batch, &cx, grads)?;
             pass.loss_sum += loss;
             let [encoder, decoder] = [encoder, decoder].map(|saved| {
                 let (blocks, last) = saved.into_inputs();
-                let mut put = |x: Option<Tensor>| x.map(|x| pass.boundaries.put(x)).transpose();
+                let mut put = |input: Option<BlockInput>| {
+                    let put = |input: BlockInput| input.into_tensors().map(|x| pass.boundaries.put(x)).collect();
+                    input.map(put).transpose()
+                };
                 Ok::<_, Error>(StackInputs {
                     blocks: blocks.into_iter().map(&mut put).collect::<Result<_>>()?,
                     last: put(last)?,
@@ -360,10 +376,16 @@ impl T5 {
                 Some(samples) => samples.input(unit).clone(),
                 None => next.and_then(|next| pass.samples[0].input(next).clone()),
             };
+            let after = after.as_deref().and_then(<[Stored]>::first);
             let samples = &mut pass.samples[i];
             let input = if is_last_use { samples.input(unit).take() } else { samples.input(unit).clone() };
             let Some(input) = input else { continue };
-            let x = pass.boundaries.get(input, after.as_ref())?;
+            let mut tensors = Vec::with_capacity(input.len());
+            for (place, stored) in input.iter().enumerate() {
+                tensors.push(pass.boundaries.get(stored.clone(), input.get(place + 1).or(after))?);
+            }
+            drop(input);
+            let Some(input) = BlockInput::from_tensors(tensors) else { continue };
             let cx = samples.context(&step, decoder);
             match unit {
                 Unit::Norm { decoder } => {
@@ -375,7 +397,7 @@ impl T5 {
                         }
                     };
                     let Some(dz) = dz else { continue };
-                    down.dx[i] = Some(stack.finish_backward(&x, dz, &cx, grads)?);
+                    down.dx[i] = Some(stack.finish_backward(&input.x, dz, &cx, grads)?);
                     down.bias[i] = None;
                 }
                 Unit::Block { block, .. } => {
@@ -388,7 +410,7 @@ impl T5 {
                         down.bias[i] = Some(samples.bias(decoder).zeros_like()?);
                     }
                     let mut side = SideGradients { bias: down.bias[i].as_ref(), source: &mut down.source[i] };
-                    let saved = BlockSaved::Input(x);
+                    let saved = BlockSaved::Input(input);
                     let wanted = goes_on || into_embedding;
                     let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, wanted, grads)?;
                     let ids = if decoder { &samples.batch.decoder_inputs } else { &samples.batch.sources };

@@ -107,7 +107,7 @@ impl T5 {
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
         let reach = self.reach(grads);
-        let kept = self.forward(batch, cx, reach)?;
+        let kept = self.forward(batch, cx, reach, Keep::Input)?;
         tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
         let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
         let pass = Pass::of(cx);
@@ -141,18 +141,19 @@ impl T5 {
         move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
     }
 
-    /// Forward of a micro-batch that keeps what backward within `reach` needs.
-    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
+    /// Forward of a micro-batch that keeps what backward within `reach` needs; `again` is what blocks keep that are
+    /// computed again.
+    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach, again: Keep) -> Result<Kept> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
         let source_bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
         let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
-        let keep = |block| reach.keep_encoder_block(block, k);
+        let keep = |block| reach.keep_encoder_block(block, k).instead_of_input(again);
         let (encoded, encoder) =
             self.encoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep)?;
 
         let target_bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
         let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
-        let keep = |block| reach.keep_decoder_block(block, k);
+        let keep = |block| reach.keep_decoder_block(block, k).instead_of_input(again);
         let (z, decoder) = self.decoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep)?;
         Ok(Kept { source_bias, target_bias, encoded, encoder, decoder, z })
     }

@@ -14,8 +14,17 @@ pub(crate) enum Keep {
     Nothing,
     /// The block's input; backward runs forward again.
     Input,
+    /// Its input and what its attentions' heads put out, which backward then does not compute again.
+    Heads,
     /// Everything that its layers' backward needs.
     Everything,
+}
+
+impl Keep {
+    /// The same, but `again` of a block that is computed again.
+    pub fn instead_of_input(self, again: Keep) -> Keep {
+        if self == Keep::Input { again } else { self }
+    }
 }
 
 /// How far backward reaches into one stack.
@@ -144,6 +153,7 @@ mod tests {
         let letter = |keep| match keep {
             Keep::Nothing => '-',
             Keep::Input => 'i',
+            Keep::Heads => 'h',
             Keep::Everything => 'E',
         };
         let encoder = (0..3).map(|b| letter(reach.keep_encoder_block(b, recompute_blocks)));

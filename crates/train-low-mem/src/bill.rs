@@ -340,15 +340,21 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
     let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), (0..=blocks).rev().collect());
     let boundaries = pinned(pins.activation_offload, vec![false, true]);
     let by_layer = kept.iter().flat_map(|&kept_gradient_blocks| {
+        let is_every_block_kept = kept_gradient_blocks == blocks;
         // Where every block keeps its gradient none waits in a file.
-        let gradients: &[bool] = if kept_gradient_blocks < blocks { &[false, true] } else { &[false] };
+        let gradients: &[bool] = if is_every_block_kept { &[false] } else { &[false, true] };
         let gradients = pinned(pins.gradient_offload, gradients.to_vec());
-        let pairs = boundaries.iter().flat_map(move |&boundaries_on_disk| {
-            gradients.clone().into_iter().map(move |gradients_on_disk| (boundaries_on_disk, gradients_on_disk))
-        });
-        pairs.map(move |(boundaries_on_disk, gradients_on_disk)| {
-            Some(LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk })
-        })
+        let mut ways = Vec::new();
+        for &boundaries_on_disk in &boundaries {
+            for &gradients_on_disk in &gradients {
+                // Beside a second pass what heads put out is little.
+                let heads: &[bool] = if is_every_block_kept || gradients_on_disk { &[false, true] } else { &[false] };
+                ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
+                    Some(LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk })
+                }));
+            }
+        }
+        ways
     });
     match pins.accumulation {
         Some(AccumulationPin::MicroBatchMajor) => vec![None],
@@ -363,6 +369,7 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
 pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
     t5::LayerMajor {
         kept_gradient_blocks: layers.kept_gradient_blocks,
+        heads_kept: layers.heads_kept,
         boundaries_on_disk: layers.boundaries_on_disk,
         gradients_on_disk: layers.gradients_on_disk,
     }

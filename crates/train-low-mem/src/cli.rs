@@ -281,6 +281,9 @@ pub struct BenchArgs {
     /// Layer-major: blocks whose gradients are kept and not computed a second time; default: 0
     #[arg(long, value_name = "K")]
     pub kept_gradient_blocks: Option<usize>,
+    /// Layer-major: what attention heads put out is kept beside block inputs and not computed again
+    #[arg(long)]
+    pub keep_heads: bool,
     /// Layer-major: block inputs in a file in this directory instead of in memory
     #[arg(long, value_name = "DIR")]
     pub offload: Option<PathBuf>,

@@ -17,8 +17,10 @@ struct Factors {
     /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
     /// touched.
     overhead_tokens: f64,
-    /// The time of a multiply-add of a forward pass for recomputing, over that of an average one of the step.
+    /// The time of a multiply-add of a product that is computed again, over that of an average one of the step.
     again: f64,
+    /// The same of what attention heads put out.
+    heads: f64,
     /// The same for a second backward pass.
     second: f64,
     /// The time of writing a byte to a file and reading it, in multiply-adds of an average one of the step.
@@ -27,9 +29,11 @@ struct Factors {
     overhead_rows: f64,
 }
 
-const F32: Factors = Factors { overhead_tokens: 80.0, again: 1.0, second: 1.05, disk: 41.0, overhead_rows: 32.0 };
+const F32: Factors =
+    Factors { overhead_tokens: 80.0, again: 1.0, heads: 1.0, second: 1.05, disk: 41.0, overhead_rows: 32.0 };
 /// The products are faster, what lies between them is not; and logits are never kept, whatever the chunk.
-const BF16: Factors = Factors { overhead_tokens: 200.0, again: 1.1, second: 1.45, disk: 190.0, overhead_rows: 0.0 };
+const BF16: Factors =
+    Factors { overhead_tokens: 200.0, again: 0.85, heads: 2.8, second: 1.45, disk: 190.0, overhead_rows: 0.0 };
 
 /// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
 /// enough tokens. For each micro-batch `written` bytes go to files.
@@ -43,7 +47,9 @@ pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<L
         None => &blocks[..pass.recompute_blocks.min(blocks.len())],
         Some(_) => blocks,
     };
-    let again = factors.again * share(recomputed, |block| block.again);
+    let heads = if layer_major.is_some_and(|layers| layers.heads_kept) { 0.0 } else { factors.heads };
+    let again = factors.again * share(recomputed, |block| block.again - block.heads)
+        + heads * share(recomputed, |block| block.heads);
     let layer_by_layer = layer_major.map_or(0.0, |layers| {
         // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
         // a second time, or a file.

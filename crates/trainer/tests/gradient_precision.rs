@@ -77,7 +77,7 @@ fn layer_by_layer_and_through_a_file_the_step_is_the_same() {
     };
     let expected = after(Accumulation::MicroBatchMajor);
     for (kept_gradient_blocks, gradients_on_disk) in [(0, false), (2, false), (99, false), (0, true)] {
-        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk: false, gradients_on_disk };
+        let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::default() };
         for (a, b) in after(Accumulation::LayerMajor(layers)).iter().flatten().zip(expected.iter().flatten()) {
             assert!((a - b).abs() < 1e-6, "{a} {b}, {layers:?}");
         }

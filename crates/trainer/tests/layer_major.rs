@@ -120,21 +120,22 @@ fn a_layer_major_step_is_an_ordinary_step() {
 }
 
 #[test]
-fn block_inputs_and_gradients_on_disk_change_no_bit_and_leave_nothing_behind() {
+fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let run = |boundaries_on_disk, gradients_on_disk| {
+    let run = |heads_kept, boundaries_on_disk, gradients_on_disk| {
         let mut trainer =
             new(TrainerOptions { master_weights: MasterWeights::StochasticRounding, ..options(Precision::Bf16) });
         trainer.offload_to(directory.path());
-        let layers = LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk, gradients_on_disk };
+        let layers = LayerMajor { kept_gradient_blocks: 1, heads_kept, boundaries_on_disk, gradients_on_disk };
         let losses: Vec<f64> =
             (0..3).map(|seed| done(step(&mut trainer, seed, &plan(Accumulation::LayerMajor(layers)))).loss).collect();
         (losses, everything(&trainer))
     };
-    let in_memory = run(false, false);
-    assert!(in_memory == run(true, false));
-    assert!(in_memory == run(false, true));
-    assert!(in_memory == run(true, true));
+    let in_memory = run(false, false, false);
+    assert!(in_memory == run(true, false, false));
+    assert!(in_memory == run(false, true, false));
+    assert!(in_memory == run(false, false, true));
+    assert!(in_memory == run(true, true, true));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 

@@ -21,6 +21,8 @@ pub struct Arithmetic {
 pub struct BlockArithmetic {
     /// Forward once more, for backward: all but the feed-forward's last product.
     pub again: f64,
+    /// What the attentions' heads are of that: scores and weighted values.
+    pub heads: f64,
     /// Backward.
     pub backward: f64,
 }
@@ -38,7 +40,8 @@ pub fn arithmetic(config: &Config, shape: &Shape, trained: &dyn Fn(&ParameterSpe
             let forward = block_forward(config, shape, is_decoder(block));
             let last = product(block_tokens(shape, is_decoder(block)), config.d_ff, config.d_model);
             // Two products for each of forward's.
-            BlockArithmetic { again: forward - last, backward: 2.0 * forward }
+            let heads = block_heads(shape, is_decoder(block), config.inner_dim());
+            BlockArithmetic { again: forward - last, heads, backward: 2.0 * forward }
         })
         .collect();
     let head = 3.0 * product(shape.samples * shape.target_tokens, config.d_model, config.vocab_size);
@@ -50,6 +53,15 @@ fn block_tokens(shape: &Shape, is_decoder: bool) -> usize {
     shape.samples * if is_decoder { shape.target_tokens } else { shape.source_tokens }
 }
 
+/// Scores, and sums of values.
+fn block_heads(shape: &Shape, is_decoder: bool, inner: usize) -> f64 {
+    let Shape { samples, source_tokens, target_tokens } = *shape;
+    match is_decoder {
+        true => 2.0 * product(samples * target_tokens, target_tokens + source_tokens, inner),
+        false => 2.0 * product(samples * source_tokens, source_tokens, inner),
+    }
+}
+
 fn block_forward(config: &Config, shape: &Shape, is_decoder: bool) -> f64 {
     let Shape { samples, source_tokens, target_tokens } = *shape;
     let (d, inner) = (config.d_model, config.inner_dim());
@@ -58,10 +70,12 @@ fn block_forward(config: &Config, shape: &Shape, is_decoder: bool) -> f64 {
     let attention = |tokens: usize, keys: usize| {
         2.0 * product(samples * tokens, d, inner) // q, out
             + 2.0 * product(samples * keys, d, inner) // k, v
-            + 2.0 * product(samples * tokens, keys, inner) // scores, sums of values
     };
     let cross = if is_decoder { attention(tokens, source_tokens) } else { 0.0 };
-    attention(tokens, tokens) + cross + f64::from(projections) * product(samples * tokens, d, config.d_ff)
+    attention(tokens, tokens)
+        + cross
+        + block_heads(shape, is_decoder, inner)
+        + f64::from(projections) * product(samples * tokens, d, config.d_ff)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of matrices")]

@@ -7,7 +7,7 @@ use super::{CostRow, Pass, Shape, Sizes, Walk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
 use crate::parameters::{ParameterSpec, Part};
-use crate::reach::{Keep, Reach};
+use crate::reach::Reach;
 
 /// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: block inputs of the
 /// whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
@@ -156,10 +156,22 @@ impl<'a> LayerWalk<'a> {
         (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + inputs
     }
 
-    /// The inputs of every unit for `samples` samples.
+    /// What forward runs again from, of every unit, for `samples` samples.
     fn inputs(&self, samples: usize) -> u64 {
-        let [encoder, decoder] = self.sizes_of(samples);
-        self.units.iter().map(|unit| if unit.is_decoder() { decoder.x } else { encoder.x }).sum()
+        let sizes = self.sizes_of(samples);
+        self.units.iter().map(|&unit| self.input(unit, &sizes[usize::from(unit.is_decoder())])).sum()
+    }
+
+    fn input(&self, unit: Unit, sizes: &Sizes) -> u64 {
+        sizes.x + self.heads(unit, sizes)
+    }
+
+    /// What the heads of a unit's attentions put out, where it is kept.
+    fn heads(&self, unit: Unit, sizes: &Sizes) -> u64 {
+        match unit {
+            Unit::Block { decoder, .. } if self.layers.heads_kept => (1 + u64::from(decoder)) * (sizes.q + sizes.lse),
+            _ => 0,
+        }
     }
 
     /// The encoder's and the decoder's sizes for `samples` samples.
@@ -188,6 +200,7 @@ impl<'a> LayerWalk<'a> {
             self.live.gradients = self.gradients_of(|part| part == head);
         }
         let mut walk = Walk::new(self.config, &self.micro);
+        walk.again = self.layers.kept_of_a_block();
         walk.forward(self.reach);
         let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
         self.moment(peak, 0);
@@ -198,7 +211,8 @@ impl<'a> LayerWalk<'a> {
     }
 
     fn backward(&mut self, units: &[Unit], again: usize, stage: Stage) {
-        let [encoder_x, decoder_x] = [false, true].map(|decoder| self.sizes(&self.whole, decoder).x);
+        let whole = [false, true].map(|decoder| self.sizes(&self.whole, decoder));
+        let [encoder_x, decoder_x] = [whole[0].x, whole[1].x];
         if stage == Stage::Apply || again == 0 {
             self.live.boundaries -= decoder_x; // the gradient of the decoder's output goes down itself
         }
@@ -210,25 +224,27 @@ impl<'a> LayerWalk<'a> {
                 self.release_spare();
             }
             self.add_gradients(unit, position < self.dropped);
-            let from_disk = if self.layers.boundaries_on_disk { 2 } else { 0 }; // this input and the next
             let sizes = self.sizes(&self.micro, decoder);
+            // This input, and the first tensor of the next.
+            let from_disk = if self.layers.boundaries_on_disk { self.input(unit, &sizes) + sizes.x } else { 0 };
             let extra = match unit {
                 Unit::Norm { .. } => 2 * sizes.x,
                 Unit::Block { .. } => {
                     let mut walk = Walk::new(self.config, &self.micro);
-                    walk.hold(2 * sizes.x);
-                    walk.block_backward(&sizes, decoder, Keep::Input);
-                    walk.peak - 2 * sizes.x
+                    let there = 2 * sizes.x + self.heads(unit, &sizes);
+                    walk.hold(there);
+                    walk.block_backward(&sizes, decoder, self.layers.kept_of_a_block());
+                    walk.peak - there
                 }
             };
-            self.moment(extra + from_disk * sizes.x, 0);
+            self.moment(extra + from_disk, 0);
             let into_embedding = self.reach.enters_embedding(decoder) && stage == Stage::Measure;
             if into_embedding && matches!(unit, Unit::Block { block: 0, .. }) && !self.has_embedding(decoder) {
                 self.live.gradients += self.gradients_of(|part| part == Part::Shared);
                 self.moment(sizes.x, 0);
             }
             if (stage == Stage::Apply || position >= again) && !self.layers.boundaries_on_disk {
-                self.live.boundaries -= if decoder { decoder_x } else { encoder_x };
+                self.live.boundaries -= self.input(unit, &whole[usize::from(decoder)]);
             }
         }
         self.release_spare();
@@ -357,10 +373,11 @@ mod tests {
                 let pass =
                     Pass { shape, activations, gradients, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {
-                    for (boundaries_on_disk, gradients_on_disk) in
-                        [(false, false), (true, false), (false, true), (true, true)]
-                    {
-                        let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk };
+                    for kinds in 0..8 {
+                        let [heads_kept, boundaries_on_disk, gradients_on_disk] =
+                            [1, 2, 4].map(|kind| kinds & kind != 0);
+                        let layers =
+                            LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk };
                         for trained in trained {
                             check(&model, &pass, batch_samples, &layers, trained);
                         }
@@ -383,7 +400,7 @@ mod tests {
             dropout: true,
         };
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
-            let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk: false };
+            let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, ..LayerMajor::default() };
             layer_major(&config, &pass, 16, &layers, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
         };
         // The last block spares the second pass, and with it a copy of what goes down.

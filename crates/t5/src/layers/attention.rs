@@ -14,6 +14,7 @@ use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::parameters::Weight;
+use crate::reach::Keep;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
@@ -36,21 +37,35 @@ enum Kind {
     Cross,
 }
 
-/// What attention keeps: x (B,T,D), q (B,T,HK), k and v (B,S,HK), out (B,T,HK), log-sum-exp (B,H,T).
+/// What the heads put out: their weighted values (B,T,HK) and log-sum-exp (B,H,T).
+#[derive(Clone, Debug)]
+pub(crate) struct Heads {
+    pub out: Tensor,
+    pub lse: Tensor,
+}
+
+/// What attention keeps: x (B,T,D), q (B,T,HK), k and v (B,S,HK), and what the heads put out.
 #[derive(Debug)]
 pub(crate) struct AttentionSaved {
     x: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
+    heads: Heads,
 }
 
 impl AttentionSaved {
     pub fn bytes(&self) -> u64 {
-        bytes(&[&self.x, &self.q, &self.k, &self.v, &self.out, &self.lse])
+        bytes(&[&self.x, &self.q, &self.k, &self.v, &self.heads.out, &self.heads.lse])
     }
+}
+
+/// What is left of a forward pass of attention.
+#[derive(Debug)]
+pub(crate) enum AttentionKept {
+    Nothing,
+    Heads(Heads),
+    Everything(AttentionSaved),
 }
 
 /// What backward gives to others than the layer below.
@@ -100,19 +115,44 @@ impl Attention {
     }
 
     /// `x` is (B, T, D).
-    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: bool) -> Result<(Tensor, Option<AttentionSaved>)> {
-        let (n, _) = self.norm.forward(&x)?;
-        let q = t5_ops::linear(&n, &self.q.tensor)?; // (B, T, HK)
+    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: Keep) -> Result<(Tensor, AttentionKept)> {
+        if keep == Keep::Everything {
+            let (y, saved) = self.recompute(x, cx, None)?;
+            return Ok((y, AttentionKept::Everything(saved)));
+        }
+        let [q, k, v] = self.products(&x, cx)?;
+        let heads = self.heads(&q, &k, &v, cx)?;
+        drop((q, k, v));
+        let kept = if keep == Keep::Heads { AttentionKept::Heads(heads.clone()) } else { AttentionKept::Nothing };
+        Ok((self.finish(&x, heads, cx)?, kept))
+    }
+
+    /// Forward that keeps everything; what the heads put out is computed where it is not given.
+    pub fn recompute(&self, x: Tensor, cx: &LayerContext, given: Option<Heads>) -> Result<(Tensor, AttentionSaved)> {
+        let [q, k, v] = self.products(&x, cx)?;
+        let heads = given.map_or_else(|| self.heads(&q, &k, &v, cx), Ok)?;
+        let y = self.finish(&x, heads.clone(), cx)?;
+        Ok((y, AttentionSaved { x, q, k, v, heads }))
+    }
+
+    /// Queries (B, T, HK), keys and values (B, S, HK).
+    fn products(&self, x: &Tensor, cx: &LayerContext) -> Result<[Tensor; 3]> {
+        let (n, _) = self.norm.forward(x)?;
+        let q = t5_ops::linear(&n, &self.q.tensor)?;
         let m = self.keys_from(&n, cx);
-        let k = t5_ops::linear(m, &self.k.tensor)?; // (B, S, HK)
-        let v = t5_ops::linear(m, &self.v.tensor)?; // (B, S, HK)
-        drop(n);
-        let (out, lse) = t5_ops::attention(&q, &k, &v, &self.settings(cx))?; // (B, T, HK), (B, H, T)
-        let saved = keep.then(|| AttentionSaved { x: x.clone(), q, k, v, out: out.clone(), lse });
-        let projected = t5_ops::linear(&out, &self.o.tensor)?; // (B, T, D)
-        drop(out);
-        let y = t5_ops::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
-        Ok((y, saved))
+        Ok([q, t5_ops::linear(m, &self.k.tensor)?, t5_ops::linear(m, &self.v.tensor)?])
+    }
+
+    fn heads(&self, q: &Tensor, k: &Tensor, v: &Tensor, cx: &LayerContext) -> Result<Heads> {
+        let (out, lse) = t5_ops::attention(q, k, v, &self.settings(cx))?;
+        Ok(Heads { out, lse })
+    }
+
+    /// The output projection and the residual, (B, T, D).
+    fn finish(&self, x: &Tensor, heads: Heads, cx: &LayerContext) -> Result<Tensor> {
+        let projected = t5_ops::linear(&heads.out, &self.o.tensor)?;
+        drop(heads);
+        Ok(t5_ops::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())?)
     }
 
     /// Adds the weights' gradients. Returns the gradient of `x` where `wanted`.
@@ -125,7 +165,7 @@ impl Attention {
         wanted: bool,
         grads: &mut Gradients,
     ) -> Result<Option<Tensor>> {
-        let AttentionSaved { x, q, k, v, out, lse } = saved;
+        let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
         let dprojected = dropout_backward(&dy, cx.dropout(self.residual).as_ref())?;
         add_weight_gradient(grads, &self.o, &dprojected, &out)?;
         let dout = t5_ops::linear_backward_input(&dprojected, &self.o.tensor, None)?;

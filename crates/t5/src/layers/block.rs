@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::attention::{Attention, AttentionSaved, SideGradients, SourceGradient};
+use super::attention::{Attention, AttentionKept, AttentionSaved, Heads, SideGradients, SourceGradient};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
 use super::{Weights, bytes};
 use crate::config::Config;
@@ -19,11 +19,36 @@ pub(crate) struct Block {
     pub feed_forward: FeedForward,
 }
 
+/// What forward runs again from.
+#[derive(Debug)]
+pub(crate) struct BlockInput {
+    /// The block's input (B, T, D).
+    pub x: Tensor,
+    /// What the heads of its attentions put out, in the order of the attentions, where that was kept.
+    pub heads: Vec<Heads>,
+}
+
+impl BlockInput {
+    /// Its tensors one after the other.
+    pub fn into_tensors(self) -> impl Iterator<Item = Tensor> {
+        std::iter::once(self.x).chain(self.heads.into_iter().flat_map(|Heads { out, lse }| [out, lse]))
+    }
+
+    /// What [`BlockInput::into_tensors`] took apart.
+    pub fn from_tensors(tensors: Vec<Tensor>) -> Option<BlockInput> {
+        let mut tensors = tensors.into_iter();
+        let x = tensors.next()?;
+        let heads = std::iter::from_fn(|| Some(Heads { out: tensors.next()?, lse: tensors.next()? }));
+        let heads = heads.collect();
+        Some(BlockInput { x, heads })
+    }
+}
+
 /// What a block keeps.
 #[derive(Debug)]
 pub(crate) enum BlockSaved {
-    /// Its input (B, T, D) only: backward runs forward again.
-    Input(Tensor),
+    /// What backward runs forward again from.
+    Input(BlockInput),
     /// Everything that its layers keep.
     Layers { attention: AttentionSaved, cross: Option<AttentionSaved>, feed_forward: FeedForwardSaved },
 }
@@ -31,7 +56,9 @@ pub(crate) enum BlockSaved {
 impl BlockSaved {
     pub fn bytes(&self) -> u64 {
         match self {
-            BlockSaved::Input(x) => bytes(&[x]),
+            BlockSaved::Input(BlockInput { x, heads }) => {
+                bytes(&[x]) + heads.iter().map(|heads| bytes(&[&heads.out, &heads.lse])).sum::<u64>()
+            }
             BlockSaved::Layers { attention, cross, feed_forward } => {
                 attention.bytes() + cross.as_ref().map_or(0, AttentionSaved::bytes) + feed_forward.bytes()
             }
@@ -55,29 +82,37 @@ impl Block {
 
     /// `x` is (B, T, D).
     pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: Keep) -> Result<(Tensor, Option<BlockSaved>)> {
-        let input = (keep == Keep::Input).then(|| BlockSaved::Input(x.clone()));
-        let keep = keep == Keep::Everything;
+        let input = matches!(keep, Keep::Input | Keep::Heads).then(|| x.clone());
         let (mut x, attention) = self.attention.forward(x, cx, keep)?;
-        let mut cross = None;
+        let mut cross = AttentionKept::Nothing;
         if let Some(layer) = &self.cross {
             (x, cross) = layer.forward(x, cx, keep)?;
         }
-        let (y, feed_forward) = self.feed_forward.forward(x, cx, keep)?;
-        let saved = match (attention, feed_forward) {
-            (Some(attention), Some(feed_forward)) => Some(BlockSaved::Layers { attention, cross, feed_forward }),
-            _ => input,
+        let (y, feed_forward) = self.feed_forward.forward(x, cx, keep == Keep::Everything)?;
+        let saved = match (attention, cross, feed_forward) {
+            (AttentionKept::Everything(attention), cross, Some(feed_forward)) => {
+                let cross = if let AttentionKept::Everything(cross) = cross { Some(cross) } else { None };
+                Some(BlockSaved::Layers { attention, cross, feed_forward })
+            }
+            (attention, cross, _) => input.map(|x| {
+                let heads = [attention, cross].into_iter();
+                let heads =
+                    heads.filter_map(|kept| if let AttentionKept::Heads(kept) = kept { Some(kept) } else { None });
+                BlockSaved::Input(BlockInput { x, heads: heads.collect() })
+            }),
         };
         Ok((y, saved))
     }
 
     /// Forward again, as far as backward needs it. Masks come from a counter, so the bits are the same.
-    fn recompute(&self, x: Tensor, cx: &LayerContext) -> Result<BlockSaved> {
-        let (mut x, attention) = self.attention.forward(x, cx, true)?;
+    fn recompute(&self, input: BlockInput, cx: &LayerContext) -> Result<BlockSaved> {
+        let mut heads = input.heads.into_iter();
+        let (mut x, attention) = self.attention.recompute(input.x, cx, heads.next())?;
         let mut cross = None;
         if let Some(layer) = &self.cross {
-            (x, cross) = layer.forward(x, cx, true)?;
+            let (y, saved) = layer.recompute(x, cx, heads.next())?;
+            (x, cross) = (y, Some(saved));
         }
-        let attention = attention.expect("attention was asked to keep");
         Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x)? })
     }
 
@@ -93,7 +128,7 @@ impl Block {
         grads: &mut Gradients,
     ) -> Result<Option<Tensor>> {
         let (attention, cross, feed_forward) = match saved {
-            BlockSaved::Input(x) => return self.backward(self.recompute(x, cx)?, dy, cx, side, wanted, grads),
+            BlockSaved::Input(input) => return self.backward(self.recompute(input, cx)?, dy, cx, side, wanted, grads),
             BlockSaved::Layers { attention, cross, feed_forward } => (attention, cross, feed_forward),
         };
         let into_attention = wanted || side.bias.is_some() || self.attention.is_trained(grads);

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use t5_ops::RelativePosition;
 
 use super::attention::{SideGradients, SourceGradient};
-use super::block::{Block, BlockSaved};
+use super::block::{Block, BlockInput, BlockSaved};
 use super::norm::Norm;
 use super::{Weights, bytes, dropout_backward};
 use crate::config::Config;
@@ -36,13 +36,14 @@ pub(crate) struct StackSaved {
 }
 
 impl StackSaved {
-    /// The inputs of the blocks that were asked to keep their input alone, and that of the final norm.
-    pub fn into_inputs(self) -> (Vec<Option<Tensor>>, Option<Tensor>) {
+    /// What the blocks that run forward again do so from, and the input of the final norm.
+    pub fn into_inputs(self) -> (Vec<Option<BlockInput>>, Option<BlockInput>) {
         let input = |saved: Option<BlockSaved>| match saved {
-            Some(BlockSaved::Input(x)) => Some(x),
+            Some(BlockSaved::Input(input)) => Some(input),
             _ => None,
         };
-        (self.blocks.into_iter().map(input).collect(), self.last)
+        let last = self.last.map(|x| BlockInput { x, heads: Vec::new() });
+        (self.blocks.into_iter().map(input).collect(), last)
     }
 
     pub fn bytes(&self) -> u64 {

@@ -99,10 +99,14 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
 }
 
 const fn layers(kept_gradient_blocks: usize, boundaries_on_disk: bool, gradients_on_disk: bool) -> LayerMajor {
-    LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk }
+    LayerMajor { kept_gradient_blocks, heads_kept: false, boundaries_on_disk, gradients_on_disk }
 }
 
-const EVERYTHING: [LayerMajor; 8] = [
+const fn with_heads(layers: LayerMajor) -> LayerMajor {
+    LayerMajor { heads_kept: true, ..layers }
+}
+
+const EVERYTHING: [LayerMajor; 10] = [
     layers(0, false, false),
     layers(1, false, false),
     layers(3, false, false),
@@ -111,6 +115,8 @@ const EVERYTHING: [LayerMajor; 8] = [
     layers(0, true, false),
     layers(0, false, true),
     layers(2, true, true),
+    with_heads(layers(1, false, false)),
+    with_heads(layers(1, true, true)),
 ];
 
 #[test]

@@ -138,6 +138,7 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         recompute_blocks: or_else(recompute, is_free, 0),
         accumulation: or_else(accumulation, is_free, AccumulationPin::MicroBatchMajor),
         kept_gradient_blocks: or_else(flags.kept_gradient_blocks, is_free, 0),
+        heads_kept: or_else(flags.keep_heads.then_some(true), is_free, false),
         activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
         gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
         ..no_pins()?.memory

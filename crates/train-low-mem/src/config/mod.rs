@@ -232,6 +232,8 @@ pub struct Memory {
     pub accumulation: Option<AccumulationPin>,
     /// Pin, of layer-major accumulation.
     pub kept_gradient_blocks: Option<usize>,
+    /// Pin, of layer-major accumulation: whether what attention heads put out is kept.
+    pub heads_kept: Option<bool>,
     /// Pin, of layer-major accumulation: whether block inputs lie in a file.
     pub activation_offload: Option<bool>,
     /// Pin, of layer-major accumulation: whether gradients wait in a file.
@@ -332,6 +334,7 @@ impl Config {
         }
         let of_layer_major = [
             ("memory.kept_gradient_blocks", self.memory.kept_gradient_blocks.is_some()),
+            ("memory.attention_heads", self.memory.heads_kept == Some(true)),
             ("memory.activation_offload", self.memory.activation_offload == Some(true)),
             ("memory.gradient_offload", self.memory.gradient_offload == Some(true)),
         ];
@@ -513,6 +516,7 @@ fn memory(values: &Values) -> Memory {
             _ => AccumulationPin::MicroBatchMajor,
         }),
         kept_gradient_blocks: pin(values, "memory.kept_gradient_blocks"),
+        heads_kept: values.text("memory.attention_heads").map(|text| text == "keep"),
         gradient_offload: values.text("memory.gradient_offload").map(|text| text == "disk"),
         activation_offload: values.text("memory.activation_offload").map(|text| text == "disk"),
         disk_writes: bytes("memory.disk_writes").unwrap_or(0),
