@@ -160,7 +160,13 @@ impl From<trainer::Error> for Failure {
 
 impl From<memory_policy::DoesNotFit> for Failure {
     fn from(refusal: memory_policy::DoesNotFit) -> Self {
-        Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint())
+        let failure = Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint());
+        // On disk they would hold less: it was not offered.
+        match refusal.smallest_plan.layer_major {
+            Some(layers) if !layers.boundaries_on_disk => failure
+                .hint("less would do with block inputs on disk, where `memory.disk_writes` covers what the run writes"),
+            _ => failure,
+        }
     }
 }
 
