@@ -6,7 +6,7 @@ use crate::run::{Scene, short};
 
 /// What the tests ask for, dropout on, at any number of samples a time.
 ///
-/// At the rate of the embedded default, 5e-2, training is chaotic: the same run in two cuts agrees to 1e-8 for 18 steps,
+/// At a rate of 5e-2 training is chaotic: the same run in two cuts agrees to 1e-8 for 18 steps,
 /// and after 50 of them to 1e-1. At 3e-4 what summation order leaves stays what it is.
 fn fifty_steps(more: &[&str]) -> Vec<String> {
     let fifty = [
