@@ -59,6 +59,18 @@ pub struct LayerMajor {
     pub gradients_on_disk: bool,
 }
 
+impl LayerMajor {
+    /// What it does beside keeping gradients, for people.
+    pub(crate) fn in_words(&self) -> impl Iterator<Item = &'static str> {
+        let levers = [
+            (self.heads_kept, "attention heads kept"),
+            (self.boundaries_on_disk, "block inputs on disk"),
+            (self.gradients_on_disk, "gradients on disk"),
+        ];
+        levers.into_iter().filter_map(|(is_on, words)| is_on.then_some(words))
+    }
+}
+
 /// How the training step may be cut, what that would hold, and how long it would take.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepChoice {
@@ -101,14 +113,8 @@ impl StepChoice {
             if layers.kept_gradient_blocks > 0 {
                 words += &format!(" with gradients of {} blocks kept", layers.kept_gradient_blocks);
             }
-            if layers.heads_kept {
-                words += " with attention heads kept";
-            }
-            if layers.boundaries_on_disk {
-                words += " with block inputs on disk";
-            }
-            if layers.gradients_on_disk {
-                words += " with gradients on disk";
+            for lever in layers.in_words() {
+                words += &format!(" with {lever}");
             }
         }
         words

@@ -60,13 +60,10 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
     let layers = |other: &StepChoice| other.layer_major == step.layer_major;
     let show_layers = |step: &StepChoice| match step.layer_major {
         None => "micro-batch-major".to_string(),
-        Some(layers) => format!(
-            "layer-major, gradients of {} blocks kept{}{}{}",
-            layers.kept_gradient_blocks,
-            if layers.heads_kept { ", attention heads kept" } else { "" },
-            if layers.boundaries_on_disk { ", block inputs on disk" } else { "" },
-            if layers.gradients_on_disk { ", gradients on disk" } else { "" }
-        ),
+        Some(layers) => {
+            let levers: String = layers.in_words().map(|lever| format!(", {lever}")).collect();
+            format!("layer-major, gradients of {} blocks kept{levers}", layers.kept_gradient_blocks)
+        }
     };
     let show_loader = |loader: &LoaderChoice| {
         format!("{}, {} ahead, {} threads", loader.residency, loader.prefetch_batches, loader.decode_threads)

@@ -76,7 +76,7 @@ pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use parallel::{for_each_part, join_threads, threads};
 pub use peak::peak_gflops;
-pub use reduce::{square_sum, zero};
+pub use reduce::zero;
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use rounding::Rounding;
 

@@ -5,8 +5,7 @@ use candle_core::{Result, Tensor};
 use crate::dispatch::has_kernel;
 
 /// The sum of the squares of all elements, accumulated in f64 in a fixed order.
-pub fn square_sum(x: &Tensor) -> Result<f64> {
-    let _span = tracing::debug_span!("square_sum").entered();
+pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
     if has_kernel(&[x]) { kernel::square_sum(x) } else { reference::square_sum(x) }
 }
 
@@ -73,7 +72,7 @@ pub(crate) mod kernel {
 pub(crate) mod reference {
     use candle_core::{DType, Result, Tensor};
 
-    /// See [`crate::square_sum`].
+    /// See [`super::square_sum`].
     pub fn square_sum(x: &Tensor) -> Result<f64> {
         x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()
     }

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, adafactor, attention, attention_backward,
-    linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward, square_sum,
+    AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor, attention,
+    attention_backward, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
 /// A reproducible tensor of numbers in [-1, 1).
@@ -54,7 +54,7 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
         scale_parameter: true,
         beta1: None,
         weight_decay: 0.0,
-        gradient_scale: 1.0 / square_sum(&dw)?.sqrt(),
+        gradient_scale: 1.0 / SquareSums::of(&dw)?.total().sqrt(),
         rounding: t5_ops::Rounding::Nearest,
     };
     adafactor(&w, &dw, &second, None, &h)?;

@@ -81,6 +81,8 @@ pub struct StepCosts<'a> {
     dropout: bool,
     /// Bytes of all gradients.
     gradient_bytes: u64,
+    /// Bytes of their sums of squares.
+    square_sums: u64,
     /// What loading the model needs beside its parameters.
     loading: Vec<CostRow>,
     evaluation: Option<Evaluated<'a>>,
@@ -133,10 +135,13 @@ impl<'a> StepCosts<'a> {
         let frozen: Vec<String> =
             specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
         let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
+        let trained = ParameterSpec::all(model).into_iter().filter(is_trained);
+        let square_sums = trained.map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
         let loading = t5::costs::load(model, options.parameter_dtype()).into_iter();
         Ok(Self {
             model,
             gradient_bytes: t5::costs::gradients(model, options.gradient_dtype(), &is_trained),
+            square_sums,
             loading: loading.map(|row| CostRow::new(row.name, row.bytes, "a tensor on its way")).collect(),
             frozen,
             batch_samples: samples,
@@ -256,9 +261,7 @@ impl<'a> StepCosts<'a> {
         }
         rows.extend(training.iter().map(|row| CostRow::new(row.name, row.bytes, note(row.name)).at(self.place)));
         if layer_major.is_some() {
-            let trained = ParameterSpec::all(self.model).into_iter().filter(|spec| self.is_trained(spec));
-            let sums: u64 = trained.map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
-            rows.push(CostRow::new("square sums", sums, "of every gradient, for the norm and the update"));
+            rows.push(CostRow::new("square sums", self.square_sums, "of every gradient, for the norm and the update"));
         }
         let evaluation_samples = self.evaluation_samples(pass, rows.iter().map(|row| row.bytes.0).sum());
         StepChoice {

@@ -23,8 +23,8 @@ pub enum Kind {
     Paths,
     /// A list of parts, blocks or globs of parameter names; a string is split at its commas.
     Parts,
-    /// A number of bytes: `"512MiB"`, `"4GiB"`, `"4G"` or a whole number.
-    Size,
+    /// A number of bytes: `"512MiB"`, `"4GiB"`, `"4G"` or a whole number from this one on.
+    Size(i64),
     /// A table that is handed on as it is.
     Table,
 }
@@ -136,8 +136,8 @@ pub const KEYS: &[Key] = &[
     key("checkpoint.keep_best", Integer(0, 1 << 20), &[], "1", "checkpoints with the lowest validation loss that are kept beside them"),
     key("checkpoint.model", OneOf(&["final", "best"]), &[], "\"final\"", "which one becomes OUTPUT/model"),
 
-    key("memory.budget", Size, AUTO, "\"auto\"", "bytes the whole process may hold; auto: a share of what is available"),
-    key("memory.device_budget", Size, AUTO, "\"auto\"", "bytes of device memory; auto: a share of what is free"),
+    key("memory.budget", Size(1), AUTO, "\"auto\"", "bytes the whole process may hold; auto: a share of what is available"),
+    key("memory.device_budget", Size(1), AUTO, "\"auto\"", "bytes of device memory; auto: a share of what is free"),
     key("memory.micro_batch_samples", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: samples of an optimizer batch computed at a time"),
     key("memory.recompute_blocks", Integer(0, 100_000), AUTO, "\"auto\"", "pin: blocks whose activations are computed again in backward"),
     key("memory.accumulation", OneOf(&["micro-batch-major", "layer-major"]), AUTO, "\"auto\"", "pin: all blocks of a micro-batch before the next, or all micro-batches of a block, whose gradient alone exists"),
@@ -145,7 +145,7 @@ pub const KEYS: &[Key] = &[
     key("memory.attention_heads", OneOf(&["recompute", "keep"]), AUTO, "\"auto\"", "pin: layer-major: what attention heads put out is computed again in backward, or kept beside block inputs"),
     key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: block inputs in memory, or in a file in the output directory; auto: within disk_writes"),
     key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes"),
-    key("memory.disk_writes", Size, &[], "\"1TiB\"", "bytes that the whole run may write to disk to save memory, where that is not pinned: writing wears a disk out; 0: nothing"),
+    key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the whole run may write to disk to save memory, where that is not pinned: writing wears a disk out; 0: nothing"),
     key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time"),
     key("memory.prefetch_batches", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: optimizer batches that are made ahead"),
     key("memory.decode_threads", Integer(1, 1024), AUTO, "\"auto\"", "pin: threads that read and tokenize"),
@@ -206,7 +206,7 @@ impl Key {
             Words(words) => format!("a list of {}", quoted(words)),
             Paths => "a list of paths or globs".to_string(),
             Parts => "a list of parts, blocks or globs of parameter names".to_string(),
-            Size => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
+            Size(_) => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
             Table => "a table".to_string(),
         };
         if self.words.is_empty() { value } else { format!("{value}, or {}", quoted(self.words)) }

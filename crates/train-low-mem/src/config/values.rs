@@ -191,8 +191,8 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         }
         (Kind::Paths, Value::String(text)) => Ok(Value::from(vec![text.clone()])),
         (Kind::Paths | Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
-        (Kind::Size, Value::Integer(bytes)) if *bytes >= 0 => Ok(Value::String(format!("{bytes}"))),
-        (Kind::Size, Value::String(text)) if parse_size(text).is_some() => Ok(value),
+        (Kind::Size(least), Value::Integer(bytes)) if *bytes >= least => Ok(Value::String(format!("{bytes}"))),
+        (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
     }
 }
@@ -258,6 +258,10 @@ mod tests {
                 "[memory]\nbudget = \"lots\"",
                 "`memory.budget`: expected a size such as \"512MiB\" or \"4GiB\", or \"auto\", got \"lots\"",
             ),
+            (
+                "[memory]\nbudget = 0",
+                "`memory.budget`: expected a size such as \"512MiB\" or \"4GiB\", or \"auto\", got 0",
+            ),
             ("[trian]\nepochs = 1", "error: my.toml:1: unknown section `[trian]`\nhint: did you mean `[train]`?"),
             ("epochs = 1", "error: my.toml:1: unknown key `epochs`\nhint: did you mean `train.epochs`"),
             ("[train]\nepochs = = 1", "error: my.toml:2: not valid TOML"),
@@ -279,6 +283,7 @@ mod tests {
             "optimizer.weight_decay=1",
             "train.freeze=encoder,shared",
             "memory.budget=512MiB",
+            "memory.disk_writes=0",
             "model.overrides={ num_layers = 4 }",
         ] {
             values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
