@@ -72,7 +72,7 @@ pub(crate) mod kernel {
 pub(crate) mod reference {
     use candle_core::{DType, Result, Tensor};
 
-    /// See [`super::square_sum`].
+    /// The same, with candle's operations.
     pub fn square_sum(x: &Tensor) -> Result<f64> {
         x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()
     }
