@@ -36,16 +36,13 @@ unsafe fn block<V: Lanes, const ROWS: usize>(
     // SAFETY: by the promise of `Kernel::block`.
     unsafe {
         let mut sums = [[V::zero(); 2]; ROWS];
-        let (mut a_at, mut b_at) = (a.data, b);
-        for _ in 0..depth {
-            let b = [V::load(b_at), V::load(b_at.add(V::WIDTH))];
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let a = V::splat(a_at.add(i * a.row));
-                sums[0] = sums[0].multiply_add(a, b[0]);
-                sums[1] = sums[1].multiply_add(a, b[1]);
+        if a.step == 1 {
+            along_rows::<V, ROWS>(a, b, depth, &mut sums);
+        } else {
+            for k in 0..depth {
+                let (a, b) = (a.data.add(k * ROWS), b.add(k * 2 * V::WIDTH));
+                multiply_add::<V, ROWS>(|i| a.add(i), b, &mut sums);
             }
-            a_at = a_at.wrapping_add(a.step);
-            b_at = b_at.wrapping_add(2 * V::WIDTH);
         }
         for (i, sums) in sums.into_iter().enumerate() {
             for (half, sum) in sums.into_iter().enumerate() {
@@ -55,6 +52,71 @@ unsafe fn block<V: Lanes, const ROWS: usize>(
             }
         }
     }
+}
+
+/// The sums of a block, `K` after `K` along the rows of A as they lie.
+///
+/// With an address for each of twelve rows there are more of them than registers: a compiler adds up the stride, row after
+/// row, an addition for each two multiply-adds and each after the one before. Every third row is a base here, the two
+/// after it are one and two strides away, which an operand can say, and bases go on by some of K at once.
+///
+/// # Safety
+///
+/// As [`Kernel::block`].
+#[inline(always)]
+unsafe fn along_rows<V: Lanes, const ROWS: usize>(
+    a: Rows<f32>,
+    b: *const f32,
+    depth: usize,
+    sums: &mut [[V; 2]; ROWS],
+) {
+    /// Values of K for which the bases stay.
+    const TOGETHER: usize = 4;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let mut bases: [*const f32; 4] = std::array::from_fn(|j| a.data.wrapping_add(3 * j * a.row));
+        let mut b = b;
+        for _ in 0..depth / TOGETHER {
+            bases = bases.map(|base| opaque(base));
+            for k in 0..TOGETHER {
+                multiply_add::<V, ROWS>(|i| bases[i / 3].add(i % 3 * a.row + k), b.add(k * 2 * V::WIDTH), sums);
+            }
+            bases = bases.map(|base| base.wrapping_add(TOGETHER));
+            b = b.add(TOGETHER * 2 * V::WIDTH);
+        }
+        for k in 0..depth % TOGETHER {
+            multiply_add::<V, ROWS>(|i| bases[i / 3].add(i % 3 * a.row + k), b.add(k * 2 * V::WIDTH), sums);
+        }
+    }
+}
+
+/// Adds, for one of K, the products of an element of each row and two vectors of columns.
+#[inline(always)]
+unsafe fn multiply_add<V: Lanes, const ROWS: usize>(
+    a: impl Fn(usize) -> *const f32,
+    b: *const f32,
+    sums: &mut [[V; 2]; ROWS],
+) {
+    // SAFETY: by the promise of `Kernel::block`.
+    unsafe {
+        let b = [V::load(b), V::load(b.add(V::WIDTH))];
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let a = V::splat(a(i));
+            sums[0] = sums[0].multiply_add(a, b[0]);
+            sums[1] = sums[1].multiply_add(a, b[1]);
+        }
+    }
+}
+
+/// A pointer whose relation to others the compiler does not know.
+#[inline(always)]
+fn opaque(mut pointer: *const f32) -> *const f32 {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags));
+    }
+    pointer
 }
 
 fn direct(a: &Matrix) -> Option<Rows<f32>> {
