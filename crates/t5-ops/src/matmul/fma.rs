@@ -1,9 +1,13 @@
-//! f32 kernels: a block of rows by two vectors of columns, its sums in registers, one fused multiply-add for
+//! f32 kernels: a block of rows by two or three vectors of columns, its sums in registers, one fused multiply-add for
 //! each sum and k. The same lines of code for every instruction set, over vectors of its width.
+//!
+//! The multiply-adds are bound by their units on a core of one's own. On one that is shared with another thread, instructions
+//! are: there three vectors of columns, which take fewer loads for as many sums, and few addresses count.
 //!
 //! | | vector | block | registers |
 //! | --- | --- | --- | --- |
-//! | AVX-512 | 16 | 12 x 32 | 24 sums, 2 of B, 1 of A; of 32 |
+//! | AVX-512 | 16 | 8 x 48 | 24 sums, 3 of B, 1 of A; of 32 |
+//! | AVX-512, few columns | 16 | 12 x 32 | 24 sums, 2 of B, 1 of A; of 32 |
 //! | AVX2 + FMA | 8 | 6 x 16 | 12 sums, 2 of B, 1 of A; of 16 |
 //! | NEON | 4 | 12 x 8 | 24 sums, 2 of B, 1 of A; of 32 |
 //! | any | 4 | 4 x 8 | multiplies, then adds |
@@ -25,7 +29,7 @@ use crate::storage::Element;
 const DEPTH: usize = 1024;
 
 #[inline(always)]
-unsafe fn block<V: Lanes, const ROWS: usize>(
+unsafe fn block<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: Rows<f32>,
     b: *const f32,
     depth: usize,
@@ -35,13 +39,13 @@ unsafe fn block<V: Lanes, const ROWS: usize>(
 ) {
     // SAFETY: by the promise of `Kernel::block`.
     unsafe {
-        let mut sums = [[V::zero(); 2]; ROWS];
+        let mut sums = [[V::zero(); VECTORS]; ROWS];
         if a.step == 1 {
-            along_rows::<V, ROWS>(a, b, depth, &mut sums);
+            along_rows::<V, ROWS, VECTORS>(a, b, depth, &mut sums);
         } else {
             for k in 0..depth {
-                let (a, b) = (a.data.add(k * ROWS), b.add(k * 2 * V::WIDTH));
-                multiply_add::<V, ROWS>(|i| a.add(i), b, &mut sums);
+                let (a, b) = (a.data.add(k * ROWS), b.add(k * VECTORS * V::WIDTH));
+                multiply_add::<V, ROWS, VECTORS>(|i| a.add(i), b, &mut sums);
             }
         }
         for (i, sums) in sums.into_iter().enumerate() {
@@ -64,11 +68,11 @@ unsafe fn block<V: Lanes, const ROWS: usize>(
 ///
 /// As [`Kernel::block`].
 #[inline(always)]
-unsafe fn along_rows<V: Lanes, const ROWS: usize>(
+unsafe fn along_rows<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: Rows<f32>,
     b: *const f32,
     depth: usize,
-    sums: &mut [[V; 2]; ROWS],
+    sums: &mut [[V; VECTORS]; ROWS],
 ) {
     /// Values of K for which the bases stay.
     const TOGETHER: usize = 4;
@@ -79,31 +83,40 @@ unsafe fn along_rows<V: Lanes, const ROWS: usize>(
         for _ in 0..depth / TOGETHER {
             bases = bases.map(|base| opaque(base));
             for k in 0..TOGETHER {
-                multiply_add::<V, ROWS>(|i| bases[i / 3].add(i % 3 * a.row + k), b.add(k * 2 * V::WIDTH), sums);
+                multiply_add::<V, ROWS, VECTORS>(
+                    |i| bases[i / 3].add(i % 3 * a.row + k),
+                    b.add(k * VECTORS * V::WIDTH),
+                    sums,
+                );
             }
             bases = bases.map(|base| base.wrapping_add(TOGETHER));
-            b = b.add(TOGETHER * 2 * V::WIDTH);
+            b = b.add(TOGETHER * VECTORS * V::WIDTH);
         }
         for k in 0..depth % TOGETHER {
-            multiply_add::<V, ROWS>(|i| bases[i / 3].add(i % 3 * a.row + k), b.add(k * 2 * V::WIDTH), sums);
+            multiply_add::<V, ROWS, VECTORS>(
+                |i| bases[i / 3].add(i % 3 * a.row + k),
+                b.add(k * VECTORS * V::WIDTH),
+                sums,
+            );
         }
     }
 }
 
 /// Adds, for one of K, the products of an element of each row and two vectors of columns.
 #[inline(always)]
-unsafe fn multiply_add<V: Lanes, const ROWS: usize>(
+unsafe fn multiply_add<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: impl Fn(usize) -> *const f32,
     b: *const f32,
-    sums: &mut [[V; 2]; ROWS],
+    sums: &mut [[V; VECTORS]; ROWS],
 ) {
     // SAFETY: by the promise of `Kernel::block`.
     unsafe {
-        let b = [V::load(b), V::load(b.add(V::WIDTH))];
+        let b: [V; VECTORS] = std::array::from_fn(|j| V::load(b.add(j * V::WIDTH)));
         for (i, sums) in sums.iter_mut().enumerate() {
             let a = V::splat(a(i));
-            sums[0] = sums[0].multiply_add(a, b[0]);
-            sums[1] = sums[1].multiply_add(a, b[1]);
+            for (sum, &b) in sums.iter_mut().zip(&b) {
+                *sum = sum.multiply_add(a, b);
+            }
         }
     }
 }
@@ -236,13 +249,13 @@ unsafe fn write_bf16(
 
 /// A kernel over vectors of type `$vector`, compiled with the features that it needs.
 macro_rules! kernel {
-    ($name:ident, $vector:ty, $rows:literal $(, $feature:literal)?) => {
+    ($name:ident, $vector:ty, $rows:literal, $vectors:literal $(, $feature:literal)?) => {
         pub(super) struct $name;
 
         impl Kernel for $name {
             type Cell = f32;
             const ROWS: usize = $rows;
-            const COLS: usize = 2 * <$vector>::WIDTH;
+            const COLS: usize = $vectors * <$vector>::WIDTH;
             const STEP: usize = 1;
             const DEPTH: usize = DEPTH;
             const SLICE: usize = DEPTH;
@@ -262,7 +275,7 @@ macro_rules! kernel {
                     unsafe {
                         match side {
                             Side::A => pack::<$vector>(m, cols, k, $rows, cells),
-                            Side::B => pack::<$vector>(m, cols, k, 2 * <$vector>::WIDTH, cells),
+                            Side::B => pack::<$vector>(m, cols, k, $vectors * <$vector>::WIDTH, cells),
                         }
                     }
                 }
@@ -289,7 +302,7 @@ macro_rules! kernel {
                     accumulate: bool,
                 ) {
                     // SAFETY: by the caller's promise.
-                    unsafe { block::<$vector, $rows>(a, b, depth, c, stride, accumulate) }
+                    unsafe { block::<$vector, $rows, $vectors>(a, b, depth, c, stride, accumulate) }
                 }
                 // SAFETY: by the caller's promise.
                 unsafe { with_features(a, b, depth, c, stride, accumulate) }
@@ -312,7 +325,7 @@ macro_rules! kernel {
                     accumulate: bool,
                 ) {
                     // SAFETY: by the caller's promise.
-                    unsafe { write_bf16(block, 2 * <$vector>::WIDTH, c, stride, size, accumulate) }
+                    unsafe { write_bf16(block, $vectors * <$vector>::WIDTH, c, stride, size, accumulate) }
                 }
                 // SAFETY: by the caller's promise.
                 unsafe { with_features(block, c, stride, size, accumulate) }
@@ -321,10 +334,12 @@ macro_rules! kernel {
     };
 }
 
-kernel!(Portable, Four, 4);
+kernel!(Portable, Four, 4, 2);
 #[cfg(target_arch = "x86_64")]
-kernel!(Avx512, std::arch::x86_64::__m512, 12, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+kernel!(Avx512Wide, std::arch::x86_64::__m512, 8, 3, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-kernel!(Avx2, std::arch::x86_64::__m256, 6, "avx2,fma");
+kernel!(Avx512, std::arch::x86_64::__m512, 12, 2, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx2, std::arch::x86_64::__m256, 6, 2, "avx2,fma");
 #[cfg(target_arch = "aarch64")]
-kernel!(Neon, std::arch::aarch64::float32x4_t, 12);
+kernel!(Neon, std::arch::aarch64::float32x4_t, 12, 2);

@@ -126,6 +126,28 @@ fn f32_products_of_every_shape_and_stride() {
 }
 
 #[test]
+fn the_number_of_columns_shows_in_no_bit_of_a_column() {
+    let (m, k) = (70, 1100);
+    let a = Stored::<f32>::random(m, k, false, 0, 1);
+    let b = Stored::<f32>::random(k, 144, false, 0, 2);
+    let product = |isa, cols: usize| {
+        let mut c = vec![0f32; m * cols];
+        let b = Matrix::strided(Operand::F32(&b.data), k, cols, 144);
+        multiply_with(isa, MatrixMut::new(&mut c, m, cols), a.matrix(), b, false, Threads::All);
+        c
+    };
+    for isa in instruction_sets() {
+        let all = product(isa, 144);
+        for cols in [1, 32, 48, 64, 100] {
+            let some = product(isa, cols);
+            for (some, all) in some.chunks_exact(cols).zip(all.chunks_exact(144)) {
+                assert_eq!(some, &all[..cols], "{isa:?}, {cols} columns");
+            }
+        }
+    }
+}
+
+#[test]
 fn bf16_products_of_every_shape_and_stride() {
     for isa in instruction_sets() {
         let multiply = |c: MatrixMut, a: Matrix, b: Matrix, accumulate, threads| {
