@@ -103,7 +103,8 @@ impl Evaluated<'_> {
     }
 }
 
-const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 16];
+/// The last: logits are computed again.
+const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 1];
 
 impl<'a> StepCosts<'a> {
     /// The costs of a run's steps: the longest samples that the config allows.
@@ -240,7 +241,10 @@ impl<'a> StepCosts<'a> {
         let note = |name: &str| match name {
             "activations" if recomputed > 0 => format!("{of}, {recomputed} of {blocks} blocks recomputed"),
             "activations" => of.clone(),
-            "loss" => format!("{loss_chunk_rows} rows of logits at a time"),
+            "loss" if t5_ops::keeps_logits(pass.activations, loss_chunk_rows) => {
+                format!("{loss_chunk_rows} rows of logits at a time")
+            }
+            "loss" => "logits computed again, a block of the vocabulary at a time".into(),
             "workspace" if written > 0 => format!("{} written to disk a step", Bytes(written)),
             _ => String::new(),
         };

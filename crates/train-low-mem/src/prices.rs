@@ -12,6 +12,9 @@ use t5::costs::{Arithmetic, BlockArithmetic, Pass};
 /// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
 const ENOUGH_TOKENS: f64 = 4096.0;
 
+/// Rows of a chunk whose logits are computed again.
+const CHUNK_WITHOUT_LOGITS: f64 = 1024.0;
+
 /// What was measured in one precision.
 struct Factors {
     /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
@@ -58,8 +61,11 @@ pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<L
         factors.second * share(dropped, |block| block.again + block.backward)
     });
     let disk = factors.disk * written / arithmetic.training;
-    let rows = pass.loss_chunk_rows.max(1) as f64;
-    let chunks = arithmetic.head / arithmetic.training * factors.overhead_rows / rows;
+    // Logits that are computed again are so in large chunks: one product of the head's three.
+    let keeps = pass.activations == DType::BF16 || t5_ops::keeps_logits(pass.activations, pass.loss_chunk_rows);
+    let rows = if keeps { pass.loss_chunk_rows.max(1) as f64 } else { CHUNK_WITHOUT_LOGITS };
+    let head = arithmetic.head / arithmetic.training;
+    let chunks = head * factors.overhead_rows / rows + if keeps { 0.0 } else { factors.again * head / 3.0 };
     1.0 + cut(pass, &factors) + again + layer_by_layer + disk + chunks
 }
 

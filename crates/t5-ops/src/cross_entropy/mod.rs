@@ -50,7 +50,7 @@ pub fn linear_cross_entropy_backward(
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
     }
     if has_kernel(&[x, w]) && dw.is_none_or(|(dw, _)| has_kernel(&[dw])) {
-        cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype()))
+        cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows))
     } else {
         reference::gradients(x, w, labels, &rows, c, dw)
     }
@@ -73,6 +73,13 @@ pub fn linear_cross_entropy_bytes(
         // The reference: logits, their exponentials and their gradient.
         _ => 3 * chunk_rows.min(rows) * vocabulary * 8,
     }
+}
+
+/// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it
+/// computes them again, and no more than a block of the vocabulary's ever exists.
+pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
+    !matches!(activations, DType::F32 | DType::BF16)
+        || cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept
 }
 
 /// The floating-point operations of one product of the rows that count with `w`.

@@ -75,7 +75,8 @@ fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
 /// The costs as far as they are known before any data is: the queue of batches, and no dataset.
 fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     let model = open::model_without_data(config)?;
-    let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(1));
+    // What a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+    let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(u64::MAX));
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let now = for_another_start(probe.snapshot()?);
     let place = bill::place(config, &candle_core::Device::Cpu, &now);

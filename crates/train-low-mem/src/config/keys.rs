@@ -146,7 +146,7 @@ pub const KEYS: &[Key] = &[
     key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: block inputs in memory, or in a file in the output directory; auto: within disk_writes"),
     key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes"),
     key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the whole run may write to disk to save memory, where that is not pinned: writing wears a disk out; 0: nothing"),
-    key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time"),
+    key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time; below 32 none are kept, they are computed again"),
     key("memory.prefetch_batches", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: optimizer batches that are made ahead"),
     key("memory.decode_threads", Integer(1, 1024), AUTO, "\"auto\"", "pin: threads that read and tokenize"),
     key("memory.dataset_residency", OneOf(&["in_memory", "row_group_cache", "ultra_low_mem"]), AUTO, "\"auto\"", "pin: how much of the data stays in memory"),
