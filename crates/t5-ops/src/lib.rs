@@ -67,7 +67,8 @@ pub use adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafact
 pub use attention::{Attention, attention, attention_backward};
 pub use bytes::{from_bytes, with_bytes};
 pub use cross_entropy::{
-    CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_bytes,
+    CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_bytes,
 };
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};

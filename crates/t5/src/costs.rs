@@ -206,6 +206,8 @@ struct Walk<'a> {
     pass: &'a Pass,
     /// What blocks keep that are computed again.
     again: Keep,
+    /// Whether that leaves memory before the next block begins.
+    puts_away: bool,
     live: u64,
     peak: u64,
 }
@@ -229,7 +231,7 @@ struct Sizes {
 
 impl Walk<'_> {
     fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
-        Walk { config, pass, again: Keep::Input, live: 0, peak: 0 }
+        Walk { config, pass, again: Keep::Input, puts_away: false, live: 0, peak: 0 }
     }
 
     fn sizes(&self, decoder: bool) -> Sizes {
@@ -294,7 +296,7 @@ impl Walk<'_> {
             self.hold(sizes.x); // the final norm's output
             self.momentary(self.dropout_copy(sizes.x));
             let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
-            if !enters_norm {
+            if !enters_norm || self.puts_away {
                 self.free(sizes.x);
             }
         }
@@ -318,6 +320,12 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
+        let attentions = if decoder { 2 } else { 1 };
+        match keep {
+            Keep::Input if self.puts_away => self.free(s.x),
+            Keep::Heads if self.puts_away => self.free(s.x + attentions * (s.q + s.lse)),
+            _ => {}
+        }
     }
 
     fn attention_forward(&mut self, s: &Sizes, k: u64, keep: Keep) {
@@ -466,7 +474,7 @@ mod tests {
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
-        let real = model.forward(&batch, &cx, reach, Keep::Input).unwrap().bytes();
+        let real = model.forward(&batch, &cx, reach, Keep::Input, &mut Ok).unwrap().bytes();
         (real, training(config, pass, &|spec| trained(spec.part))[0].bytes)
     }
 

@@ -145,7 +145,7 @@ impl Cache {
         let cx = cache.context(&bias, &samples);
         let reach = StackReach::nothing(model.encoder.blocks.len());
         let (encoded, _) =
-            model.encoder.forward(&ids, &model.shared, options.activations, &cx, reach, &|_| Keep::Nothing)?;
+            model.encoder.forward(&ids, &model.shared, options.activations, &cx, reach, &|_| Keep::Nothing, &mut Ok)?;
         let room = || Tensor::zeros((batch, capacity, model.config().inner_dim()), options.activations, model.device());
         let keys_values = |cross: &Attention| {
             let (k, v) = (t5_ops::linear(&encoded, &cross.k.tensor)?, t5_ops::linear(&encoded, &cross.v.tensor)?);

@@ -24,6 +24,7 @@ use crate::gradients::Gradients;
 use crate::layers::attention::{SideGradients, SourceGradient};
 use crate::layers::block::{BlockInput, BlockSaved};
 use crate::layers::bytes;
+use crate::layers::stack::StackSaved;
 use crate::micro_batch::MicroBatch;
 use crate::model::{Kept, Pass, T5};
 use crate::parameters::Part;
@@ -136,24 +137,17 @@ struct Samples {
     target_bias: Tensor,
     /// The encoder's output (B, S, D).
     encoded: Tensor,
-    encoder: StackInputs,
-    decoder: StackInputs,
+    encoder: StackSaved<StoredInput>,
+    decoder: StackSaved<StoredInput>,
     /// Gradient of the decoder's output (B, T, D).
     dz: Option<Tensor>,
-}
-
-/// The inputs of a stack's blocks, and of its final norm, that backward enters.
-#[derive(Debug)]
-struct StackInputs {
-    blocks: Vec<Option<StoredInput>>,
-    last: Option<StoredInput>,
 }
 
 /// The tensors of a [`BlockInput`].
 type StoredInput = Vec<Stored>;
 
 impl Samples {
-    fn inputs(&mut self, decoder: bool) -> &mut StackInputs {
+    fn inputs(&mut self, decoder: bool) -> &mut StackSaved<StoredInput> {
         if decoder { &mut self.decoder } else { &mut self.encoder }
     }
 
@@ -246,22 +240,16 @@ impl T5 {
             if interrupted() {
                 return Ok(None);
             }
+            // In a file at once: a micro-batch then holds the input of one block at a time.
+            let mut put = |saved: BlockSaved| match saved {
+                BlockSaved::Input(input) => input.into_tensors().map(|x| pass.boundaries.put(x)).collect(),
+                BlockSaved::Layers { .. } => unreachable!("every block is computed again"),
+            };
             let Kept { source_bias, target_bias, encoded, encoder, decoder, z } =
-                self.forward(&batch, &cx, reach, layers.kept_of_a_block())?;
+                self.forward(&batch, &cx, reach, layers.kept_of_a_block(), &mut put)?;
             let (loss, dz) = self.head_backward(z, &batch, &cx, grads)?;
             pass.loss_sum += loss;
-            let [encoder, decoder] = [encoder, decoder].map(|saved| {
-                let (blocks, last) = saved.into_inputs();
-                let mut put = |input: Option<BlockInput>| {
-                    let put = |input: BlockInput| input.into_tensors().map(|x| pass.boundaries.put(x)).collect();
-                    input.map(put).transpose()
-                };
-                Ok::<_, Error>(StackInputs {
-                    blocks: blocks.into_iter().map(&mut put).collect::<Result<_>>()?,
-                    last: put(last)?,
-                })
-            });
-            let (encoder, decoder, dz) = (encoder?, decoder?, Some(dz));
+            let dz = Some(dz);
             pass.samples.push(Samples { batch, source_bias, target_bias, encoded, encoder, decoder, dz });
         }
         tracing::trace!(kept_bytes = pass.bytes(), "boundaries between forward and backward");

@@ -13,6 +13,7 @@ use crate::gradients::Gradients;
 use crate::hf;
 use crate::init::initial_tensor;
 use crate::layers::attention::SourceGradient;
+use crate::layers::block::BlockSaved;
 use crate::layers::stack::{Stack, StackSaved};
 use crate::layers::{Weights, bytes};
 use crate::micro_batch::MicroBatch;
@@ -107,7 +108,7 @@ impl T5 {
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
         let reach = self.reach(grads);
-        let kept = self.forward(batch, cx, reach, Keep::Input)?;
+        let kept = self.forward(batch, cx, reach, Keep::Input, &mut Ok)?;
         tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
         let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
         let pass = Pass::of(cx);
@@ -141,20 +142,27 @@ impl T5 {
         move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
     }
 
-    /// Forward of a micro-batch that keeps what backward within `reach` needs; `again` is what blocks keep that are
-    /// computed again.
-    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach, again: Keep) -> Result<Kept> {
+    /// Forward of a micro-batch that keeps what backward within `reach` needs, each block's `put` away before the next
+    /// begins; `again` is what blocks keep that are computed again.
+    pub(crate) fn forward<S>(
+        &self,
+        batch: &MicroBatch,
+        cx: &StepContext,
+        reach: Reach,
+        again: Keep,
+        put: &mut dyn FnMut(BlockSaved) -> Result<S>,
+    ) -> Result<Kept<S>> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
         let source_bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
         let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
         let keep = |block| reach.keep_encoder_block(block, k).instead_of_input(again);
         let (encoded, encoder) =
-            self.encoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep)?;
+            self.encoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep, put)?;
 
         let target_bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
         let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
         let keep = |block| reach.keep_decoder_block(block, k).instead_of_input(again);
-        let (z, decoder) = self.decoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep)?;
+        let (z, decoder) = self.decoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep, put)?;
         Ok(Kept { source_bias, target_bias, encoded, encoder, decoder, z })
     }
 
@@ -212,7 +220,7 @@ impl T5 {
     /// A stack's forward that keeps nothing.
     fn run(&self, stack: &Stack, ids: &Tensor, pass: &Pass, cx: &LayerContext) -> Result<(Tensor, StackSaved)> {
         let reach = StackReach::nothing(stack.blocks.len());
-        stack.forward(ids, &self.shared, pass.dtype, cx, reach, &|_| Keep::Nothing)
+        stack.forward(ids, &self.shared, pass.dtype, cx, reach, &|_| Keep::Nothing, &mut Ok)
     }
 
     /// Logits of decoder outputs (.., D).
@@ -225,13 +233,13 @@ impl T5 {
 
 /// Everything between forward and backward of one micro-batch.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct Kept<S = BlockSaved> {
     pub source_bias: Tensor,
     pub target_bias: Tensor,
     /// The encoder's output (B, S, D).
     pub encoded: Tensor,
-    pub encoder: StackSaved,
-    pub decoder: StackSaved,
+    pub encoder: StackSaved<S>,
+    pub decoder: StackSaved<S>,
     /// The decoder's output (B, T, D).
     pub z: Tensor,
 }

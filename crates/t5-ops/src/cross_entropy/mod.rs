@@ -78,8 +78,7 @@ pub fn linear_cross_entropy_bytes(
 /// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it
 /// computes them again, and no more than a block of the vocabulary's ever exists.
 pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
-    !matches!(activations, DType::F32 | DType::BF16)
-        || cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept
+    !matches!(activations, DType::F32 | DType::BF16) || cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept
 }
 
 /// The floating-point operations of one product of the rows that count with `w`.

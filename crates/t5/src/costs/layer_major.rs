@@ -201,6 +201,7 @@ impl<'a> LayerWalk<'a> {
         }
         let mut walk = Walk::new(self.config, &self.micro);
         walk.again = self.layers.kept_of_a_block();
+        walk.puts_away = self.layers.boundaries_on_disk;
         walk.forward(self.reach);
         let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
         self.moment(peak, 0);

@@ -9,7 +9,7 @@ use t5_ops::RelativePosition;
 use super::attention::{SideGradients, SourceGradient};
 use super::block::{Block, BlockInput, BlockSaved};
 use super::norm::Norm;
-use super::{Weights, bytes, dropout_backward};
+use super::{Weights, dropout_backward};
 use crate::config::Config;
 use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
@@ -28,27 +28,17 @@ pub(crate) struct Stack {
     final_site: u32,
 }
 
-/// What a stack keeps: what its blocks keep, and the input of the final norm (B, T, D).
+/// What a stack keeps, each put where the caller of forward wants it: what its blocks keep, and the input of the final
+/// norm (B, T, D).
 #[derive(Debug)]
-pub(crate) struct StackSaved {
-    blocks: Vec<Option<BlockSaved>>,
-    last: Option<Tensor>,
+pub(crate) struct StackSaved<S = BlockSaved> {
+    pub blocks: Vec<Option<S>>,
+    pub last: Option<S>,
 }
 
 impl StackSaved {
-    /// What the blocks that run forward again do so from, and the input of the final norm.
-    pub fn into_inputs(self) -> (Vec<Option<BlockInput>>, Option<BlockInput>) {
-        let input = |saved: Option<BlockSaved>| match saved {
-            Some(BlockSaved::Input(input)) => Some(input),
-            _ => None,
-        };
-        let last = self.last.map(|x| BlockInput { x, heads: Vec::new() });
-        (self.blocks.into_iter().map(input).collect(), last)
-    }
-
     pub fn bytes(&self) -> u64 {
-        let blocks: u64 = self.blocks.iter().flatten().map(BlockSaved::bytes).sum();
-        blocks + self.last.as_ref().map_or(0, |last| bytes(&[last]))
+        self.blocks.iter().chain([&self.last]).flatten().map(BlockSaved::bytes).sum()
     }
 }
 
@@ -121,8 +111,9 @@ impl Stack {
         self.final_norm.backward(x, &inv_rms, dn, None, grads)
     }
 
-    /// Ids (B, T) to the stack's output (B, T, D).
-    pub fn forward(
+    /// Ids (B, T) to the stack's output (B, T, D). What a block keeps is `put` away before the next begins.
+    #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and its place for what it keeps")]
+    pub fn forward<S>(
         &self,
         ids: &Tensor,
         embedding: &Weight,
@@ -130,16 +121,18 @@ impl Stack {
         cx: &LayerContext,
         reach: StackReach,
         keep: &dyn Fn(usize) -> Keep,
-    ) -> Result<(Tensor, StackSaved)> {
+        put: &mut dyn FnMut(BlockSaved) -> Result<S>,
+    ) -> Result<(Tensor, StackSaved<S>)> {
         let mut x = self.embed(ids, embedding, dtype, cx)?;
         let mut blocks = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(x, cx, keep(index))?;
-            blocks.push(saved);
+            blocks.push(saved.map(&mut *put).transpose()?);
             x = y;
         }
         let z = self.finish(&x, cx)?;
-        Ok((z, StackSaved { blocks, last: reach.enters_norm().then_some(x) }))
+        let last = reach.enters_norm().then_some(BlockSaved::Input(BlockInput { x, heads: Vec::new() }));
+        Ok((z, StackSaved { blocks, last: last.map(put).transpose()? }))
     }
 
     /// Consumes what forward kept, block by block, adding every trained parameter's gradient.
@@ -155,7 +148,7 @@ impl Stack {
         source: &mut SourceGradient,
         grads: &mut Gradients,
     ) -> Result<()> {
-        let Some(last) = saved.last else { return Ok(()) };
+        let Some(BlockSaved::Input(BlockInput { x: last, .. })) = saved.last else { return Ok(()) };
         let mut dx = self.finish_backward(&last, dz, cx, grads)?;
         drop(last);
         let dbias = match grads.trains(&self.table) {
