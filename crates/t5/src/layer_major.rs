@@ -119,6 +119,9 @@ pub struct LayerPass {
     /// Where gradients wait that are neither kept nor computed again, and those that do.
     gradients: Option<Store>,
     waiting: Vec<(usize, Stored)>,
+    /// The gradients of tables that wait there for those of the embedding's rows, and what these are made of.
+    tables: Vec<(usize, Stored)>,
+    entering: Vec<Entering>,
     cx: StepContext,
     units: Vec<Unit>,
     /// How many of the units, from the first, do not keep their gradients.
@@ -127,6 +130,15 @@ pub struct LayerPass {
     again: usize,
     /// The sum of the token losses.
     loss_sum: f64,
+}
+
+/// The gradient of a stack's first activations for one micro-batch.
+#[derive(Debug)]
+struct Entering {
+    /// The micro-batch.
+    number: usize,
+    decoder: bool,
+    dx: Stored,
 }
 
 /// One micro-batch of it.
@@ -157,6 +169,10 @@ impl Samples {
             Unit::Norm { decoder } => &mut self.inputs(decoder).last,
             Unit::Block { decoder, block } => &mut self.inputs(decoder).blocks[block],
         }
+    }
+
+    fn ids(&self, decoder: bool) -> &Tensor {
+        if decoder { &self.batch.decoder_inputs } else { &self.batch.sources }
     }
 
     fn bias(&self, decoder: bool) -> &Tensor {
@@ -230,6 +246,8 @@ impl T5 {
             boundaries: if layers.boundaries_on_disk { Store::on_disk(directory)? } else { Store::in_memory() },
             gradients: layers.gradients_on_disk.then(|| Store::on_disk(directory)).transpose()?,
             waiting: Vec::new(),
+            tables: Vec::new(),
+            entering: Vec::new(),
             cx,
             units,
             dropped,
@@ -251,6 +269,14 @@ impl T5 {
             pass.loss_sum += loss;
             let dz = Some(dz);
             pass.samples.push(Samples { batch, source_bias, target_bias, encoded, encoder, decoder, dz });
+        }
+        if let Some(file) = &mut pass.gradients {
+            // The head is through; the embedding comes last.
+            for index in self.tables() {
+                if let Some(gradient) = grads.take(index) {
+                    pass.tables.push((index, file.put(gradient)?));
+                }
+            }
         }
         tracing::trace!(kept_bytes = pass.bytes(), "boundaries between forward and backward");
         Ok(Some(pass))
@@ -295,6 +321,7 @@ impl T5 {
         }
         drop(down);
         grads.release_spare();
+        self.enter_embedding(pass, grads)?;
         if stage == Stage::Apply {
             let waiting = std::mem::take(&mut pass.waiting);
             for (place, (index, stored)) in waiting.iter().enumerate() {
@@ -306,8 +333,10 @@ impl T5 {
             }
         }
         // In the end what stays: tables at first, at last whatever is still there.
-        let tables = |part| matches!(part, Part::Shared | Part::LmHead);
-        let rest: Vec<usize> = self.parameters_of(|part| stage == Stage::Apply || tables(part)).collect();
+        let rest: Vec<usize> = match stage {
+            Stage::Measure => self.tables().collect(),
+            Stage::Apply => self.parameters_of(|_| true).collect(),
+        };
         for index in rest {
             if grads.get(index).is_some() {
                 hand_over(index, grads)?;
@@ -317,6 +346,28 @@ impl T5 {
             }
         }
         Ok(true)
+    }
+
+    /// Adds the gradients of the embedding's rows that waited for the tables, and gets these back.
+    fn enter_embedding(&self, pass: &mut LayerPass, grads: &mut Gradients) -> Result<()> {
+        if let Some(file) = &mut pass.gradients {
+            for (index, stored) in std::mem::take(&mut pass.tables) {
+                grads.put_back(index, file.get(stored, None)?);
+            }
+        }
+        let step = Pass::of(&pass.cx);
+        let mut entering = std::mem::take(&mut pass.entering).into_iter().peekable();
+        while let Some(Entering { number, decoder, dx }) = entering.next() {
+            let dx = pass.boundaries.get(dx, entering.peek().map(|next| &next.dx))?;
+            let samples = &pass.samples[number];
+            let stack = if decoder { &self.decoder } else { &self.encoder };
+            stack.embed_backward(samples.ids(decoder), &self.shared, dx, &samples.context(&step, decoder), grads)?;
+        }
+        Ok(())
+    }
+
+    fn tables(&self) -> impl Iterator<Item = usize> {
+        self.parameters_of(|part| matches!(part, Part::Shared | Part::LmHead))
     }
 
     fn parameters_of(&self, is_meant: impl Fn(Part) -> bool) -> impl Iterator<Item = usize> {
@@ -401,11 +452,14 @@ impl T5 {
                     let saved = BlockSaved::Input(input);
                     let wanted = goes_on || into_embedding;
                     let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, wanted, grads)?;
-                    let ids = if decoder { &samples.batch.decoder_inputs } else { &samples.batch.sources };
+                    let ids = samples.ids(decoder);
                     if block == 0 {
                         stack.bias_backward(down.bias[i].take(), ids, grads)?;
                     }
                     match dx {
+                        Some(dx) if into_embedding && pass.gradients.is_some() => {
+                            pass.entering.push(Entering { number: i, decoder, dx: pass.boundaries.put(dx)? });
+                        }
                         Some(dx) if into_embedding => stack.embed_backward(ids, &self.shared, dx, &cx, grads)?,
                         dx => down.dx[i] = dx,
                     }

@@ -43,8 +43,13 @@ pub fn layer_major_written(
 ) -> u64 {
     let walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
     let boundaries = if layers.boundaries_on_disk { walk.inputs(batch_samples) } else { 0 };
+    if !layers.gradients_on_disk {
+        return boundaries;
+    }
     let parts = walk.dropped_parts();
-    boundaries + if layers.gradients_on_disk { walk.gradients_of(|part| parts.contains(&part)) } else { 0 }
+    let head = walk.gradients_of(|part| part == walk.head());
+    let entering = if layers.boundaries_on_disk { walk.entering(false) + walk.entering(true) } else { 0 };
+    boundaries + entering + head + walk.gradients_of(|part| parts.contains(&part))
 }
 
 /// What is held at one moment.
@@ -127,8 +132,19 @@ impl<'a> LayerWalk<'a> {
         self.backward(&units, again, Stage::Measure);
         self.backward(&units[..again], again, Stage::Apply);
         if self.layers.gradients_on_disk {
+            self.enter_embedding();
             self.read_gradients();
         }
+    }
+
+    /// Where the gradient of the head's table belongs.
+    fn head(&self) -> Part {
+        if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
+    }
+
+    /// The gradient of a stack's first activations, of the whole batch, where it waits for the tables.
+    fn entering(&self, decoder: bool) -> u64 {
+        if self.reach.enters_embedding(decoder) { self.sizes(&self.whole, decoder).x } else { 0 }
     }
 
     /// Parts that do not keep their gradients.
@@ -194,7 +210,7 @@ impl<'a> LayerWalk<'a> {
     fn forward(&mut self) {
         let (samples, at_a_time) = (self.whole.shape.samples, self.micro.shape.samples.max(1));
         let micro_batches = samples.div_ceil(at_a_time) as u64;
-        let head = if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead };
+        let head = self.head();
         if samples > at_a_time {
             self.live.boundaries = self.kept(samples - at_a_time, micro_batches - 1);
             self.live.gradients = self.gradients_of(|part| part == head);
@@ -209,6 +225,9 @@ impl<'a> LayerWalk<'a> {
         self.moment(kept + dz, loss);
         self.live.boundaries = self.kept(samples, micro_batches);
         self.moment(0, 0);
+        if self.layers.gradients_on_disk {
+            self.live.gradients = 0;
+        }
     }
 
     fn backward(&mut self, units: &[Unit], again: usize, stage: Stage) {
@@ -240,7 +259,12 @@ impl<'a> LayerWalk<'a> {
             };
             self.moment(extra + from_disk, 0);
             let into_embedding = self.reach.enters_embedding(decoder) && stage == Stage::Measure;
-            if into_embedding && matches!(unit, Unit::Block { block: 0, .. }) && !self.has_embedding(decoder) {
+            let is_last = matches!(unit, Unit::Block { block: 0, .. });
+            if into_embedding && is_last && self.layers.gradients_on_disk {
+                let waits = if self.layers.boundaries_on_disk { 0 } else { self.entering(decoder) };
+                self.live.boundaries += waits;
+                self.moment(0, 0);
+            } else if into_embedding && is_last && !self.has_embedding(decoder) {
                 self.live.gradients += self.gradients_of(|part| part == Part::Shared);
                 self.moment(sizes.x, 0);
             }
@@ -249,6 +273,19 @@ impl<'a> LayerWalk<'a> {
             }
         }
         self.release_spare();
+    }
+
+    /// The tables come back, and what waited for them enters.
+    fn enter_embedding(&mut self) {
+        let enters = self.reach.enters_embedding(false) || self.reach.enters_embedding(true);
+        let head = self.head();
+        self.live.gradients += self.gradients_of(|part| part == head || (enters && part == Part::Shared));
+        // What enters, the next, and either without its dropout.
+        let most = [false, true].map(|decoder| self.sizes(&self.micro, decoder).x);
+        self.moment(3 * most[0].max(most[1]), 0);
+        if !self.layers.boundaries_on_disk {
+            self.live.boundaries -= self.entering(false) + self.entering(true);
+        }
     }
 
     /// One gradient that waited after the other, and the next being read.
