@@ -123,7 +123,7 @@ pub fn all() -> Vec<Case> {
     for (name, set) in [
         ("micro-batches of 1", "memory.micro_batch_samples=1"),
         ("every block recomputed", "memory.recompute_blocks=100"),
-        ("16 rows of logits", "memory.loss_chunk_rows=16"),
+        ("logits computed again", "memory.loss_chunk_rows=1"),
         ("nothing held of the data", "memory.dataset_residency=ultra_low_mem memory.prefetch_batches=1"),
         ("all data in memory", "memory.dataset_residency=in_memory"),
         (
