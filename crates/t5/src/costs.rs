@@ -229,6 +229,13 @@ struct Sizes {
     bias: u64,
 }
 
+impl Sizes {
+    /// What the heads of a block's attentions put out, with its statistics.
+    fn heads(&self, decoder: bool) -> u64 {
+        (1 + u64::from(decoder)) * (self.q + self.lse)
+    }
+}
+
 impl Walk<'_> {
     fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
         Walk { config, pass, again: Keep::Input, puts_away: false, live: 0, peak: 0 }
@@ -320,11 +327,8 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
-        let attentions = if decoder { 2 } else { 1 };
-        match keep {
-            Keep::Input if self.puts_away => self.free(s.x),
-            Keep::Heads if self.puts_away => self.free(s.x + attentions * (s.q + s.lse)),
-            _ => {}
+        if self.puts_away && matches!(keep, Keep::Input | Keep::Heads) {
+            self.free(s.x + if keep == Keep::Heads { s.heads(decoder) } else { 0 });
         }
     }
 

@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::layers::attention::Attention;
 use crate::micro_batch::pad;
 use crate::model::T5;
-use crate::reach::{Keep, StackReach};
 
 /// Positions that a new cache has room for.
 pub(crate) const FIRST_CAPACITY: usize = 32;
@@ -143,9 +142,7 @@ impl Cache {
         let (batch, length) = ids.dims2()?;
         let bias = model.encoder.position_bias(length, length, 0)?;
         let cx = cache.context(&bias, &samples);
-        let reach = StackReach::nothing(model.encoder.blocks.len());
-        let (encoded, _) =
-            model.encoder.forward(&ids, &model.shared, options.activations, &cx, reach, &|_| Keep::Nothing, &mut Ok)?;
+        let encoded = model.encoder.output(&ids, &model.shared, options.activations, &cx)?;
         let room = || Tensor::zeros((batch, capacity, model.config().inner_dim()), options.activations, model.device());
         let keys_values = |cross: &Attention| {
             let (k, v) = (t5_ops::linear(&encoded, &cross.k.tensor)?, t5_ops::linear(&encoded, &cross.v.tensor)?);

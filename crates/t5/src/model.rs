@@ -18,7 +18,7 @@ use crate::layers::stack::{Stack, StackSaved};
 use crate::layers::{Weights, bytes};
 use crate::micro_batch::MicroBatch;
 use crate::parameters::{Parameter, ParameterSpec, Weight};
-use crate::reach::{Keep, Reach, StackReach};
+use crate::reach::{Keep, Reach};
 
 /// A T5 with its parameters in memory.
 ///
@@ -207,20 +207,14 @@ impl T5 {
     pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
         let pass = Pass::without_dropout(activations);
         let bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
-        Ok(self.run(&self.encoder, &batch.sources, &pass, &pass.encoder(batch, &bias))?.0)
+        self.encoder.output(&batch.sources, &self.shared, pass.dtype, &pass.encoder(batch, &bias))
     }
 
     fn decoder_output(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
         let encoded = self.encode(batch, activations)?;
         let pass = Pass::without_dropout(activations);
         let bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
-        Ok(self.run(&self.decoder, &batch.decoder_inputs, &pass, &pass.decoder(batch, &bias, &encoded))?.0)
-    }
-
-    /// A stack's forward that keeps nothing.
-    fn run(&self, stack: &Stack, ids: &Tensor, pass: &Pass, cx: &LayerContext) -> Result<(Tensor, StackSaved)> {
-        let reach = StackReach::nothing(stack.blocks.len());
-        stack.forward(ids, &self.shared, pass.dtype, cx, reach, &|_| Keep::Nothing, &mut Ok)
+        self.decoder.output(&batch.decoder_inputs, &self.shared, pass.dtype, &pass.decoder(batch, &bias, &encoded))
     }
 
     /// Logits of decoder outputs (.., D).

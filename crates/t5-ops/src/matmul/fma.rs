@@ -25,7 +25,7 @@ use super::panels::Side;
 use super::{Matrix, Operand};
 use crate::storage::Element;
 
-/// Most of K in a panel: with AVX-512 a panel of B then has 128 KiB, the rows of A 48 KiB.
+/// Most of K in a panel: with AVX-512 a panel of B then has 192 KiB, the rows of A 32 KiB.
 const DEPTH: usize = 1024;
 
 #[inline(always)]
@@ -49,8 +49,8 @@ unsafe fn block<V: Lanes, const ROWS: usize, const VECTORS: usize>(
             }
         }
         for (i, sums) in sums.into_iter().enumerate() {
-            for (half, sum) in sums.into_iter().enumerate() {
-                let to = c.add(i * stride + half * V::WIDTH);
+            for (j, sum) in sums.into_iter().enumerate() {
+                let to = c.add(i * stride + j * V::WIDTH);
                 let sum = if accumulate { V::load(to).add(sum) } else { sum };
                 sum.store(to);
             }
@@ -102,7 +102,7 @@ unsafe fn along_rows<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Adds, for one of K, the products of an element of each row and two vectors of columns.
+/// Adds, for one of K, the products of an element of each row and the vectors of columns.
 #[inline(always)]
 unsafe fn multiply_add<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: impl Fn(usize) -> *const f32,

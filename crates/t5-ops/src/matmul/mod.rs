@@ -182,7 +182,7 @@ fn is_wide(cols: usize) -> bool {
 }
 
 /// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products of `$cols` columns that
-/// round to bf16, or for those of f32.
+/// round to bf16, or for those of f32. Where no product is meant, 0 columns stand for the kernel of the most.
 macro_rules! with_kernel {
     ($isa:expr, $rounds:expr, $cols:expr, $kernel:ident, $body:expr) => {
         match $isa {

@@ -185,7 +185,7 @@ impl<'a> LayerWalk<'a> {
     /// What the heads of a unit's attentions put out, where it is kept.
     fn heads(&self, unit: Unit, sizes: &Sizes) -> u64 {
         match unit {
-            Unit::Block { decoder, .. } if self.layers.heads_kept => (1 + u64::from(decoder)) * (sizes.q + sizes.lse),
+            Unit::Block { decoder, .. } if self.layers.heads_kept => sizes.heads(decoder),
             _ => 0,
         }
     }

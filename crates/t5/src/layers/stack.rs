@@ -135,6 +135,12 @@ impl Stack {
         Ok((z, StackSaved { blocks, last: last.map(put).transpose()? }))
     }
 
+    /// [`Stack::forward`] for its output alone.
+    pub fn output(&self, ids: &Tensor, embedding: &Weight, dtype: DType, cx: &LayerContext) -> Result<Tensor> {
+        let reach = StackReach::nothing(self.blocks.len());
+        Ok(self.forward(ids, embedding, dtype, cx, reach, &|_| Keep::Nothing, &mut Ok)?.0)
+    }
+
     /// Consumes what forward kept, block by block, adding every trained parameter's gradient.
     #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and its three outputs")]
     pub fn backward(
