@@ -53,7 +53,7 @@ pub struct LayerMajor {
     /// Whether what attention heads put out is kept beside block inputs instead of being computed again.
     #[serde(default)]
     pub heads_kept: bool,
-    /// Whether block inputs, and what is kept beside them, lie in a file instead of memory.
+    /// Whether what forward keeps of blocks lies in a file instead of memory.
     pub boundaries_on_disk: bool,
     /// Whether gradients that are not kept wait in a file instead of being computed again.
     pub gradients_on_disk: bool,
@@ -61,10 +61,11 @@ pub struct LayerMajor {
 
 impl LayerMajor {
     /// What it does beside keeping gradients, for people.
-    pub(crate) fn in_words(&self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn in_words(&self, recompute_blocks: usize) -> impl Iterator<Item = &'static str> {
+        let boundaries = if recompute_blocks > 0 { "block inputs on disk" } else { "activations on disk" };
         let levers = [
-            (self.heads_kept, "attention heads kept"),
-            (self.boundaries_on_disk, "block inputs on disk"),
+            (self.heads_kept && recompute_blocks > 0, "attention heads kept"),
+            (self.boundaries_on_disk, boundaries),
             (self.gradients_on_disk, "gradients on disk"),
         ];
         levers.into_iter().filter_map(|(is_on, words)| is_on.then_some(words))
@@ -113,7 +114,7 @@ impl StepChoice {
             if layers.kept_gradient_blocks > 0 {
                 words += &format!(" with gradients of {} blocks kept", layers.kept_gradient_blocks);
             }
-            for lever in layers.in_words() {
+            for lever in layers.in_words(self.recompute_blocks) {
                 words += &format!(" with {lever}");
             }
         }

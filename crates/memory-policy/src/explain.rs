@@ -61,7 +61,7 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
     let show_layers = |step: &StepChoice| match step.layer_major {
         None => "micro-batch-major".to_string(),
         Some(layers) => {
-            let levers: String = layers.in_words().map(|lever| format!(", {lever}")).collect();
+            let levers: String = layers.in_words(step.recompute_blocks).map(|lever| format!(", {lever}")).collect();
             format!("layer-major, gradients of {} blocks kept{levers}", layers.kept_gradient_blocks)
         }
     };

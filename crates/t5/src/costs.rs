@@ -281,6 +281,20 @@ impl Walk<'_> {
         if self.config.is_gated_act { 2 } else { 1 }
     }
 
+    /// What a block keeps, its input included.
+    fn kept(&self, s: &Sizes, decoder: bool, keep: Keep) -> u64 {
+        let attention = |k: u64| s.x + 2 * s.q + 2 * k + s.lse;
+        match keep {
+            Keep::Nothing => 0,
+            Keep::Input => s.x,
+            Keep::Heads => s.x + s.heads(decoder),
+            Keep::Everything => {
+                let cross = if decoder { attention(s.source_k) } else { 0 };
+                attention(s.q) + cross + s.x + self.projections() * s.gate
+            }
+        }
+    }
+
     /// What the loss holds: a chunk of logits, or a block of them; with gradients their sums, too.
     fn loss(&self, gradients: bool) -> u64 {
         let rows = self.pass.shape.samples * self.pass.shape.target_tokens;
@@ -327,8 +341,8 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
-        if self.puts_away && matches!(keep, Keep::Input | Keep::Heads) {
-            self.free(s.x + if keep == Keep::Heads { s.heads(decoder) } else { 0 });
+        if self.puts_away {
+            self.free(self.kept(s, decoder, keep));
         }
     }
 

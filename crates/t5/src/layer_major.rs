@@ -1,13 +1,14 @@
 //! Layer-major accumulation: all micro-batches of an optimizer batch pass backward through one block before
 //! the next, so that the gradient of one block at a time exists.
 //!
-//! Forward keeps the input of every block for every sample. Backward goes down block by block: it runs the
-//! block forward again for each micro-batch in turn, adds to the block's gradient, and hands the complete
-//! gradient over. Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient
+//! Forward keeps the input of every block for every sample, or all that backward needs of it. Backward goes down block
+//! by block: it runs the block forward again where it has to for each micro-batch in turn, adds to the block's
+//! gradient, and hands the complete gradient over. Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient
 //! and whether it is finite, and the second [`Stage::Apply`]s, when nothing can go wrong half-way. The tables
 //! (embedding, head) and the last [`LayerMajor::kept_gradient_blocks`] blocks keep their gradients from the first
 //! pass, so the second does not go as far. With [`LayerMajor::gradients_on_disk`] the first pass writes the others to
-//! a file, and the second reads instead of computing.
+//! a file, and the second reads instead of computing. Where backward goes through every block once, blocks need not be
+//! computed again ([`StepContext::recompute_blocks`]).
 //!
 //! Invariants: gradients are those of [`crate::T5::forward_backward`] over the same micro-batches, up to the order in
 //! which the tables' contributions are added (those of everything else are the same to the bit); a gradient
@@ -22,7 +23,7 @@ use crate::context::{LayerContext, StepContext};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::layers::attention::{SideGradients, SourceGradient};
-use crate::layers::block::{BlockInput, BlockSaved};
+use crate::layers::block::BlockSaved;
 use crate::layers::bytes;
 use crate::layers::stack::StackSaved;
 use crate::micro_batch::MicroBatch;
@@ -39,16 +40,26 @@ pub struct LayerMajor {
     pub kept_gradient_blocks: usize,
     /// What the attentions' heads put out is kept beside block inputs, and not computed again.
     pub heads_kept: bool,
-    /// Block inputs lie in a file, and what the heads put out with them.
+    /// What forward keeps of blocks lies in a file.
     pub boundaries_on_disk: bool,
     /// Gradients that are not kept are written to a file by the first pass, and the second reads them.
     pub gradients_on_disk: bool,
 }
 
 impl LayerMajor {
-    /// What forward keeps of a block.
+    /// What forward keeps of a block that is computed again.
     pub(crate) fn kept_of_a_block(&self) -> Keep {
         if self.heads_kept { Keep::Heads } else { Keep::Input }
+    }
+
+    /// How many of the units, of which `dropped` do not keep their gradients, backward goes through twice: from the first.
+    pub(crate) fn again(&self, dropped: usize) -> usize {
+        if self.gradients_on_disk { 0 } else { dropped }
+    }
+
+    /// Blocks that are computed again where `wanted` are to be: all, if backward goes through any a second time.
+    pub(crate) fn recompute_blocks(&self, wanted: usize, again: usize) -> usize {
+        if again == 0 { wanted } else { usize::MAX }
     }
 }
 
@@ -149,25 +160,19 @@ struct Samples {
     target_bias: Tensor,
     /// The encoder's output (B, S, D).
     encoded: Tensor,
-    encoder: StackSaved<StoredInput>,
-    decoder: StackSaved<StoredInput>,
+    encoder: StackSaved<BlockSaved<Stored>>,
+    decoder: StackSaved<BlockSaved<Stored>>,
     /// Gradient of the decoder's output (B, T, D).
     dz: Option<Tensor>,
 }
 
-/// The tensors of a [`BlockInput`].
-type StoredInput = Vec<Stored>;
-
 impl Samples {
-    fn inputs(&mut self, decoder: bool) -> &mut StackSaved<StoredInput> {
-        if decoder { &mut self.decoder } else { &mut self.encoder }
-    }
-
-    /// The input of a unit.
-    fn input(&mut self, unit: Unit) -> &mut Option<StoredInput> {
+    /// What was kept of a unit.
+    fn kept(&mut self, unit: Unit) -> &mut Option<BlockSaved<Stored>> {
+        let stack = if unit.is_decoder() { &mut self.decoder } else { &mut self.encoder };
         match unit {
-            Unit::Norm { decoder } => &mut self.inputs(decoder).last,
-            Unit::Block { decoder, block } => &mut self.inputs(decoder).blocks[block],
+            Unit::Norm { .. } => &mut stack.last,
+            Unit::Block { block, .. } => &mut stack.blocks[block],
         }
     }
 
@@ -189,7 +194,7 @@ impl Samples {
     fn bytes(&self) -> u64 {
         let boundaries = [&self.encoder, &self.decoder].into_iter().flat_map(|s| s.blocks.iter().chain([&s.last]));
         let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded]);
-        let held: u64 = boundaries.flatten().flatten().map(Stored::bytes).sum();
+        let held: u64 = boundaries.flatten().flat_map(BlockSaved::tensors).map(Stored::bytes).sum();
         tensors + self.dz.as_ref().map_or(0, |dz| bytes(&[dz])) + held
     }
 }
@@ -211,6 +216,13 @@ impl LayerPass {
     }
 }
 
+/// What was kept of a unit, while the first tensor of the next is read.
+fn get_back(store: &mut Store, kept: BlockSaved<Stored>, after: Option<&Stored>) -> Result<BlockSaved> {
+    let order: Vec<Stored> = kept.tensors().into_iter().skip(1).chain(after).cloned().collect();
+    let mut following = order.iter();
+    kept.try_map(&mut |stored| store.get(stored, following.next()))
+}
+
 /// The gradients on their way down, by micro-batch.
 struct Down {
     /// Of what the last unit put out.
@@ -223,7 +235,8 @@ struct Down {
 
 impl T5 {
     /// Forward and loss of a whole optimizer batch, keeping the block inputs; adds the gradient of the head's table to
-    /// `grads`. What `layers` wants on disk goes to files in `directory`, which have no names there. `None` when
+    /// `grads`. `cx.recompute_blocks` counts where backward goes through every block once, otherwise all are computed
+    /// again. What `layers` wants on disk goes to files in `directory`, which have no names there. `None` when
     /// `interrupted` said so before a micro-batch.
     ///
     /// # Errors
@@ -237,10 +250,11 @@ impl T5 {
         grads: &mut Gradients,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<LayerPass>> {
-        let cx = StepContext { recompute_blocks: usize::MAX, ..*cx };
         let reach = self.reach(grads);
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        let again = layers.again(dropped);
+        let cx = StepContext { recompute_blocks: layers.recompute_blocks(cx.recompute_blocks, again), ..*cx };
         let mut pass = LayerPass {
             samples: Vec::new(),
             boundaries: if layers.boundaries_on_disk { Store::on_disk(directory)? } else { Store::in_memory() },
@@ -251,18 +265,15 @@ impl T5 {
             cx,
             units,
             dropped,
-            again: if layers.gradients_on_disk { 0 } else { dropped },
+            again,
             loss_sum: 0.0,
         };
         for batch in batches {
             if interrupted() {
                 return Ok(None);
             }
-            // In a file at once: a micro-batch then holds the input of one block at a time.
-            let mut put = |saved: BlockSaved| match saved {
-                BlockSaved::Input(input) => input.into_tensors().map(|x| pass.boundaries.put(x)).collect(),
-                BlockSaved::Layers { .. } => unreachable!("every block is computed again"),
-            };
+            // In a file at once: a micro-batch then holds what is kept of one block at a time.
+            let mut put = |saved: BlockSaved| saved.try_map(&mut |x| pass.boundaries.put(x));
             let Kept { source_bias, target_bias, encoded, encoder, decoder, z } =
                 self.forward(&batch, &cx, reach, layers.kept_of_a_block(), &mut put)?;
             let (loss, dz) = self.head_backward(z, &batch, &cx, grads)?;
@@ -412,19 +423,14 @@ impl T5 {
                 return Ok(false);
             }
             let after = match pass.samples.get_mut(i + 1) {
-                Some(samples) => samples.input(unit).clone(),
-                None => next.and_then(|next| pass.samples[0].input(next).clone()),
+                Some(samples) => samples.kept(unit).as_ref(),
+                None => next.and_then(|next| pass.samples[0].kept(next).as_ref()),
             };
-            let after = after.as_deref().and_then(<[Stored]>::first);
+            let after = after.map(|kept| kept.x().clone());
             let samples = &mut pass.samples[i];
-            let input = if is_last_use { samples.input(unit).take() } else { samples.input(unit).clone() };
-            let Some(input) = input else { continue };
-            let mut tensors = Vec::with_capacity(input.len());
-            for (place, stored) in input.iter().enumerate() {
-                tensors.push(pass.boundaries.get(stored.clone(), input.get(place + 1).or(after))?);
-            }
-            drop(input);
-            let Some(input) = BlockInput::from_tensors(tensors) else { continue };
+            let kept = if is_last_use { samples.kept(unit).take() } else { samples.kept(unit).clone() };
+            let Some(kept) = kept else { continue };
+            let kept = get_back(&mut pass.boundaries, kept, after.as_ref())?;
             let cx = samples.context(&step, decoder);
             match unit {
                 Unit::Norm { decoder } => {
@@ -436,7 +442,7 @@ impl T5 {
                         }
                     };
                     let Some(dz) = dz else { continue };
-                    down.dx[i] = Some(stack.finish_backward(&input.x, dz, &cx, grads)?);
+                    down.dx[i] = Some(stack.finish_backward(kept.x(), dz, &cx, grads)?);
                     down.bias[i] = None;
                 }
                 Unit::Block { block, .. } => {
@@ -449,9 +455,8 @@ impl T5 {
                         down.bias[i] = Some(samples.bias(decoder).zeros_like()?);
                     }
                     let mut side = SideGradients { bias: down.bias[i].as_ref(), source: &mut down.source[i] };
-                    let saved = BlockSaved::Input(input);
                     let wanted = goes_on || into_embedding;
-                    let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, wanted, grads)?;
+                    let dx = stack.blocks[block].backward(kept, dy, &cx, &mut side, wanted, grads)?;
                     let ids = samples.ids(decoder);
                     if block == 0 {
                         stack.bias_backward(down.bias[i].take(), ids, grads)?;

@@ -16,9 +16,10 @@ use t5::ParameterSpec;
 use t5::costs::{Arithmetic, Pass, Shape};
 use trainer::TrainerOptions;
 
-use crate::config::{AccumulationPin, Config, Memory};
+use crate::config::{Config, Memory};
 use crate::evaluation::EvaluatedRows;
 use crate::failure::Outcome;
+use crate::levers::{self, LOSS_CHUNK_ROWS, Way, even_cuts, halvings, pinned};
 use crate::open::{self, Opened};
 use crate::prices;
 
@@ -46,7 +47,8 @@ pub fn costs(
     now: &MemorySnapshot,
     loader: &DataLoader,
 ) -> Outcome<Costs> {
-    let mut step = StepCosts::new(config, &opened.model, options, place(config, &opened.device, now))?;
+    let step = StepCosts::new(config, &opened.model, options, place(config, &opened.device, now))?;
+    let mut step = step.within(budgets(config).process, now);
     if let (Some(evaluated), Some(dataset)) = (&mut step.evaluation, &opened.validation) {
         let loader = open::loader_options(config, &opened.model);
         evaluated.rows = Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset });
@@ -88,6 +90,8 @@ pub struct StepCosts<'a> {
     evaluation: Option<Evaluated<'a>>,
     /// Where tensors lie.
     place: Place,
+    /// Bytes of files that the system keeps in memory beside the run before it writes them to the disk.
+    file_room: Bytes,
 }
 
 /// What an evaluation computes at a time, and the rows that it reads where they are known.
@@ -102,9 +106,6 @@ impl Evaluated<'_> {
         self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
     }
 }
-
-/// The last: logits are computed again.
-const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 1];
 
 impl<'a> StepCosts<'a> {
     /// The costs of a run's steps: the longest samples that the config allows.
@@ -154,7 +155,14 @@ impl<'a> StepCosts<'a> {
             dropout: options.dropout > 0.0,
             evaluation: None,
             place: Place::Host,
+            file_room: Bytes(u64::MAX),
         })
+    }
+
+    /// The same within a budget on a machine that has so much memory now.
+    #[must_use]
+    pub fn within(self, budget: Budget, now: &MemorySnapshot) -> Self {
+        Self { file_room: prices::file_room(now.ceiling().saturating_sub(budget.resolve(now))), ..self }
     }
 
     fn is_trained(&self, spec: &ParameterSpec) -> bool {
@@ -180,25 +188,17 @@ impl<'a> StepCosts<'a> {
         let blocks = t5::costs::recomputable_blocks(self.model, &|spec| self.is_trained(spec));
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
-        let recomputed = pinned(pins.recompute_blocks.map(|pin| pin.min(blocks)), (0..=blocks).collect());
-        let accumulations: Vec<_> = accumulations(pins, blocks)
-            .into_iter()
-            .map(|layers| Accumulated { layers, written: self.written(layers) })
-            .filter(|accumulated| self.may_write(accumulated, pins))
-            .collect();
+        let ways = levers::ways(pins, blocks).into_iter().map(|way| (way, self.written(way)));
+        let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(way, *written, pins)).collect();
         let mut choices = Vec::new();
         for &samples in &samples {
             let rows_of_logits = samples * self.target_tokens;
             let arithmetic = self.arithmetic(samples);
             let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
             for loss_chunk_rows in pinned(pins.loss_chunk_rows, chunks) {
-                for accumulated in &accumulations {
-                    // Layer by layer every block is computed again, whatever the number.
-                    let recomputed: &[usize] = if accumulated.layers.is_some() { &[blocks] } else { &recomputed };
-                    for &recompute_blocks in recomputed {
-                        let pass = self.pass(samples, recompute_blocks, loss_chunk_rows);
-                        choices.push(self.choice(&pass, &arithmetic, blocks, *accumulated));
-                    }
+                for &(way, written) in &ways {
+                    let pass = self.pass(samples, way.recompute_blocks, loss_chunk_rows);
+                    choices.push(self.choice(&pass, &arithmetic, blocks, way.layers, written));
                 }
             }
         }
@@ -206,19 +206,17 @@ impl<'a> StepCosts<'a> {
     }
 
     /// Bytes written to files in a step of the longest samples.
-    fn written(&self, layers: Option<LayerMajor>) -> u64 {
-        let (Some(layers), pass) = (layers, self.pass(self.batch_samples, usize::MAX, 1)) else { return 0 };
+    fn written(&self, way: Way) -> u64 {
+        let (Some(layers), pass) = (way.layers, self.pass(self.batch_samples, way.recompute_blocks, 1)) else {
+            return 0;
+        };
         let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
         t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &layers_of(layers), &is_trained)
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
-    fn may_write(&self, accumulated: &Accumulated, pins: &Memory) -> bool {
-        let is_pinned = accumulated.layers.is_none_or(|layers| {
-            (!layers.boundaries_on_disk || pins.activation_offload.is_some())
-                && (!layers.gradients_on_disk || pins.gradient_offload.is_some())
-        });
-        is_pinned || accumulated.written.saturating_mul(self.steps) <= pins.disk_writes
+    fn may_write(&self, way: &Way, written: u64, pins: &Memory) -> bool {
+        way.files_are_pinned(pins) || written.saturating_mul(self.steps) <= pins.disk_writes
     }
 
     /// A pass over a micro-batch of so many of the longest samples.
@@ -234,8 +232,14 @@ impl<'a> StepCosts<'a> {
     }
 
     /// One way to cut a step.
-    fn choice(&self, pass: &Pass, arithmetic: &Arithmetic, blocks: usize, accumulated: Accumulated) -> StepChoice {
-        let Accumulated { layers: layer_major, written } = accumulated;
+    fn choice(
+        &self,
+        pass: &Pass,
+        arithmetic: &Arithmetic,
+        blocks: usize,
+        layer_major: Option<LayerMajor>,
+        written: u64,
+    ) -> StepChoice {
         let (samples, recomputed, loss_chunk_rows) = (pass.shape.samples, pass.recompute_blocks, pass.loss_chunk_rows);
         let of = format!("{samples} x ({} + {}) tokens", self.source_tokens, self.target_tokens);
         let note = |name: &str| match name {
@@ -283,7 +287,7 @@ impl<'a> StepCosts<'a> {
     /// A micro-batch's share of what a whole batch writes.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn share(&self, written: u64, pass: &Pass) -> f64 {
-        written as f64 * pass.shape.samples as f64 / self.batch_samples as f64
+        prices::priced_bytes(Bytes(written), self.file_room) * pass.shape.samples as f64 / self.batch_samples as f64
     }
 
     fn arithmetic(&self, samples: usize) -> Arithmetic {
@@ -335,43 +339,6 @@ impl<'a> StepCosts<'a> {
     }
 }
 
-/// A way to accumulate, and the bytes that it writes to files in a step.
-#[derive(Clone, Copy, Debug, Default)]
-struct Accumulated {
-    layers: Option<LayerMajor>,
-    written: u64,
-}
-
-/// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
-fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
-    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), (0..=blocks).rev().collect());
-    let boundaries = pinned(pins.activation_offload, vec![false, true]);
-    let by_layer = kept.iter().flat_map(|&kept_gradient_blocks| {
-        let is_every_block_kept = kept_gradient_blocks == blocks;
-        // Where every block keeps its gradient none waits in a file.
-        let gradients: &[bool] = if is_every_block_kept { &[false] } else { &[false, true] };
-        let gradients = pinned(pins.gradient_offload, gradients.to_vec());
-        let mut ways = Vec::new();
-        for &boundaries_on_disk in &boundaries {
-            for &gradients_on_disk in &gradients {
-                // Beside a second pass what heads put out is little.
-                let heads: &[bool] = if is_every_block_kept || gradients_on_disk { &[false, true] } else { &[false] };
-                ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
-                    Some(LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk })
-                }));
-            }
-        }
-        ways
-    });
-    match pins.accumulation {
-        Some(AccumulationPin::MicroBatchMajor) => vec![None],
-        Some(AccumulationPin::LayerMajor) => by_layer.collect(),
-        // Layer by layer every block is computed again: another number of them asks for the other way.
-        None if pins.recompute_blocks.is_some() => vec![None],
-        None => std::iter::once(None).chain(by_layer).collect(),
-    }
-}
-
 /// The policy's word for the lever, in the model's own words.
 pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
     t5::LayerMajor {
@@ -380,28 +347,6 @@ pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
         boundaries_on_disk: layers.boundaries_on_disk,
         gradients_on_disk: layers.gradients_on_disk,
     }
-}
-
-/// The sizes of the largest part where `n` is cut into 1, 2, 3 and so on parts as even as can be, each once.
-fn even_cuts(n: usize) -> Vec<usize> {
-    let mut sizes: Vec<usize> = (1..=n.max(1)).map(|parts| n.div_ceil(parts).max(1)).collect();
-    sizes.dedup();
-    sizes
-}
-
-/// `n`, half of it, and so on down to 1.
-fn halvings(n: usize) -> Vec<usize> {
-    let mut sizes = vec![n.max(1)];
-    while let Some(&last) = sizes.last().filter(|last| **last > 1) {
-        sizes.push(last.div_ceil(2));
-    }
-    sizes
-}
-
-/// What a pin leaves of an offer.
-fn pinned<T: Copy + PartialEq>(pin: Option<T>, mut offered: Vec<T>) -> Vec<T> {
-    offered.dedup();
-    pin.map_or(offered, |pin| vec![pin])
 }
 
 /// The ways to feed a step, those that the pins leave.
@@ -523,14 +468,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_is_cut_into_parts_as_even_as_can_be() {
-        assert_eq!(even_cuts(12), [12, 6, 4, 3, 2, 1]);
-        assert_eq!(even_cuts(7), [7, 4, 3, 2, 1]);
-        assert_eq!(even_cuts(1), [1]);
-        assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
-    }
-
-    #[test]
     fn a_pinned_lever_is_the_only_choice_offered() {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions::default();
@@ -549,7 +486,7 @@ mod tests {
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
         let choice = |samples, recomputed, rows| {
             let pass = costs.pass(samples, recomputed, rows);
-            costs.choice(&pass, &costs.arithmetic(samples), 12, Accumulated::default())
+            costs.choice(&pass, &costs.arithmetic(samples), 12, None, 0)
         };
         let all = choice(16, 0, 256);
         for smaller in [choice(4, 0, 256), choice(16, 12, 256)] {
@@ -569,7 +506,7 @@ mod tests {
             let choices = costs.choices(&pins).into_iter();
             choices.filter(|choice| choice.micro_batch_samples == 8).filter_map(|choice| choice.layer_major).collect()
         };
-        let written = |layers: &LayerMajor| costs.written(Some(*layers));
+        let written = |layers: &LayerMajor| costs.written(Way { layers: Some(*layers), recompute_blocks: usize::MAX });
         let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
         // All of them, in f32.
         assert_eq!(written(&gradients), 60_506_624 * 4);

@@ -18,6 +18,7 @@ mod evaluation;
 mod failure;
 mod identity;
 mod inference;
+mod levers;
 mod listing;
 mod metrics;
 mod open;

@@ -78,7 +78,8 @@ pub struct StepPlan {
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time.
     pub loss_chunk_rows: usize,
-    /// How gradients are accumulated. Layer by layer, every block is computed again whatever `recompute_blocks` is.
+    /// How gradients are accumulated. Layer by layer, what backward goes through twice is computed again whatever
+    /// `recompute_blocks` is.
     pub accumulation: Accumulation,
 }
 

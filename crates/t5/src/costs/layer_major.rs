@@ -9,11 +9,11 @@ use crate::layer_major::{LayerMajor, Stage, Unit};
 use crate::parameters::{ParameterSpec, Part};
 use crate::reach::Reach;
 
-/// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: block inputs of the
-/// whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
+/// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: what blocks keep of
+/// the whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
 /// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak, and what products pack.
 ///
-/// `pass` is a micro-batch, all of whose blocks are computed again; the other micro-batches are as long.
+/// `pass` is a micro-batch; the other micro-batches are as long.
 pub fn layer_major(
     config: &Config,
     pass: &Pass,
@@ -42,7 +42,7 @@ pub fn layer_major_written(
     trained: &dyn Fn(&ParameterSpec) -> bool,
 ) -> u64 {
     let walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
-    let boundaries = if layers.boundaries_on_disk { walk.inputs(batch_samples) } else { 0 };
+    let boundaries = if layers.boundaries_on_disk { walk.boundaries_of(batch_samples) } else { 0 };
     if !layers.gradients_on_disk {
         return boundaries;
     }
@@ -82,8 +82,9 @@ struct LayerWalk<'a> {
     units: Vec<Unit>,
     /// How many gradients of the units are put aside to be used again.
     spare: HashMap<Kind, u64>,
-    /// Units that do not keep their gradients.
+    /// Units that do not keep their gradients, and those that backward goes through twice.
     dropped: usize,
+    again: usize,
     live: Live,
     peak: Live,
     /// Between forward and backward.
@@ -101,11 +102,13 @@ impl<'a> LayerWalk<'a> {
     ) -> LayerWalk<'a> {
         let trained: Vec<ParameterSpec> = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).collect();
         let reach = Reach::to(config, trained.iter().map(|spec| spec.part));
-        let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks: usize::MAX, ..*pass };
-        let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
-        let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        let again = layers.again(dropped);
+        let recompute_blocks = layers.recompute_blocks(pass.recompute_blocks, again);
+        let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks, ..*pass };
+        let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
+        let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
         LayerWalk {
             config,
             micro,
@@ -116,6 +119,7 @@ impl<'a> LayerWalk<'a> {
             units,
             spare,
             dropped,
+            again,
             live,
             peak,
             boundaries: 0,
@@ -128,9 +132,8 @@ impl<'a> LayerWalk<'a> {
         self.forward();
         self.boundaries = self.live.boundaries;
         let units = self.units.clone();
-        let again = if self.layers.gradients_on_disk { 0 } else { self.dropped };
-        self.backward(&units, again, Stage::Measure);
-        self.backward(&units[..again], again, Stage::Apply);
+        self.backward(&units, Stage::Measure);
+        self.backward(&units[..self.again], Stage::Apply);
         if self.layers.gradients_on_disk {
             self.enter_embedding();
             self.read_gradients();
@@ -168,26 +171,29 @@ impl<'a> LayerWalk<'a> {
     /// What `samples` samples in `micro_batches` keep between forward and backward.
     fn kept(&self, samples: usize, micro_batches: u64) -> u64 {
         let [encoder, decoder] = self.sizes_of(samples);
-        let inputs = if self.layers.boundaries_on_disk { 0 } else { self.inputs(samples) };
-        (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + inputs
+        let of_blocks = if self.layers.boundaries_on_disk { 0 } else { self.boundaries_of(samples) };
+        (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + of_blocks
     }
 
-    /// What forward runs again from, of every unit, for `samples` samples.
-    fn inputs(&self, samples: usize) -> u64 {
+    /// What forward keeps of every unit for `samples` samples.
+    fn boundaries_of(&self, samples: usize) -> u64 {
         let sizes = self.sizes_of(samples);
-        self.units.iter().map(|&unit| self.input(unit, &sizes[usize::from(unit.is_decoder())])).sum()
+        self.units.iter().map(|&unit| self.kept_of(unit, &sizes[usize::from(unit.is_decoder())])).sum()
     }
 
-    fn input(&self, unit: Unit, sizes: &Sizes) -> u64 {
-        sizes.x + self.heads(unit, sizes)
-    }
-
-    /// What the heads of a unit's attentions put out, where it is kept.
-    fn heads(&self, unit: Unit, sizes: &Sizes) -> u64 {
+    fn kept_of(&self, unit: Unit, sizes: &Sizes) -> u64 {
         match unit {
-            Unit::Block { decoder, .. } if self.layers.heads_kept => sizes.heads(decoder),
-            _ => 0,
+            Unit::Norm { .. } => sizes.x,
+            Unit::Block { decoder, block } => {
+                let walk = self.walk();
+                walk.kept(sizes, decoder, walk.keep(self.reach, decoder, block))
+            }
         }
+    }
+
+    /// A walk through a micro-batch.
+    fn walk(&self) -> Walk<'_> {
+        Walk { again: self.layers.kept_of_a_block(), ..Walk::new(self.config, &self.micro) }
     }
 
     /// The encoder's and the decoder's sizes for `samples` samples.
@@ -215,9 +221,7 @@ impl<'a> LayerWalk<'a> {
             self.live.boundaries = self.kept(samples - at_a_time, micro_batches - 1);
             self.live.gradients = self.gradients_of(|part| part == head);
         }
-        let mut walk = Walk::new(self.config, &self.micro);
-        walk.again = self.layers.kept_of_a_block();
-        walk.puts_away = self.layers.boundaries_on_disk;
+        let mut walk = Walk { puts_away: self.layers.boundaries_on_disk, ..self.walk() };
         walk.forward(self.reach);
         let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
         self.moment(peak, 0);
@@ -230,7 +234,8 @@ impl<'a> LayerWalk<'a> {
         }
     }
 
-    fn backward(&mut self, units: &[Unit], again: usize, stage: Stage) {
+    fn backward(&mut self, units: &[Unit], stage: Stage) {
+        let again = self.again;
         let whole = [false, true].map(|decoder| self.sizes(&self.whole, decoder));
         let [encoder_x, decoder_x] = [whole[0].x, whole[1].x];
         if stage == Stage::Apply || again == 0 {
@@ -245,15 +250,16 @@ impl<'a> LayerWalk<'a> {
             }
             self.add_gradients(unit, position < self.dropped);
             let sizes = self.sizes(&self.micro, decoder);
-            // This input, and the first tensor of the next.
-            let from_disk = if self.layers.boundaries_on_disk { self.input(unit, &sizes) + sizes.x } else { 0 };
+            // What was kept of this, and the first tensor of the next.
+            let kept = self.kept_of(unit, &sizes);
+            let from_disk = if self.layers.boundaries_on_disk { kept + sizes.x } else { 0 };
             let extra = match unit {
                 Unit::Norm { .. } => 2 * sizes.x,
-                Unit::Block { .. } => {
-                    let mut walk = Walk::new(self.config, &self.micro);
-                    let there = 2 * sizes.x + self.heads(unit, &sizes);
+                Unit::Block { block, .. } => {
+                    let mut walk = self.walk();
+                    let there = sizes.x + kept;
                     walk.hold(there);
-                    walk.block_backward(&sizes, decoder, self.layers.kept_of_a_block());
+                    walk.block_backward(&sizes, decoder, walk.keep(self.reach, decoder, block));
                     walk.peak - there
                 }
             };
@@ -269,7 +275,7 @@ impl<'a> LayerWalk<'a> {
                 self.moment(sizes.x, 0);
             }
             if (stage == Stage::Apply || position >= again) && !self.layers.boundaries_on_disk {
-                self.live.boundaries -= self.input(unit, &whole[usize::from(decoder)]);
+                self.live.boundaries -= self.kept_of(unit, &whole[usize::from(decoder)]);
             }
         }
         self.release_spare();
@@ -349,7 +355,7 @@ mod tests {
             step: 1,
             dropout: 0.1,
             activations: pass.activations,
-            recompute_blocks: 0,
+            recompute_blocks: pass.recompute_blocks,
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
@@ -408,16 +414,22 @@ mod tests {
             let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
             for (samples, batch_samples) in [(1, 1), (2, 5), (3, 3)] {
                 let shape = Shape { samples, source_tokens: 7, target_tokens: 5 };
-                let pass =
-                    Pass { shape, activations, gradients, recompute_blocks: 0, loss_chunk_rows: 8, dropout: true };
+                let all_again =
+                    Pass { shape, activations, gradients, recompute_blocks: 9, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {
                     for kinds in 0..8 {
                         let [heads_kept, boundaries_on_disk, gradients_on_disk] =
                             [1, 2, 4].map(|kind| kinds & kind != 0);
                         let layers =
                             LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk };
-                        for trained in trained {
-                            check(&model, &pass, batch_samples, &layers, trained);
+                        // Where backward goes through any block twice the number does not count.
+                        let goes_once = gradients_on_disk || kept_gradient_blocks > 4;
+                        let recomputed: &[usize] = if goes_once { &[0, 2, 9] } else { &[0] };
+                        for &recompute_blocks in recomputed {
+                            let pass = Pass { recompute_blocks, ..all_again };
+                            for trained in trained {
+                                check(&model, &pass, batch_samples, &layers, trained);
+                            }
                         }
                     }
                 }

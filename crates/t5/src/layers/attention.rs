@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use t5_ops::Attention as Settings;
 
 use super::norm::Norm;
-use super::{Weights, add_weight_gradient, bytes, dropout_backward};
+use super::{Weights, add_weight_gradient, dropout_backward};
 use crate::config::Config;
 use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
@@ -39,24 +39,41 @@ enum Kind {
 
 /// What the heads put out: their weighted values (B,T,HK) and log-sum-exp (B,H,T).
 #[derive(Clone, Debug)]
-pub(crate) struct Heads {
-    pub out: Tensor,
-    pub lse: Tensor,
+pub(crate) struct Heads<T = Tensor> {
+    pub out: T,
+    pub lse: T,
+}
+
+impl<T> Heads<T> {
+    pub fn tensors(&self) -> impl Iterator<Item = &T> {
+        [&self.out, &self.lse].into_iter()
+    }
+
+    /// The same with `f` of each tensor, in the order of [`Heads::tensors`].
+    pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<Heads<U>> {
+        Ok(Heads { out: f(self.out)?, lse: f(self.lse)? })
+    }
 }
 
 /// What attention keeps: x (B,T,D), q (B,T,HK), k and v (B,S,HK), and what the heads put out.
-#[derive(Debug)]
-pub(crate) struct AttentionSaved {
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: Heads,
+#[derive(Clone, Debug)]
+pub(crate) struct AttentionSaved<T = Tensor> {
+    pub x: T,
+    q: T,
+    k: T,
+    v: T,
+    heads: Heads<T>,
 }
 
-impl AttentionSaved {
-    pub fn bytes(&self) -> u64 {
-        bytes(&[&self.x, &self.q, &self.k, &self.v, &self.heads.out, &self.heads.lse])
+impl<T> AttentionSaved<T> {
+    pub fn tensors(&self) -> impl Iterator<Item = &T> {
+        [&self.x, &self.q, &self.k, &self.v].into_iter().chain(self.heads.tensors())
+    }
+
+    /// The same with `f` of each tensor, in the order of [`AttentionSaved::tensors`].
+    pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<AttentionSaved<U>> {
+        let AttentionSaved { x, q, k, v, heads } = self;
+        Ok(AttentionSaved { x: f(x)?, q: f(q)?, k: f(k)?, v: f(v)?, heads: heads.try_map(f)? })
     }
 }
 

@@ -20,49 +20,65 @@ pub(crate) struct Block {
 }
 
 /// What forward runs again from.
-#[derive(Debug)]
-pub(crate) struct BlockInput {
+#[derive(Clone, Debug)]
+pub(crate) struct BlockInput<T = Tensor> {
     /// The block's input (B, T, D).
-    pub x: Tensor,
+    pub x: T,
     /// What the heads of its attentions put out, in the order of the attentions, where that was kept.
-    pub heads: Vec<Heads>,
+    pub heads: Vec<Heads<T>>,
 }
 
-impl BlockInput {
-    /// Its tensors one after the other.
-    pub fn into_tensors(self) -> impl Iterator<Item = Tensor> {
-        std::iter::once(self.x).chain(self.heads.into_iter().flat_map(|Heads { out, lse }| [out, lse]))
-    }
-
-    /// What [`BlockInput::into_tensors`] took apart.
-    pub fn from_tensors(tensors: Vec<Tensor>) -> Option<BlockInput> {
-        let mut tensors = tensors.into_iter();
-        let x = tensors.next()?;
-        let heads = std::iter::from_fn(|| Some(Heads { out: tensors.next()?, lse: tensors.next()? }));
-        let heads = heads.collect();
-        Some(BlockInput { x, heads })
-    }
-}
-
-/// What a block keeps.
-#[derive(Debug)]
-pub(crate) enum BlockSaved {
+/// What a block keeps: tensors, or where they were put.
+#[derive(Clone, Debug)]
+pub(crate) enum BlockSaved<T = Tensor> {
     /// What backward runs forward again from.
-    Input(BlockInput),
+    Input(BlockInput<T>),
     /// Everything that its layers keep.
-    Layers { attention: AttentionSaved, cross: Option<AttentionSaved>, feed_forward: FeedForwardSaved },
+    Layers { attention: AttentionSaved<T>, cross: Option<AttentionSaved<T>>, feed_forward: FeedForwardSaved<T> },
+}
+
+impl<T> BlockSaved<T> {
+    /// The block's input.
+    pub fn x(&self) -> &T {
+        match self {
+            BlockSaved::Input(BlockInput { x, .. }) => x,
+            BlockSaved::Layers { attention, .. } => &attention.x,
+        }
+    }
+
+    /// Its tensors; the block's input is the first.
+    pub fn tensors(&self) -> Vec<&T> {
+        match self {
+            BlockSaved::Input(BlockInput { x, heads }) => {
+                std::iter::once(x).chain(heads.iter().flat_map(Heads::tensors)).collect()
+            }
+            BlockSaved::Layers { attention, cross, feed_forward } => {
+                let cross = cross.iter().flat_map(AttentionSaved::tensors);
+                attention.tensors().chain(cross).chain(feed_forward.tensors()).collect()
+            }
+        }
+    }
+
+    /// The same with `f` of each tensor, in the order of [`BlockSaved::tensors`].
+    pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<BlockSaved<U>> {
+        Ok(match self {
+            BlockSaved::Input(BlockInput { x, heads }) => {
+                let x = f(x)?;
+                let heads = heads.into_iter().map(|heads| heads.try_map(f)).collect::<Result<_>>()?;
+                BlockSaved::Input(BlockInput { x, heads })
+            }
+            BlockSaved::Layers { attention, cross, feed_forward } => BlockSaved::Layers {
+                attention: attention.try_map(f)?,
+                cross: cross.map(|cross| cross.try_map(f)).transpose()?,
+                feed_forward: feed_forward.try_map(f)?,
+            },
+        })
+    }
 }
 
 impl BlockSaved {
     pub fn bytes(&self) -> u64 {
-        match self {
-            BlockSaved::Input(BlockInput { x, heads }) => {
-                bytes(&[x]) + heads.iter().map(|heads| bytes(&[&heads.out, &heads.lse])).sum::<u64>()
-            }
-            BlockSaved::Layers { attention, cross, feed_forward } => {
-                attention.bytes() + cross.as_ref().map_or(0, AttentionSaved::bytes) + feed_forward.bytes()
-            }
-        }
+        bytes(&self.tensors())
     }
 }
 

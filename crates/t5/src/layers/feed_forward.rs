@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use t5_ops::Activation;
 
 use super::norm::Norm;
-use super::{Weights, add_weight_gradient, bytes, dropout_backward};
+use super::{Weights, add_weight_gradient, dropout_backward};
 use crate::config::Config;
 use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
@@ -28,16 +28,22 @@ pub(crate) struct FeedForward {
 }
 
 /// What feed-forward keeps: x (B,T,D), gate and, in gated layers, up (B,T,F).
-#[derive(Debug)]
-pub(crate) struct FeedForwardSaved {
-    x: Tensor,
-    gate: Tensor,
-    up: Option<Tensor>,
+#[derive(Clone, Debug)]
+pub(crate) struct FeedForwardSaved<T = Tensor> {
+    x: T,
+    gate: T,
+    up: Option<T>,
 }
 
-impl FeedForwardSaved {
-    pub fn bytes(&self) -> u64 {
-        bytes(&[&self.x, &self.gate]) + self.up.as_ref().map_or(0, |up| bytes(&[up]))
+impl<T> FeedForwardSaved<T> {
+    pub fn tensors(&self) -> impl Iterator<Item = &T> {
+        [&self.x, &self.gate].into_iter().chain(&self.up)
+    }
+
+    /// The same with `f` of each tensor, in the order of [`FeedForwardSaved::tensors`].
+    pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<FeedForwardSaved<U>> {
+        let FeedForwardSaved { x, gate, up } = self;
+        Ok(FeedForwardSaved { x: f(x)?, gate: f(gate)?, up: up.map(f).transpose()? })
     }
 }
 

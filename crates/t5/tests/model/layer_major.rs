@@ -53,9 +53,15 @@ fn ordinary(model: &T5, dtype: DType, trained: Trained) -> (f64, Vec<Option<Tens
 }
 
 /// Loss, and the gradients that each of the two passes hands over.
-fn by_layer(model: &T5, dtype: DType, trained: Trained, layers: &LayerMajor) -> (f64, [Vec<Option<Tensor>>; 2]) {
+fn by_layer(
+    model: &T5,
+    dtype: DType,
+    trained: Trained,
+    layers: &LayerMajor,
+    recompute_blocks: usize,
+) -> (f64, [Vec<Option<Tensor>>; 2]) {
     let (batches, target_tokens) = batches(model.config());
-    let cx = StepContext { dropout: 0.2, ..context(target_tokens, dtype) };
+    let cx = StepContext { dropout: 0.2, recompute_blocks, ..context(target_tokens, dtype) };
     let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
     let mut pass =
@@ -78,21 +84,23 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
     let parameters = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let model = T5::init(config, 2, parameters, &Device::Cpu).unwrap();
     let (loss, expected) = ordinary(&model, dtype, trained);
-    let (loss_by_layer, stages) = by_layer(&model, dtype, trained, layers);
-    assert_eq!(loss.to_bits(), loss_by_layer.to_bits());
-    for got in &stages {
-        for ((parameter, got), expected) in model.parameters().iter().zip(got).zip(&expected) {
-            let name = &parameter.name;
-            let (Some(got), Some(expected)) = (got, expected) else {
-                // An accumulator that nothing was added to is not handed over, and not made in the ordinary way either.
-                assert_eq!(got.is_some(), expected.is_some(), "{name}, {layers:?}");
-                continue;
-            };
-            if matches!(parameter.part, Part::Shared | Part::LmHead) {
-                let far = distance(got, expected);
-                assert!(far < tolerance, "{name}, {layers:?}: {far:e}");
-            } else {
-                assert_eq!(values(got), values(expected), "{name}, {layers:?}");
+    for recompute_blocks in [0, 2, 99] {
+        let (loss_by_layer, stages) = by_layer(&model, dtype, trained, layers, recompute_blocks);
+        assert_eq!(loss.to_bits(), loss_by_layer.to_bits());
+        for got in &stages {
+            for ((parameter, got), expected) in model.parameters().iter().zip(got).zip(&expected) {
+                let name = format!("{}, {layers:?}, {recompute_blocks} blocks computed again", parameter.name);
+                let (Some(got), Some(expected)) = (got, expected) else {
+                    // An accumulator that nothing was added to is not handed over, and not made in the ordinary way either.
+                    assert_eq!(got.is_some(), expected.is_some(), "{name}");
+                    continue;
+                };
+                if matches!(parameter.part, Part::Shared | Part::LmHead) {
+                    let far = distance(got, expected);
+                    assert!(far < tolerance, "{name}: {far:e}");
+                } else {
+                    assert_eq!(values(got), values(expected), "{name}");
+                }
             }
         }
     }

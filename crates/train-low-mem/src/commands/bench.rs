@@ -104,7 +104,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
 /// The cut that the flags ask for, free where they say nothing, and the peak that is predicted for it.
 fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &MemorySnapshot) -> Outcome<Plan> {
     let longest = (flags.source_tokens, flags.target_tokens);
-    let step = StepCosts::of_batch(model, options, flags.batch, longest)?;
+    let budget = flags.memory_budget.map_or(Budget::ShareOfAvailable, Budget::Explicit);
+    let step = StepCosts::of_batch(model, options, flags.batch, longest)?.within(budget, now);
     let pins = pins(flags)?;
     let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program")];
     fixed.extend(step.fixed(options)?);
@@ -114,7 +115,7 @@ fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &M
         steps: step.choices(&pins),
         loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
     };
-    Ok(memory_policy::plan(now, &costs, flags.memory_budget.map_or(Budget::ShareOfAvailable, Budget::Explicit))?)
+    Ok(memory_policy::plan(now, &costs, budget)?)
 }
 
 /// What the flags pin. Without a budget what they do not name has a default of its own, so that a measurement of one
@@ -132,10 +133,11 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         cli::Accumulation::MicroBatchMajor => AccumulationPin::MicroBatchMajor,
         cli::Accumulation::LayerMajor => AccumulationPin::LayerMajor,
     });
+    let recomputed = if accumulation == Some(AccumulationPin::LayerMajor) { usize::MAX } else { 0 };
     Ok(Memory {
         micro_batch_samples: flags.micro_batch,
         loss_chunk_rows: or_else(flags.loss_chunk_rows.map(|rows| rows.max(1)), is_free, 256),
-        recompute_blocks: or_else(recompute, is_free, 0),
+        recompute_blocks: or_else(recompute, is_free, recomputed),
         accumulation: or_else(accumulation, is_free, AccumulationPin::MicroBatchMajor),
         kept_gradient_blocks: or_else(flags.kept_gradient_blocks, is_free, 0),
         heads_kept: or_else(flags.keep_heads.then_some(true), is_free, false),

@@ -80,7 +80,7 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let now = for_another_start(probe.snapshot()?);
     let place = bill::place(config, &candle_core::Device::Cpu, &now);
-    let step = bill::StepCosts::new(config, &model, &options, place)?;
+    let step = bill::StepCosts::new(config, &model, &options, place)?.within(bill::budgets(config).process, &now);
     let mut fixed = vec![CostRow::new("process", now.rss.0, "measured; the tokenizer will add to it")];
     fixed.push(bill::small_blocks());
     fixed.extend(step.fixed(&options)?);
