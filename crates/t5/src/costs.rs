@@ -17,8 +17,8 @@
 //!     loss_chunk_rows: 256,
 //!     dropout: true,
 //! };
-//! let all: u64 = costs::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum();
-//! let decoder: u64 = costs::training(&config, &pass, &|p| p.part.is_decoder()).iter().map(|row| row.bytes).sum();
+//! let [all, decoder] = [costs::Trained::all(&config), costs::Trained::new(&config, &|spec| spec.part.is_decoder())]
+//!     .map(|trained| costs::training(&config, &pass, &trained).iter().map(|row| row.bytes).sum::<u64>());
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
@@ -72,15 +72,45 @@ pub struct Pass {
     pub dropout: bool,
 }
 
+/// The parameters that are trained, and how far backward reaches for them: worked out once for many passes.
+#[derive(Clone, Debug)]
+pub struct Trained {
+    specs: Vec<ParameterSpec>,
+    reach: Reach,
+}
+
+impl Trained {
+    /// Those that `is_trained` says.
+    pub fn new(config: &Config, is_trained: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
+        let specs: Vec<_> = ParameterSpec::all(config).into_iter().filter(is_trained).collect();
+        let reach = Reach::to(config, specs.iter().map(|spec| spec.part));
+        Trained { specs, reach }
+    }
+
+    /// Every parameter.
+    pub fn all(config: &Config) -> Trained {
+        Trained::new(config, &|_| true)
+    }
+
+    /// In the order of [`ParameterSpec::all`].
+    pub fn specs(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+
+    /// The most blocks that `recompute_blocks` can mean: those that backward enters.
+    pub fn blocks(&self) -> usize {
+        self.reach.blocks_entered()
+    }
+
+    /// Bytes of the gradient accumulators; `products` as for [`crate::Gradients::new`].
+    pub fn gradient_bytes(&self, products: DType) -> u64 {
+        self.specs.iter().map(|spec| spec.gradient_bytes(products)).sum()
+    }
+}
+
 /// Bytes of all parameters of a model of `dtype`.
 pub fn parameters(config: &Config, dtype: DType) -> u64 {
     ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
-}
-
-/// Bytes of the gradient accumulators, trained parameters only; `products` as for [`crate::Gradients::new`].
-pub fn gradients(config: &Config, products: DType, trained: &dyn Fn(&ParameterSpec) -> bool) -> u64 {
-    let specs = ParameterSpec::all(config);
-    specs.iter().filter(|spec| trained(spec)).map(|spec| spec.gradient_bytes(products)).sum()
 }
 
 /// Bytes of the largest parameter.
@@ -91,9 +121,8 @@ pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
 /// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept
 /// between the two (`activations`), a chunk of logits and its product (`loss`), and the largest momentary
 /// need beyond these (`workspace`).
-pub fn training(config: &Config, pass: &Pass, trained: &dyn Fn(&ParameterSpec) -> bool) -> Vec<CostRow> {
-    let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
-    training_within(config, pass, Reach::to(config, parts))
+pub fn training(config: &Config, pass: &Pass, trained: &Trained) -> Vec<CostRow> {
+    training_within(config, pass, trained.reach)
 }
 
 /// [`training`] where it is known how far backward reaches.
@@ -129,12 +158,6 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     let is_summed_apart = pass.gradients == DType::BF16 && tokens > t5_ops::longest_sum(pass.activations);
     let sums = if is_summed_apart { widest * config.d_model * 4 } else { 0 };
     (of_weights + left + right + sums) as u64
-}
-
-/// The most blocks that `recompute_blocks` can mean: those that backward enters.
-pub fn recomputable_blocks(config: &Config, trained: &dyn Fn(&ParameterSpec) -> bool) -> usize {
-    let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
-    Reach::to(config, parts).blocks_entered()
 }
 
 /// The peak of [`crate::T5::loss`] beside the parameters. `recompute_blocks` and `dropout` do not matter.
@@ -493,7 +516,7 @@ mod tests {
             target_tokens: 1,
         };
         let real = model.forward(&batch, &cx, reach, Keep::Input, &mut Ok).unwrap().bytes();
-        (real, training(config, pass, &|spec| trained(spec.part))[0].bytes)
+        (real, training(config, pass, &Trained::new(config, &|spec| trained(spec.part)))[0].bytes)
     }
 
     #[test]
@@ -552,16 +575,16 @@ mod tests {
                 dropout: true,
             };
             let mut walk = Walk::new(&config, &pass);
-            let reach = Reach::to(&config, ParameterSpec::all(&config).into_iter().map(|spec| spec.part));
+            let reach = Trained::all(&config).reach;
             walk.forward(reach);
             walk.head();
             walk.backward(reach);
             assert_eq!(walk.live, walk.sizes(false).bias + walk.sizes(true).bias);
-            training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
+            training(&config, &pass, &Trained::all(&config)).iter().map(|row| row.bytes).sum::<u64>()
         };
         let totals: Vec<u64> = (0..=12).map(sum).collect();
         assert!(totals.is_sorted_by(|a, b| a > b), "{totals:?}");
-        assert_eq!(recomputable_blocks(&config, &|_| true), 12);
-        assert_eq!(recomputable_blocks(&config, &|spec| spec.part.is_decoder()), 6);
+        assert_eq!(Trained::all(&config).blocks(), 12);
+        assert_eq!(Trained::new(&config, &|spec| spec.part.is_decoder()).blocks(), 6);
     }
 }

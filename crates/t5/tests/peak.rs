@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device};
-use t5::costs::{Pass, Shape, load, training};
+use t5::costs::{Pass, Shape, Trained, load, training};
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
 use t5_ops::allocator::{self, Allocator};
 
@@ -53,7 +53,7 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                 let shape = Shape { samples, source_tokens, target_tokens };
                 let pass = Pass { shape, activations, gradients, recompute_blocks, loss_chunk_rows: 64, dropout: true };
                 // What products pack is kept by the threads, and was there before.
-                let rows = training(&config, &pass, &|_| true);
+                let rows = training(&config, &pass, &Trained::all(&config));
                 let rows: Vec<_> = rows.into_iter().filter(|row| row.name != "packed operands").collect();
                 let predicted = rows.iter().map(|row| row.bytes).sum::<u64>() as f64;
                 // On a busy machine one thread may have made all products of the first pass, and the other makes its

@@ -13,7 +13,7 @@ use memory_policy::{
 use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
-use t5::costs::{Arithmetic, Pass, Shape};
+use t5::costs::{Arithmetic, Pass, Shape, Trained};
 use trainer::TrainerOptions;
 
 use crate::config::{Config, Memory};
@@ -72,7 +72,9 @@ pub fn small_blocks() -> CostRow {
 /// What decides the costs of a step.
 pub struct StepCosts<'a> {
     model: &'a t5::Config,
-    frozen: Vec<String>,
+    trained: Trained,
+    /// Whether any parameter is frozen.
+    freezes: bool,
     batch_samples: usize,
     /// Steps of the whole run: what is written to disk in each adds up.
     steps: u64,
@@ -136,16 +138,16 @@ impl<'a> StepCosts<'a> {
         let trains = trainer::freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
         let frozen: Vec<String> =
             specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
-        let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
-        let trained = ParameterSpec::all(model).into_iter().filter(is_trained);
-        let square_sums = trained.map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
+        let trained = Trained::new(model, &|spec| !frozen.contains(&spec.name));
+        let square_sums = trained.specs().iter().map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
         let loading = t5::costs::load(model, options.parameter_dtype()).into_iter();
         Ok(Self {
             model,
-            gradient_bytes: t5::costs::gradients(model, options.gradient_dtype(), &is_trained),
+            gradient_bytes: trained.gradient_bytes(options.gradient_dtype()),
             square_sums,
             loading: loading.map(|row| CostRow::new(row.name, row.bytes, "a tensor on its way")).collect(),
-            frozen,
+            freezes: !frozen.is_empty(),
+            trained,
             batch_samples: samples,
             steps: options.total_steps,
             source_tokens: tokens.0,
@@ -165,10 +167,6 @@ impl<'a> StepCosts<'a> {
         Self { file_room: prices::file_room(now.ceiling().saturating_sub(budget.resolve(now))), ..self }
     }
 
-    fn is_trained(&self, spec: &ParameterSpec) -> bool {
-        !self.frozen.contains(&spec.name)
-    }
-
     /// Held from the first step to the last.
     pub fn fixed(&self, options: &TrainerOptions) -> Outcome<Vec<CostRow>> {
         let dtype = options.parameter_dtype();
@@ -185,7 +183,7 @@ impl<'a> StepCosts<'a> {
 
     /// The ways to cut a step, those that the pins leave.
     pub fn choices(&self, pins: &Memory) -> Vec<StepChoice> {
-        let blocks = t5::costs::recomputable_blocks(self.model, &|spec| self.is_trained(spec));
+        let blocks = self.trained.blocks();
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
         let ways = levers::ways(pins, blocks).into_iter().map(|way| (way, self.written(way)));
@@ -210,8 +208,7 @@ impl<'a> StepCosts<'a> {
         let (Some(layers), pass) = (way.layers, self.pass(self.batch_samples, way.recompute_blocks, 1)) else {
             return 0;
         };
-        let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
-        t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &layers_of(layers), &is_trained)
+        t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &layers_of(layers), &self.trained)
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
@@ -252,14 +249,13 @@ impl<'a> StepCosts<'a> {
             "workspace" if written > 0 => format!("{} written to disk a step", Bytes(written)),
             _ => String::new(),
         };
-        let is_trained = |spec: &ParameterSpec| self.is_trained(spec);
         let training = match layer_major {
-            None => t5::costs::training(self.model, pass, &is_trained),
+            None => t5::costs::training(self.model, pass, &self.trained),
             Some(layers) => {
-                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &is_trained)
+                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &self.trained)
             }
         };
-        let frozen = if self.frozen.is_empty() { "" } else { ", none for frozen parameters" };
+        let frozen = if self.freezes { ", none for frozen parameters" } else { "" };
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let gradients = if layer_major.is_some() { 0 } else { self.gradient_bytes };
         let mut rows = Vec::new();
@@ -291,7 +287,7 @@ impl<'a> StepCosts<'a> {
     }
 
     fn arithmetic(&self, samples: usize) -> Arithmetic {
-        t5::costs::arithmetic(self.model, &self.shape(samples), &|spec| self.is_trained(spec))
+        t5::costs::arithmetic(self.model, &self.shape(samples), &self.trained)
     }
 
     fn shape(&self, samples: usize) -> Shape {

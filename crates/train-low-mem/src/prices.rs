@@ -99,7 +99,7 @@ fn cut(pass: &Pass, factors: &Factors) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use t5::costs::{Shape, arithmetic};
+    use t5::costs::{Shape, Trained, arithmetic};
 
     /// The price of a step of t5-small over 8 x 256+256 tokens.
     #[track_caller]
@@ -115,7 +115,9 @@ mod tests {
             dropout: true,
         };
         let layers = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
-        let time = |pass: &Pass, layers| relative_time(pass, &arithmetic(&model, &pass.shape, &|_| true), layers, 0.0);
+        let time = |pass: &Pass, layers| {
+            relative_time(pass, &arithmetic(&model, &pass.shape, &Trained::all(&model)), layers, 0.0)
+        };
         let all_at_once =
             Pass { shape: Shape { samples: 8, ..shape }, recompute_blocks: 0, loss_chunk_rows: 256, ..pass };
         let price = time(&pass, layers) / time(&all_at_once, None);

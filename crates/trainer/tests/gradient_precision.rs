@@ -5,6 +5,7 @@ mod support;
 use candle_core::{DType, Device};
 use support::{bits, config, new, values};
 use t5::Config;
+use t5::costs::Trained;
 use trainer::{
     Accumulation, Checkpoints, GradientPrecision, LayerMajor, MasterWeights, Precision, StepPlan, Trainer,
     TrainerOptions,
@@ -29,9 +30,9 @@ fn accumulators_hold_what_the_bill_says() {
     for (gradients, dtype) in [(GradientPrecision::F32, DType::F32), (GradientPrecision::Bf16, DType::BF16)] {
         let mut trainer = new(options(Precision::F32, gradients));
         run(&mut trainer, &plan(2, Accumulation::MicroBatchMajor), 0, 1);
-        assert_eq!(trainer.gradients().bytes(), t5::costs::gradients(&config(), dtype, &|_| true));
+        assert_eq!(trainer.gradients().bytes(), Trained::all(&config()).gradient_bytes(dtype));
     }
-    let bytes = |dtype| t5::costs::gradients(&Config::preset("t5-base").unwrap(), dtype, &|_| true);
+    let bytes = |dtype| Trained::all(&Config::preset("t5-base").unwrap()).gradient_bytes(dtype);
     // All but the table's 94 MiB are halved.
     assert_eq!((bytes(DType::F32) >> 20, bytes(DType::BF16) >> 20), (850, 472));
 }

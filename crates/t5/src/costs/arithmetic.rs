@@ -1,9 +1,7 @@
 //! What a pass costs in arithmetic: multiply-adds of matrix products, from which prices in time follow.
 
-use super::Shape;
+use super::{Shape, Trained};
 use crate::config::Config;
-use crate::parameters::ParameterSpec;
-use crate::reach::Reach;
 
 /// Multiply-adds of a training pass over a micro-batch, and what its parts are of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,9 +26,8 @@ pub struct BlockArithmetic {
 }
 
 /// The arithmetic of a pass over `shape`, for a model of which `trained` trains.
-pub fn arithmetic(config: &Config, shape: &Shape, trained: &dyn Fn(&ParameterSpec) -> bool) -> Arithmetic {
-    let parts = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).map(|spec| spec.part);
-    let entered = Reach::to(config, parts).blocks_entered();
+pub fn arithmetic(config: &Config, shape: &Shape, trained: &Trained) -> Arithmetic {
+    let entered = trained.blocks();
     let layers = config.num_layers + config.num_decoder_layers;
     let is_decoder = |block: usize| block >= config.num_layers;
     let forward: f64 = (0..layers).map(|block| block_forward(config, shape, is_decoder(block))).sum();
@@ -86,12 +83,13 @@ fn product(m: usize, k: usize, n: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parameters::ParameterSpec;
 
     #[test]
     fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_through() {
         let config = Config::preset("t5-small").unwrap();
         let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
-        let all = arithmetic(&config, &shape, &|_| true);
+        let all = arithmetic(&config, &shape, &Trained::all(&config));
         let weights = ParameterSpec::all(&config).iter().map(ParameterSpec::elements).sum::<u64>();
         // The table is a weight of the decoder's tokens only; cross-attention goes through half of its for the source.
         let encoder = 6.0 * (4.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0);
@@ -105,8 +103,8 @@ mod tests {
     fn blocks_that_backward_does_not_enter_are_never_computed_again() {
         let config = Config::preset("t5-small").unwrap();
         let shape = Shape { samples: 1, source_tokens: 8, target_tokens: 8 };
-        let all = arithmetic(&config, &shape, &|_| true);
-        let decoder = arithmetic(&config, &shape, &|spec| spec.part.is_decoder());
+        let all = arithmetic(&config, &shape, &Trained::all(&config));
+        let decoder = arithmetic(&config, &shape, &Trained::new(&config, &|spec| spec.part.is_decoder()));
         assert_eq!(decoder.blocks, all.blocks[6..]);
         let spared: f64 = all.blocks[..6].iter().map(|block| block.backward).sum();
         assert!((all.training - spared - decoder.training).abs() < 1.0);

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{CostRow, Pass, Shape, Sizes, Walk};
+use super::{CostRow, Pass, Shape, Sizes, Trained, Walk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
 use crate::parameters::{ParameterSpec, Part};
@@ -19,7 +19,7 @@ pub fn layer_major(
     pass: &Pass,
     batch_samples: usize,
     layers: &LayerMajor,
-    trained: &dyn Fn(&ParameterSpec) -> bool,
+    trained: &Trained,
 ) -> Vec<CostRow> {
     let mut walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
     walk.step();
@@ -39,7 +39,7 @@ pub fn layer_major_written(
     pass: &Pass,
     batch_samples: usize,
     layers: &LayerMajor,
-    trained: &dyn Fn(&ParameterSpec) -> bool,
+    trained: &Trained,
 ) -> u64 {
     let walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
     let boundaries = if layers.boundaries_on_disk { walk.boundaries_of(batch_samples) } else { 0 };
@@ -78,7 +78,7 @@ struct LayerWalk<'a> {
     whole: Pass,
     layers: &'a LayerMajor,
     reach: Reach,
-    trained: Vec<ParameterSpec>,
+    trained: &'a [ParameterSpec],
     units: Vec<Unit>,
     /// How many gradients of the units are put aside to be used again.
     spare: HashMap<Kind, u64>,
@@ -98,10 +98,10 @@ impl<'a> LayerWalk<'a> {
         pass: &Pass,
         batch_samples: usize,
         layers: &'a LayerMajor,
-        trained: &dyn Fn(&ParameterSpec) -> bool,
+        trained: &'a Trained,
     ) -> LayerWalk<'a> {
-        let trained: Vec<ParameterSpec> = ParameterSpec::all(config).into_iter().filter(|spec| trained(spec)).collect();
-        let reach = Reach::to(config, trained.iter().map(|spec| spec.part));
+        let Trained { specs: trained, reach } = trained;
+        let reach = *reach;
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
         let again = layers.again(dropped);
@@ -363,7 +363,8 @@ mod tests {
         let mut grads = Gradients::new(model, pass.gradients, &|parameter| trained(parameter.part));
         let mut layer_pass =
             model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
-        let mut walk = LayerWalk::new(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        let all = Trained::new(config, &|spec| trained(spec.part));
+        let mut walk = LayerWalk::new(config, pass, batch_samples, layers, &all);
         walk.step();
         assert_eq!(layer_pass.bytes(), walk.boundaries, "{layers:?} {pass:?}");
         let mut most = 0;
@@ -375,10 +376,10 @@ mod tests {
             model.layer_major_backward(&mut layer_pass, stage, &mut grads, &|| false, &mut see).unwrap();
         }
         assert_eq!(most, walk.most_gradients, "{layers:?} {pass:?}");
-        let written = layer_major_written(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        let written = layer_major_written(config, pass, batch_samples, layers, &all);
         assert_eq!(layer_pass.written_bytes(), written, "{layers:?} {pass:?}");
         assert_eq!(grads.bytes(), 0);
-        let rows = layer_major(config, pass, batch_samples, layers, &|spec| trained(spec.part));
+        let rows = layer_major(config, pass, batch_samples, layers, &all);
         let of_walk = rows.iter().filter(|row| row.name != "packed operands");
         assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
     }
@@ -440,6 +441,7 @@ mod tests {
     #[test]
     fn the_levers_save_and_the_peak_is_far_below_that_of_whole_gradients() {
         let config = Config::preset("chatlm-0.2b").unwrap();
+        let trained = Trained::all(&config);
         let shape = Shape { samples: 1, source_tokens: 256, target_tokens: 256 };
         let pass = Pass {
             shape,
@@ -451,14 +453,14 @@ mod tests {
         };
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
             let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, ..LayerMajor::default() };
-            layer_major(&config, &pass, 16, &layers, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
+            layer_major(&config, &pass, 16, &layers, &trained).iter().map(|row| row.bytes).sum::<u64>()
         };
         // The last block spares the second pass, and with it a copy of what goes down.
         let by_kept: Vec<u64> = (0..20).map(|kept| bytes(kept, false)).collect();
         assert!(by_kept.is_sorted(), "{by_kept:?}");
         assert!(bytes(0, true) + (100 << 20) < bytes(0, false));
-        let whole = super::super::training(&config, &pass, &|_| true).iter().map(|row| row.bytes).sum::<u64>()
-            + super::super::gradients(&config, DType::F32, &|_| true);
+        let whole = super::super::training(&config, &pass, &trained).iter().map(|row| row.bytes).sum::<u64>()
+            + trained.gradient_bytes(DType::F32);
         assert!(bytes(0, false) * 5 < whole * 3, "{} of {whole}", bytes(0, false));
     }
 }
