@@ -149,6 +149,11 @@ pub fn all() -> Vec<Case> {
         ("t5-small", stochastic, ""),
         ("t5-small", stochastic, "--offload SCRATCH"),
         ("t5-small", "--precision bf16 --gradient-precision bf16", "--kept-gradient-blocks 12"),
+        ("t5-small", "", "--offload-gradients SCRATCH --recompute none"),
+        ("t5-small", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
+        ("t5-small", "--precision bf16", "--offload-gradients SCRATCH --recompute 6 --keep-heads"),
+        ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
+        ("chatlm-0.2b", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none --loss-chunk-rows 1"),
         ("chatlm-0.2b", "--precision bf16", ""),
         ("chatlm-0.2b", stochastic, "--offload SCRATCH"),
     ] {

@@ -10,7 +10,7 @@ use super::{Options, child, mib, write_tables};
 const COMMON: &str = "bench --json --model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 2";
 
 /// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The first one is what the others are held against.
-const SETTINGS: [(&str, &str); 23] = [
+const SETTINGS: [(&str, &str); 27] = [
     ("whole batch at once", "--micro-batch 8"),
     ("micro-batches of 4", "--micro-batch 4"),
     ("micro-batches of 2", "--micro-batch 2"),
@@ -50,6 +50,22 @@ const SETTINGS: [(&str, &str); 23] = [
     (
         "the same, gradients on disk instead",
         "--micro-batch 1 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH",
+    ),
+    (
+        "gradients and block inputs on disk, attention heads kept, micro-batches of 4",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH --offload SCRATCH --keep-heads",
+    ),
+    (
+        "gradients and activations on disk, nothing recomputed",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH --offload SCRATCH --recompute none",
+    ),
+    (
+        "gradients on disk, activations in memory",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH --recompute none",
+    ),
+    (
+        "activations on disk, gradients in memory",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 12 --offload SCRATCH --recompute none",
     ),
     ("gradients in bf16", "--micro-batch 8 --gradient-precision bf16"),
     ("gradients in bf16, micro-batches of 2", "--micro-batch 2 --gradient-precision bf16"),
