@@ -79,7 +79,7 @@ pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
         step_lever("loss_chunk_rows", &|step| step.loss_chunk_rows.to_string(), &|other| {
             samples(other) && blocks(other) && layers(other)
         }),
-        // Layer by layer every block is computed again, so the other way of accumulating has another number of them.
+        // Another way of accumulating computes another number of blocks again.
         step_lever("accumulation", &show_layers, &|other| samples(other) && chunk(other)),
         Explained {
             lever: "loader",
