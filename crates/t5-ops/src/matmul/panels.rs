@@ -123,11 +123,23 @@ thread_local! {
     static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
+fn lines_of<T>(len: usize) -> usize {
+    (len * size_of::<T>()).div_ceil(size_of::<Line>())
+}
+
+/// The smallest that is large enough, or else the largest: so a thread keeps no more large ones than a product has at a time.
+fn best<T>(spare: &mut Vec<Vec<Line>>, len: usize) -> Vec<Line> {
+    let (count, capacity) = (lines_of::<T>(len), |lines: &Vec<Line>| lines.capacity());
+    let enough = (0..spare.len()).filter(|&i| capacity(&spare[i]) >= count).min_by_key(|&i| capacity(&spare[i]));
+    let chosen = enough.or_else(|| (0..spare.len()).max_by_key(|&i| capacity(&spare[i])));
+    chosen.map(|i| spare.swap_remove(i)).unwrap_or_default()
+}
+
 impl Buffer {
     /// A buffer for one product.
     pub(super) fn new<T>(len: usize) -> Self {
-        let spare = if len == 0 { None } else { SPARE.with_borrow_mut(Vec::pop) };
-        Self::of::<T>(spare.unwrap_or_default(), len, true)
+        let spare = if len == 0 { Vec::new() } else { SPARE.with_borrow_mut(|spare| best::<T>(spare, len)) };
+        Self::of::<T>(spare, len, true)
     }
 
     /// A buffer that lives longer than a product.
@@ -136,9 +148,13 @@ impl Buffer {
     }
 
     fn of<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
-        let count = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        let count = lines_of::<T>(len);
         lines.clear();
-        lines.reserve_exact(count);
+        if lines.capacity() < count {
+            // Gone before the larger one is made, and nothing of it is copied.
+            drop(lines);
+            lines = Vec::with_capacity(count);
+        }
         // SAFETY: the capacity is there, every bit pattern is a line, and panels are packed whole before they
         // are read.
         #[allow(clippy::uninit_vec)]
