@@ -15,8 +15,6 @@
 //! is handed over once a pass; a block's parameters may be changed as soon as its gradient was handed over
 //! for the second time.
 
-use std::path::Path;
-
 use candle_core::Tensor;
 
 use crate::context::{LayerContext, StepContext};
@@ -30,7 +28,7 @@ use crate::micro_batch::MicroBatch;
 use crate::model::{Kept, Pass, T5};
 use crate::parameters::Part;
 use crate::reach::{Keep, Reach};
-use crate::store::{Store, Stored};
+use crate::store::{Files, Store, Stored};
 
 /// How layer-major accumulation spends memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -236,7 +234,7 @@ struct Down {
 impl T5 {
     /// Forward and loss of a whole optimizer batch, keeping the block inputs; adds the gradient of the head's table to
     /// `grads`. `cx.recompute_blocks` counts where backward goes through every block once, otherwise all are computed
-    /// again. What `layers` wants on disk goes to files in `directory`, which have no names there. `None` when
+    /// again. What `layers` wants on disk goes to `files`. `None` when
     /// `interrupted` said so before a micro-batch.
     ///
     /// # Errors
@@ -246,7 +244,7 @@ impl T5 {
         batches: Vec<MicroBatch>,
         cx: &StepContext,
         layers: &LayerMajor,
-        directory: &Path,
+        files: &Files,
         grads: &mut Gradients,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<LayerPass>> {
@@ -257,8 +255,8 @@ impl T5 {
         let cx = StepContext { recompute_blocks: layers.recompute_blocks(cx.recompute_blocks, again), ..*cx };
         let mut pass = LayerPass {
             samples: Vec::new(),
-            boundaries: if layers.boundaries_on_disk { Store::on_disk(directory)? } else { Store::in_memory() },
-            gradients: layers.gradients_on_disk.then(|| Store::on_disk(directory)).transpose()?,
+            boundaries: if layers.boundaries_on_disk { Store::on_disk(files)? } else { Store::in_memory() },
+            gradients: layers.gradients_on_disk.then(|| Store::on_disk(files)).transpose()?,
             waiting: Vec::new(),
             tables: Vec::new(),
             entering: Vec::new(),

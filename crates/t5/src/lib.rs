@@ -60,3 +60,4 @@ pub use layer_major::{LayerMajor, LayerPass, Stage};
 pub use micro_batch::MicroBatch;
 pub use model::T5;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part};
+pub use store::Files;

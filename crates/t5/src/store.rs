@@ -7,10 +7,14 @@
 //! and copying 176 MB of gradients took 42 ms on one thread where both of two took 28. The files are new in every step:
 //! what the system had no reason to put on the disk before the end of the step never gets there, and giving the pages
 //! back costs a sixth of writing them.
+//!
+//! Where the system has no room for pages that are not on the disk yet, as in a control group whose limit is the budget, it kills
+//! rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -18,6 +22,22 @@ use candle_core::{DType, Shape, Tensor};
 
 use crate::error::{Error, Result};
 use crate::layers::bytes;
+
+/// Where files lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// They have no names there.
+    pub directory: PathBuf,
+    /// Bytes of a file that may be in memory and not on the disk.
+    pub unwritten_bytes: u64,
+}
+
+impl Files {
+    /// In `directory`, on a machine whose memory has room for them.
+    pub fn in_directory(directory: &Path) -> Files {
+        Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX }
+    }
+}
 
 /// A place for tensors.
 #[derive(Debug, Default)]
@@ -46,9 +66,15 @@ pub(crate) struct Stretch {
 /// The least that is worth a thread of its own.
 const LEAST_SHARE: usize = 256 << 10;
 
+/// Bytes, over all threads, after which one waits for the disk where there is no room for more.
+const PIECES: usize = 4 << 20;
+
 #[derive(Debug)]
 struct Spill {
     files: Arc<Vec<File>>,
+    /// Bytes of each that may not be on the disk yet.
+    unwritten: Vec<AtomicUsize>,
+    unwritten_bytes: u64,
     path: PathBuf,
     end: u64,
     written: u64,
@@ -71,19 +97,22 @@ impl Store {
         Store::default()
     }
 
-    /// In files in `directory`, which are removed as soon as they are open.
+    /// In files, which are removed as soon as they are open.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn on_disk(directory: &Path) -> Result<Store> {
-        let path = directory.join(format!(".offloaded-{}", std::process::id()));
+    pub fn on_disk(files: &Files) -> Result<Store> {
+        let unwritten_bytes = files.unwritten_bytes;
+        let path = files.directory.join(format!(".offloaded-{}", std::process::id()));
         let open = |_| {
             let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
             std::fs::remove_file(&path)?;
             Ok(file)
         };
-        let files = (0..t5_ops::threads()).map(open).collect::<std::io::Result<_>>().map_err(Error::io(&path))?;
-        Ok(Store { files: Some(Spill { files: Arc::new(files), path, end: 0, written: 0, ahead: None }) })
+        let files = (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::io(&path))?;
+        let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
+        let files = Arc::new(files);
+        Ok(Store { files: Some(Spill { files, unwritten, unwritten_bytes, path, end: 0, written: 0, ahead: None }) })
     }
 
     /// What was written to files so far.
@@ -104,7 +133,7 @@ impl Store {
         t5_ops::with_bytes(&x, |bytes| {
             t5_ops::for_each_part(len.div_ceil(share), |part| {
                 let bytes = &bytes[part * share..len.min((part + 1) * share)];
-                if let Err(error) = spill.files[part].write_all_at(bytes, stretch.start) {
+                if let Err(error) = spill.write(part, bytes, stretch.start) {
                     problem.lock().expect("no other thread has panicked").get_or_insert(error);
                 }
             });
@@ -137,6 +166,25 @@ impl Store {
     }
 }
 
+impl Spill {
+    /// Writes to one of the files, by one thread at a time.
+    fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
+        let (file, unwritten) = (&self.files[file], &self.unwritten[file]);
+        let piece = (PIECES / self.files.len()).max(LEAST_SHARE);
+        for (place, bytes) in bytes.chunks(piece).enumerate() {
+            file.write_all_at(bytes, start + (place * piece) as u64)?;
+            let so_far = unwritten.load(Ordering::Relaxed) + bytes.len();
+            // What was written before there was no room for more is waited for with the first piece.
+            let waits = so_far >= piece && (self.written + so_far as u64) > self.unwritten_bytes;
+            if waits {
+                file.sync_data()?;
+            }
+            unwritten.store(if waits { 0 } else { so_far }, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
 fn read(files: &[File], stretch: &Stretch) -> std::io::Result<candle_core::Result<Tensor>> {
     let mut read = Ok(());
     let tensor = t5_ops::from_bytes(&stretch.shape, stretch.dtype, |bytes| {
@@ -154,9 +202,15 @@ mod tests {
 
     #[test]
     fn what_was_put_on_disk_comes_back_bit_by_bit_in_any_order_and_the_files_have_no_names() {
+        for unwritten_bytes in [u64::MAX, 1 << 20, 0] {
+            check(unwritten_bytes);
+        }
+    }
+
+    fn check(unwritten_bytes: u64) {
         let directory = tempfile::tempdir().unwrap();
-        let mut store = Store::on_disk(directory.path()).unwrap();
-        let tensors: Vec<Tensor> = [(DType::F32, 5), (DType::BF16, 3), (DType::F64, 2), (DType::F32, 70_001)]
+        let mut store = Store::on_disk(&Files { directory: directory.path().to_owned(), unwritten_bytes }).unwrap();
+        let tensors: Vec<Tensor> = [(DType::F32, 5), (DType::BF16, 3), (DType::F64, 2), (DType::F32, 700_001)]
             .iter()
             .map(|&(dtype, n)| Tensor::randn(0f32, 1.0, (2, n, 3), &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
             .collect();
@@ -174,5 +228,9 @@ mod tests {
             }
         }
         assert!(put.iter().all(|stored| stored.bytes() == 0));
+        let spill = store.files.as_ref().unwrap();
+        let waiting: u64 = spill.unwritten.iter().map(|file| file.load(Ordering::Relaxed) as u64).sum();
+        assert!(waiting <= unwritten_bytes.saturating_add(PIECES as u64), "{waiting}");
+        assert_eq!(unwritten_bytes == u64::MAX, waiting == store.written_bytes());
     }
 }

@@ -4,6 +4,8 @@
 //! choice costs in time is a relative number from a few measured facts, said where it is used. Nothing is
 //! decided here: [`memory_policy::plan`] takes the fastest pair that fits.
 
+use std::path::Path;
+
 use candle_core::{DType, Device};
 use dataloader::{DataLoader, LoaderLimits};
 use memory_policy::{
@@ -333,6 +335,12 @@ impl<'a> StepCosts<'a> {
         let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
         evaluated.reading(samples) + loss.max(sum(generation))
     }
+}
+
+/// Where a run's files lie, and how much of them the system keeps in memory beside it.
+pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
+    let room = prices::file_room(now.ceiling().saturating_sub(plan.budget));
+    t5::Files { directory: directory.to_owned(), unwritten_bytes: room.0 }
 }
 
 /// The policy's word for the lever, in the model's own words.

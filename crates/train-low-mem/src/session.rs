@@ -150,7 +150,7 @@ impl Session {
             }
             None => Trainer::new(first_weights(&config, &opened, options.parameter_dtype())?, options)?,
         };
-        trainer.offload_to(run.root());
+        trainer.offload_to(bill::files(run.root(), &now, &plan));
         let checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         let session = Self {

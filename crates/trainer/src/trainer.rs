@@ -31,12 +31,11 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
 use t5::costs::{Pass, Shape};
-use t5::{Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
+use t5::{Files, Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
 use t5_ops::SquareSums;
 
 use crate::adafactor::Adafactor;
@@ -142,7 +141,7 @@ pub struct Trainer {
     pub(crate) adafactor: Adafactor,
     gradients: Gradients,
     /// Where block inputs and gradients go that are not to stay in memory.
-    offload: PathBuf,
+    offload: Files,
     step: u64,
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
@@ -176,7 +175,7 @@ impl Trainer {
             options,
             adafactor,
             gradients,
-            offload: std::env::temp_dir(),
+            offload: Files::in_directory(&std::env::temp_dir()),
             step: 0,
             non_finite_in_a_row: 0,
             last_score: None,
@@ -184,9 +183,9 @@ impl Trainer {
         })
     }
 
-    /// Puts files of block inputs and gradients, where a plan asks for them, into `directory`, not the system's own.
-    pub fn offload_to(&mut self, directory: &Path) {
-        directory.clone_into(&mut self.offload);
+    /// Puts files of activations and gradients, where a plan asks for them, there and not where the system has its own.
+    pub fn offload_to(&mut self, files: Files) {
+        self.offload = files;
     }
 
     /// Makes one optimizer step of `batch`, `plan.micro_batch_samples` at a time.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use candle_core::{DType, Device, Tensor};
-use t5::{Config, T5};
+use t5::{Config, Files, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{
     Accumulation, Batch, Error, LayerMajor, MasterWeights, Precision, StepOutcome, StepPlan, StepStats, Trainer,
@@ -125,7 +125,7 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
     let run = |heads_kept, boundaries_on_disk, gradients_on_disk, recompute_blocks| {
         let mut trainer =
             new(TrainerOptions { master_weights: MasterWeights::StochasticRounding, ..options(Precision::Bf16) });
-        trainer.offload_to(directory.path());
+        trainer.offload_to(Files::in_directory(directory.path()));
         let layers = LayerMajor { kept_gradient_blocks: 1, heads_kept, boundaries_on_disk, gradients_on_disk };
         let plan = StepPlan { recompute_blocks, ..plan(Accumulation::LayerMajor(layers)) };
         let losses: Vec<f64> = (0..3).map(|seed| done(step(&mut trainer, seed, &plan)).loss).collect();

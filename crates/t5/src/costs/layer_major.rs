@@ -337,7 +337,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::{Error, Gradients, MicroBatch, StepContext, T5};
+    use crate::{Error, Files, Gradients, MicroBatch, StepContext, T5};
 
     /// What is held between forward and backward, and the most that accumulators hold: really, and as predicted.
     fn check(model: &T5, pass: &Pass, batch_samples: usize, layers: &LayerMajor, trained: &dyn Fn(Part) -> bool) {
@@ -361,8 +361,10 @@ mod tests {
         };
         let directory = tempfile::tempdir().unwrap();
         let mut grads = Gradients::new(model, pass.gradients, &|parameter| trained(parameter.part));
-        let mut layer_pass =
-            model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
+        let mut layer_pass = model
+            .layer_major_forward(batches, &cx, layers, &Files::in_directory(directory.path()), &mut grads, &|| false)
+            .unwrap()
+            .unwrap();
         let all = Trained::new(config, &|spec| trained(spec.part));
         let mut walk = LayerWalk::new(config, pass, batch_samples, layers, &all);
         walk.step();

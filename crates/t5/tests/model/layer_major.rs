@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
-use t5::{Config, Error, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
+use t5::{Config, Error, Files, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
 
 fn relu() -> Config {
     Config {
@@ -64,8 +64,10 @@ fn by_layer(
     let cx = StepContext { dropout: 0.2, recompute_blocks, ..context(target_tokens, dtype) };
     let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
-    let mut pass =
-        model.layer_major_forward(batches, &cx, layers, directory.path(), &mut grads, &|| false).unwrap().unwrap();
+    let mut pass = model
+        .layer_major_forward(batches, &cx, layers, &Files::in_directory(directory.path()), &mut grads, &|| false)
+        .unwrap()
+        .unwrap();
     let stages = [Stage::Measure, Stage::Apply].map(|stage| {
         let mut seen = vec![None; model.parameters().len()];
         let mut see = |index: usize, grads: &Gradients| -> Result<(), Error> {
@@ -167,8 +169,16 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
     let asked = std::cell::Cell::new(0);
     let interrupted = || asked.replace(asked.get() + 1) == 5;
-    let pass =
-        model.layer_major_forward(micro_batches, &cx, &layers, directory.path(), &mut grads, &interrupted).unwrap();
+    let pass = model
+        .layer_major_forward(
+            micro_batches,
+            &cx,
+            &layers,
+            &Files::in_directory(directory.path()),
+            &mut grads,
+            &interrupted,
+        )
+        .unwrap();
     let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
     let ended =
         model.layer_major_backward(&mut pass.unwrap(), Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();

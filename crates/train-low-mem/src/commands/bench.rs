@@ -11,7 +11,7 @@ use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
-use crate::bill::StepCosts;
+use crate::bill::{self, StepCosts};
 use crate::cli::{self, BenchArgs, Precision, Recompute};
 use crate::config::{AccumulationPin, Config, Memory, Values};
 use crate::failure::{Failure, Outcome};
@@ -37,14 +37,16 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     };
     let probe = SystemProbe::new();
     rehearse(&model, &options, &device)?;
-    let planned = plan(flags, &model, &options, &probe.snapshot()?)?;
+    let now = probe.snapshot()?;
+    let planned = plan(flags, &model, &options, &now)?;
     let (plan, predicted_peak_bytes) = (session::step_plan(&planned, None), planned.predicted_peak.0);
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
     // The system's own directory for such files lies in memory on many machines.
     let here = Path::new(".");
-    trainer.offload_to(flags.offload_gradients.as_deref().or(flags.offload.as_deref()).unwrap_or(here));
+    let directory = flags.offload_gradients.as_deref().or(flags.offload.as_deref()).unwrap_or(here);
+    trainer.offload_to(bill::files(directory, &now, &planned));
     let mut step_ms = Vec::with_capacity(flags.steps);
     for step in 0..=flags.steps as u64 {
         let [sources, targets] =
