@@ -272,7 +272,8 @@ pub struct BenchArgs {
     /// Bytes that the process may hold: the planner chooses what no flag says
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,
-    /// Blocks whose activations are computed again in backward: none, full or a number; default: none
+    /// Blocks whose activations are computed again in backward: none, full or a number; default: none, or
+    /// full with --accumulation layer-major, where a number counts if gradients are kept or in a file
     #[arg(long, value_name = "none|full|K", value_parser = recompute)]
     pub recompute: Option<Recompute>,
     /// One micro-batch through all blocks, or all micro-batches through one block, before the next; default: the first
@@ -284,7 +285,7 @@ pub struct BenchArgs {
     /// Layer-major: what attention heads put out is kept beside block inputs and not computed again
     #[arg(long)]
     pub keep_heads: bool,
-    /// Layer-major: block inputs in a file in this directory instead of in memory
+    /// Layer-major: what forward keeps of blocks in a file in this directory instead of in memory
     #[arg(long, value_name = "DIR")]
     pub offload: Option<PathBuf>,
     /// Layer-major: gradients wait in a file in this directory instead of being computed a second time

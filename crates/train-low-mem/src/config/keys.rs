@@ -143,7 +143,7 @@ pub const KEYS: &[Key] = &[
     key("memory.accumulation", OneOf(&["micro-batch-major", "layer-major"]), AUTO, "\"auto\"", "pin: all blocks of a micro-batch before the next, or all micro-batches of a block, whose gradient alone exists"),
     key("memory.kept_gradient_blocks", Integer(0, 100_000), AUTO, "\"auto\"", "pin: layer-major: blocks whose gradients are kept and not computed a second time"),
     key("memory.attention_heads", OneOf(&["recompute", "keep"]), AUTO, "\"auto\"", "pin: layer-major: what attention heads put out is computed again in backward, or kept beside block inputs"),
-    key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: block inputs in memory, or in a file in the output directory; auto: within disk_writes"),
+    key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: what forward keeps of blocks in memory, or in a file in the output directory; auto: within disk_writes"),
     key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes"),
     key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the whole run may write to disk to save memory, where that is not pinned: writing wears a disk out; 0: nothing"),
     key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time; below 32 none are kept, they are computed again"),
