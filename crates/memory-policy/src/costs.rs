@@ -60,6 +60,11 @@ pub struct LayerMajor {
 }
 
 impl LayerMajor {
+    /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
+    pub fn goes_twice(&self, blocks: usize) -> bool {
+        !self.gradients_on_disk && self.kept_gradient_blocks < blocks
+    }
+
     /// What it does beside keeping gradients, for people.
     pub(crate) fn in_words(&self, recompute_blocks: usize) -> impl Iterator<Item = &'static str> {
         let boundaries = if recompute_blocks > 0 { "block inputs on disk" } else { "activations on disk" };

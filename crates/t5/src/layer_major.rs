@@ -3,12 +3,14 @@
 //!
 //! Forward keeps the input of every block for every sample, or all that backward needs of it. Backward goes down block
 //! by block: it runs the block forward again where it has to for each micro-batch in turn, adds to the block's
-//! gradient, and hands the complete gradient over. Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient
-//! and whether it is finite, and the second [`Stage::Apply`]s, when nothing can go wrong half-way. The tables
-//! (embedding, head) and the last [`LayerMajor::kept_gradient_blocks`] blocks keep their gradients from the first
-//! pass, so the second does not go as far. With [`LayerMajor::gradients_on_disk`] the first pass writes the others to
-//! a file, and the second reads instead of computing. Where backward goes through every block once, blocks need not be
-//! computed again ([`StepContext::recompute_blocks`]).
+//! gradient, and hands the complete gradient over.
+//!
+//! Two passes follow one forward: the first [`Stage::Measure`]s, for the norm of the whole gradient and whether it is
+//! finite, and the second [`Stage::Apply`]s, when nothing can go wrong half-way. The tables (embedding, head) and the
+//! last [`LayerMajor::kept_gradient_blocks`] blocks keep their gradients from the first pass, so the second does not go
+//! as far. With [`LayerMajor::gradients_on_disk`] the first pass writes the others to a file, and the second reads
+//! instead of computing. Where backward goes through every block once, blocks need not be computed again
+//! ([`StepContext::recompute_blocks`]).
 //!
 //! Invariants: gradients are those of [`crate::T5::forward_backward`] over the same micro-batches, up to the order in
 //! which the tables' contributions are added (those of everything else are the same to the bit); a gradient
@@ -56,8 +58,8 @@ impl LayerMajor {
     }
 
     /// Blocks that are computed again where `wanted` are to be: all, if backward goes through any a second time.
-    pub(crate) fn recompute_blocks(&self, wanted: usize, again: usize) -> usize {
-        if again == 0 { wanted } else { usize::MAX }
+    pub(crate) fn recompute_blocks(&self, wanted: usize, dropped: usize) -> usize {
+        if self.again(dropped) == 0 { wanted } else { usize::MAX }
     }
 }
 
@@ -234,8 +236,7 @@ struct Down {
 impl T5 {
     /// Forward and loss of a whole optimizer batch, keeping the block inputs; adds the gradient of the head's table to
     /// `grads`. `cx.recompute_blocks` counts where backward goes through every block once, otherwise all are computed
-    /// again. What `layers` wants on disk goes to `files`. `None` when
-    /// `interrupted` said so before a micro-batch.
+    /// again. What `layers` wants on disk goes to `files`. `None` when `interrupted` said so before a micro-batch.
     ///
     /// # Errors
     /// A failed tensor operation, or a file that cannot be written.
@@ -251,8 +252,7 @@ impl T5 {
         let reach = self.reach(grads);
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
-        let again = layers.again(dropped);
-        let cx = StepContext { recompute_blocks: layers.recompute_blocks(cx.recompute_blocks, again), ..*cx };
+        let cx = StepContext { recompute_blocks: layers.recompute_blocks(cx.recompute_blocks, dropped), ..*cx };
         let mut pass = LayerPass {
             samples: Vec::new(),
             boundaries: if layers.boundaries_on_disk { Store::on_disk(files)? } else { Store::in_memory() },
@@ -263,7 +263,7 @@ impl T5 {
             cx,
             units,
             dropped,
-            again,
+            again: layers.again(dropped),
             loss_sum: 0.0,
         };
         for batch in batches {

@@ -166,7 +166,7 @@ impl<'a> StepCosts<'a> {
     /// The same within a budget on a machine that has so much memory now.
     #[must_use]
     pub fn within(self, budget: Budget, now: &MemorySnapshot) -> Self {
-        Self { file_room: prices::file_room(now.ceiling().saturating_sub(budget.resolve(now))), ..self }
+        Self { file_room: file_room(now, budget.resolve(now)), ..self }
     }
 
     /// Held from the first step to the last.
@@ -339,8 +339,12 @@ impl<'a> StepCosts<'a> {
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    let room = prices::file_room(now.ceiling().saturating_sub(plan.budget));
-    t5::Files { directory: directory.to_owned(), unwritten_bytes: room.0 }
+    t5::Files { directory: directory.to_owned(), unwritten_bytes: file_room(now, plan.budget).0 }
+}
+
+/// Bytes of files that stay in memory beside a run of this budget.
+fn file_room(now: &MemorySnapshot, budget: Bytes) -> Bytes {
+    prices::file_room(now.ceiling().saturating_sub(budget))
 }
 
 /// The policy's word for the lever, in the model's own words.
@@ -476,8 +480,8 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions::default();
         let costs = StepCosts::of_batch(&model, &options, 16, (64, 64)).expect("costs");
-        let free = costs.choices(&no_pins());
-        let pins = Memory { micro_batch_samples: Some(4), recompute_blocks: Some(3), ..no_pins() };
+        let free = costs.choices(&unpinned());
+        let pins = Memory { micro_batch_samples: Some(4), recompute_blocks: Some(3), ..unpinned() };
         let pinned = costs.choices(&pins);
         assert!(free.len() > pinned.len());
         assert!(pinned.iter().all(|choice| choice.micro_batch_samples == 4 && choice.recompute_blocks == 3));
@@ -515,20 +519,17 @@ mod tests {
         // All of them, in f32.
         assert_eq!(written(&gradients), 60_506_624 * 4);
         for allowance in [0, 1000 * (60 << 20), 1000 * written(&gradients), u64::MAX] {
-            let offered = offered(Memory { disk_writes: allowance, ..no_pins() });
+            let offered = offered(Memory { disk_writes: allowance, ..unpinned() });
             assert!(offered.iter().all(|layers| written(layers) * 1000 <= allowance), "{allowance}");
             assert_eq!(offered.contains(&gradients), allowance >= 1000 * written(&gradients));
             assert_eq!(offered.iter().any(|layers| layers.boundaries_on_disk), allowance > 0);
         }
-        let pinned = offered(Memory { disk_writes: 0, gradient_offload: Some(true), ..no_pins() });
+        let pinned = offered(Memory { disk_writes: 0, gradient_offload: Some(true), ..unpinned() });
         assert!(pinned.contains(&gradients));
         assert!(pinned.iter().all(|layers| layers.gradients_on_disk && !layers.boundaries_on_disk));
     }
 
-    fn no_pins() -> Memory {
-        let mut values = crate::config::Values::defaults();
-        values.apply_assignment("data.train=a").expect("a key");
-        values.apply_assignment("model.config=tiny").expect("a key");
-        Config::resolve(values).expect("a config").memory
+    fn unpinned() -> Memory {
+        levers::no_pins().expect("pins")
     }
 }

@@ -4,7 +4,8 @@
 
 use memory_policy::LayerMajor;
 
-use crate::config::{AccumulationPin, Memory};
+use crate::config::{AccumulationPin, Config, Memory, Values};
+use crate::failure::Outcome;
 
 /// Rows of logits at a time. The last: logits are computed again.
 pub const LOSS_CHUNK_ROWS: [usize; 4] = [1024, 256, 64, 1];
@@ -71,7 +72,7 @@ fn recomputed(layers: Option<LayerMajor>, pins: &Memory, blocks: usize) -> Vec<u
     let pin = pins.recompute_blocks.map(|pin| pin.min(blocks));
     let Some(layers) = layers else { return pinned(pin, (0..=blocks).collect()) };
     // What backward goes through twice is computed again, whatever the number.
-    if !layers.gradients_on_disk && layers.kept_gradient_blocks < blocks {
+    if layers.goes_twice(blocks) {
         return vec![blocks];
     }
     // Where nothing is computed again, what heads put out is kept in any case: offered once.
@@ -107,6 +108,14 @@ pub fn halvings(n: usize) -> Vec<usize> {
     sizes
 }
 
+/// Nothing pinned.
+pub fn no_pins() -> Outcome<Memory> {
+    let mut values = Values::defaults();
+    values.apply_assignment("data.train=none.parquet")?;
+    values.apply_assignment("model.config=tiny")?;
+    Ok(Config::resolve(values)?.memory)
+}
+
 /// What a pin leaves of an offer.
 pub fn pinned<T: Copy + PartialEq>(pin: Option<T>, mut offered: Vec<T>) -> Vec<T> {
     offered.dedup();
@@ -125,20 +134,13 @@ mod tests {
         assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
     }
 
-    fn no_pins() -> Memory {
-        let mut values = crate::config::Values::defaults();
-        values.apply_assignment("data.train=a").expect("a key");
-        values.apply_assignment("model.config=tiny").expect("a key");
-        crate::config::Config::resolve(values).expect("a config").memory
-    }
-
     #[test]
     fn blocks_need_not_be_computed_again_where_backward_goes_through_them_once() {
         let offered = |pins: &Memory, is_meant: &dyn Fn(&LayerMajor) -> bool| -> Vec<usize> {
             let ways = ways(pins, 3).into_iter().filter(|way| way.layers.as_ref().is_some_and(is_meant));
             ways.map(|way| way.recompute_blocks).collect()
         };
-        let pins = no_pins();
+        let pins = no_pins().expect("pins");
         let twice = |layers: &LayerMajor| layers.kept_gradient_blocks == 1 && !layers.gradients_on_disk;
         assert_eq!(offered(&pins, &twice), [3, 3]);
         let in_files = |layers: &LayerMajor| {

@@ -65,10 +65,8 @@ pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<L
     };
     let blocks = arithmetic.blocks.as_slice();
     // What backward goes through twice is computed again in the first pass, too.
-    let goes_twice =
-        |layers: LayerMajor| !layers.gradients_on_disk && layers.kept_gradient_blocks < arithmetic.blocks.len();
     let recomputed = match layer_major {
-        Some(layers) if goes_twice(layers) => blocks,
+        Some(layers) if layers.goes_twice(blocks.len()) => blocks,
         _ => &blocks[..pass.recompute_blocks.min(blocks.len())],
     };
     let heads = if layer_major.is_some_and(|layers| layers.heads_kept) { 0.0 } else { factors.heads };

@@ -140,7 +140,7 @@ pub struct Trainer {
     pub(crate) options: TrainerOptions,
     pub(crate) adafactor: Adafactor,
     gradients: Gradients,
-    /// Where block inputs and gradients go that are not to stay in memory.
+    /// Where activations and gradients go that are not to stay in memory.
     offload: Files,
     step: u64,
     non_finite_in_a_row: u32,

@@ -104,8 +104,7 @@ impl<'a> LayerWalk<'a> {
         let reach = *reach;
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
-        let again = layers.again(dropped);
-        let recompute_blocks = layers.recompute_blocks(pass.recompute_blocks, again);
+        let recompute_blocks = layers.recompute_blocks(pass.recompute_blocks, dropped);
         let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks, ..*pass };
         let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
         let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
@@ -119,7 +118,7 @@ impl<'a> LayerWalk<'a> {
             units,
             spare,
             dropped,
-            again,
+            again: layers.again(dropped),
             live,
             peak,
             boundaries: 0,

@@ -13,11 +13,11 @@ use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
 use crate::bill::{self, StepCosts};
 use crate::cli::{self, BenchArgs, Precision, Recompute};
-use crate::config::{AccumulationPin, Config, Memory, Values};
+use crate::config::{AccumulationPin, Memory};
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
 use crate::rehearsal::rehearse;
-use crate::{open, report, session};
+use crate::{levers, open, report, session};
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -145,16 +145,8 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         heads_kept: or_else(flags.keep_heads.then_some(true), is_free, false),
         activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
         gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
-        ..no_pins()?.memory
+        ..levers::no_pins()?
     })
-}
-
-/// A config whose only use is that nothing in it is pinned.
-fn no_pins() -> Outcome<Config> {
-    let mut values = Values::defaults();
-    values.apply_assignment("data.train=none.parquet")?;
-    values.apply_assignment("model.config=tiny")?;
-    Config::resolve(values)
 }
 
 /// Full-length samples, ended, of tokens that only depend on their place.

@@ -234,7 +234,7 @@ pub struct Memory {
     pub kept_gradient_blocks: Option<usize>,
     /// Pin, of layer-major accumulation: whether what attention heads put out is kept.
     pub heads_kept: Option<bool>,
-    /// Pin, of layer-major accumulation: whether block inputs lie in a file.
+    /// Pin, of layer-major accumulation: whether what forward keeps of blocks lies in a file.
     pub activation_offload: Option<bool>,
     /// Pin, of layer-major accumulation: whether gradients wait in a file.
     pub gradient_offload: Option<bool>,
