@@ -235,6 +235,8 @@ mod x86 {
         lanes: __m512i,
         high: __m512i,
         threshold: __m512i,
+        /// Its upper half.
+        upper: __m512i,
     }
 
     // Every block here is sound because a value of the type was made under the promise of `new`; loads and stores are of
@@ -368,6 +370,7 @@ mod x86 {
                     lanes: _mm512_add_epi32(lanes, _mm512_set1_epi32(low as i32)),
                     high: _mm512_set1_epi32(high as i32),
                     threshold: _mm512_set1_epi32(threshold as i32),
+                    upper: _mm512_set1_epi32((threshold >> 16) as i32),
                 }
             }
         }
@@ -382,8 +385,8 @@ mod x86 {
                 let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(FIRST_FACTOR as i32));
                 let x = _mm512_xor_si512(x, _mm512_srli_epi32::<15>(x));
                 let x = _mm512_mullo_epi32(_mm512_add_epi32(x, keep.high), _mm512_set1_epi32(SECOND_FACTOR as i32));
-                let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
-                _mm512_cmpge_epu32_mask(x, keep.threshold)
+                // The hash ends with `x ^ (x >> 16)`. Its lower half decides only where the upper half is the threshold's.
+                _mm512_cmpge_epu32_mask(_mm512_xor_si512(x, keep.upper), keep.threshold)
             }
         }
         #[inline(always)]

@@ -61,6 +61,18 @@ pub(crate) fn isa() -> Isa {
     *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
 }
 
+/// Whether bf16 products run on tile registers, at ten times the rate of vectors.
+pub(crate) fn has_tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        isa() == Isa::Amx
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 fn choose(wish: Option<&str>, best: Isa) -> Isa {
     let Some(wish) = wish else { return best };
     match ALL.into_iter().find(|isa| isa.name() == wish) {

@@ -11,6 +11,9 @@ pub(crate) mod reference;
 mod rows;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+mod vectors;
 
 use candle_core::{DType, Result, Tensor, bail};
 

@@ -1,4 +1,5 @@
 use candle_core::{DType, Device, IndexOp};
+use half::bf16;
 
 use super::*;
 use crate::testing::{Numbers, assert_close, autograd, check_gradient, tolerance, values, weighted};
@@ -82,41 +83,72 @@ fn kernels_agree_with_the_reference() {
         (2, 65, 40, 2, 16),
         (2, 300, 300, 2, 64),
         (1, 20, 5000, 1, 4),
+        // In bf16 on tile registers, where there are any: strips, groups and tiles that are not whole, and one of several parts.
+        (1, 8, 2, 2, 32),
+        (2, 9, 33, 2, 32),
+        (3, 100, 520, 1, 32),
+        (1, 290, 48, 1, 96),
     ];
     for size in sizes {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case::new(size, dtype);
-            let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
             for a in case.variants() {
-                let what = format!("{size:?} {dtype:?} bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
-                let (out, lse) = attention(q, k, v, &a).unwrap();
-                let (expected_out, expected_lse) = reference::attention(q, k, v, &a).unwrap();
-                assert_eq!(out.dtype(), dtype);
-                assert_close(&format!("{what} out"), &out, &expected_out, tolerance(dtype));
-                assert_close(&format!("{what} lse"), &lse, &expected_lse, 1e-5);
-                let dbias = case.bias.copy().unwrap();
-                let expected_dbias = case.bias.copy().unwrap();
-                let got = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
-                let expected =
-                    reference::attention_backward(q, k, v, &out, &lse, dout, &a, Some(&expected_dbias)).unwrap();
-                // Where there is one visible key its probability is 1 and dq, dk are differences of equals.
-                let tolerance = |what: &str| if size.2 == 1 && what != "dv" { 1.0 } else { tolerance(dtype) };
-                assert_close(&format!("{what} dq"), &got.0, &expected.0, tolerance("dq"));
-                assert_close(&format!("{what} dk"), &got.1, &expected.1, tolerance("dk"));
-                assert_close(&format!("{what} dv"), &got.2, &expected.2, tolerance("dv"));
-                assert_close(&format!("{what} dbias"), &dbias, &expected_dbias, tolerance("dbias"));
+                agrees_with_the_reference(&case, &a, dtype, cpu::attention, cpu::attention_backward);
+                if dtype == DType::BF16 {
+                    let forward = cpu::forward::<bf16, vectors::Forward<bf16>>;
+                    let backward = cpu::backward::<bf16, vectors::Backward<bf16>>;
+                    agrees_with_the_reference(&case, &a, dtype, forward, backward);
+                }
             }
         }
     }
 }
 
+fn agrees_with_the_reference(
+    case: &Case,
+    a: &Attention,
+    dtype: DType,
+    forward: impl Fn(&Tensor, &Tensor, &Tensor, &Attention, &Sizes) -> Result<(Tensor, Tensor)>,
+    backward: impl Fn(
+        &Tensor,
+        &Tensor,
+        &Tensor,
+        &Tensor,
+        &Tensor,
+        &Tensor,
+        &Attention,
+        &Sizes,
+        Option<&Tensor>,
+    ) -> Result<(Tensor, Tensor, Tensor)>,
+) {
+    let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
+    let sizes = a.sizes("attention", q, k, v).unwrap();
+    let what = format!("{sizes:?} {dtype:?} bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
+    let (out, lse) = forward(q, k, v, a, &sizes).unwrap();
+    let (expected_out, expected_lse) = reference::attention(q, k, v, a).unwrap();
+    assert_eq!(out.dtype(), dtype);
+    assert_close(&format!("{what} out"), &out, &expected_out, tolerance(dtype));
+    assert_close(&format!("{what} lse"), &lse, &expected_lse, 1e-5);
+    let dbias = case.bias.copy().unwrap();
+    let expected_dbias = case.bias.copy().unwrap();
+    let got = backward(q, k, v, &out, &lse, dout, a, &sizes, Some(&dbias)).unwrap();
+    let expected = reference::attention_backward(q, k, v, &out, &lse, dout, a, Some(&expected_dbias)).unwrap();
+    // Where there is one visible key its probability is 1 and dq, dk are differences of equals.
+    let tolerance = |what: &str| if sizes.keys == 1 && what != "dv" { 1.0 } else { tolerance(dtype) };
+    assert_close(&format!("{what} dq"), &got.0, &expected.0, tolerance("dq"));
+    assert_close(&format!("{what} dk"), &got.1, &expected.1, tolerance("dk"));
+    assert_close(&format!("{what} dv"), &got.2, &expected.2, tolerance("dv"));
+    assert_close(&format!("{what} dbias"), &dbias, &expected_dbias, tolerance("dbias"));
+}
+
 #[test]
 fn a_query_that_sees_no_key_gives_zeros_and_zero_gradients() {
-    for dtype in [DType::F32, DType::F64, DType::BF16] {
-        let mut case = Case::new((2, 6, 4, 2, 3), dtype);
+    let sizes = [(2, 6, 4, 2, 3), (2, 40, 5, 1, 32)];
+    for (size, dtype) in sizes.into_iter().flat_map(|size| [DType::F32, DType::F64, DType::BF16].map(|d| (size, d))) {
+        let mut case = Case::new(size, dtype);
         case.lengths = vec![0, 3];
         let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
-        // With six queries and four keys a causal mask hides everything from the first two queries, too.
+        // With more queries than keys a causal mask hides everything from the first queries, too.
         for a in case.variants() {
             let (out, lse) = attention(q, k, v, &a).unwrap();
             assert!(values(&out).iter().all(|x| x.is_finite()));
@@ -135,28 +167,32 @@ fn a_query_that_sees_no_key_gives_zeros_and_zero_gradients() {
 
 #[test]
 fn padding_changes_nothing() {
-    let case = Case::new((1, 9, 9, 2, 4), DType::F32);
-    let longer = Case::new((1, 9, 14, 2, 4), DType::F32);
-    let pad = |x: &Tensor, like: &Tensor| Tensor::cat(&[x, &like.narrow(1, 9, 5).unwrap()], 1).unwrap();
-    let (k, v) = (pad(&case.k, &longer.k), pad(&case.v, &longer.v));
-    // The bias of the padded call begins with that of the other: both start at j - i = -(T - 1).
-    let bias = Tensor::cat(&[&case.bias, &longer.bias.narrow(1, 0, 5).unwrap()], 1).unwrap();
-    for a in case.variants().into_iter().filter(|a| !a.causal) {
-        let padded = Attention { bias: a.bias.map(|_| &bias), ..a };
-        let (out, lse) = attention(&case.q, &case.k, &case.v, &a).unwrap();
-        let (padded_out, padded_lse) = attention(&case.q, &k, &v, &padded).unwrap();
-        assert_eq!(values(&out), values(&padded_out));
-        assert_eq!(values(&lse), values(&padded_lse));
+    for (size, dtype) in [(4, DType::F32), (4, DType::BF16), (32, DType::BF16)] {
+        let case = Case::new((1, 9, 9, 2, size), dtype);
+        let longer = Case::new((1, 9, 44, 2, size), dtype);
+        let pad = |x: &Tensor, like: &Tensor| Tensor::cat(&[x, &like.narrow(1, 9, 35).unwrap()], 1).unwrap();
+        let (k, v) = (pad(&case.k, &longer.k), pad(&case.v, &longer.v));
+        // The bias of the padded call begins with that of the other: both start at j - i = -(T - 1).
+        let bias = Tensor::cat(&[&case.bias, &longer.bias.narrow(1, 0, 35).unwrap()], 1).unwrap();
+        for a in case.variants().into_iter().filter(|a| !a.causal) {
+            let padded = Attention { bias: a.bias.map(|_| &bias), ..a };
+            let (out, lse) = attention(&case.q, &case.k, &case.v, &a).unwrap();
+            let (padded_out, padded_lse) = attention(&case.q, &k, &v, &padded).unwrap();
+            assert_eq!(values(&out), values(&padded_out));
+            assert_eq!(values(&lse), values(&padded_lse));
+        }
     }
 }
 
 #[test]
 fn scores_that_are_not_finite_are_not_hidden() {
-    let mut case = Case::new((1, 4, 4, 1, 2), DType::F32);
-    case.q = (case.q * f64::NAN).unwrap();
-    let a = &case.variants()[0];
-    let (out, _) = attention(&case.q, &case.k, &case.v, a).unwrap();
-    assert!(values(&out).iter().all(|x| x.is_nan()));
+    for (size, dtype) in [((1, 4, 4, 1, 2), DType::F32), ((1, 9, 40, 1, 32), DType::BF16)] {
+        let mut case = Case::new(size, dtype);
+        case.q = (case.q * f64::NAN).unwrap();
+        let a = &case.variants()[0];
+        let (out, _) = attention(&case.q, &case.k, &case.v, a).unwrap();
+        assert!(values(&out).iter().all(|x| x.is_nan()));
+    }
 }
 
 #[test]

@@ -25,8 +25,6 @@ use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, View, filled, scratch, update, with_element};
 use crate::vector::{self, exp};
-#[cfg(target_arch = "x86_64")]
-use crate::vector::{Isa, isa};
 
 /// Entries of the vocabulary whose logits are computed at a time: whole blocks of every kernel.
 const BLOCK: usize = 96;
@@ -50,20 +48,8 @@ const FEWEST_KEPT: usize = 32;
 impl Logits {
     /// What is faster for activations of this dtype on this machine, where so many rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
-        let again = (x == DType::BF16 && has_tiles()) || chunk_rows < FEWEST_KEPT;
+        let again = (x == DType::BF16 && vector::has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::ComputedAgain } else { Logits::Kept }
-    }
-}
-
-/// Whether bf16 products run on tile registers, at ten times the rate of vectors.
-fn has_tiles() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        isa() == Isa::Amx
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
     }
 }
 

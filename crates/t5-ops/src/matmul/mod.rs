@@ -10,6 +10,7 @@
 //! | `kernel` | what a kernel is: one block |
 //! | `panels` | packed operands and their memory |
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
+//! | `tiles` | single blocks, for an operation that packs by itself |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
 //! Shapes: C (M, N), A (M, K), B (K, N).
@@ -25,6 +26,8 @@ mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod panels;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tiles;
 
 use candle_core::DType;
 pub use engine::PACKED_BYTES;
@@ -74,6 +77,12 @@ impl<'a> Matrix<'a> {
     /// The transpose, without moving anything.
     pub(crate) fn t(self) -> Self {
         Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
+
+    /// The number of columns.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn width(&self) -> usize {
+        self.cols
     }
 
     /// Some of the columns.

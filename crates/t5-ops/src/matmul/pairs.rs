@@ -171,7 +171,7 @@ unsafe fn load_across<T: Load>(data: &[T], start: usize, stride: usize, width: u
 /// Transposes 16 x 16 pairs.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transpose(rows: &mut [__m512i; 16]) {
+pub(crate) fn transpose(rows: &mut [__m512i; 16]) {
     // Within groups of four rows: 4 x 4 transposes in each 128-bit quarter.
     for group in rows.as_chunks_mut::<4>().0 {
         let [a, b, c, d] = *group;
