@@ -28,7 +28,7 @@ use crate::layers::bytes;
 pub struct Files {
     /// They have no names there.
     pub directory: PathBuf,
-    /// Bytes of a file that may be in memory and not on the disk.
+    /// Bytes of what one kind of tensor takes that may be in memory and not on the disk.
     pub unwritten_bytes: u64,
 }
 

@@ -339,7 +339,14 @@ impl<'a> StepCosts<'a> {
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    t5::Files { directory: directory.to_owned(), unwritten_bytes: file_room(now, plan.budget).0 }
+    let unwritten_bytes = share(file_room(now, plan.budget), plan.layer_major.as_ref()).0;
+    t5::Files { directory: directory.to_owned(), unwritten_bytes }
+}
+
+/// What of the room for files is for activations, and as much for gradients.
+fn share(room: Bytes, layers: Option<&LayerMajor>) -> Bytes {
+    let is_shared = layers.is_some_and(|layers| layers.boundaries_on_disk && layers.gradients_on_disk);
+    Bytes(if is_shared { room.0 / 2 } else { room.0 })
 }
 
 /// Bytes of files that stay in memory beside a run of this budget.
@@ -527,6 +534,14 @@ mod tests {
         let pinned = offered(Memory { disk_writes: 0, gradient_offload: Some(true), ..unpinned() });
         assert!(pinned.contains(&gradients));
         assert!(pinned.iter().all(|layers| layers.gradients_on_disk && !layers.boundaries_on_disk));
+    }
+
+    #[test]
+    fn activations_and_gradients_share_the_room_for_files() {
+        let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
+        let both = LayerMajor { boundaries_on_disk: true, ..gradients };
+        let of = |layers: Option<&LayerMajor>| share(Bytes::mib(8), layers);
+        assert_eq!([of(None), of(Some(&gradients)), of(Some(&both))], [Bytes::mib(8), Bytes::mib(8), Bytes::mib(4)]);
     }
 
     fn unpinned() -> Memory {

@@ -35,7 +35,7 @@ pub(crate) struct Backward {
 
 /// From one row of the sums of dk and dv to the next.
 fn stride_of_sums(s: &Sizes) -> usize {
-    (s.keys.next_multiple_of(BLOCK)) + 16
+    blocks(s.keys) + 16
 }
 
 impl cpu::Backward<bf16> for Backward {
