@@ -83,7 +83,7 @@ impl Packed {
     /// Packs `seen` keys, and of `others` as many rows.
     fn pack(&mut self, tiles: &Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
         let size = head.sizes.head_size;
-        pack_across(tiles, k, seen, &mut self.keys);
+        pack_across(tiles, k, (seen, size), &mut self.keys);
         for key in (0..seen).step_by(KEYS) {
             let count = KEYS.min(seen - key);
             let cells = &mut self.others.all()[key * size..][..blocks(count) * size];
@@ -116,9 +116,8 @@ impl Packed {
     }
 }
 
-/// Packs the rows of `x` (S, K) as columns of a right-hand operand that is K deep: panels of 32.
-fn pack_across(tiles: &Tiles, x: Matrix, seen: usize, cells: &mut Cells) {
-    let size = x.width();
+/// Packs the `seen` rows of `x`, `size` long, as columns of a right-hand operand that is `size` deep: panels of 32.
+fn pack_across(tiles: &Tiles, x: Matrix, (seen, size): (usize, usize), cells: &mut Cells) {
     for (panel, cells) in cells.all().chunks_exact_mut(BLOCK * size).take(seen.div_ceil(BLOCK)).enumerate() {
         tiles.pack_right(x.t(), panel * BLOCK..seen.min((panel + 1) * BLOCK), 0..size, cells);
     }

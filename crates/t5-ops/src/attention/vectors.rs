@@ -24,6 +24,7 @@ const TILE_KEYS: usize = 512;
 const TILE_SCORES: usize = 64 * 1024;
 /// The same where queries see a prefix of the keys: a tile computes what its last query sees for all of them.
 const CAUSAL_TILE_SCORES: usize = TILE_SCORES / 2;
+
 /// Queries of a tile.
 fn tile_queries(a: &Attention, s: &Sizes) -> usize {
     let scores = if a.causal { CAUSAL_TILE_SCORES } else { TILE_SCORES };

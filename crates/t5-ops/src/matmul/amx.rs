@@ -113,25 +113,48 @@ macro_rules! row {
     };
 }
 
+/// The start of a block: C (32 x 32 at `c`, `row` bytes from row to row) in the first four tile registers, or zeros where
+/// `below` is zero; then `below` is the place of its lower half, and the loop begins at `2:`.
+macro_rules! load_c {
+    () => {
+        concat!(
+            "test {below:e}, {below:e}\n",
+            "lea {below}, [{c} + {row}*8]\n",
+            "lea {below}, [{below} + {row}*8]\n",
+            "jz 3f\n",
+            "tileloadd tmm0, [{c} + {row}*1]\n",
+            "tileloadd tmm1, [{c} + {row}*1 + 64]\n",
+            "tileloadd tmm2, [{below} + {row}*1]\n",
+            "tileloadd tmm3, [{below} + {row}*1 + 64]\n",
+            "jmp 2f\n",
+            "3:\n",
+            "tilezero tmm0\n",
+            "tilezero tmm1\n",
+            "tilezero tmm2\n",
+            "tilezero tmm3\n",
+            "2:\n",
+        )
+    };
+}
+
+/// The end of a block.
+macro_rules! store_c {
+    () => {
+        concat!(
+            "tilestored [{c} + {row}*1], tmm0\n",
+            "tilestored [{c} + {row}*1 + 64], tmm1\n",
+            "tilestored [{below} + {row}*1], tmm2\n",
+            "tilestored [{below} + {row}*1 + 64], tmm3\n",
+        )
+    };
+}
+pub(super) use {load_c, store_c};
+
 /// The kernel, with something to do beside each of the eight tile instructions of a step.
 macro_rules! block {
     ($block:ident, $copied:ident, $e0:expr, $e1:expr, $e2:expr, $e3:expr, $e4:expr, $e5:expr, $e6:expr, $e7:expr) => {
         asm!(
-            "test {below:e}, {below:e}",
-            "lea {below}, [{c} + {row}*8]",
-            "lea {below}, [{below} + {row}*8]",
-            "jz 3f",
-            "tileloadd tmm0, [{c} + {row}*1]",
-            "tileloadd tmm1, [{c} + {row}*1 + 64]",
-            "tileloadd tmm2, [{below} + {row}*1]",
-            "tileloadd tmm3, [{below} + {row}*1 + 64]",
-            "jmp 2f",
-            "3:",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
+            load_c!(),
             "tileloadd tmm4, [{a} + {line}*1]",
             $e0,
             "tileloaddt1 tmm6, [{b} + {line}*1]",
@@ -155,10 +178,7 @@ macro_rules! block {
             "add {to}, 2048",
             "dec {steps:e}",
             "jnz 2b",
-            "tilestored [{c} + {row}*1], tmm0",
-            "tilestored [{c} + {row}*1 + 64], tmm1",
-            "tilestored [{below} + {row}*1], tmm2",
-            "tilestored [{below} + {row}*1 + 64], tmm3",
+            store_c!(),
             "/* {apart} {three} */",
             a = inout(reg) $block.a.data => _,
             b = inout(reg) $block.b => _,

@@ -79,12 +79,6 @@ impl<'a> Matrix<'a> {
         Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
-    /// The number of columns.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn width(&self) -> usize {
-        self.cols
-    }
-
     /// Some of the columns.
     fn columns(self, columns: std::ops::Range<usize>) -> Self {
         let skip = columns.start * self.col_stride;

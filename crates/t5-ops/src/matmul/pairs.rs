@@ -38,7 +38,7 @@ pub(super) const SLICE: usize = 512;
 /// Cells of a line.
 const LINE: usize = 32;
 /// Cells of a tile: 16 lines.
-const TILE: usize = 16 * LINE;
+pub(super) const TILE: usize = 16 * LINE;
 
 /// See [`super::kernel::Kernel::pack`].
 ///

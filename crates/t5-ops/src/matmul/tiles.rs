@@ -6,7 +6,7 @@
 use std::arch::asm;
 use std::ops::Range;
 
-use super::amx::Amx;
+use super::amx::{Amx, load_c, store_c};
 use super::kernel::Kernel;
 pub(crate) use super::pairs::transpose;
 use super::panels::{Buffer, Side};
@@ -15,7 +15,7 @@ use super::{Matrix, pairs};
 /// Rows and columns of a block, and elements along K of a step.
 pub(crate) const BLOCK: usize = pairs::BLOCK;
 /// Cells of a tile: 16 lines of 32.
-pub(crate) const TILE: usize = 16 * BLOCK;
+pub(crate) const TILE: usize = pairs::TILE;
 
 /// The right to use the tile registers on this thread.
 pub(crate) struct Tiles(());
@@ -23,7 +23,7 @@ pub(crate) struct Tiles(());
 /// 32 rows of A.
 #[derive(Clone, Copy)]
 pub(crate) enum Left {
-    /// As [`pack_left`] packs them.
+    /// As [`Tiles::pack_left`] packs them.
     Packed(*const u16),
     /// One after the other along K, so many cells apart. Best an odd number of cache lines: rows a power of two apart fall
     /// into few sets of the caches.
@@ -93,21 +93,7 @@ impl Tiles {
         // SAFETY: by the caller's promise; the tiles are configured, because `self` exists.
         unsafe {
             asm!(
-                "test {below:e}, {below:e}",
-                "lea {below}, [{c} + {row}*8]",
-                "lea {below}, [{below} + {row}*8]",
-                "jz 3f",
-                "tileloadd tmm0, [{c} + {row}*1]",
-                "tileloadd tmm1, [{c} + {row}*1 + 64]",
-                "tileloadd tmm2, [{below} + {row}*1]",
-                "tileloadd tmm3, [{below} + {row}*1 + 64]",
-                "jmp 2f",
-                "3:",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
+                load_c!(),
                 "tileloadd tmm4, [{upper} + {apart}*1]",
                 "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
@@ -121,10 +107,7 @@ impl Tiles {
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "dec {steps:e}",
                 "jnz 2b",
-                "tilestored [{c} + {row}*1], tmm0",
-                "tilestored [{c} + {row}*1 + 64], tmm1",
-                "tilestored [{below} + {row}*1], tmm2",
-                "tilestored [{below} + {row}*1 + 64], tmm3",
+                store_c!(),
                 upper = inout(reg) upper => _,
                 lower = inout(reg) lower => _,
                 apart = in(reg) apart,

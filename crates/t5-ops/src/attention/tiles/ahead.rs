@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
 
 use half::bf16;
 
@@ -13,7 +14,10 @@ use crate::parallel::Shared;
 /// ahead: what the next task will read, and what this one will write.
 pub(super) struct Ahead<'a> {
     pub(super) head: Head,
-    pub(super) next: Option<Head>,
+    /// The queries of this task: what belongs to keys is asked for in as many shares.
+    pub(super) of: Range<usize>,
+    /// The head of the next task and its first query.
+    pub(super) next: Option<(Head, usize)>,
     /// Rows of queries to read, (B, T, H*K).
     pub(super) queries: &'a [&'a [bf16]],
     /// Keys and values to read, (B, S, H*K).
@@ -25,20 +29,20 @@ pub(super) struct Ahead<'a> {
 }
 
 impl Ahead<'_> {
-    /// Asks for query `next` of the next task and `query` of this one, and for the `place`th of `count` shares of the keys.
-    pub(super) fn fetch(&self, next: usize, query: usize, (place, count): (usize, usize)) {
-        let s = &self.head.sizes;
-        if place >= count {
+    /// Asks for what this task writes for one of its queries, and the next task reads in its place.
+    pub(super) fn fetch(&self, query: usize) {
+        if !self.of.contains(&query) {
             return;
         }
+        let (s, place, count) = (&self.head.sizes, query - self.of.start, self.of.len());
         fetch_to_write(&self.head, self.to, s.queries, query);
         let keys = s.keys * place / count..s.keys * (place + 1) / count;
         for key in keys.clone() {
             self.sums.iter().for_each(|&to| fetch_to_write(&self.head, to, s.keys, key));
         }
-        let Some(head) = &self.next else { return };
-        if next < s.queries {
-            self.queries.iter().for_each(|data| fetch(head, data, s.queries, next));
+        let Some((head, first)) = &self.next else { return };
+        if first + place < s.queries {
+            self.queries.iter().for_each(|data| fetch(head, data, s.queries, first + place));
         }
         for key in keys {
             self.keys.iter().for_each(|data| fetch(head, data, s.keys, key));

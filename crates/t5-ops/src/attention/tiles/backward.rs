@@ -7,7 +7,7 @@ use half::bf16;
 use super::ahead::{Ahead, next};
 use super::{CELLS, GROUP, KEYS, Packed, Part, SCORES, STRIP, blocks, mask_of, pack_across, rows, scores};
 use crate::attention::cpu::{self, Head, Input, Output};
-use crate::attention::rows::dot;
+use crate::attention::rows::{convert, dot};
 use crate::attention::{Attention, Sizes};
 use crate::matmul::tiles::{BLOCK, Cells, Left, Tiles};
 use crate::storage::scratch;
@@ -85,10 +85,11 @@ impl cpu::Backward<bf16> for Backward {
         let seen = a.visible(s, head.sequence, last);
         let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
         self.packed.pack(&tiles, head, k, k, seen, input.bias);
-        pack_across(&tiles, v, seen, &mut self.values);
+        pack_across(&tiles, v, (seen, s.head_size), &mut self.values);
         let ahead = Ahead {
             head: *head,
-            next: next(head),
+            of: queries.clone(),
+            next: next(head).map(|head| (head, queries.start)),
             queries: &[input.q, input.dout, input.out],
             keys: &[input.k, input.v],
             to: to.dq,
@@ -99,19 +100,13 @@ impl cpu::Backward<bf16> for Backward {
             self.prepare(&tiles, head, input, &group);
             for key in (0..group.seen).step_by(KEYS) {
                 for strip in (0..group.rows).step_by(STRIP) {
-                    let fetch = |i: usize| {
-                        if key == 0 {
-                            let query = first + strip + i;
-                            ahead.fetch(query, query, (query - queries.start, queries.len()));
-                        }
-                    };
-                    self.strip(&tiles, head, a, input, (&group, strip), (key, seen), dbias.is_some(), fetch);
+                    self.strip(&tiles, head, a, input, (&group, strip), (key, seen), dbias.is_some(), &ahead);
                 }
                 self.sums(&tiles, s, &group, key);
             }
             for (i, sums) in self.dq.chunks_exact(s.head_size).enumerate().take(group.rows) {
                 // SAFETY: by the caller's promise.
-                rows::write(sums, 1.0, unsafe { to.dq.slice(head.start(s.queries, first + i), s.head_size) });
+                convert(sums, 1.0, unsafe { to.dq.slice(head.start(s.queries, first + i), s.head_size) });
             }
         }
         if let Some(dbias) = dbias {
@@ -179,7 +174,7 @@ impl Backward {
         (group, strip): (&Part, usize),
         (key, seen): (usize, usize),
         wants_dbias: bool,
-        fetch: impl Fn(usize),
+        ahead: &Ahead,
     ) {
         let s = &head.sizes;
         let size = s.head_size;
@@ -221,8 +216,10 @@ impl Backward {
             };
             let offset = |i: usize| s.queries - 1 - (first + i).min(first + rows - 1) + key;
             let dbias = wants_dbias.then(|| (&mut even[offset(i)..], &mut odd[offset(i + 1)..]));
-            fetch(i);
-            fetch(i + 1);
+            if key == 0 {
+                ahead.fetch(first + i);
+                ahead.fetch(first + i + 1);
+            }
             let at = rows::place(strip + i, deep);
             let to = rows::Pairs {
                 p: &mut self.p.all()[at..],

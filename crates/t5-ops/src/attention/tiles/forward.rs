@@ -7,6 +7,7 @@ use half::bf16;
 use super::ahead::{Ahead, next};
 use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, rows, scores};
 use crate::attention::cpu::{self, Head, Queries};
+use crate::attention::rows::convert;
 use crate::attention::{Attention, Sizes};
 use crate::matmul::tiles::{BLOCK, Cells, Left, Tiles};
 use crate::parallel::Shared;
@@ -55,7 +56,8 @@ impl cpu::Forward<bf16> for Forward {
         let (same, keys) = (queries.end < s.queries, [input.k, input.v]);
         let ahead = Ahead {
             head: *head,
-            next: if same { Some(*head) } else { next(head) },
+            of: queries.clone(),
+            next: if same { Some((*head, queries.end)) } else { next(head).map(|head| (head, 0)) },
             queries: &[input.q],
             keys: if same { &[] } else { &keys },
             to,
@@ -63,12 +65,7 @@ impl cpu::Forward<bf16> for Forward {
         };
         for first in queries.clone().step_by(STRIP) {
             let strip = Part::of(&queries, first, STRIP, head, a);
-            let fetch = |i: usize| {
-                let place = first - queries.start + i;
-                let next = if same { queries.end + place } else { place };
-                ahead.fetch(next, first + i, (place, queries.len()));
-            };
-            let state = self.strip(&tiles, head, a, input, &strip, seen, fetch);
+            let state = self.strip(&tiles, head, a, input, &strip, seen, &ahead);
             for (i, (largest, total)) in state.into_iter().enumerate().take(strip.rows) {
                 // A query that sees no key has sums of zero.
                 let factor = if total == 0.0 { 0.0 } else { scale / total };
@@ -76,7 +73,7 @@ impl cpu::Forward<bf16> for Forward {
                 let (to, lse) = unsafe {
                     (to.slice(head.start(s.queries, first + i), s.head_size), lse.slice(head.row(first + i), 1))
                 };
-                rows::write(&self.out[i * s.head_size..][..s.head_size], factor, to);
+                convert(&self.out[i * s.head_size..][..s.head_size], factor, to);
                 lse[0] = (largest + total.log2()) * std::f32::consts::LN_2;
             }
         }
@@ -95,7 +92,7 @@ impl Forward {
         input: &Queries<bf16>,
         strip: &Part,
         seen: usize,
-        fetch: impl Fn(usize),
+        ahead: &Ahead,
     ) -> [(f32, f32); STRIP] {
         let Self { packed, q, scores: strip_scores, p, out } = self;
         let s = &head.sizes;
@@ -121,7 +118,7 @@ impl Forward {
                     mask: mask_of(head, input.dropout, query),
                 };
                 if key == 0 {
-                    fetch(i);
+                    ahead.fetch(query);
                 }
                 let smaller = rows::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
                 if key > 0 && smaller != 1.0 {

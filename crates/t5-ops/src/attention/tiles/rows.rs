@@ -2,11 +2,10 @@
 //! multiplied by log2(e).
 
 use std::arch::x86_64::{
-    __m256bh, __m256i, __m512, __m512bh, __m512i, __mmask16, _mm256_storeu_si256, _mm512_add_ps, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps,
-    _mm512_mask3_fmadd_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_epi16,
-    _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_reduce_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
+    __m512, __m512bh, __m512i, __mmask16, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_mask3_fmadd_ps, _mm512_maskz_mov_ps, _mm512_max_ps,
+    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_reduce_ps,
+    _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
 use half::bf16;
@@ -339,25 +338,6 @@ fn gradients_of<const DROPS: bool, const ADDS: bool>(
     }
 }
 
-/// Writes `scale x` in bf16.
-pub(super) fn write(x: &[f32], scale: f32, to: &mut [bf16]) {
-    // SAFETY: a machine with tile registers has the instructions.
-    unsafe { write_of(x, scale, to) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn write_of(x: &[f32], scale: f32, to: &mut [bf16]) {
-    let scale = _mm512_set1_ps(scale);
-    let (x, to) = (x.as_chunks::<BLOCK>().0, to.as_chunks_mut::<BLOCK>().0);
-    for (x, to) in x.iter().zip(to) {
-        // SAFETY: 32 elements each.
-        unsafe {
-            let [first, second] = [0, WIDTH].map(|at| _mm512_mul_ps(_mm512_loadu_ps(x[at..].as_ptr()), scale));
-            _mm512_storeu_si512(to.as_mut_ptr().cast(), both(first, second));
-        }
-    }
-}
-
 /// The first `count` rows of the transpose of sixteen rows of sixteen numbers, `stride` apart, each to where `to` says.
 pub(super) fn turn<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize) -> &'a mut [bf16]) {
     // SAFETY: a machine with tile registers has the instructions.
@@ -366,19 +346,14 @@ pub(super) fn turn<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn turn_of<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize) -> &'a mut [bf16]) {
-    let mut rows = [_mm512_castps_si512(_mm512_setzero_ps()); WIDTH];
-    for (i, to) in rows.iter_mut().enumerate() {
-        let row = &x[i * stride..][..WIDTH];
-        // SAFETY: sixteen elements.
-        *to = _mm512_castps_si512(unsafe { _mm512_loadu_ps(row.as_ptr()) });
+    // SAFETY: this function is compiled for the instructions.
+    let simd = unsafe { Avx512::<true>::new() };
+    let mut rows = [_mm512_castps_si512(simd.splat(0.0)); WIDTH];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = _mm512_castps_si512(simd.load(x[i * stride..].first_chunk().expect("sixteen numbers")));
     }
     transpose(&mut rows);
     for (i, row) in rows.into_iter().enumerate().take(count) {
-        let to = &mut to(i)[..WIDTH];
-        // SAFETY: sixteen elements; the same bits.
-        unsafe {
-            let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(_mm512_castsi512_ps(row)));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), rounded);
-        }
+        simd.store_bf16(_mm512_castsi512_ps(row), to(i).first_chunk_mut().expect("sixteen numbers"));
     }
 }
