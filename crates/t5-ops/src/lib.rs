@@ -43,6 +43,7 @@ mod adafactor;
 pub mod allocator;
 mod attention;
 mod bytes;
+mod cache;
 mod cross_entropy;
 mod dispatch;
 mod dropout;

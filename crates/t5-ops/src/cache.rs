@@ -1,0 +1,79 @@
+//! How large the caches of this machine are, for what is cut so that it stays in one.
+
+use std::sync::OnceLock;
+
+/// Where nothing says how large the second-level cache is: what most processors have at least.
+const LEAST: usize = 512 << 10;
+
+/// Bytes of the second-level cache that one thread has, if all processors that share it are at work.
+pub(crate) fn second_level() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| on_linux("/sys/devices/system/cpu/cpu0/cache").unwrap_or(LEAST))
+}
+
+/// As the kernel lists them in `directory`, a folder `index0`, `index1`, .. for each cache of a processor.
+fn on_linux(directory: &str) -> Option<usize> {
+    let read = |index: usize, file: &str| std::fs::read_to_string(format!("{directory}/index{index}/{file}")).ok();
+    let index = (0..).map_while(|index| Some((index, read(index, "level")?))).find(|(_, level)| level.trim() == "2")?.0;
+    let bytes = bytes(read(index, "size")?.trim())?;
+    let sharing = read(index, "shared_cpu_list").map_or(1, |list| processors(list.trim()));
+    (bytes > 0).then_some(bytes / sharing.max(1))
+}
+
+/// `1024K` in bytes.
+fn bytes(size: &str) -> Option<usize> {
+    let (digits, unit) = match size.split_at_checked(size.len().checked_sub(1)?)? {
+        (digits, "K") => (digits, 1 << 10),
+        (digits, "M") => (digits, 1 << 20),
+        _ => (size, 1),
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+/// How many processors a list such as `0-3,8` names.
+fn processors(list: &str) -> usize {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((last.parse::<usize>().ok()? + 1).saturating_sub(first.parse().ok()?))
+    };
+    list.split(',').filter_map(range).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_lists_are_read_as_linux_writes_them() {
+        assert_eq!(bytes("1024K"), Some(1 << 20));
+        assert_eq!(bytes("2M"), Some(2 << 20));
+        assert_eq!(bytes("65536"), Some(1 << 16));
+        for odd in ["", "K", "4G", "-1K"] {
+            assert_eq!(bytes(odd), None, "{odd}");
+        }
+        assert_eq!(processors("0"), 1);
+        assert_eq!(processors("0-3,8"), 5);
+        assert_eq!(processors(""), 0);
+    }
+
+    #[test]
+    fn the_second_level_is_found_among_the_others_and_divided_among_those_who_share_it() {
+        let directory = std::env::temp_dir().join(format!("t5-ops-cache-{}", std::process::id()));
+        let write = |index: usize, file: &str, text: &str| {
+            let folder = directory.join(format!("index{index}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(file), text).unwrap();
+        };
+        for (index, level, size, shared) in [(0, "1\n", "32K\n", "0\n"), (1, "2\n", "4096K\n", "0-1\n")] {
+            write(index, "level", level);
+            write(index, "size", size);
+            write(index, "shared_cpu_list", shared);
+        }
+        assert_eq!(on_linux(directory.to_str().unwrap()), Some(2 << 20));
+        write(1, "size", "nonsense\n");
+        assert_eq!(on_linux(directory.to_str().unwrap()), None);
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(on_linux(directory.to_str().unwrap()), None);
+        assert!(second_level() > 0);
+    }
+}
