@@ -274,7 +274,8 @@ impl<K: Kernel> Product<'_, K> {
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
         let slice = if packed_a.is_some() { depth } else { even_slice::<K>(depth) };
-        let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(if packed_a.is_some() { 0 } else { slice * K::ROWS }));
+        let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
+        let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(own));
         let block = K::ROWS * K::COLS;
         let mut sums = Buffer::new::<f32>(columns.len() * block);
         let slices = depth.div_ceil(slice);
@@ -295,14 +296,11 @@ impl<K: Kernel> Product<'_, K> {
                 (_, Some(packed)) => {
                     packed_rows::<K>(packed[(panel - rows.start) * left.cells + k.start * K::ROWS..].as_ptr())
                 }
+                _ if is_there => packed_rows::<K>(now.read().as_ptr()),
                 _ => {
-                    let cells = &mut now.cells()[..k.len() * K::ROWS];
-                    if !is_there {
-                        let of_k = k.start..self.a.matrix.rows.min(k.end);
-                        // SAFETY: as above.
-                        unsafe { K::pack(Side::A, &self.a.matrix, self.a.cols(panel), of_k, cells) };
-                    }
-                    packed_rows::<K>(cells.as_ptr())
+                    let of_k = k.start..self.a.matrix.rows.min(k.end);
+                    // SAFETY: as above.
+                    unsafe { K::rows(&self.a.matrix, self.a.cols(panel), of_k, now.cells()) }
                 }
             };
             let mut copying = match (self.copied, piece(number + 1)) {
@@ -403,7 +401,7 @@ pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize 
     let threads = crate::parallel::threads().min(layout.count.max(1));
     let runs = layout.groups(run_bytes()).next_multiple_of(threads);
     let panels = layout.count.div_ceil(runs.max(1));
-    let a = 2 * K::SLICE.min(layout.depth) * K::ROWS * layout.cell_bytes;
+    let a = 2 * (K::SLICE.min(layout.depth) + K::BETWEEN_ROWS) * K::ROWS * layout.cell_bytes;
     let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
     threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
 }

@@ -84,6 +84,22 @@ pub(super) trait Kernel: Sized {
     /// or with the matrix.
     unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]);
 
+    /// Cells between the rows that [`Kernel::rows`] puts one after the other.
+    const BETWEEN_ROWS: usize = 0;
+
+    /// Rows of A as a block takes them: `m` is the transpose of A, and its columns `cols`, as long as `k`, come into `cells`,
+    /// `BETWEEN_ROWS` apart, or, where that is not offered, into a panel.
+    ///
+    /// # Safety
+    ///
+    /// As [`Kernel::pack`]. The result is as good as `cells`.
+    unsafe fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]) -> Rows<Self::Cell> {
+        let panel = k.len().next_multiple_of(Self::STEP) * Self::ROWS;
+        // SAFETY: by the caller's promise.
+        unsafe { Self::pack(Side::A, m, cols, k, &mut cells[..panel]) };
+        packed_rows::<Self>(cells.as_ptr())
+    }
+
     /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
     ///
     /// # Safety
