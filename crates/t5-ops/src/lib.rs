@@ -81,6 +81,7 @@ pub use peak::peak_gflops;
 pub use reduce::zero;
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use rounding::Rounding;
+pub use vector::has_tiles;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.

@@ -61,8 +61,8 @@ pub(crate) fn isa() -> Isa {
     *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
 }
 
-/// Whether bf16 products run on tile registers, at ten times the rate of vectors.
-pub(crate) fn has_tiles() -> bool {
+/// Whether bf16 products run on tile registers, at ten times the rate of vectors. Fixed for the process.
+pub fn has_tiles() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         isa() == Isa::Amx
