@@ -339,12 +339,12 @@ impl<'a> StepCosts<'a> {
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    let unwritten_bytes = share(file_room(now, plan.budget), plan.layer_major.as_ref()).0;
+    let unwritten_bytes = room_of_each(file_room(now, plan.budget), plan.layer_major.as_ref()).0;
     t5::Files { directory: directory.to_owned(), unwritten_bytes }
 }
 
 /// What of the room for files is for activations, and as much for gradients.
-fn share(room: Bytes, layers: Option<&LayerMajor>) -> Bytes {
+fn room_of_each(room: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     let is_shared = layers.is_some_and(|layers| layers.boundaries_on_disk && layers.gradients_on_disk);
     Bytes(if is_shared { room.0 / 2 } else { room.0 })
 }
@@ -540,7 +540,7 @@ mod tests {
     fn activations_and_gradients_share_the_room_for_files() {
         let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
         let both = LayerMajor { boundaries_on_disk: true, ..gradients };
-        let of = |layers: Option<&LayerMajor>| share(Bytes::mib(8), layers);
+        let of = |layers: Option<&LayerMajor>| room_of_each(Bytes::mib(8), layers);
         assert_eq!([of(None), of(Some(&gradients)), of(Some(&both))], [Bytes::mib(8), Bytes::mib(8), Bytes::mib(4)]);
     }
 

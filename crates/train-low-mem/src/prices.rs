@@ -30,15 +30,30 @@ struct Factors {
     disk: f64,
     /// What a chunk of the loss costs beside its arithmetic, in rows: the vocabulary is packed for each.
     overhead_rows: f64,
+    /// Whether logits are computed again whatever the chunk, so that every price has it in it.
+    never_keeps_logits: bool,
 }
 
 /// f32, and bf16 where that is widened to f32 as it is packed.
-const VECTORS: Factors =
-    Factors { overhead_tokens: 80.0, again: 1.0, heads: 1.0, second: 1.05, disk: 41.0, overhead_rows: 32.0 };
-/// bf16 on tile registers. The products are faster, what lies between them is not; and logits are never kept, whatever
-/// the chunk.
-const TILES: Factors =
-    Factors { overhead_tokens: 200.0, again: 0.85, heads: 2.8, second: 1.45, disk: 190.0, overhead_rows: 0.0 };
+const VECTORS: Factors = Factors {
+    overhead_tokens: 80.0,
+    again: 1.0,
+    heads: 1.0,
+    second: 1.05,
+    disk: 41.0,
+    overhead_rows: 32.0,
+    never_keeps_logits: false,
+};
+/// bf16 on tile registers. The products are faster, what lies between them is not.
+const TILES: Factors = Factors {
+    overhead_tokens: 200.0,
+    again: 0.85,
+    heads: 2.8,
+    second: 1.45,
+    disk: 190.0,
+    overhead_rows: 0.0,
+    never_keeps_logits: true,
+};
 
 /// What a byte costs that goes to the disk, over one that stays in the system's page cache. Steps of t5-small that write 788 (f32)
 /// and 465 MB (bf16), in control groups without room for files and outside of them: 3.0 and 3.6.
@@ -61,18 +76,17 @@ pub fn priced_bytes(written: Bytes, room: Bytes) -> f64 {
 /// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
 /// enough tokens, on this machine. For each micro-batch `written` bytes go to files.
 pub fn relative_time(pass: &Pass, arithmetic: &Arithmetic, layer_major: Option<LayerMajor>, written: f64) -> f64 {
-    let on_tiles = pass.activations == DType::BF16 && t5_ops::has_tiles();
-    relative_time_on(on_tiles, pass, arithmetic, layer_major, written)
+    let factors = if pass.activations == DType::BF16 && t5_ops::has_tiles() { &TILES } else { &VECTORS };
+    relative_time_by(factors, pass, arithmetic, layer_major, written)
 }
 
-fn relative_time_on(
-    tiles: bool,
+fn relative_time_by(
+    factors: &Factors,
     pass: &Pass,
     arithmetic: &Arithmetic,
     layer_major: Option<LayerMajor>,
     written: f64,
 ) -> f64 {
-    let factors = if tiles { TILES } else { VECTORS };
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
@@ -93,13 +107,13 @@ fn relative_time_on(
         factors.second * share(dropped, |block| block.again + block.backward)
     });
     let disk = factors.disk * written / arithmetic.training;
-    // Logits that are computed again are so in large chunks: one product of the head's three. Tiles always do that, vectors
-    // where few rows are asked for, whatever the precision.
-    let keeps = tiles || t5_ops::keeps_logits(DType::F32, pass.loss_chunk_rows);
+    // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
+    // rows are asked for, in bf16 as in f32.
+    let keeps = factors.never_keeps_logits || t5_ops::keeps_logits(DType::F32, pass.loss_chunk_rows);
     let rows = if keeps { pass.loss_chunk_rows.max(1) as f64 } else { CHUNK_WITHOUT_LOGITS };
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * factors.overhead_rows / rows + if keeps { 0.0 } else { factors.again * head / 3.0 };
-    1.0 + cut(pass, &factors) + again + layer_by_layer + disk + chunks
+    1.0 + cut(pass, factors) + again + layer_by_layer + disk + chunks
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
@@ -115,18 +129,12 @@ mod tests {
 
     /// The price of a step of t5-small over 8 x 256+256 tokens.
     #[track_caller]
-    fn check(
-        dtype: DType,
-        tiles: bool,
-        (samples, blocks, rows): (usize, usize, usize),
-        kept: Option<usize>,
-        measured: f64,
-    ) {
+    fn check(factors: &Factors, (samples, blocks, rows): (usize, usize, usize), kept: Option<usize>, measured: f64) {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let shape = Shape { samples, source_tokens: 256, target_tokens: 256 };
         let pass = Pass {
             shape,
-            activations: dtype,
+            activations: DType::F32,
             gradients: DType::F32,
             recompute_blocks: blocks,
             loss_chunk_rows: rows,
@@ -134,7 +142,7 @@ mod tests {
         };
         let layers = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
         let time = |pass: &Pass, layers| {
-            relative_time_on(tiles, pass, &arithmetic(&model, &pass.shape, &Trained::all(&model)), layers, 0.0)
+            relative_time_by(factors, pass, &arithmetic(&model, &pass.shape, &Trained::all(&model)), layers, 0.0)
         };
         let all_at_once =
             Pass { shape: Shape { samples: 8, ..shape }, recompute_blocks: 0, loss_chunk_rows: 256, ..pass };
@@ -156,8 +164,16 @@ mod tests {
             ((1, 12, 256), Some(6), 1.75),
             ((1, 12, 256), Some(12), 1.30),
             ((4, 12, 256), Some(0), 1.90),
+            // In bf16, on AVX-512 without instructions for it.
+            ((4, 0, 256), None, 1.01),
+            ((1, 0, 256), None, 1.13),
+            ((8, 12, 256), None, 1.16),
+            ((1, 12, 256), None, 1.33),
+            ((8, 0, 64), None, 1.12),
+            ((4, 12, 256), Some(0), 1.86),
+            ((4, 12, 256), Some(12), 1.18),
         ] {
-            check(DType::F32, false, cut, kept, measured);
+            check(&VECTORS, cut, kept, measured);
         }
         for (cut, kept, measured) in [
             ((4, 0, 256), None, 1.05),
@@ -173,19 +189,7 @@ mod tests {
             ((1, 12, 256), Some(12), 1.58),
             ((4, 12, 256), Some(0), 2.35),
         ] {
-            check(DType::BF16, true, cut, kept, measured);
-        }
-        // On AVX-512 without instructions for bf16.
-        for (cut, kept, measured) in [
-            ((4, 0, 256), None, 1.01),
-            ((1, 0, 256), None, 1.13),
-            ((8, 12, 256), None, 1.16),
-            ((1, 12, 256), None, 1.33),
-            ((8, 0, 64), None, 1.12),
-            ((4, 12, 256), Some(0), 1.86),
-            ((4, 12, 256), Some(12), 1.18),
-        ] {
-            check(DType::BF16, false, cut, kept, measured);
+            check(&TILES, cut, kept, measured);
         }
     }
 

@@ -298,9 +298,15 @@ impl<K: Kernel> Product<'_, K> {
                 }
                 _ if is_there => packed_rows::<K>(now.read().as_ptr()),
                 _ => {
-                    let of_k = k.start..self.a.matrix.rows.min(k.end);
+                    let (of_k, cols) = (k.start..self.a.matrix.rows.min(k.end), self.a.cols(panel));
                     // SAFETY: as above.
-                    unsafe { K::rows(&self.a.matrix, self.a.cols(panel), of_k, now.cells()) }
+                    unsafe {
+                        K::rows(&self.a.matrix, cols.clone(), of_k.clone(), now.cells()).unwrap_or_else(|| {
+                            let cells = &mut now.cells()[..k.len() * K::ROWS];
+                            K::pack(Side::A, &self.a.matrix, cols, of_k, cells);
+                            packed_rows::<K>(cells.as_ptr())
+                        })
+                    }
                 }
             };
             let mut copying = match (self.copied, piece(number + 1)) {

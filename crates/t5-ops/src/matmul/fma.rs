@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Kernel, Rows, packed_rows};
+use super::kernel::{Kernel, Rows};
 use super::lanes::{Four, Lanes};
 use super::panels::Side;
 use super::{Matrix, Operand};
@@ -171,6 +171,26 @@ fn direct(a: &Matrix) -> Option<Rows<f32>> {
     }
 }
 
+/// Calls `$body` with the elements of a matrix and what makes f32 of each.
+macro_rules! with_conversion {
+    ($matrix:expr, $data:ident, $convert:ident, $body:expr) => {
+        match $matrix.data {
+            Operand::F32($data) if $matrix.rounds => {
+                let $convert = rounded;
+                $body
+            }
+            Operand::F32($data) => {
+                let $convert = |x: f32| x;
+                $body
+            }
+            Operand::Bf16($data) => {
+                let $convert = |x: bf16| x.to_f32();
+                $body
+            }
+        }
+    };
+}
+
 /// See [`Kernel::pack`]: for each k, `width` cells.
 ///
 /// # Safety
@@ -179,13 +199,7 @@ fn direct(a: &Matrix) -> Option<Rows<f32>> {
 #[inline(always)]
 unsafe fn pack<V: Lanes>(m: &Matrix, cols: Range<usize>, k: Range<usize>, width: usize, panel: &mut [f32]) {
     // SAFETY: by the caller's promise.
-    unsafe {
-        match m.data {
-            Operand::F32(data) if m.rounds => pack_from::<V, _>(data, m, cols, k, width, panel, rounded),
-            Operand::F32(data) => pack_from::<V, _>(data, m, cols, k, width, panel, |x| x),
-            Operand::Bf16(data) => pack_from::<V, _>(data, m, cols, k, width, panel, |x: bf16| x.to_f32()),
-        }
-    }
+    with_conversion!(m, data, convert, unsafe { pack_from::<V, _>(data, m, cols, k, width, panel, convert) });
 }
 
 /// Cells between two rows of A that were converted: rows a power of two apart would fall into few sets of the cache.
@@ -196,22 +210,15 @@ const BETWEEN_ROWS: usize = 16;
 #[inline(always)]
 fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> Rows<f32> {
     let row = k.len() + BETWEEN_ROWS;
-    for (col, cells) in cols.zip(cells.chunks_exact_mut(row)) {
-        let (start, cells) = (col * m.col_stride + k.start, &mut cells[..k.len()]);
-        match m.data {
-            Operand::F32(data) if m.rounds => convert(&data[start..], cells, rounded),
-            Operand::F32(data) => convert(&data[start..], cells, |x| x),
-            Operand::Bf16(data) => convert(&data[start..], cells, |x: bf16| x.to_f32()),
+    with_conversion!(m, data, convert, {
+        for (col, cells) in cols.zip(cells.chunks_exact_mut(row)) {
+            let from = &data[col * m.col_stride + k.start..][..k.len()];
+            for (to, &from) in cells[..k.len()].iter_mut().zip(from) {
+                *to = convert(from);
+            }
         }
-    }
+    });
     Rows { data: cells.as_ptr(), row, step: 1 }
-}
-
-#[inline(always)]
-fn convert<T: Copy>(from: &[T], to: &mut [f32], convert: impl Fn(T) -> f32) {
-    for (to, &from) in to.iter_mut().zip(from) {
-        *to = convert(from);
-    }
 }
 
 /// The nearest value that bf16 has.
@@ -341,19 +348,14 @@ macro_rules! kernel {
 
             const BETWEEN_ROWS: usize = BETWEEN_ROWS;
 
-            unsafe fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> Rows<f32> {
+            unsafe fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> Option<Rows<f32>> {
                 $(#[target_feature(enable = $feature)])?
                 unsafe fn with_features(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> Rows<f32> {
                     rows(m, cols, k, cells)
                 }
+                let is_offered = m.row_stride == 1 && cols.len() == $rows;
                 // SAFETY: the caller promises that the machine has the instructions.
-                unsafe {
-                    if m.row_stride == 1 && cols.len() == $rows {
-                        return with_features(m, cols, k, cells);
-                    }
-                    Self::pack(Side::A, m, cols, k.clone(), &mut cells[..k.len() * $rows]);
-                }
-                packed_rows::<Self>(cells.as_ptr())
+                is_offered.then(|| unsafe { with_features(m, cols, k, cells) })
             }
 
             unsafe fn block(

@@ -87,17 +87,14 @@ pub(super) trait Kernel: Sized {
     /// Cells between the rows that [`Kernel::rows`] puts one after the other.
     const BETWEEN_ROWS: usize = 0;
 
-    /// Rows of A as a block takes them: `m` is the transpose of A, and its columns `cols`, as long as `k`, come into `cells`,
-    /// `BETWEEN_ROWS` apart, or, where that is not offered, into a panel.
+    /// Rows of A that are converted as they lie, if a block takes them better so than from a panel: `m` is the transpose of A, and
+    /// its columns `cols`, as long as `k`, come into `cells`, `BETWEEN_ROWS` apart.
     ///
     /// # Safety
     ///
     /// As [`Kernel::pack`]. The result is as good as `cells`.
-    unsafe fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]) -> Rows<Self::Cell> {
-        let panel = k.len().next_multiple_of(Self::STEP) * Self::ROWS;
-        // SAFETY: by the caller's promise.
-        unsafe { Self::pack(Side::A, m, cols, k, &mut cells[..panel]) };
-        packed_rows::<Self>(cells.as_ptr())
+    unsafe fn rows(_: &Matrix, _: Range<usize>, _: Range<usize>, _: &mut [Self::Cell]) -> Option<Rows<Self::Cell>> {
+        None
     }
 
     /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
