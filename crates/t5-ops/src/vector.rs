@@ -266,15 +266,20 @@ mod tests {
 
     #[test]
     fn a_forced_instruction_set_is_never_better_than_the_machine() {
-        for (wish, best, expected) in [
-            (None, Isa::Avx512, Isa::Avx512),
-            (Some("avx2"), Isa::Amx, Isa::Avx2),
-            (Some("amx"), Isa::Avx2, Isa::Avx2),
-            (Some("portable"), Isa::Amx, Isa::Portable),
-            (Some("sse9"), Isa::Avx2, Isa::Avx2),
-        ] {
-            assert_eq!(choose(wish, best), expected, "{wish:?} on {best:?}");
+        let best = ALL[ALL.len() - 1];
+        assert_eq!(choose(None, best), best);
+        assert_eq!(choose(Some("sse9"), best), best);
+        for wish in ALL {
+            for best in ALL {
+                assert_eq!(choose(Some(wish.name()), best), wish.min(best), "{wish:?} on {best:?}");
+            }
         }
+    }
+
+    #[test]
+    fn instruction_sets_come_from_the_least_to_the_most() {
+        assert!(ALL.is_sorted());
+        assert_eq!(ALL[0], Isa::Portable);
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub(super) struct Block<T> {
 
 /// Rows along K, `stride` elements apart, to copy into the lines of a panel of A.
 #[derive(Clone, Copy)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "only tile registers leave room to copy beside them")
+)]
 pub(super) struct Copied<T> {
     pub from: *const T,
     pub stride: usize,

@@ -29,6 +29,8 @@ mod panels;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::is_available as has_amx;
 use candle_core::DType;
 pub use engine::PACKED_BYTES;
 use engine::Right;
@@ -188,38 +190,38 @@ fn is_wide(cols: usize) -> bool {
 /// round to bf16, or for those of f32. Where no product is meant, 0 columns stand for the kernel of the most.
 macro_rules! with_kernel {
     ($isa:expr, $rounds:expr, $cols:expr, $kernel:ident, $body:expr) => {
-        match $isa {
+        match ($isa, $rounds, $cols) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if $rounds => {
+            (Isa::Amx, true, _) => {
                 type $kernel = amx::Amx;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if $rounds => {
+            (Isa::Avx512Bf16, true, _) => {
                 type $kernel = avx512::Avx512Bf16;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 if is_wide($cols) => {
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, cols) if is_wide(cols) => {
                 type $kernel = fma::Avx512Wide;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, _) => {
                 type $kernel = fma::Avx512;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
+            (Isa::Avx2, _, _) => {
                 type $kernel = fma::Avx2;
                 $body
             }
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => {
+            (Isa::Neon, _, _) => {
                 type $kernel = fma::Neon;
                 $body
             }
-            Isa::Portable => {
+            (Isa::Portable, _, _) => {
                 type $kernel = fma::Portable;
                 $body
             }
@@ -318,18 +320,6 @@ fn product(isa: Isa, rounds: bool, c: MatrixMut, mut a: Matrix, b: Right, accumu
 pub(crate) fn kernel_rate(bf16: bool) -> f64 {
     // SAFETY: as above.
     unsafe { with_kernel!(isa(), bf16, 0, K, kernel::block_rate::<K>()) }
-}
-
-/// Whether the machine and the operating system offer AMX with bf16.
-pub(crate) fn has_amx() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        amx::is_available()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
 }
 
 /// Sets a result to zero.
