@@ -13,6 +13,9 @@ pub(super) trait Lanes: Copy {
     unsafe fn splat(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
+    /// Asks for a vector that will be loaded, if the instruction set has a way to.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
     /// `self + a b`.
     unsafe fn multiply_add(self, a: Self, b: Self) -> Self;
     /// Transposes `WIDTH` rows of `WIDTH` elements, `from_stride` apart, into rows that are `to_stride` apart.
@@ -65,16 +68,21 @@ impl Lanes for Four {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_permute2f128_ps,
-        _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_ps,
-        _mm512_castps_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
-        _mm512_storeu_ps,
+        __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps,
+        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
+        _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
     use super::Lanes;
 
     impl Lanes for __m512 {
         const WIDTH: usize = 16;
+        #[inline(always)]
+        unsafe fn prefetch(from: *const f32) {
+            // SAFETY: nothing is loaded.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: by the promise of the trait; so below.
@@ -120,6 +128,11 @@ mod x86 {
 
     impl Lanes for __m256 {
         const WIDTH: usize = 8;
+        #[inline(always)]
+        unsafe fn prefetch(from: *const f32) {
+            // SAFETY: nothing is loaded.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: as above.
@@ -179,7 +192,10 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use std::arch::aarch64::{float32x4_t, vaddq_f32, vdupq_n_f32, vfmaq_f32, vld1q_f32, vst1q_f32};
+    use std::arch::aarch64::{
+        float32x4_t, vaddq_f32, vdupq_n_f32, vfmaq_f32, vld1q_f32, vreinterpretq_f32_f64, vreinterpretq_f64_f32,
+        vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
+    };
 
     use super::Lanes;
 
@@ -214,6 +230,20 @@ mod arm {
         unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
             // SAFETY: as above.
             unsafe { vfmaq_f32(self, a, b) }
+        }
+        #[inline(always)]
+        unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            // SAFETY: as above; the caller promises the rows on both sides.
+            unsafe {
+                let [a, b, c, d] = std::array::from_fn(|i| vld1q_f32(from.add(i * from_stride)));
+                // Pairs of elements change places first, then pairs of pairs.
+                let turned = [(vtrn1q_f32(a, b), vtrn1q_f32(c, d)), (vtrn2q_f32(a, b), vtrn2q_f32(c, d))];
+                for (i, (ab, cd)) in turned.into_iter().enumerate() {
+                    let (ab, cd) = (vreinterpretq_f64_f32(ab), vreinterpretq_f64_f32(cd));
+                    vst1q_f32(to.add(i * to_stride), vreinterpretq_f32_f64(vtrn1q_f64(ab, cd)));
+                    vst1q_f32(to.add((i + 2) * to_stride), vreinterpretq_f32_f64(vtrn2q_f64(ab, cd)));
+                }
+            }
         }
     }
 }

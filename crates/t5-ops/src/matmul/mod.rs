@@ -179,18 +179,34 @@ impl Threads {
     }
 }
 
-/// Whether blocks of 48 columns, which AVX-512 multiplies with fewer instructions than those of 32, leave little more of the
-/// last one empty. Both sum in the same order: the choice shows in no bit of a product.
+/// Whether AVX-512 multiplies in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block may be emptier,
+/// and there may be one over that only one of the threads has. Both sum in the same order: the choice shows in no bit of a product.
+///
+/// `a` is `None` where it is not known yet.
 #[cfg(target_arch = "x86_64")]
-fn is_wide(cols: usize) -> bool {
-    16 * cols.next_multiple_of(48) <= 17 * cols.next_multiple_of(32)
+fn is_wide(cols: usize, a: Option<&Matrix>) -> bool {
+    // Twelve rows of A as they lie do not stay in a first-level cache of eight or twelve ways where all of them fall into the same set.
+    let rows_collide = |a: &Matrix| a.col_stride == 1 && a.row_stride.is_multiple_of(1024);
+    let threads = if a.is_none_or(rows_collide) { 1 } else { crate::parallel::threads() };
+    let busy_for = |width: usize| match cols.div_ceil(width) {
+        // Threads share rows, which are many.
+        panels if panels < threads => panels * width,
+        panels => panels.next_multiple_of(threads) * width,
+    };
+    16 * busy_for(48) <= 17 * busy_for(32)
 }
 
-/// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products of `$cols` columns that
-/// round to bf16, or for those of f32. Where no product is meant, 0 columns stand for the kernel of the most.
+/// There is one block of f32.
+#[cfg(not(target_arch = "x86_64"))]
+fn is_wide(_: usize, _: Option<&Matrix>) -> bool {
+    false
+}
+
+/// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products that round to bf16, or for
+/// those of f32, in wide blocks if there are such.
 macro_rules! with_kernel {
-    ($isa:expr, $rounds:expr, $cols:expr, $kernel:ident, $body:expr) => {
-        match ($isa, $rounds, $cols) {
+    ($isa:expr, $rounds:expr, $wide:expr, $kernel:ident, $body:expr) => {
+        match ($isa, $rounds, $wide) {
             #[cfg(target_arch = "x86_64")]
             (Isa::Amx, true, _) => {
                 type $kernel = amx::Amx;
@@ -202,12 +218,12 @@ macro_rules! with_kernel {
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, cols) if is_wide(cols) => {
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, true) => {
                 type $kernel = fma::Avx512Wide;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, _) => {
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _, false) => {
                 type $kernel = fma::Avx512;
                 $body
             }
@@ -234,14 +250,15 @@ macro_rules! with_kernel {
 ///
 /// `operands`: F32 or BF16.
 pub fn longest_sum(operands: DType) -> usize {
-    with_kernel!(isa(), operands == DType::BF16, 0, K, <K as kernel::Kernel>::DEPTH)
+    with_kernel!(isa(), operands == DType::BF16, true, K, <K as kernel::Kernel>::DEPTH)
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
 /// result is of the dtype of the `operands`. They keep it for the next product.
 pub fn product_bytes(k: usize, n: usize, operands: DType) -> usize {
     let is_bf16 = operands == DType::BF16;
-    with_kernel!(isa(), is_bf16, n, K, engine::product_bytes::<K>(k, n, is_bf16))
+    let of = |wide: bool| with_kernel!(isa(), is_bf16, wide, K, engine::product_bytes::<K>(k, n, is_bf16));
+    of(true).max(of(false))
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`.
@@ -253,7 +270,8 @@ pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, thr
 fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
     // A product with a bf16 operand rounds both, on every instruction set.
     b.rounds = a.is_bf16() || b.is_bf16();
-    product(isa, b.rounds, c, a, Right::Matrix(b), accumulate, threads);
+    let wide = is_wide(b.cols, Some(&a));
+    product((isa, b.rounds, wide), c, a, Right::Matrix(b), accumulate, threads);
 }
 
 /// A right-hand operand that is packed once for several products.
@@ -261,6 +279,7 @@ pub(crate) struct Packed {
     panels: engine::Packed,
     isa: Isa,
     rounds: bool,
+    wide: bool,
 }
 
 impl Packed {
@@ -273,25 +292,33 @@ impl Packed {
     fn with(isa: Isa, mut b: Matrix, rounds: bool, threads: Threads) -> Self {
         assert!(rounds || !b.is_bf16(), "a bf16 operand makes a product that rounds");
         b.rounds = rounds;
+        let wide = is_wide(b.cols, None);
         // SAFETY: `isa` names only what this machine was found to have.
-        let panels = unsafe { with_kernel!(isa, rounds, b.cols, K, engine::Packed::new::<K>(b, threads)) };
-        Self { panels, isa, rounds }
+        let panels = unsafe { with_kernel!(isa, rounds, wide, K, engine::Packed::new::<K>(b, threads)) };
+        Self { panels, isa, rounds, wide }
     }
 
     /// Bytes that a packed (`k`, `n`) holds.
     pub(crate) fn bytes(k: usize, n: usize, rounds: bool) -> usize {
-        with_kernel!(isa(), rounds, n, K, engine::Packed::bytes::<K>(k, n))
+        with_kernel!(isa(), rounds, is_wide(n, None), K, engine::Packed::bytes::<K>(k, n))
     }
 }
 
 /// [`multiply`] with a B that was packed before.
 pub(crate) fn multiply_packed(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
     assert!(b.rounds || !a.is_bf16(), "B was packed for a product that does not round");
-    product(b.isa, b.rounds, c, a, Right::Packed(&b.panels), accumulate, threads);
+    product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels), accumulate, threads);
 }
 
-/// `rounds`: the operands are rounded to bf16.
-fn product(isa: Isa, rounds: bool, c: MatrixMut, mut a: Matrix, b: Right, accumulate: bool, threads: Threads) {
+/// A product by one kernel: the instruction set, whether operands are rounded to bf16, whether blocks are wide.
+fn product(
+    (isa, rounds, wide): (Isa, bool, bool),
+    c: MatrixMut,
+    mut a: Matrix,
+    b: Right,
+    accumulate: bool,
+    threads: Threads,
+) {
     let (b_rows, b_cols) = b.size();
     assert!(
         c.rows == a.rows && c.cols == b_cols && a.cols == b_rows,
@@ -312,14 +339,14 @@ fn product(isa: Isa, rounds: bool, c: MatrixMut, mut a: Matrix, b: Right, accumu
     }
     a.rounds = rounds;
     // SAFETY: `isa` names only what this machine was found to have.
-    unsafe { with_kernel!(isa, rounds, b_cols, K, engine::multiply::<K>(&c, a, b, accumulate, threads)) }
+    unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, accumulate, threads)) }
 }
 
 /// Operations a second that the kernel for bf16 (or f32) operands reaches on the calling thread, beyond which no
 /// product goes: it reads from the first-level cache only.
 pub(crate) fn kernel_rate(bf16: bool) -> f64 {
     // SAFETY: as above.
-    unsafe { with_kernel!(isa(), bf16, 0, K, kernel::block_rate::<K>()) }
+    unsafe { with_kernel!(isa(), bf16, true, K, kernel::block_rate::<K>()) }
 }
 
 /// Sets a result to zero.
