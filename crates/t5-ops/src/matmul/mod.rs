@@ -180,14 +180,9 @@ impl Threads {
 }
 
 /// Whether AVX-512 multiplies in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block may be emptier,
-/// and there may be one over that only one of the threads has. Both sum in the same order: the choice shows in no bit of a product.
-///
-/// `a` is `None` where it is not known yet.
+/// and there may be one over that only one of the `threads` has. Both sum in the same order: the choice shows in no bit of a product.
 #[cfg(target_arch = "x86_64")]
-fn is_wide(cols: usize, a: Option<&Matrix>) -> bool {
-    // Twelve rows of A as they lie do not stay in a first-level cache of eight or twelve ways where all of them fall into the same set.
-    let rows_collide = |a: &Matrix| a.col_stride == 1 && a.row_stride.is_multiple_of(1024);
-    let threads = if a.is_none_or(rows_collide) { 1 } else { crate::parallel::threads() };
+fn is_wide(cols: usize, threads: usize) -> bool {
     let busy_for = |width: usize| match cols.div_ceil(width) {
         // Threads share rows, which are many.
         panels if panels < threads => panels * width,
@@ -198,7 +193,7 @@ fn is_wide(cols: usize, a: Option<&Matrix>) -> bool {
 
 /// There is one block of f32.
 #[cfg(not(target_arch = "x86_64"))]
-fn is_wide(_: usize, _: Option<&Matrix>) -> bool {
+fn is_wide(_: usize, _: usize) -> bool {
     false
 }
 
@@ -270,7 +265,10 @@ pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, thr
 fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
     // A product with a bf16 operand rounds both, on every instruction set.
     b.rounds = a.is_bf16() || b.is_bf16();
-    let wide = is_wide(b.cols, Some(&a));
+    // Twelve rows of A as they lie do not stay in a first-level cache of eight or twelve ways where all of them fall into
+    // the same set: a narrow block then costs more than a thread that waits.
+    let rows_collide = a.col_stride == 1 && a.row_stride.is_multiple_of(1024);
+    let wide = is_wide(b.cols, if rows_collide { 1 } else { threads.count() });
     product((isa, b.rounds, wide), c, a, Right::Matrix(b), accumulate, threads);
 }
 
@@ -292,7 +290,7 @@ impl Packed {
     fn with(isa: Isa, mut b: Matrix, rounds: bool, threads: Threads) -> Self {
         assert!(rounds || !b.is_bf16(), "a bf16 operand makes a product that rounds");
         b.rounds = rounds;
-        let wide = is_wide(b.cols, None);
+        let wide = is_wide(b.cols, 1);
         // SAFETY: `isa` names only what this machine was found to have.
         let panels = unsafe { with_kernel!(isa, rounds, wide, K, engine::Packed::new::<K>(b, threads)) };
         Self { panels, isa, rounds, wide }
@@ -300,7 +298,7 @@ impl Packed {
 
     /// Bytes that a packed (`k`, `n`) holds.
     pub(crate) fn bytes(k: usize, n: usize, rounds: bool) -> usize {
-        with_kernel!(isa(), rounds, is_wide(n, None), K, engine::Packed::bytes::<K>(k, n))
+        with_kernel!(isa(), rounds, is_wide(n, 1), K, engine::Packed::bytes::<K>(k, n))
     }
 }
 
