@@ -192,25 +192,46 @@ impl<K: Kernel> Product<'_, K> {
         (!self.ahead && own <= b.layout.count && reads_of_a <= 3 * self.c.cols).then_some(own)
     }
 
-    /// Every task packs a run of columns for itself and goes through all rows.
+    /// Every task packs a run of columns for itself and goes through all rows. Panels that are over when every thread has as
+    /// many as the others are shared: several threads pack the same one and take a part of the rows each.
     ///
     /// # Safety
     ///
     /// The machine has the instructions of the kernel.
     unsafe fn of_own_runs(&self, b: &Panels<K>, runs: usize, threads: usize) {
-        let layout = b.layout;
-        run(threads, runs, 1, |task| {
-            let columns = layout.count * task / runs..layout.count * (task + 1) / runs;
-            let mut panels = Buffer::new::<K::Cell>(columns.len() * layout.cells);
-            let to = Shared::new(panels.cells());
-            for part in 0..b.tasks(columns.len()) {
-                // SAFETY: by the caller's promise; each part is packed once.
-                unsafe { b.pack(columns.clone(), part, to) };
+        let rows = self.a.layout.count;
+        let (even, team) = shares(b.layout.count, threads);
+        let of_thread = runs / threads;
+        // A thread's tasks are one after the other, its share of the rest the last of them.
+        run(threads, threads * (of_thread + 1), 1, |task| {
+            let (thread, number) = (task / (of_thread + 1), task % (of_thread + 1));
+            if number < of_thread {
+                let task = thread * of_thread + number;
+                // SAFETY: by the caller's promise; these columns of C are this task's alone.
+                unsafe { self.own_run(b, even * task / runs..even * (task + 1) / runs, 0..rows) };
+            } else if even + thread / team < b.layout.count {
+                let (panel, part) = (even + thread / team, thread % team);
+                // SAFETY: by the caller's promise; these rows of this column panel are this task's alone.
+                unsafe { self.own_run(b, panel..panel + 1, rows * part / team..rows * (part + 1) / team) };
             }
-            let run = Run { panels: panels.read(), layout };
-            // SAFETY: by the caller's promise; these columns of C are this task's alone.
-            unsafe { self.part(0..self.a.layout.count, None, columns, run) };
         });
+    }
+
+    /// Packs column panels of B and multiplies them with row panels of A.
+    ///
+    /// # Safety
+    ///
+    /// As [`Product::of_own_runs`], and this part of C is the caller's alone.
+    unsafe fn own_run(&self, b: &Panels<K>, columns: Range<usize>, rows: Range<usize>) {
+        let layout = b.layout;
+        let mut panels = Buffer::new::<K::Cell>(columns.len() * layout.cells);
+        let to = Shared::new(panels.cells());
+        for part in 0..b.tasks(columns.len()) {
+            // SAFETY: by the caller's promise; each part is packed once.
+            unsafe { b.pack(columns.clone(), part, to) };
+        }
+        // SAFETY: by the caller's promise.
+        unsafe { self.part(rows, None, columns, Run { panels: panels.read(), layout }) };
     }
 
     /// Groups of columns are packed by all threads together, or there is one group that was packed before.
@@ -247,15 +268,14 @@ impl<K: Kernel> Product<'_, K> {
                 let packed_b = if fresh.is_some() { packed_b.read() } else { before };
 
                 let runs = cols.len().div_ceil(right.fitting(run_bytes()));
-                let run_panels = cols.len().div_ceil(runs);
-                let runs = cols.len().div_ceil(run_panels);
                 let parts = parts(threads, runs).min(rows.len());
                 run(threads, runs * parts, 1, |task| {
-                    let (part, first) = (task % parts, task / parts * run_panels);
+                    let (part, number) = (task % parts, task / parts);
                     let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
-                    let columns = cols.start + first..cols.end.min(cols.start + first + run_panels);
+                    let (first, end) = (cols.len() * number / runs, cols.len() * (number + 1) / runs);
                     let packed_a = packed_a.map(|panels| &panels[part.start * left.cells..]);
                     let run = Run { panels: &packed_b[first * right.cells..], layout: right };
+                    let columns = cols.start + first..cols.start + end;
                     // SAFETY: by the caller's promise; each block of C belongs to one task.
                     unsafe { self.part(rows.start + part.start..rows.start + part.end, packed_a, columns, run) };
                 });
@@ -410,6 +430,13 @@ pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize 
     let a = 2 * (K::SLICE.min(layout.depth) + K::BETWEEN_ROWS) * K::ROWS * layout.cell_bytes;
     let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
     threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
+}
+
+/// Of so many panels of B, how many threads take whole, each as many as the others, and how many threads share each of
+/// those that are over. Sharing takes two at least: where there are not as many, some threads have a panel more.
+pub(super) fn shares(panels: usize, threads: usize) -> (usize, usize) {
+    let over = panels % threads;
+    if over == 0 || threads / over < 2 { (panels, threads) } else { (panels - over, threads / over) }
 }
 
 /// Into how many parts rows are cut where columns are cut into `runs`: a few tasks a thread even out what else the machine

@@ -204,6 +204,22 @@ fn a_packed_operand_gives_the_bits_of_one_that_is_packed_on_the_way() {
 }
 
 #[test]
+fn panels_that_are_over_have_two_threads_each_or_are_not_shared() {
+    for threads in 1..20 {
+        for panels in 0..60 {
+            let (even, team) = engine::shares(panels, threads);
+            let over = panels - even;
+            if over == 0 {
+                assert!(panels % threads == 0 || 2 * (panels % threads) > threads, "{panels} of {threads}");
+            } else {
+                assert_eq!(even % threads, 0, "{panels} of {threads}");
+                assert!(team >= 2 && over * team <= threads, "{panels} of {threads}: {over} by {team}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_product_on_one_thread_has_the_bits_of_one_on_all() {
     let a = Stored::<bf16>::random(300, 200, false, 0, 1);
     let b = Stored::<f32>::random(200, 500, true, 0, 2);
