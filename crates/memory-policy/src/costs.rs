@@ -55,6 +55,10 @@ pub struct LayerMajor {
     pub heads_kept: bool,
     /// Whether what forward keeps of blocks lies in a file instead of memory.
     pub boundaries_on_disk: bool,
+    /// Blocks, of those that backward comes to first, of which it stays in memory nevertheless. It is gone before the gradients
+    /// of the last blocks are there.
+    #[serde(default)]
+    pub blocks_in_memory: usize,
     /// Whether gradients that are not kept wait in a file instead of being computed again.
     pub gradients_on_disk: bool,
 }
@@ -66,12 +70,16 @@ impl LayerMajor {
     }
 
     /// What it does beside keeping gradients, for people.
-    pub(crate) fn in_words(&self, recompute_blocks: usize) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn in_words(&self, recompute_blocks: usize) -> impl Iterator<Item = String> {
         let boundaries = if recompute_blocks > 0 { "block inputs on disk" } else { "activations on disk" };
+        let boundaries = match self.blocks_in_memory {
+            0 => boundaries.to_owned(),
+            blocks => format!("{boundaries} but for {blocks} blocks"),
+        };
         let levers = [
-            (self.heads_kept && recompute_blocks > 0, "attention heads kept"),
+            (self.heads_kept && recompute_blocks > 0, "attention heads kept".to_owned()),
             (self.boundaries_on_disk, boundaries),
-            (self.gradients_on_disk, "gradients on disk"),
+            (self.gradients_on_disk, "gradients on disk".to_owned()),
         ];
         levers.into_iter().filter_map(|(is_on, words)| is_on.then_some(words))
     }

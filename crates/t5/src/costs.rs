@@ -229,8 +229,8 @@ struct Walk<'a> {
     pass: &'a Pass,
     /// What blocks keep that are computed again.
     again: Keep,
-    /// Whether that leaves memory before the next block begins.
-    puts_away: bool,
+    /// For how many blocks and norms, from the first that keep anything, that leaves memory before the next begins.
+    puts_away: usize,
     live: u64,
     peak: u64,
 }
@@ -261,7 +261,7 @@ impl Sizes {
 
 impl Walk<'_> {
     fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
-        Walk { config, pass, again: Keep::Input, puts_away: false, live: 0, peak: 0 }
+        Walk { config, pass, again: Keep::Input, puts_away: 0, live: 0, peak: 0 }
     }
 
     fn sizes(&self, decoder: bool) -> Sizes {
@@ -340,10 +340,17 @@ impl Walk<'_> {
             self.hold(sizes.x); // the final norm's output
             self.momentary(self.dropout_copy(sizes.x));
             let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
-            if !enters_norm || self.puts_away {
+            if !enters_norm || self.is_put_away() {
                 self.free(sizes.x);
             }
         }
+    }
+
+    /// Whether what the block or norm at hand keeps leaves memory now.
+    fn is_put_away(&mut self) -> bool {
+        let is_one = self.puts_away > 0;
+        self.puts_away -= usize::from(is_one);
+        is_one
     }
 
     fn keep(&self, reach: Reach, decoder: bool, block: usize) -> Keep {
@@ -364,7 +371,7 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
-        if self.puts_away {
+        if keep != Keep::Nothing && self.is_put_away() {
             self.free(self.kept(s, decoder, keep));
         }
     }

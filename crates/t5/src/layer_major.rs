@@ -42,6 +42,9 @@ pub struct LayerMajor {
     pub heads_kept: bool,
     /// What forward keeps of blocks lies in a file.
     pub boundaries_on_disk: bool,
+    /// Blocks, of those that backward comes to first, of which it stays in memory nevertheless: it is gone before the last
+    /// gradients are there.
+    pub blocks_in_memory: usize,
     /// Gradients that are not kept are written to a file by the first pass, and the second reads them.
     pub gradients_on_disk: bool,
 }
@@ -50,6 +53,11 @@ impl LayerMajor {
     /// What forward keeps of a block that is computed again.
     pub(crate) fn kept_of_a_block(&self) -> Keep {
         if self.heads_kept { Keep::Heads } else { Keep::Input }
+    }
+
+    /// Of how many of the units, from the first, what forward keeps stays in memory.
+    pub(crate) fn in_memory(&self, units: &[Unit]) -> usize {
+        if self.boundaries_on_disk { Unit::leading(units, self.blocks_in_memory) } else { units.len() }
     }
 
     /// How many of the units, of which `dropped` do not keep their gradients, backward goes through twice: from the first.
@@ -103,6 +111,16 @@ impl Unit {
             dropped -= 1;
         }
         dropped
+    }
+
+    /// How many of `units`, from the first, are no more than so many blocks and the norms between them and after them.
+    fn leading(units: &[Unit], blocks: usize) -> usize {
+        let is_block = |unit: &&Unit| matches!(unit, Unit::Block { .. });
+        if blocks == 0 {
+            0
+        } else {
+            (0..=units.len()).rev().find(|&n| units[..n].iter().filter(is_block).count() <= blocks).unwrap_or(0)
+        }
     }
 
     pub fn is_decoder(self) -> bool {
@@ -251,7 +269,7 @@ impl T5 {
     ) -> Result<Option<LayerPass>> {
         let reach = self.reach(grads);
         let units = Unit::all(reach);
-        let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        let (dropped, in_memory) = (Unit::dropped(&units, layers.kept_gradient_blocks), layers.in_memory(&units));
         let cx = StepContext { recompute_blocks: layers.recompute_blocks(cx.recompute_blocks, dropped), ..*cx };
         let mut pass = LayerPass {
             samples: Vec::new(),
@@ -270,8 +288,14 @@ impl T5 {
             if interrupted() {
                 return Ok(None);
             }
-            // In a file at once: a micro-batch then holds what is kept of one block at a time.
-            let mut put = |saved: BlockSaved| saved.try_map(&mut |x| pass.boundaries.put(x));
+            // In a file at once: a micro-batch then holds what is kept of one block at a time. Forward comes to the units in the
+            // other order.
+            let mut left = pass.units.len();
+            let mut put = |saved: BlockSaved| {
+                left -= 1;
+                let stays = left < in_memory;
+                saved.try_map(&mut |x| if stays { Ok(Stored::Memory(x)) } else { pass.boundaries.put(x) })
+            };
             let Kept { source_bias, target_bias, encoded, encoder, decoder, z } =
                 self.forward(&batch, &cx, reach, layers.kept_of_a_block(), &mut put)?;
             let (loss, dz) = self.head_backward(z, &batch, &cx, grads)?;

@@ -360,6 +360,7 @@ pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
         kept_gradient_blocks: layers.kept_gradient_blocks,
         heads_kept: layers.heads_kept,
         boundaries_on_disk: layers.boundaries_on_disk,
+        blocks_in_memory: layers.blocks_in_memory,
         gradients_on_disk: layers.gradients_on_disk,
     }
 }

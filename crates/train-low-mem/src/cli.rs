@@ -288,6 +288,9 @@ pub struct BenchArgs {
     /// Layer-major: what forward keeps of blocks in a file in this directory instead of in memory
     #[arg(long, value_name = "DIR")]
     pub offload: Option<PathBuf>,
+    /// With --offload: blocks, of those that backward comes to first, of which it stays in memory; default: 0
+    #[arg(long, value_name = "K")]
+    pub blocks_in_memory: Option<usize>,
     /// Layer-major: gradients wait in a file in this directory instead of being computed a second time
     #[arg(long, value_name = "DIR")]
     pub offload_gradients: Option<PathBuf>,

@@ -34,7 +34,21 @@ pub fn ways(pins: &Memory, blocks: usize) -> Vec<Way> {
     let of = |layers| {
         recomputed(layers, pins, blocks).into_iter().map(move |recompute_blocks| Way { layers, recompute_blocks })
     };
-    accumulations(pins, blocks).into_iter().flat_map(of).collect()
+    let ways = accumulations(pins, blocks).into_iter().flat_map(of);
+    ways.flat_map(|way| partly_in_memory(way, pins, blocks)).collect()
+}
+
+/// Into so many parts blocks are cut where some of them may stay in memory.
+const PARTS: usize = 8;
+
+/// A way whose activations go to a file, with those of more or fewer blocks in memory.
+fn partly_in_memory(way: Way, pins: &Memory, blocks: usize) -> Vec<Way> {
+    let Some(layers) = way.layers.filter(|layers| layers.boundaries_on_disk) else { return vec![way] };
+    // Inputs alone are little.
+    let offered = if way.recompute_blocks == 0 { blocks } else { 1 };
+    let counts = (0..offered.max(1)).step_by(blocks.div_ceil(PARTS).max(1)).collect();
+    let counts = pinned(pins.blocks_in_memory.map(|pin| pin.min(blocks)), counts).into_iter();
+    counts.map(|blocks_in_memory| Way { layers: Some(LayerMajor { blocks_in_memory, ..layers }), ..way }).collect()
 }
 
 /// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
@@ -52,7 +66,14 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
                 // Beside a second pass what heads put out is little.
                 let heads: &[bool] = if is_every_block_kept || gradients_on_disk { &[false, true] } else { &[false] };
                 ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
-                    Some(LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk })
+                    let layers = LayerMajor {
+                        kept_gradient_blocks,
+                        heads_kept,
+                        boundaries_on_disk,
+                        gradients_on_disk,
+                        ..LayerMajor::default()
+                    };
+                    Some(layers)
                 }));
             }
         }
@@ -146,7 +167,10 @@ mod tests {
         let in_files = |layers: &LayerMajor| {
             layers.kept_gradient_blocks == 1 && layers.boundaries_on_disk && layers.gradients_on_disk
         };
-        assert_eq!(offered(&pins, &in_files), [3, 3, 0]);
+        // Once with the activations of no block in memory, of one, and of two.
+        assert_eq!(offered(&pins, &in_files), [3, 3, 0, 0, 0]);
+        let partly = |layers: &LayerMajor| in_files(layers) && layers.blocks_in_memory == 2;
+        assert_eq!(offered(&pins, &partly), [0]);
         let in_memory = |layers: &LayerMajor| {
             layers.kept_gradient_blocks == 0 && !layers.boundaries_on_disk && layers.gradients_on_disk
         };

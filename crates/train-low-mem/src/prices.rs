@@ -36,11 +36,11 @@ struct Factors {
 
 /// f32, and bf16 where that is widened to f32 as it is packed.
 const VECTORS: Factors = Factors {
-    overhead_tokens: 80.0,
+    overhead_tokens: 65.0,
     again: 1.0,
     heads: 1.0,
     second: 1.05,
-    disk: 41.0,
+    disk: 55.0,
     overhead_rows: 32.0,
     never_keeps_logits: false,
 };

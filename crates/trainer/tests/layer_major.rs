@@ -122,15 +122,17 @@ fn a_layer_major_step_is_an_ordinary_step() {
 #[test]
 fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let run = |heads_kept, boundaries_on_disk, gradients_on_disk, recompute_blocks| {
+    let run_with = |heads_kept, boundaries_on_disk, blocks_in_memory, gradients_on_disk, recompute_blocks| {
         let mut trainer =
             new(TrainerOptions { master_weights: MasterWeights::StochasticRounding, ..options(Precision::Bf16) });
         trainer.offload_to(Files::in_directory(directory.path()));
-        let layers = LayerMajor { kept_gradient_blocks: 1, heads_kept, boundaries_on_disk, gradients_on_disk };
+        let layers =
+            LayerMajor { kept_gradient_blocks: 1, heads_kept, boundaries_on_disk, blocks_in_memory, gradients_on_disk };
         let plan = StepPlan { recompute_blocks, ..plan(Accumulation::LayerMajor(layers)) };
         let losses: Vec<f64> = (0..3).map(|seed| done(step(&mut trainer, seed, &plan)).loss).collect();
         (losses, everything(&trainer))
     };
+    let run = |heads, boundaries, gradients, blocks| run_with(heads, boundaries, 0, gradients, blocks);
     let in_memory = run(false, false, false, 5);
     assert!(in_memory == run(true, false, false, 5));
     assert!(in_memory == run(false, true, false, 5));
@@ -141,6 +143,8 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
     assert!(in_memory == run(false, false, true, 0));
     assert!(in_memory == run(true, true, true, 2));
     assert!(in_memory == run(false, true, true, 0));
+    assert!(in_memory == run_with(false, true, 1, true, 0));
+    assert!(in_memory == run_with(true, true, 2, false, 5));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 

@@ -42,7 +42,7 @@ pub fn layer_major_written(
     trained: &Trained,
 ) -> u64 {
     let walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
-    let boundaries = if layers.boundaries_on_disk { walk.boundaries_of(batch_samples) } else { 0 };
+    let boundaries = walk.boundaries_of(batch_samples, &walk.units[walk.in_memory..]);
     if !layers.gradients_on_disk {
         return boundaries;
     }
@@ -85,6 +85,8 @@ struct LayerWalk<'a> {
     /// Units that do not keep their gradients, and those that backward goes through twice.
     dropped: usize,
     again: usize,
+    /// Units, from the first, of which what forward keeps is not in a file.
+    in_memory: usize,
     live: Live,
     peak: Live,
     /// Between forward and backward.
@@ -115,6 +117,7 @@ impl<'a> LayerWalk<'a> {
             layers,
             reach,
             trained,
+            in_memory: layers.in_memory(&units),
             units,
             spare,
             dropped,
@@ -170,14 +173,14 @@ impl<'a> LayerWalk<'a> {
     /// What `samples` samples in `micro_batches` keep between forward and backward.
     fn kept(&self, samples: usize, micro_batches: u64) -> u64 {
         let [encoder, decoder] = self.sizes_of(samples);
-        let of_blocks = if self.layers.boundaries_on_disk { 0 } else { self.boundaries_of(samples) };
+        let of_blocks = self.boundaries_of(samples, &self.units[..self.in_memory]);
         (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + of_blocks
     }
 
-    /// What forward keeps of every unit for `samples` samples.
-    fn boundaries_of(&self, samples: usize) -> u64 {
+    /// What forward keeps of units for `samples` samples.
+    fn boundaries_of(&self, samples: usize, units: &[Unit]) -> u64 {
         let sizes = self.sizes_of(samples);
-        self.units.iter().map(|&unit| self.kept_of(unit, &sizes[usize::from(unit.is_decoder())])).sum()
+        units.iter().map(|&unit| self.kept_of(unit, &sizes[usize::from(unit.is_decoder())])).sum()
     }
 
     fn kept_of(&self, unit: Unit, sizes: &Sizes) -> u64 {
@@ -220,7 +223,7 @@ impl<'a> LayerWalk<'a> {
             self.live.boundaries = self.kept(samples - at_a_time, micro_batches - 1);
             self.live.gradients = self.gradients_of(|part| part == head);
         }
-        let mut walk = Walk { puts_away: self.layers.boundaries_on_disk, ..self.walk() };
+        let mut walk = Walk { puts_away: self.units.len() - self.in_memory, ..self.walk() };
         walk.forward(self.reach);
         let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
         self.moment(peak, 0);
@@ -251,7 +254,7 @@ impl<'a> LayerWalk<'a> {
             let sizes = self.sizes(&self.micro, decoder);
             // What was kept of this, and the first tensor of the next.
             let kept = self.kept_of(unit, &sizes);
-            let from_disk = if self.layers.boundaries_on_disk { kept + sizes.x } else { 0 };
+            let from_disk = if position < self.in_memory { 0 } else { kept + sizes.x };
             let extra = match unit {
                 Unit::Norm { .. } => 2 * sizes.x,
                 Unit::Block { block, .. } => {
@@ -273,7 +276,7 @@ impl<'a> LayerWalk<'a> {
                 self.live.gradients += self.gradients_of(|part| part == Part::Shared);
                 self.moment(sizes.x, 0);
             }
-            if (stage == Stage::Apply || position >= again) && !self.layers.boundaries_on_disk {
+            if (stage == Stage::Apply || position >= again) && position < self.in_memory {
                 self.live.boundaries -= self.kept_of(unit, &whole[usize::from(decoder)]);
             }
         }
@@ -422,13 +425,21 @@ mod tests {
                     for kinds in 0..8 {
                         let [heads_kept, boundaries_on_disk, gradients_on_disk] =
                             [1, 2, 4].map(|kind| kinds & kind != 0);
-                        let layers =
-                            LayerMajor { kept_gradient_blocks, heads_kept, boundaries_on_disk, gradients_on_disk };
+                        let in_memory: &[usize] = if boundaries_on_disk { &[0, 2] } else { &[0] };
                         // Where backward goes through any block twice the number does not count.
                         let goes_once = gradients_on_disk || kept_gradient_blocks > 4;
                         let recomputed: &[usize] = if goes_once { &[0, 2, 9] } else { &[0] };
-                        for &recompute_blocks in recomputed {
+                        for (&recompute_blocks, &blocks_in_memory) in
+                            recomputed.iter().flat_map(|again| in_memory.iter().map(move |blocks| (again, blocks)))
+                        {
                             let pass = Pass { recompute_blocks, ..all_again };
+                            let layers = LayerMajor {
+                                kept_gradient_blocks,
+                                heads_kept,
+                                boundaries_on_disk,
+                                blocks_in_memory,
+                                gradients_on_disk,
+                            };
                             for trained in trained {
                                 check(&model, &pass, batch_samples, &layers, trained);
                             }

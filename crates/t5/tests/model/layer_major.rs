@@ -109,14 +109,18 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
 }
 
 const fn layers(kept_gradient_blocks: usize, boundaries_on_disk: bool, gradients_on_disk: bool) -> LayerMajor {
-    LayerMajor { kept_gradient_blocks, heads_kept: false, boundaries_on_disk, gradients_on_disk }
+    LayerMajor { kept_gradient_blocks, heads_kept: false, boundaries_on_disk, blocks_in_memory: 0, gradients_on_disk }
 }
 
 const fn with_heads(layers: LayerMajor) -> LayerMajor {
     LayerMajor { heads_kept: true, ..layers }
 }
 
-const EVERYTHING: [LayerMajor; 10] = [
+const fn but_for(blocks_in_memory: usize, layers: LayerMajor) -> LayerMajor {
+    LayerMajor { blocks_in_memory, ..layers }
+}
+
+const EVERYTHING: [LayerMajor; 12] = [
     layers(0, false, false),
     layers(1, false, false),
     layers(3, false, false),
@@ -127,6 +131,8 @@ const EVERYTHING: [LayerMajor; 10] = [
     layers(2, true, true),
     with_heads(layers(1, false, false)),
     with_heads(layers(1, true, true)),
+    but_for(1, layers(99, true, false)),
+    but_for(3, layers(2, true, true)),
 ];
 
 #[test]

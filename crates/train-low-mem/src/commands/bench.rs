@@ -144,6 +144,7 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         kept_gradient_blocks: or_else(flags.kept_gradient_blocks, is_free, 0),
         heads_kept: or_else(flags.keep_heads.then_some(true), is_free, false),
         activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
+        blocks_in_memory: or_else(flags.blocks_in_memory, is_free, 0),
         gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
         ..levers::no_pins()?
     })

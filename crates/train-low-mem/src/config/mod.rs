@@ -236,6 +236,8 @@ pub struct Memory {
     pub heads_kept: Option<bool>,
     /// Pin, of layer-major accumulation: whether what forward keeps of blocks lies in a file.
     pub activation_offload: Option<bool>,
+    /// Pin, of activations in a file: blocks of which they stay in memory.
+    pub blocks_in_memory: Option<usize>,
     /// Pin, of layer-major accumulation: whether gradients wait in a file.
     pub gradient_offload: Option<bool>,
     /// Bytes that the run may write to files in place of memory, where no pin says so.
@@ -337,6 +339,7 @@ impl Config {
             ("memory.attention_heads", self.memory.heads_kept == Some(true)),
             ("memory.activation_offload", self.memory.activation_offload == Some(true)),
             ("memory.gradient_offload", self.memory.gradient_offload == Some(true)),
+            ("memory.blocks_in_memory", self.memory.blocks_in_memory.is_some()),
         ];
         let contradiction = of_layer_major.into_iter().find(|&(_, is_pinned)| is_pinned);
         if let (Some((name, _)), Some(AccumulationPin::MicroBatchMajor)) = (contradiction, self.memory.accumulation) {
@@ -518,6 +521,7 @@ fn memory(values: &Values) -> Memory {
         kept_gradient_blocks: pin(values, "memory.kept_gradient_blocks"),
         heads_kept: values.text("memory.attention_heads").map(|text| text == "keep"),
         gradient_offload: values.text("memory.gradient_offload").map(|text| text == "disk"),
+        blocks_in_memory: pin(values, "memory.blocks_in_memory"),
         activation_offload: values.text("memory.activation_offload").map(|text| text == "disk"),
         disk_writes: bytes("memory.disk_writes").unwrap_or(0),
         loss_chunk_rows: pin(values, "memory.loss_chunk_rows"),
