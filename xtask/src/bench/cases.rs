@@ -151,6 +151,8 @@ pub fn all() -> Vec<Case> {
         ("t5-small", "--precision bf16 --gradient-precision bf16", "--kept-gradient-blocks 12"),
         ("t5-small", "", "--offload-gradients SCRATCH --recompute none"),
         ("t5-small", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
+        ("t5-small", "", "--kept-gradient-blocks 12 --offload SCRATCH --blocks-in-memory 6 --recompute none"),
+        ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --blocks-in-memory 9 --recompute none"),
         ("t5-small", "--precision bf16", "--offload-gradients SCRATCH --recompute 6 --keep-heads"),
         ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
         ("chatlm-0.2b", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none --loss-chunk-rows 1"),
