@@ -39,13 +39,15 @@ fn explanation(levers: &[Explained], plan: &Plan) -> String {
     let (mut text, peak) = (String::new(), plan.peak_of_tensors());
     for lever in levers {
         text += &format!("{} = {}\n", lever.lever, lever.chosen);
-        for other in lever.others.iter().step_by(lever.others.len().div_ceil(SHOWN).max(1)) {
+        let shown = || lever.others.iter().step_by(lever.others.len().div_ceil(SHOWN).max(1));
+        let width = shown().map(|other| other.value.len()).max().unwrap_or(0);
+        for other in shown() {
             let (sign, bytes) = match other.predicted_peak > peak {
                 true => ("+", other.predicted_peak.saturating_sub(peak)),
                 false => ("-", peak.saturating_sub(other.predicted_peak)),
             };
             let percent = 100.0 * (other.relative_time - 1.0);
-            text += &format!("  {:<64}{sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
+            text += &format!("  {:<width$}  {sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
         }
     }
     text
