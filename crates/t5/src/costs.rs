@@ -340,14 +340,14 @@ impl Walk<'_> {
             self.hold(sizes.x); // the final norm's output
             self.momentary(self.dropout_copy(sizes.x));
             let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
-            if !enters_norm || self.is_put_away() {
+            if !enters_norm || self.puts_one_away() {
                 self.free(sizes.x);
             }
         }
     }
 
     /// Whether what the block or norm at hand keeps leaves memory now.
-    fn is_put_away(&mut self) -> bool {
+    fn puts_one_away(&mut self) -> bool {
         let is_one = self.puts_away > 0;
         self.puts_away -= usize::from(is_one);
         is_one
@@ -371,7 +371,7 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
-        if keep != Keep::Nothing && self.is_put_away() {
+        if keep != Keep::Nothing && self.puts_one_away() {
             self.free(self.kept(s, decoder, keep));
         }
     }

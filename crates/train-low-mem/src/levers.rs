@@ -45,8 +45,8 @@ const PARTS: usize = 8;
 fn partly_in_memory(way: Way, pins: &Memory, blocks: usize) -> Vec<Way> {
     let Some(layers) = way.layers.filter(|layers| layers.boundaries_on_disk) else { return vec![way] };
     // Inputs alone are little.
-    let offered = if way.recompute_blocks == 0 { blocks } else { 1 };
-    let counts = (0..offered.max(1)).step_by(blocks.div_ceil(PARTS).max(1)).collect();
+    let end = if way.recompute_blocks == 0 { blocks.max(1) } else { 1 };
+    let counts = (0..end).step_by(blocks.div_ceil(PARTS).max(1)).collect();
     let counts = pinned(pins.blocks_in_memory.map(|pin| pin.min(blocks)), counts).into_iter();
     counts.map(|blocks_in_memory| Way { layers: Some(LayerMajor { blocks_in_memory, ..layers }), ..way }).collect()
 }

@@ -208,11 +208,11 @@ impl<K: Kernel> Product<'_, K> {
             if number < of_thread {
                 let task = thread * of_thread + number;
                 // SAFETY: by the caller's promise; these columns of C are this task's alone.
-                unsafe { self.own_run(b, even * task / runs..even * (task + 1) / runs, 0..rows) };
+                unsafe { self.own_run(b, share(even, task, runs), 0..rows) };
             } else if even + thread / team < b.layout.count {
                 let (panel, part) = (even + thread / team, thread % team);
                 // SAFETY: by the caller's promise; these rows of this column panel are this task's alone.
-                unsafe { self.own_run(b, panel..panel + 1, rows * part / team..rows * (part + 1) / team) };
+                unsafe { self.own_run(b, panel..panel + 1, share(rows, part, team)) };
             }
         });
     }
@@ -271,11 +271,11 @@ impl<K: Kernel> Product<'_, K> {
                 let parts = parts(threads, runs).min(rows.len());
                 run(threads, runs * parts, 1, |task| {
                     let (part, number) = (task % parts, task / parts);
-                    let part = rows.len() * part / parts..rows.len() * (part + 1) / parts;
-                    let (first, end) = (cols.len() * number / runs, cols.len() * (number + 1) / runs);
+                    let part = share(rows.len(), part, parts);
+                    let own = share(cols.len(), number, runs);
                     let packed_a = packed_a.map(|panels| &panels[part.start * left.cells..]);
-                    let run = Run { panels: &packed_b[first * right.cells..], layout: right };
-                    let columns = cols.start + first..cols.start + end;
+                    let run = Run { panels: &packed_b[own.start * right.cells..], layout: right };
+                    let columns = cols.start + own.start..cols.start + own.end;
                     // SAFETY: by the caller's promise; each block of C belongs to one task.
                     unsafe { self.part(rows.start + part.start..rows.start + part.end, packed_a, columns, run) };
                 });
@@ -430,6 +430,11 @@ pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize 
     let a = 2 * (K::SLICE.min(layout.depth) + K::BETWEEN_ROWS) * K::ROWS * layout.cell_bytes;
     let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
     threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
+}
+
+/// One of the `parts` of so many panels, all as large as can be alike.
+fn share(panels: usize, part: usize, parts: usize) -> Range<usize> {
+    panels * part / parts..panels * (part + 1) / parts
 }
 
 /// Of so many panels of B, how many threads take whole, each as many as the others, and how many threads share each of

@@ -7,7 +7,7 @@
 //! | | vector | block | registers |
 //! | --- | --- | --- | --- |
 //! | AVX-512 | 16 | 8 x 48 | 24 sums, 3 of B, 1 of A; of 32 |
-//! | AVX-512, where 48 divides badly | 16 | 12 x 32 | 24 sums, 2 of B, 1 of A; of 32 |
+//! | AVX-512, from panels of A and where 48 divides badly | 16 | 12 x 32 | 24 sums, 2 of B, 1 of A; of 32 |
 //! | AVX2 + FMA | 8 | 6 x 16 | 12 sums, 2 of B, 1 of A; of 16 |
 //! | NEON | 4 | 12 x 8 | 24 sums, 2 of B, 1 of A; of 32 |
 //! | any | 4 | 4 x 8 | multiplies, then adds |
