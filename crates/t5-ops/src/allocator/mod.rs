@@ -6,6 +6,8 @@
 //! resident set of large blocks is therefore the peak of their sizes and nothing else: no size classes,
 //! no arenas, no delay before memory goes back.
 //!
+//! Blocks that are seldom used may lie in a file instead ([`FileMemory`]).
+//!
 //! Why not an allocator off the shelf: with the same tensors, glibc's and mimalloc's peaks lie 6 to 26 %
 //! above the live bytes or their page faults cost up to a third of a step. `docs/LOG.md` has the numbers.
 //!
@@ -15,6 +17,7 @@
 //! ```
 
 mod count;
+mod in_files;
 mod pages;
 mod ranges;
 
@@ -25,6 +28,8 @@ use std::ffi::{c_int, c_ulong};
 use mimalloc::MiMalloc;
 
 pub use count::{Allocations, allocations, count_allocations};
+pub use in_files::FileMemory;
+pub(crate) use in_files::Stretch;
 pub use pages::Held;
 
 /// Blocks from this size on are pages of their own.

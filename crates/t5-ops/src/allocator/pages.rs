@@ -2,8 +2,11 @@
 //!
 //! Invariant: `live + free <= most_live`, all in bytes of whole pages.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::in_files::{self, InFile, Stretch};
 use super::ranges::FreeRanges;
 
 /// Whether this system has pages that can be mapped; elsewhere every block is mimalloc's.
@@ -25,6 +28,8 @@ struct Pages {
     live: usize,
     most_live: usize,
     free: FreeRanges,
+    /// Blocks in files and their bytes: they are no part of what is live.
+    in_files: BTreeMap<usize, InFile>,
 }
 
 // The maps allocate their nodes while this is locked; those are small, so they come from mimalloc and
@@ -39,7 +44,7 @@ fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
 const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
 
 /// `size` rounded up to whole pages; nothing where that would overflow.
-fn whole_pages(size: usize) -> Option<usize> {
+pub(super) fn whole_pages(size: usize) -> Option<usize> {
     size.checked_next_multiple_of(PAGE_BYTES)
 }
 
@@ -50,7 +55,23 @@ pub(super) fn is_same_block(size: usize, new_size: usize) -> bool {
 
 /// A block of at least `size` bytes, and whether it is known to be zero. Null where there is no memory.
 pub(super) fn allocate(size: usize) -> (*mut u8, bool) {
-    with(|pages| pages.allocate(size))
+    let Some((block, place)) = whole_pages(size).and_then(in_files::take) else {
+        return with(|pages| pages.allocate(size));
+    };
+    HAS_FILES.store(true, Ordering::Relaxed);
+    with(|pages| pages.in_files.insert(block.expose_provenance(), place));
+    (block, true)
+}
+
+/// Whether any block was ever in a file: most runs need not ask more.
+static HAS_FILES: AtomicBool = AtomicBool::new(false);
+
+/// The pages of the block at `address`, if it lies in a file.
+pub(super) fn in_file(address: usize) -> Option<Stretch> {
+    if !HAS_FILES.load(Ordering::Relaxed) {
+        return None;
+    }
+    with(|pages| pages.in_files.get(&address).map(|place| Stretch { start: address, place: place.clone() }))
 }
 
 /// Takes a block back.
@@ -73,7 +94,7 @@ pub(super) fn held() -> Held {
 
 impl Pages {
     const fn new() -> Self {
-        Self { live: 0, most_live: 0, free: FreeRanges::new() }
+        Self { live: 0, most_live: 0, free: FreeRanges::new(), in_files: BTreeMap::new() }
     }
 
     fn allocate(&mut self, size: usize) -> (*mut u8, bool) {
@@ -98,6 +119,11 @@ impl Pages {
 
     fn take_back(&mut self, block: *mut u8, size: usize) {
         let bytes = size.next_multiple_of(PAGE_BYTES);
+        if let Some(InFile { bytes, .. }) = self.in_files.remove(&block.addr()) {
+            // SAFETY: the block was mapped by `in_files`, and its owner does not use it any more.
+            unsafe { system::unmap(block.expose_provenance(), bytes) };
+            return;
+        }
         self.live -= bytes;
         self.free.insert(block.expose_provenance(), bytes);
     }
@@ -141,7 +167,7 @@ mod system {
     }
 
     /// # Safety
-    /// The range was mapped by [`map`], and nothing in it is used any more.
+    /// The range was mapped by this process, and nothing in it is used any more.
     pub(super) unsafe fn unmap(start: usize, bytes: usize) {
         let start = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller's promise. It can fail only where the kernel cannot split a mapping any

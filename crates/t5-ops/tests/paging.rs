@@ -1,0 +1,88 @@
+//! A tensor in a file has the values that it would have in memory, and its pages are resident only while they are used.
+
+use candle_core::{DType, Device, Result, Tensor};
+use t5_ops::allocator::{Allocator, FileMemory, LARGE_BYTES};
+use t5_ops::{
+    copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, write_back, zero,
+};
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+fn numbers(n: usize) -> Result<Tensor> {
+    Tensor::arange(0u32, n as u32, &Device::Cpu)?.to_dtype(DType::F32)
+}
+
+fn values(x: &Tensor) -> Vec<f32> {
+    x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Bytes of resident pages of files, of this process.
+fn resident_of_files() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+// One test: what is resident is counted for the whole process.
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> Result<()> {
+    let directory = std::env::temp_dir();
+    let before = std::fs::read_dir(&directory)?.count();
+    let (large, small) = (numbers(4 << 20)?, numbers(LARGE_BYTES / 4 - 1)?);
+    let half = large.to_dtype(DType::BF16)?;
+    let memory = FileMemory::create(&directory, [16 << 20, 8 << 20, LARGE_BYTES - 4].into_iter())?;
+    assert_eq!(std::fs::read_dir(&directory)?.count(), before, "the file has no name");
+
+    let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory).unwrap());
+    assert!(is_in_file(&in_file) && is_in_file(&half_in_file));
+    assert!(!is_in_file(&large));
+    // What has no pages of its own, and what finds no room any more, lies in memory.
+    assert!(!is_in_file(&copy_into_file(&small, &memory)?));
+    assert!(!is_in_file(&copy_into_file(&large, &memory)?));
+    // Outside of the call blocks lie in memory.
+    assert!(!is_in_file(&large.copy()?));
+
+    let all = (16 << 20) + (8 << 20);
+    let resident = resident_of_files();
+    [&in_file, &half_in_file].into_iter().for_each(page_out);
+    let out = resident_of_files();
+    assert!(out + all * 9 / 10 <= resident, "{out} of {resident}");
+    read_ahead(&in_file);
+    page_in(&in_file);
+    let some = resident_of_files();
+    assert!(some >= out + (15 << 20), "{some} after {out}");
+    assert_eq!(values(&in_file), values(&large));
+    assert_eq!(values(&half_in_file), values(&half));
+
+    // Changed in its pages, and by a copy: neither is lost when the pages leave.
+    zero(&in_file)?;
+    page_out(&in_file);
+    assert!(values(&in_file).iter().all(|&x| x == 0.0));
+    page_out(&in_file);
+    let resident = resident_of_files();
+    let copy = copy_from_file(&in_file)?.unwrap();
+    assert!(resident_of_files() < resident + (1 << 20), "a copy needs no pages of the file");
+    let changed = (copy + 0.5)?;
+    overwrite_in_file(&in_file, &changed)?;
+    write_back(&in_file)?;
+    assert_eq!(values(&in_file), values(&changed));
+    assert!(copy_from_file(&large)?.is_none());
+    assert!(overwrite_in_file(&large, &changed).is_err());
+    assert!(overwrite_in_file(&in_file, &small).is_err());
+
+    // The tensor keeps its pages when the file's handle is gone, and gives them back at last.
+    drop(memory);
+    page_out(&in_file);
+    assert_eq!(values(&in_file), values(&changed));
+    drop((in_file, half_in_file));
+    assert!(resident_of_files() <= out + (1 << 20));
+    Ok(())
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_an_error() {
+    let nowhere = std::env::temp_dir().join("no-such-directory-of-weights");
+    assert!(FileMemory::create(&nowhere, [LARGE_BYTES].into_iter()).is_err());
+}
