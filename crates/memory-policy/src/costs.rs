@@ -61,6 +61,9 @@ pub struct LayerMajor {
     pub blocks_in_memory: usize,
     /// Whether gradients that are not kept wait in a file instead of being computed again.
     pub gradients_on_disk: bool,
+    /// Whether the weights lie in a file, those of one block at a time in memory.
+    #[serde(default)]
+    pub weights_on_disk: bool,
 }
 
 impl LayerMajor {
@@ -80,6 +83,7 @@ impl LayerMajor {
             (self.heads_kept && recompute_blocks > 0, "attention heads kept".to_owned()),
             (self.boundaries_on_disk, boundaries),
             (self.gradients_on_disk, "gradients on disk".to_owned()),
+            (self.weights_on_disk, "weights on disk".to_owned()),
         ];
         levers.into_iter().filter_map(|(is_on, words)| is_on.then_some(words))
     }

@@ -24,14 +24,15 @@
 
 mod arithmetic;
 mod layer_major;
+mod weights;
 
 pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use candle_core::DType;
 pub use layer_major::{layer_major, layer_major_written};
+pub use weights::{WeightsOnDisk, largest_parameter, load, parameters, save};
 
 use crate::config::Config;
 use crate::generate::FIRST_CAPACITY;
-use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::parameters::ParameterSpec;
 use crate::reach::{Keep, Reach};
 
@@ -106,16 +107,6 @@ impl Trained {
     pub fn gradient_bytes(&self, products: DType) -> u64 {
         self.specs.iter().map(|spec| spec.gradient_bytes(products)).sum()
     }
-}
-
-/// Bytes of all parameters of a model of `dtype`.
-pub fn parameters(config: &Config, dtype: DType) -> u64 {
-    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
-}
-
-/// Bytes of the largest parameter.
-pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
-    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).max().unwrap_or(0)
 }
 
 /// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept
@@ -202,25 +193,6 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
         CostRow { name: "workspace", bytes: peak - full.min(peak) },
         CostRow { name: "packed operands", bytes: packed },
     ]
-}
-
-/// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
-/// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
-/// table when everything is.
-pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
-    let (mut held, mut most) = (0, 0);
-    for spec in ParameterSpec::all(config) {
-        held += spec.bytes(dtype);
-        most = most.max(held + reading_bytes(spec.elements(), spec.dtype(dtype)));
-    }
-    let table = (config.vocab_size * config.d_model) as u64;
-    most = most.max(held + comparing_bytes(table, dtype));
-    vec![CostRow { name: "load", bytes: most - held }]
-}
-
-/// What [`crate::T5::save`] needs beside the parameters.
-pub fn save() -> Vec<CostRow> {
-    vec![CostRow { name: "save", bytes: 4 * PIECE_BYTES as u64 }]
 }
 
 /// Walks through a pass, tensor by tensor. Names are those of the layers' code.

@@ -73,9 +73,11 @@ impl T5 {
         cache.make_room(position)?;
         let ids = Tensor::from_slice(tokens, (tokens.len(), 1), self.device())?;
         let mut x = t5_ops::embedding(&ids, &self.shared.tensor, cache.dtype)?; // (B, 1, D)
+        t5_ops::page_out(&self.shared.tensor);
         let bias = self.decoder.position_bias(1, cache.capacity, position)?; // (H, capacity)
         let lengths = vec![position + 1; tokens.len()];
         for (block, cached) in self.decoder.blocks.iter().zip(&cache.blocks) {
+            block.page_in();
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
             let (k, v) = (t5_ops::linear(&n, &own.k.tensor)?, t5_ops::linear(&n, &own.v.tensor)?);
@@ -89,10 +91,13 @@ impl T5 {
                 x = cross.attend(&x, &q, &cached.source.k, &cached.source.v, None, &cache.source_lengths)?;
             }
             x = block.feed_forward.infer(&x)?;
+            block.page_out();
         }
         let cx = cache.context(&bias, &[]);
         let z = self.decoder.finish(&x, &cx)?.flatten_to(1)?; // (B, D)
-        largest(&self.head_logits(&z)?)
+        let next = largest(&self.head_logits(&z)?)?;
+        t5_ops::page_out(&self.head.tensor);
+        Ok(next)
     }
 }
 
@@ -152,6 +157,7 @@ impl Cache {
             let Some(cross) = &block.cross else { continue };
             let own = KeysValues { k: room()?, v: room()? };
             cache.blocks.push(CachedBlock { own, source: keys_values(cross)? });
+            block.page_out();
         }
         Ok(cache)
     }

@@ -48,6 +48,7 @@ mod parameters;
 mod presets;
 mod reach;
 mod store;
+mod weight_file;
 
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};

@@ -19,6 +19,8 @@ use crate::layers::{Weights, bytes};
 use crate::micro_batch::MicroBatch;
 use crate::parameters::{Parameter, ParameterSpec, Weight};
 use crate::reach::{Keep, Reach};
+use crate::store::Files;
+use crate::weight_file::WeightFile;
 
 /// A T5 with its parameters in memory.
 ///
@@ -30,6 +32,8 @@ pub struct T5 {
     pub(crate) encoder: Stack,
     pub(crate) decoder: Stack,
     pub(crate) head: Weight,
+    /// Where the large parameters lie, if not in memory.
+    file: Option<WeightFile>,
 }
 
 impl std::fmt::Debug for T5 {
@@ -43,13 +47,23 @@ impl T5 {
     /// A model from scratch, initialised as transformers does it. The same seed gives the same bits. Each
     /// parameter is kept in [`ParameterSpec::dtype`] of `dtype`.
     pub fn init(config: &Config, seed: u64, dtype: DType, device: &Device) -> Result<T5> {
+        T5::init_in(config, seed, dtype, device, None)
+    }
+
+    /// [`T5::init`] whose large weights lie in a file there, if one is asked for, each as soon as it is made: memory then
+    /// holds those that are worked on. Without [`t5_ops::allocator::Allocator`] in the program they lie in memory nevertheless.
+    ///
+    /// # Errors
+    /// [`Error::Io`], for example where the disk has no room for them.
+    pub fn init_in(config: &Config, seed: u64, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
         config.validate()?;
+        let file = files.map(|files| WeightFile::create(files, config, dtype)).transpose()?;
         let parameter = |spec: ParameterSpec| {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
-            Ok(Parameter { name: spec.name, tensor, part: spec.part })
+            Ok(Parameter { name: spec.name, tensor: WeightFile::place(file.as_ref(), tensor)?, part: spec.part })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
-        T5::assemble(config.clone(), parameters)
+        T5::assemble(config.clone(), parameters, file)
     }
 
     /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
@@ -58,8 +72,56 @@ impl T5 {
     /// # Errors
     /// Typed, naming file and tensor: see [`Error`].
     pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
-        let (config, parameters) = hf::load(directory, dtype, device)?;
-        T5::assemble(config, parameters)
+        T5::load_in(directory, dtype, device, None)
+    }
+
+    /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`], each as soon as it is read.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
+        let (config, parameters, file) = hf::load(directory, dtype, device, files)?;
+        let model = T5::assemble(config, parameters, file)?;
+        model.page_out_tables();
+        Ok(model)
+    }
+
+    /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already.
+    ///
+    /// # Errors
+    /// Where there is no room on the disk, and the model is as it was. A failed copy, or a file that cannot be written: then it
+    /// is of no use.
+    pub fn move_weights(&mut self, files: Option<&Files>) -> Result<()> {
+        if files.is_some() == self.file.is_some() {
+            return Ok(());
+        }
+        let dtype = self.shared.tensor.dtype();
+        let file = files.map(|files| WeightFile::create(files, &self.config, dtype)).transpose()?;
+        // Whoever else holds a weight would keep it where it was.
+        for stack in [&mut self.encoder, &mut self.decoder] {
+            stack.blocks.clear();
+        }
+        let nothing = Tensor::zeros(1, DType::F32, self.device())?;
+        for table in [&mut self.shared, &mut self.head] {
+            table.tensor = nothing.clone();
+        }
+        let mut parameters = std::mem::take(&mut self.parameters);
+        for parameter in &mut parameters {
+            let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
+            parameter.tensor = match &file {
+                Some(file) => WeightFile::place(Some(file), tensor)?,
+                None => tensor.copy()?,
+            };
+        }
+        *self = T5::assemble(self.config.clone(), parameters, file)?;
+        // Where they lay is no longer needed.
+        t5_ops::allocator::release_unused();
+        Ok(())
+    }
+
+    /// Whether the weights lie in a file.
+    pub fn is_in_file(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `directory`, tensor by
@@ -80,12 +142,27 @@ impl T5 {
         hf::save_with(directory, &self.config, &self.parameters, file)
     }
 
-    fn assemble(config: Config, parameters: Vec<Parameter>) -> Result<T5> {
+    fn assemble(config: Config, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
         let weights = Weights { parameters: &parameters };
         let shared = weights.get("shared.weight".into());
         let head = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let (encoder, decoder) = (Stack::new(&weights, &config, false)?, Stack::new(&weights, &config, true)?);
-        Ok(T5 { config, parameters, shared, encoder, decoder, head })
+        Ok(T5 { config, parameters, shared, encoder, decoder, head, file })
+    }
+
+    /// Has `f` change the values of parameter `index`, wherever they lie.
+    ///
+    /// # Errors
+    /// What `f` returns; a file that cannot be read or written.
+    pub fn change<E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+        let tensor = &self.parameters[index].tensor;
+        let Some(file) = &self.file else { return f(tensor) };
+        file.change(tensor, f)
+    }
+
+    /// Has the tables leave memory until they are needed again, if they lie in a file.
+    pub(crate) fn page_out_tables(&self) {
+        [&self.shared, &self.head].into_iter().for_each(|table| t5_ops::page_out(&table.tensor));
     }
 
     /// The architecture.
@@ -195,7 +272,9 @@ impl T5 {
             gradient_scale: 1.0,
             chunk_rows: cx.loss_chunk_rows.max(1),
         };
-        Ok(t5_ops::linear_cross_entropy(&z.flatten_to(1)?, &self.head.tensor, &batch.labels, &settings)?)
+        let loss = t5_ops::linear_cross_entropy(&z.flatten_to(1)?, &self.head.tensor, &batch.labels, &settings)?;
+        t5_ops::page_out(&self.head.tensor);
+        Ok(loss)
     }
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.

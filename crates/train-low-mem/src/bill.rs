@@ -4,8 +4,6 @@
 //! choice costs in time is a relative number from a few measured facts, said where it is used. Nothing is
 //! decided here: [`memory_policy::plan`] takes the fastest pair that fits.
 
-use std::path::Path;
-
 use candle_core::{DType, Device};
 use dataloader::{DataLoader, LoaderLimits};
 use memory_policy::{
@@ -15,13 +13,14 @@ use memory_policy::{
 use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
-use t5::costs::{Arithmetic, Pass, Shape, Trained};
+use t5::costs::{Arithmetic, Pass, Shape, Trained, WeightsOnDisk};
 use trainer::TrainerOptions;
 
 use crate::config::{Config, Memory};
 use crate::evaluation::EvaluatedRows;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::levers::{self, LOSS_CHUNK_ROWS, Way, even_cuts, halvings, pinned};
+use crate::offload::{Written, file_room, layers_of};
 use crate::open::{self, Opened};
 use crate::prices;
 
@@ -89,6 +88,9 @@ pub struct StepCosts<'a> {
     gradient_bytes: u64,
     /// Bytes of their sums of squares.
     square_sums: u64,
+    /// Bytes of the parameters, for people, and what of them is resident where they lie in a file.
+    parameters: (u64, String),
+    weights_on_disk: WeightsOnDisk,
     /// What loading the model needs beside its parameters.
     loading: Vec<CostRow>,
     evaluation: Option<Evaluated<'a>>,
@@ -126,6 +128,12 @@ impl<'a> StepCosts<'a> {
             rows: None,
         });
         costs.place = place;
+        if place == Place::Device && config.memory.weight_offload == Some(true) {
+            return Err(Failure::usage(
+                "`memory.weight_offload = \"disk\"` keeps weights in files of the host, and tensors are on a device",
+            )
+            .hint("leave it out, or `--device cpu`"));
+        }
         Ok(costs)
     }
 
@@ -142,9 +150,15 @@ impl<'a> StepCosts<'a> {
             specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
         let trained = Trained::new(model, &|spec| !frozen.contains(&spec.name));
         let square_sums = trained.specs().iter().map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum();
-        let loading = t5::costs::load(model, options.parameter_dtype()).into_iter();
+        let dtype = options.parameter_dtype();
+        let loading = t5::costs::load(model, dtype).into_iter();
+        let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
+        #[expect(clippy::cast_precision_loss, reason = "for reading")]
+        let millions = ParameterSpec::all(model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
         Ok(Self {
             model,
+            parameters: (t5::costs::parameters(model, dtype), format!("{millions:.1} M x {kept_in}")),
+            weights_on_disk: WeightsOnDisk::new(model, dtype),
             gradient_bytes: trained.gradient_bytes(options.gradient_dtype()),
             square_sums,
             loading: loading.map(|row| CostRow::new(row.name, row.bytes, "a tensor on its way")).collect(),
@@ -171,16 +185,8 @@ impl<'a> StepCosts<'a> {
 
     /// Held from the first step to the last.
     pub fn fixed(&self, options: &TrainerOptions) -> Outcome<Vec<CostRow>> {
-        let dtype = options.parameter_dtype();
-        let parameters = t5::costs::parameters(self.model, dtype);
-        let optimizer = trainer::costs::optimizer_state(self.model, options, dtype)?;
-        #[expect(clippy::cast_precision_loss, reason = "for reading")]
-        let millions = ParameterSpec::all(self.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
-        let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
-        Ok(vec![
-            CostRow::new("parameters", parameters, format!("{millions:.1} M x {kept_in}")).at(self.place),
-            CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored").at(self.place),
-        ])
+        let optimizer = trainer::costs::optimizer_state(self.model, options, options.parameter_dtype())?;
+        Ok(vec![CostRow::new("optimizer state", optimizer.bytes, "Adafactor, factored").at(self.place)])
     }
 
     /// The ways to cut a step, those that the pins leave.
@@ -189,6 +195,7 @@ impl<'a> StepCosts<'a> {
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
         let ways = levers::ways(pins, blocks).into_iter().map(|way| (way, self.written(way)));
+        let ways = ways.filter(|(way, _)| self.place == Place::Host || !way.has_weights_on_disk());
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(way, *written, pins)).collect();
         let mut choices = Vec::new();
         for &samples in &samples {
@@ -206,16 +213,20 @@ impl<'a> StepCosts<'a> {
     }
 
     /// Bytes written to files in a step of the longest samples.
-    fn written(&self, way: Way) -> u64 {
+    fn written(&self, way: Way) -> Written {
         let (Some(layers), pass) = (way.layers, self.pass(self.batch_samples, way.recompute_blocks, 1)) else {
-            return 0;
+            return Written::default();
         };
-        t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &layers_of(layers), &self.trained)
+        let of = layers_of(layers);
+        Written {
+            once: t5::costs::layer_major_written(self.model, &pass, self.batch_samples, &of, &self.trained),
+            weights: if layers.weights_on_disk { self.weights_on_disk.written(&self.trained) } else { 0 },
+        }
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
-    fn may_write(&self, way: &Way, written: u64, pins: &Memory) -> bool {
-        way.files_are_pinned(pins) || written.saturating_mul(self.steps) <= pins.disk_writes
+    fn may_write(&self, way: &Way, written: Written, pins: &Memory) -> bool {
+        way.files_are_pinned(pins) || written.total().saturating_mul(self.steps) <= pins.disk_writes
     }
 
     /// A pass over a micro-batch of so many of the longest samples.
@@ -237,30 +248,35 @@ impl<'a> StepCosts<'a> {
         arithmetic: &Arithmetic,
         blocks: usize,
         layer_major: Option<LayerMajor>,
-        written: u64,
+        written: Written,
     ) -> StepChoice {
         let (samples, recomputed, loss_chunk_rows) = (pass.shape.samples, pass.recompute_blocks, pass.loss_chunk_rows);
         let of = format!("{samples} x ({} + {}) tokens", self.source_tokens, self.target_tokens);
+        let weights = layer_major.is_some_and(|layers| layers.weights_on_disk).then_some(&self.weights_on_disk);
         let note = |name: &str| match name {
+            "parameters" => format!("{}, in a file, those of one block at a time in memory", self.parameters.1),
             "activations" if recomputed > 0 => format!("{of}, {recomputed} of {blocks} blocks recomputed"),
             "activations" => of.clone(),
             "loss" if t5_ops::keeps_logits(pass.activations, loss_chunk_rows) => {
                 format!("{loss_chunk_rows} rows of logits at a time")
             }
             "loss" => "logits computed again, a block of the vocabulary at a time".into(),
-            "workspace" if written > 0 => format!("{} written to disk a step", Bytes(written)),
+            "workspace" if written.total() > 0 => format!("{} written to disk a step", Bytes(written.total())),
             _ => String::new(),
         };
         let training = match layer_major {
             None => t5::costs::training(self.model, pass, &self.trained),
             Some(layers) => {
-                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &self.trained)
+                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &self.trained, weights)
             }
         };
         let frozen = if self.freezes { ", none for frozen parameters" } else { "" };
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let gradients = if layer_major.is_some() { 0 } else { self.gradient_bytes };
         let mut rows = Vec::new();
+        if weights.is_none() {
+            rows.push(self.parameters_row(self.parameters.0));
+        }
         if gradients > 0 {
             let kept_in = if self.gradients == DType::BF16 { "bf16, tables f32" } else { "f32" };
             rows.push(CostRow::new("gradients", gradients, format!("{kept_in}{frozen}")).at(self.place));
@@ -269,7 +285,8 @@ impl<'a> StepCosts<'a> {
         if layer_major.is_some() {
             rows.push(CostRow::new("square sums", self.square_sums, "of every gradient, for the norm and the update"));
         }
-        let evaluation_samples = self.evaluation_samples(pass, rows.iter().map(|row| row.bytes.0).sum());
+        let of_step = rows.iter().filter(|row| row.name != "parameters").map(|row| row.bytes.0).sum();
+        let evaluation_samples = self.evaluation_samples(pass, of_step);
         StepChoice {
             micro_batch_samples: samples,
             recompute_blocks: recomputed,
@@ -277,15 +294,15 @@ impl<'a> StepCosts<'a> {
             layer_major,
             evaluation_samples,
             rows,
-            other_phases: self.other_phases(pass, evaluation_samples, gradients),
+            other_phases: self.other_phases(pass, evaluation_samples, gradients, weights),
             relative_time: prices::relative_time(pass, arithmetic, layer_major, self.share(written, pass)),
         }
     }
 
     /// A micro-batch's share of what a whole batch writes.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-    fn share(&self, written: u64, pass: &Pass) -> f64 {
-        prices::priced_bytes(Bytes(written), self.file_room) * pass.shape.samples as f64 / self.batch_samples as f64
+    fn share(&self, written: Written, pass: &Pass) -> f64 {
+        prices::priced_bytes(written, self.file_room) * pass.shape.samples as f64 / self.batch_samples as f64
     }
 
     fn arithmetic(&self, samples: usize) -> Arithmetic {
@@ -297,15 +314,31 @@ impl<'a> StepCosts<'a> {
     }
 
     /// What the phases hold that are not the step. Gradients are released before an evaluation.
-    fn other_phases(&self, pass: &Pass, evaluation_samples: usize, gradients: u64) -> Vec<Phase> {
-        let phase = |name: &str, rows: Vec<CostRow>| Phase { name: name.to_owned(), rows };
+    fn other_phases(
+        &self,
+        pass: &Pass,
+        evaluation_samples: usize,
+        gradients: u64,
+        weights: Option<&WeightsOnDisk>,
+    ) -> Vec<Phase> {
+        let parameters = |of: fn(&WeightsOnDisk) -> u64| self.parameters_row(weights.map_or(self.parameters.0, of));
+        let phase = |name: &str, parameters: CostRow, mut rows: Vec<CostRow>| {
+            rows.insert(0, parameters);
+            Phase { name: name.to_owned(), rows }
+        };
         let rows = |rows: Vec<t5::CostRow>, note: &str| -> Vec<CostRow> {
             rows.into_iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
         };
         let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step").at(self.place)];
         let buffers = trainer::costs::saving();
         saving.push(CostRow::new(buffers.name, buffers.bytes, ""));
-        let mut phases = vec![phase("loading", self.loading.clone()), phase("saving", saving)];
+        // Where weights lie in a file, what is on its way is counted with them.
+        let loading = if weights.is_some() { Vec::new() } else { self.loading.clone() };
+        let mut phases = vec![
+            phase("loading", parameters(WeightsOnDisk::loading), loading),
+            phase("saving", parameters(WeightsOnDisk::saving), saving),
+        ];
+        let at_a_time = || parameters(WeightsOnDisk::at_a_time);
         if let Some(evaluated) = &self.evaluation {
             let shape = Shape { samples: evaluation_samples, ..pass.shape };
             let of = format!("{evaluation_samples} samples at a time");
@@ -314,11 +347,19 @@ impl<'a> StepCosts<'a> {
                 let tensors = rows(tensors, &of).into_iter().map(|row| row.at(self.place));
                 tensors.chain([reading.clone()]).collect()
             };
-            phases.push(phase("evaluation", with_reading(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }))));
+            phases.push(phase(
+                "evaluation",
+                at_a_time(),
+                with_reading(t5::costs::evaluation(self.model, &Pass { shape, ..*pass })),
+            ));
             let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
-            phases.push(phase("generation", with_reading(generation)));
+            phases.push(phase("generation", at_a_time(), with_reading(generation)));
         }
         phases
+    }
+
+    fn parameters_row(&self, bytes: u64) -> CostRow {
+        CostRow::new("parameters", bytes, &self.parameters.1).at(self.place)
     }
 
     /// The most samples that evaluation and generation take at a time without holding more than a step does.
@@ -334,34 +375,6 @@ impl<'a> StepCosts<'a> {
         let loss = sum(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }));
         let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
         evaluated.reading(samples) + loss.max(sum(generation))
-    }
-}
-
-/// Where a run's files lie, and how much of them the system keeps in memory beside it.
-pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    let unwritten_bytes = room_of_each(file_room(now, plan.budget), plan.layer_major.as_ref()).0;
-    t5::Files { directory: directory.to_owned(), unwritten_bytes }
-}
-
-/// What of the room for files is for activations, and as much for gradients.
-fn room_of_each(room: Bytes, layers: Option<&LayerMajor>) -> Bytes {
-    let is_shared = layers.is_some_and(|layers| layers.boundaries_on_disk && layers.gradients_on_disk);
-    Bytes(if is_shared { room.0 / 2 } else { room.0 })
-}
-
-/// Bytes of files that stay in memory beside a run of this budget.
-fn file_room(now: &MemorySnapshot, budget: Bytes) -> Bytes {
-    prices::file_room(now.ceiling().saturating_sub(budget))
-}
-
-/// The policy's word for the lever, in the model's own words.
-pub fn layers_of(layers: LayerMajor) -> t5::LayerMajor {
-    t5::LayerMajor {
-        kept_gradient_blocks: layers.kept_gradient_blocks,
-        heads_kept: layers.heads_kept,
-        boundaries_on_disk: layers.boundaries_on_disk,
-        blocks_in_memory: layers.blocks_in_memory,
-        gradients_on_disk: layers.gradients_on_disk,
     }
 }
 
@@ -502,7 +515,7 @@ mod tests {
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
         let choice = |samples, recomputed, rows| {
             let pass = costs.pass(samples, recomputed, rows);
-            costs.choice(&pass, &costs.arithmetic(samples), 12, None, 0)
+            costs.choice(&pass, &costs.arithmetic(samples), 12, None, Written::default())
         };
         let all = choice(16, 0, 256);
         for smaller in [choice(4, 0, 256), choice(16, 12, 256)] {
@@ -522,27 +535,23 @@ mod tests {
             let choices = costs.choices(&pins).into_iter();
             choices.filter(|choice| choice.micro_batch_samples == 8).filter_map(|choice| choice.layer_major).collect()
         };
-        let written = |layers: &LayerMajor| costs.written(Way { layers: Some(*layers), recompute_blocks: usize::MAX });
+        let written =
+            |layers: &LayerMajor| costs.written(Way { layers: Some(*layers), recompute_blocks: usize::MAX }).total();
         let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
-        // All of them, in f32.
+        // All of them, in f32; and weights, but for norms and tables of positions.
         assert_eq!(written(&gradients), 60_506_624 * 4);
+        let weights = LayerMajor { weights_on_disk: true, ..gradients };
+        assert_eq!(written(&weights) - written(&gradients), (60_506_624 - 32 * 512 - 2 * 32 * 8) * 4);
         for allowance in [0, 1000 * (60 << 20), 1000 * written(&gradients), u64::MAX] {
             let offered = offered(Memory { disk_writes: allowance, ..unpinned() });
             assert!(offered.iter().all(|layers| written(layers) * 1000 <= allowance), "{allowance}");
             assert_eq!(offered.contains(&gradients), allowance >= 1000 * written(&gradients));
+            assert_eq!(offered.contains(&weights), allowance >= 1000 * written(&weights));
             assert_eq!(offered.iter().any(|layers| layers.boundaries_on_disk), allowance > 0);
         }
         let pinned = offered(Memory { disk_writes: 0, gradient_offload: Some(true), ..unpinned() });
         assert!(pinned.contains(&gradients));
         assert!(pinned.iter().all(|layers| layers.gradients_on_disk && !layers.boundaries_on_disk));
-    }
-
-    #[test]
-    fn activations_and_gradients_share_the_room_for_files() {
-        let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
-        let both = LayerMajor { boundaries_on_disk: true, ..gradients };
-        let of = |layers: Option<&LayerMajor>| room_of_each(Bytes::mib(8), layers);
-        assert_eq!([of(None), of(Some(&gradients)), of(Some(&both))], [Bytes::mib(8), Bytes::mib(8), Bytes::mib(4)]);
     }
 
     fn unpinned() -> Memory {

@@ -294,6 +294,9 @@ pub struct BenchArgs {
     /// Layer-major: gradients wait in a file in this directory instead of being computed a second time
     #[arg(long, value_name = "DIR")]
     pub offload_gradients: Option<PathBuf>,
+    /// Layer-major: weights lie in a file in this directory, those of one block at a time in memory
+    #[arg(long, value_name = "DIR")]
+    pub offload_weights: Option<PathBuf>,
     /// Rows of logits at a time; default: 256
     #[arg(long, value_name = "N")]
     pub loss_chunk_rows: Option<usize>,

@@ -20,11 +20,17 @@ pub struct Way {
 }
 
 impl Way {
+    /// Whether the weights lie in a file.
+    pub fn has_weights_on_disk(&self) -> bool {
+        self.layers.is_some_and(|layers| layers.weights_on_disk)
+    }
+
     /// Whether the files that it writes were asked for.
     pub fn files_are_pinned(&self, pins: &Memory) -> bool {
         self.layers.is_none_or(|layers| {
             (!layers.boundaries_on_disk || pins.activation_offload.is_some())
                 && (!layers.gradients_on_disk || pins.gradient_offload.is_some())
+                && (!layers.weights_on_disk || pins.weight_offload.is_some())
         })
     }
 }
@@ -65,16 +71,22 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
             for &gradients_on_disk in &gradients {
                 // Beside a second pass what heads put out is little.
                 let heads: &[bool] = if is_every_block_kept || gradients_on_disk { &[false, true] } else { &[false] };
-                ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
-                    let layers = LayerMajor {
-                        kept_gradient_blocks,
-                        heads_kept,
-                        boundaries_on_disk,
-                        gradients_on_disk,
-                        ..LayerMajor::default()
-                    };
-                    Some(layers)
-                }));
+                // Weights are as large as gradients, and needed three times as often: these go first.
+                let is_last = gradients_on_disk && kept_gradient_blocks == pins.kept_gradient_blocks.unwrap_or(0);
+                let weights: &[bool] = if is_last { &[false, true] } else { &[false] };
+                for weights_on_disk in pinned(pins.weight_offload, weights.to_vec()) {
+                    ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
+                        let layers = LayerMajor {
+                            kept_gradient_blocks,
+                            heads_kept,
+                            boundaries_on_disk,
+                            blocks_in_memory: 0,
+                            gradients_on_disk,
+                            weights_on_disk,
+                        };
+                        Some(layers)
+                    }));
+                }
             }
         }
         ways
@@ -158,7 +170,8 @@ mod tests {
     #[test]
     fn blocks_need_not_be_computed_again_where_backward_goes_through_them_once() {
         let offered = |pins: &Memory, is_meant: &dyn Fn(&LayerMajor) -> bool| -> Vec<usize> {
-            let ways = ways(pins, 3).into_iter().filter(|way| way.layers.as_ref().is_some_and(is_meant));
+            let ways = ways(pins, 3).into_iter().filter(|way| !way.has_weights_on_disk());
+            let ways = ways.filter(|way| way.layers.as_ref().is_some_and(is_meant));
             ways.map(|way| way.recompute_blocks).collect()
         };
         let pins = no_pins().expect("pins");
@@ -175,6 +188,17 @@ mod tests {
             layers.kept_gradient_blocks == 0 && !layers.boundaries_on_disk && layers.gradients_on_disk
         };
         assert_eq!(offered(&pins, &in_memory), [3, 3, 2, 1, 0]);
+
+        // Weights go to a file when no gradient is left in memory, or where that was asked for.
+        let weights = |pins: &Memory| -> Vec<LayerMajor> {
+            let layers = ways(pins, 3).into_iter().filter_map(|way| way.layers);
+            layers.filter(|layers| layers.weights_on_disk).collect()
+        };
+        let of_rest = |layers: &LayerMajor| layers.gradients_on_disk && layers.kept_gradient_blocks == 0;
+        assert!(weights(&pins).iter().all(of_rest) && !weights(&pins).is_empty());
+        let wanted = Memory { weight_offload: Some(true), ..pins.clone() };
+        assert!(!weights(&wanted).iter().all(of_rest));
+        assert!(weights(&Memory { weight_offload: Some(false), ..pins.clone() }).is_empty());
 
         let pins = Memory { accumulation: Some(AccumulationPin::LayerMajor), recompute_blocks: Some(2), ..pins };
         assert!(offered(&pins, &twice).iter().all(|&blocks| blocks == 3));

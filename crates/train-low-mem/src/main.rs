@@ -21,6 +21,7 @@ mod inference;
 mod levers;
 mod listing;
 mod metrics;
+mod offload;
 mod open;
 mod options;
 mod prices;

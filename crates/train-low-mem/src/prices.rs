@@ -9,6 +9,8 @@ use candle_core::DType;
 use memory_policy::{Bytes, LayerMajor};
 use t5::costs::{Arithmetic, BlockArithmetic, Pass};
 
+use crate::offload::Written;
+
 /// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
 const ENOUGH_TOKENS: f64 = 4096.0;
 
@@ -67,10 +69,18 @@ pub fn file_room(free: Bytes) -> Bytes {
     free.percent(UNWRITTEN_PERCENT)
 }
 
-/// `written` bytes of files as so many that stay in memory, where there is `room` for them.
+/// The same of weights, which are read three times: a step of chatlm-0.2b over 4 x 256+256 tokens in f32 took 10.9 s in a group
+/// of 900 MiB, and 14.2 s with its weights in a file in one of 260 MiB.
+const WEIGHTS_TO_THE_DISK: f64 = 9.0;
+
+/// What is `written` to files as so many bytes that stay in memory, where there is `room` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-pub fn priced_bytes(written: Bytes, room: Bytes) -> f64 {
-    written.0 as f64 + (TO_THE_DISK - 1.0) * written.saturating_sub(room).0 as f64
+pub fn priced_bytes(written: Written, room: Bytes) -> f64 {
+    let Written { once, weights } = written;
+    let beyond = |bytes: u64, room: u64| bytes.saturating_sub(room) as f64;
+    let to_the_disk = (TO_THE_DISK - 1.0) * beyond(once, room.0);
+    let weights_to_the_disk = (WEIGHTS_TO_THE_DISK - 1.0) * beyond(weights, room.0.saturating_sub(once));
+    written.total() as f64 + to_the_disk + weights_to_the_disk
 }
 
 /// The time of a step whose micro-batches are `pass`, over that of one that computes nothing again in micro-batches of
@@ -197,7 +207,11 @@ mod tests {
     fn what_has_no_room_in_memory_costs_as_much_as_the_disk() {
         let room = file_room(Bytes::gib(10));
         assert_eq!(room, Bytes::gib(2));
-        assert_eq!(priced_bytes(room, room), Bytes::gib(2).0 as f64);
-        assert_eq!(priced_bytes(Bytes::gib(3), room), Bytes::gib(5).0 as f64);
+        let priced = |once: u64, weights: u64| {
+            priced_bytes(Written { once: once << 30, weights: weights << 30 }, room) / (1u64 << 30) as f64
+        };
+        assert_eq!((priced(2, 0), priced(3, 0)), (2.0, 5.0));
+        // A half of the weights finds room.
+        assert_eq!((priced(1, 1), priced(1, 2)), (2.0, 11.0));
     }
 }

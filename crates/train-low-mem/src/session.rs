@@ -23,7 +23,7 @@ use crate::rehearsal::rehearse;
 use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
 use crate::stop::Stop;
-use crate::{bill, identity, options, setup};
+use crate::{bill, identity, offload, options, setup};
 
 /// A run.
 pub struct Session {
@@ -143,14 +143,13 @@ impl Session {
         )?;
         metrics.record("plan", bill::plan_json(&plan))?;
 
+        let (files, dtype) = (offload::files(run.root(), &now, &plan), options.parameter_dtype());
+        let weights = offload::has_weights_on_disk(&plan).then_some(&files);
         let mut trainer = match &found {
-            Some(found) => {
-                let dtype = options.parameter_dtype();
-                Trainer::resume(found, options, dtype, &opened.device)?
-            }
-            None => Trainer::new(first_weights(&config, &opened, options.parameter_dtype())?, options)?,
+            Some(found) => Trainer::resume_in(found, options, dtype, &opened.device, weights)?,
+            None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
-        trainer.offload_to(bill::files(run.root(), &now, &plan));
+        trainer.offload_to(files);
         let checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         let session = Self {
@@ -520,15 +519,15 @@ pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
         loss_chunk_rows: plan.loss_chunk_rows,
         accumulation: plan
             .layer_major
-            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(bill::layers_of(layers))),
+            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(offload::layers_of(layers))),
     }
 }
 
 /// Weights from `model.init_from`, or new ones.
-fn first_weights(config: &Config, opened: &Opened, dtype: DType) -> Outcome<t5::T5> {
+fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
     Ok(match &config.model.init_from {
-        Some(directory) => t5::T5::load(directory, dtype, &opened.device)?,
-        None => t5::T5::init(&opened.model, config.run.seed, dtype, &opened.device)?,
+        Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
+        None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
     })
 }
 

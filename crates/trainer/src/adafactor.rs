@@ -190,7 +190,7 @@ impl Adafactor {
         gradient_scale: f64,
     ) -> Result<()> {
         for (index, gradient, sums) in gradients {
-            self.update_one((index, &parameters[index]), gradient, sums, learning_rate, gradient_scale)?;
+            self.update_one(index, &parameters[index].tensor, gradient, sums, learning_rate, gradient_scale)?;
         }
         self.finish_update();
         Ok(())
@@ -199,7 +199,8 @@ impl Adafactor {
     /// The part of an update that changes parameter `index`. [`Adafactor::finish_update`] ends the update.
     pub(crate) fn update_one(
         &self,
-        (index, parameter): (usize, &Parameter),
+        index: usize,
+        values: &Tensor,
         gradient: &Tensor,
         sums: &SquareSums,
         learning_rate: f64,
@@ -211,7 +212,7 @@ impl Adafactor {
             hyper.rounding = Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) };
         }
         let (second, first) = (&moments.second, moments.first.as_ref());
-        Ok(t5_ops::adafactor_with_sums(&parameter.tensor, gradient, sums, second, first, &hyper)?)
+        Ok(t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?)
     }
 
     /// Counts an update of which every part was made.

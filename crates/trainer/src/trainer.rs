@@ -220,6 +220,8 @@ impl Trainer {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
+        let in_file = matches!(plan.accumulation, Accumulation::LayerMajor(layers) if layers.weights_on_disk);
+        self.model.move_weights(in_file.then_some(&self.offload))?;
         let Some(accumulated) = self.accumulate(batch, plan, &mut stats, interrupted)? else {
             return Ok(StepOutcome::Interrupted);
         };
@@ -367,9 +369,8 @@ impl Trainer {
         let mut update = |index: usize, gradients: &Gradients| {
             is_changed.set(true);
             match (gradients.get(index), &sums[index]) {
-                (Some(gradient), Some(sums)) => {
-                    adafactor.update_one((index, &model.parameters()[index]), gradient, sums, learning_rate, scale)
-                }
+                (Some(gradient), Some(sums)) => model
+                    .change(index, |values| adafactor.update_one(index, values, gradient, sums, learning_rate, scale)),
                 _ => Ok(()),
             }
         };

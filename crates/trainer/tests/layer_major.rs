@@ -126,8 +126,14 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
         let mut trainer =
             new(TrainerOptions { master_weights: MasterWeights::StochasticRounding, ..options(Precision::Bf16) });
         trainer.offload_to(Files::in_directory(directory.path()));
-        let layers =
-            LayerMajor { kept_gradient_blocks: 1, heads_kept, boundaries_on_disk, blocks_in_memory, gradients_on_disk };
+        let layers = LayerMajor {
+            kept_gradient_blocks: 1,
+            heads_kept,
+            boundaries_on_disk,
+            blocks_in_memory,
+            gradients_on_disk,
+            weights_on_disk: false,
+        };
         let plan = StepPlan { recompute_blocks, ..plan(Accumulation::LayerMajor(layers)) };
         let losses: Vec<f64> = (0..3).map(|seed| done(step(&mut trainer, seed, &plan)).loss).collect();
         (losses, everything(&trainer))
@@ -173,9 +179,9 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
     let before = everything(&stopped);
     let (sources, targets) = samples(2);
     let batch = Batch { sources: &sources, targets: &targets };
-    // Three micro-batches forward, then three for each of seven units: the first pass asks 24 times. The second asks
-    // before it begins, and in its first unit, after which parameters change.
-    for stop_before in [0, 2, 3, 10, 23, 24, 27] {
+    // Three micro-batches through each of five blocks and the head, then through each of seven units: the first pass asks 39
+    // times. The second asks before it begins, and in its first unit, after which parameters change.
+    for stop_before in [0, 2, 3, 20, 38, 39, 42] {
         let asked = Cell::new(0);
         let interrupted = || asked.replace(asked.get() + 1) == stop_before;
         assert_eq!(stopped.step(&batch, &layer_major(0), &interrupted).unwrap(), StepOutcome::Interrupted);
@@ -183,7 +189,7 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
         assert_eq!((stopped.step_count(), stopped.gradients().bytes()), (1, 0));
     }
     let asked = Cell::new(0);
-    let counted = || asked.replace(asked.get() + 1) > 27;
+    let counted = || asked.replace(asked.get() + 1) > 42;
     let outcome = stopped.step(&batch, &layer_major(0), &counted).unwrap();
     assert_eq!(done(outcome), done(step(&mut straight, 2, &layer_major(0))), "parameters are changed without asking");
     assert!(everything(&stopped) == everything(&straight));

@@ -137,6 +137,9 @@ pub fn all() -> Vec<Case> {
     cases.push(train("f32", "t5-small", &resumed, Lengths::Full, true));
     cases.push(train("stochastic rounding", "t5-small", &format!("{resumed} {rounding}"), Lengths::Full, true));
     cases.push(train("f32", "tiny", &resumed, Lengths::Full, true));
+    let weights = format!("{resumed} memory.weight_offload=disk memory.gradient_offload=disk");
+    cases.push(train("weights in a file", "t5-small", &weights, Lengths::Full, true));
+    cases.push(train("weights in a file", "chatlm-0.2b", &format!("{weights} {rounding}"), Lengths::Full, true));
     cases.push(train("f32", "chatlm-0.2b", small, Lengths::Full, false));
     cases.push(train("stochastic rounding", "chatlm-0.2b", &format!("{small} {rounding}"), Lengths::Full, false));
     let by_layer = "--accumulation layer-major --micro-batch 1";
@@ -156,6 +159,19 @@ pub fn all() -> Vec<Case> {
         ("t5-small", "--precision bf16", "--offload-gradients SCRATCH --recompute 6 --keep-heads"),
         ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
         ("chatlm-0.2b", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none --loss-chunk-rows 1"),
+        ("t5-small", "", "--offload-gradients SCRATCH --offload-weights SCRATCH --recompute none"),
+        (
+            "t5-small",
+            stochastic,
+            "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --loss-chunk-rows 1",
+        ),
+        ("t5-base", "", "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --recompute none"),
+        (
+            "chatlm-0.2b",
+            "",
+            "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --loss-chunk-rows 1",
+        ),
+        ("chatlm-0.2b", stochastic, "--offload-weights SCRATCH --kept-gradient-blocks 3"),
         ("chatlm-0.2b", "--precision bf16", ""),
         ("chatlm-0.2b", stochastic, "--offload SCRATCH"),
     ] {

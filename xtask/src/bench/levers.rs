@@ -10,7 +10,7 @@ use super::{Options, child, mib, write_tables};
 const COMMON: &str = "bench --json --model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 2";
 
 /// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The first one is what the others are held against.
-const SETTINGS: [(&str, &str); 27] = [
+const SETTINGS: [(&str, &str); 28] = [
     ("whole batch at once", "--micro-batch 8"),
     ("micro-batches of 4", "--micro-batch 4"),
     ("micro-batches of 2", "--micro-batch 2"),
@@ -58,6 +58,10 @@ const SETTINGS: [(&str, &str); 27] = [
     (
         "gradients and activations on disk, nothing recomputed",
         "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH --offload SCRATCH --recompute none",
+    ),
+    (
+        "gradients, activations and weights on disk, nothing recomputed",
+        "--micro-batch 4 --accumulation layer-major --kept-gradient-blocks 0 --offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --recompute none",
     ),
     (
         "gradients on disk, activations in memory",

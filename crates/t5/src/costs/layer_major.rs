@@ -3,15 +3,16 @@
 
 use std::collections::HashMap;
 
-use super::{CostRow, Pass, Shape, Sizes, Trained, Walk};
+use super::{CostRow, Pass, Shape, Sizes, Trained, Walk, WeightsOnDisk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
 use crate::parameters::{ParameterSpec, Part};
-use crate::reach::Reach;
+use crate::reach::{Keep, Reach};
 
 /// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: what blocks keep of
 /// the whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
 /// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak, and what products pack.
+/// Where `weights` lie in a file, what is resident of them then is a row, too (`parameters`).
 ///
 /// `pass` is a micro-batch; the other micro-batches are as long.
 pub fn layer_major(
@@ -20,17 +21,22 @@ pub fn layer_major(
     batch_samples: usize,
     layers: &LayerMajor,
     trained: &Trained,
+    weights: Option<&WeightsOnDisk>,
 ) -> Vec<CostRow> {
     let mut walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
+    walk.weights_on_disk = weights;
     walk.step();
-    let Live { boundaries, gradients, loss, workspace } = walk.peak;
-    vec![
+    let Live { weights: resident, boundaries, gradients, loss, workspace } = walk.peak;
+    let parameters = weights.map(|weights| CostRow { name: "parameters", bytes: weights.always() + resident });
+    let mut rows = Vec::from_iter(parameters);
+    rows.extend([
         CostRow { name: "boundaries", bytes: boundaries },
         CostRow { name: "gradients", bytes: gradients },
         CostRow { name: "loss", bytes: loss },
         CostRow { name: "workspace", bytes: workspace },
         CostRow { name: "packed operands", bytes: super::packed(config, pass, true) },
-    ]
+    ]);
+    rows
 }
 
 /// Bytes that a layer-major step writes to files; the arguments are those of [`layer_major`]. Each is read once or twice.
@@ -55,6 +61,8 @@ pub fn layer_major_written(
 /// What is held at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
+    /// Of those in a file.
+    weights: u64,
     boundaries: u64,
     gradients: u64,
     loss: u64,
@@ -63,7 +71,7 @@ struct Live {
 
 impl Live {
     fn total(&self) -> u64 {
-        self.boundaries + self.gradients + self.loss + self.workspace
+        self.weights + self.boundaries + self.gradients + self.loss + self.workspace
     }
 }
 
@@ -77,6 +85,8 @@ struct LayerWalk<'a> {
     /// The whole batch, as if it were one.
     whole: Pass,
     layers: &'a LayerMajor,
+    /// Where weights lie in a file.
+    weights_on_disk: Option<&'a WeightsOnDisk>,
     reach: Reach,
     trained: &'a [ParameterSpec],
     units: Vec<Unit>,
@@ -115,6 +125,7 @@ impl<'a> LayerWalk<'a> {
             micro,
             whole,
             layers,
+            weights_on_disk: None,
             reach,
             trained,
             in_memory: layers.in_memory(&units),
@@ -140,6 +151,7 @@ impl<'a> LayerWalk<'a> {
             self.enter_embedding();
             self.read_gradients();
         }
+        self.update_the_rest();
     }
 
     /// Where the gradient of the head's table belongs.
@@ -168,13 +180,6 @@ impl<'a> LayerWalk<'a> {
             self.peak = now;
         }
         self.most_gradients = self.most_gradients.max(self.live.gradients);
-    }
-
-    /// What `samples` samples in `micro_batches` keep between forward and backward.
-    fn kept(&self, samples: usize, micro_batches: u64) -> u64 {
-        let [encoder, decoder] = self.sizes_of(samples);
-        let of_blocks = self.boundaries_of(samples, &self.units[..self.in_memory]);
-        (encoder.bias + decoder.bias) * micro_batches + encoder.x + decoder.x + of_blocks
     }
 
     /// What forward keeps of units for `samples` samples.
@@ -214,26 +219,53 @@ impl<'a> LayerWalk<'a> {
         spec.gradient_bytes(self.whole.gradients)
     }
 
-    /// Micro-batch by micro-batch: the last finds what all the others have kept.
+    /// Block by block: the last micro-batch finds what all the others have kept.
     fn forward(&mut self) {
-        let (samples, at_a_time) = (self.whole.shape.samples, self.micro.shape.samples.max(1));
-        let micro_batches = samples.div_ceil(at_a_time) as u64;
-        let head = self.head();
-        if samples > at_a_time {
-            self.live.boundaries = self.kept(samples - at_a_time, micro_batches - 1);
-            self.live.gradients = self.gradients_of(|part| part == head);
+        let at_a_time = self.micro.shape.samples.max(1);
+        let micro_batches = self.whole.shape.samples.div_ceil(at_a_time) as u64;
+        let (head, mut left) = (self.head(), self.units.len());
+        for decoder in [false, true] {
+            let (micro, whole) = (self.sizes(&self.micro, decoder), self.sizes(&self.whole, decoder));
+            self.live.boundaries += whole.bias * micro_batches + whole.x;
+            self.live.weights = self.weights_of(Part::Shared);
+            self.moment(self.walk().dropout_copy(micro.x), 0);
+            let blocks = if decoder { self.config.num_decoder_layers } else { self.config.num_layers };
+            for block in 0..blocks {
+                let keep = self.walk().keep(self.reach, decoder, block);
+                let kept = |sizes: &Sizes| self.walk().kept(sizes, decoder, keep);
+                left -= usize::from(keep != Keep::Nothing);
+                let (of_whole, of_micro) = if left < self.in_memory { (kept(&whole), kept(&micro)) } else { (0, 0) };
+                let mut walk = self.walk();
+                walk.hold(micro.x);
+                walk.block_forward(&micro, decoder, keep);
+                let extra = walk.peak - micro.x;
+                self.live.weights = self.weights_of(Unit::Block { decoder, block }.part());
+                self.live.boundaries += of_whole - of_micro;
+                self.moment(extra, 0);
+                self.live.boundaries += of_micro;
+            }
+            self.live.weights = 0;
+            // The final norm's output takes the place of its input, unless that is kept.
+            let enters_norm = if decoder { self.reach.decoder.enters_norm() } else { self.reach.encoder.enters_norm() };
+            left -= usize::from(enters_norm);
+            let (of_whole, of_micro) = if enters_norm && left < self.in_memory { (whole.x, micro.x) } else { (0, 0) };
+            self.live.boundaries += of_whole - of_micro;
+            self.moment(micro.x + self.walk().dropout_copy(micro.x), 0);
+            self.live.boundaries += of_micro;
         }
-        let mut walk = Walk { puts_away: self.units.len() - self.in_memory, ..self.walk() };
-        walk.forward(self.reach);
-        let (kept, peak, loss, dz) = (walk.live, walk.peak, walk.loss(true), walk.sizes(true).x);
-        self.moment(peak, 0);
         self.live.gradients = self.gradients_of(|part| part == head);
-        self.moment(kept + dz, loss);
-        self.live.boundaries = self.kept(samples, micro_batches);
-        self.moment(0, 0);
+        self.live.weights = self.weights_of(head);
+        let (dz, loss) = (self.sizes(&self.micro, true).x, self.walk().loss(true));
+        self.moment(dz, loss);
+        self.live.weights = 0;
         if self.layers.gradients_on_disk {
             self.live.gradients = 0;
         }
+    }
+
+    /// What of a part's weights is resident while it is worked on, where they lie in a file.
+    fn weights_of(&self, part: Part) -> u64 {
+        self.weights_on_disk.map_or(0, |weights| weights.of(part))
     }
 
     fn backward(&mut self, units: &[Unit], stage: Stage) {
@@ -246,6 +278,7 @@ impl<'a> LayerWalk<'a> {
         let source = if units.iter().any(|unit| !unit.is_decoder()) { encoder_x } else { 0 };
         for (position, &unit) in units.iter().enumerate() {
             let decoder = unit.is_decoder();
+            self.live.weights = self.weights_of(unit.part());
             self.live.workspace = if decoder { decoder_x + source } else { encoder_x };
             if position == self.dropped {
                 self.release_spare();
@@ -280,6 +313,7 @@ impl<'a> LayerWalk<'a> {
                 self.live.boundaries -= self.kept_of(unit, &whole[usize::from(decoder)]);
             }
         }
+        self.live.weights = 0;
         self.release_spare();
     }
 
@@ -303,8 +337,21 @@ impl<'a> LayerWalk<'a> {
         let largest = waiting.map(|spec| self.gradient_bytes(spec)).max().unwrap_or(0);
         self.live.workspace = largest;
         self.live.gradients += largest;
+        self.live.weights =
+            self.weights_on_disk.map_or(0, |weights| weights.largest(|spec| parts.contains(&spec.part)));
         self.moment(0, 0);
+        self.live.workspace = 0;
         self.live.gradients -= largest;
+    }
+
+    /// The gradients that are left, one after the other.
+    fn update_the_rest(&mut self) {
+        let Some(weights) = self.weights_on_disk else { return };
+        self.live.workspace = 0;
+        let parts = if self.layers.gradients_on_disk { self.dropped_parts() } else { Vec::new() };
+        self.live.weights = weights.largest(|spec| !parts.contains(&spec.part));
+        self.moment(0, 0);
+        self.live.weights = 0;
     }
 
     /// Whether the embedding's gradient was begun before this stack's.
@@ -383,7 +430,7 @@ mod tests {
         let written = layer_major_written(config, pass, batch_samples, layers, &all);
         assert_eq!(layer_pass.written_bytes(), written, "{layers:?} {pass:?}");
         assert_eq!(grads.bytes(), 0);
-        let rows = layer_major(config, pass, batch_samples, layers, &all);
+        let rows = layer_major(config, pass, batch_samples, layers, &all, None);
         let of_walk = rows.iter().filter(|row| row.name != "packed operands");
         assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
     }
@@ -439,6 +486,7 @@ mod tests {
                                 boundaries_on_disk,
                                 blocks_in_memory,
                                 gradients_on_disk,
+                                weights_on_disk: false,
                             };
                             for trained in trained {
                                 check(&model, &pass, batch_samples, &layers, trained);
@@ -465,7 +513,7 @@ mod tests {
         };
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
             let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, ..LayerMajor::default() };
-            layer_major(&config, &pass, 16, &layers, &trained).iter().map(|row| row.bytes).sum::<u64>()
+            layer_major(&config, &pass, 16, &layers, &trained, None).iter().map(|row| row.bytes).sum::<u64>()
         };
         // The last block spares the second pass, and with it a copy of what goes down.
         let by_kept: Vec<u64> = (0..20).map(|kept| bytes(kept, false)).collect();

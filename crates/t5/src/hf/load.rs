@@ -11,6 +11,7 @@ use super::safetensors::Reader;
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
+use crate::weight_file::WeightFile;
 
 const SHARED: &str = "shared.weight";
 const LM_HEAD: &str = "lm_head.weight";
@@ -19,15 +20,22 @@ const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tok
 /// In T5's first published checkpoints, and unused: cross attention has no position bias.
 const IGNORED: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
-/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`.
-pub(crate) fn load(directory: &Path, dtype: DType, device: &Device) -> Result<(Config, Vec<Parameter>)> {
+/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`, each moved to a file before
+/// the next is read where `files` says so.
+pub(crate) fn load(
+    directory: &Path,
+    dtype: DType,
+    device: &Device,
+    files: Option<&crate::Files>,
+) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
-    let files = Files::open(directory)?;
-    config.tie_word_embeddings = files.is_tied(&config, dtype, device)?;
+    let stored = Files::open(directory)?;
+    config.tie_word_embeddings = stored.is_tied(&config, dtype, device)?;
+    let place = files.map(|files| WeightFile::create(files, &config, dtype)).transpose()?;
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
-        let name = files.name_of(&spec.name);
-        let reader = files.reader(name).ok_or_else(|| Error::MissingTensor {
+        let name = stored.name_of(&spec.name);
+        let reader = stored.reader(name).ok_or_else(|| Error::MissingTensor {
             path: directory.into(),
             tensor: spec.name.clone(),
             expected: spec.shape.clone(),
@@ -40,11 +48,11 @@ pub(crate) fn load(directory: &Path, dtype: DType, device: &Device) -> Result<(C
                 got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
             });
         }
-        let tensor = reader.read(name, spec.dtype(dtype), device)?;
+        let tensor = WeightFile::place(place.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?;
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
     }
-    files.check_the_rest(&config, &parameters)?;
-    Ok((config, parameters))
+    stored.check_the_rest(&config, &parameters)?;
+    Ok((config, parameters, place))
 }
 
 /// The weight files of a directory and who holds what.

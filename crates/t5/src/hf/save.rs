@@ -62,6 +62,7 @@ pub(crate) fn save_with<E: From<Error>>(
         let mut writer = Writer::new(&directory.join(name), sink, headers.clone(), &[("format", "pt")])?;
         for (name, parameter) in &tensors {
             writer.write(name, &parameter.tensor)?;
+            t5_ops::page_out(&parameter.tensor);
         }
         writer.into_sink();
         Ok(())

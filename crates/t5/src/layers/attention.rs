@@ -128,7 +128,12 @@ impl Attention {
     }
 
     pub fn is_trained(&self, grads: &Gradients) -> bool {
-        self.norm.is_trained(grads) || [&self.q, &self.k, &self.v, &self.o].into_iter().any(|w| grads.trains(w))
+        self.norm.is_trained(grads) || self.matrices().any(|w| grads.trains(w))
+    }
+
+    /// The weights of its products.
+    pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        [&self.q, &self.k, &self.v, &self.o].into_iter()
     }
 
     /// `x` is (B, T, D).

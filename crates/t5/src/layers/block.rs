@@ -96,6 +96,26 @@ impl Block {
         })
     }
 
+    fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+        let cross = self.cross.iter().flat_map(Attention::matrices);
+        self.attention.matrices().chain(cross).chain(self.feed_forward.matrices()).map(|weight| &weight.tensor)
+    }
+
+    /// Has weights that lie in a file read, without waiting for them.
+    pub fn read_ahead(&self) {
+        self.matrices().for_each(t5_ops::read_ahead);
+    }
+
+    /// Makes weights that lie in a file resident.
+    pub fn page_in(&self) {
+        self.matrices().for_each(t5_ops::page_in);
+    }
+
+    /// Has weights that lie in a file leave memory until they are needed again.
+    pub fn page_out(&self) {
+        self.matrices().for_each(t5_ops::page_out);
+    }
+
     /// `x` is (B, T, D).
     pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: Keep) -> Result<(Tensor, Option<BlockSaved>)> {
         let input = matches!(keep, Keep::Input | Keep::Heads).then(|| x.clone());

@@ -65,6 +65,11 @@ impl FeedForward {
         })
     }
 
+    /// The weights of its products.
+    pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        [&self.gate, &self.wo].into_iter().chain(&self.up)
+    }
+
     /// Gate and up, (B, T, F).
     fn products(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let (n, _) = self.norm.forward(x)?;

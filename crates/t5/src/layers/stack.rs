@@ -124,9 +124,12 @@ impl Stack {
         put: &mut dyn FnMut(BlockSaved) -> Result<S>,
     ) -> Result<(Tensor, StackSaved<S>)> {
         let mut x = self.embed(ids, embedding, dtype, cx)?;
+        t5_ops::page_out(&embedding.tensor);
         let mut blocks = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
+            block.page_in();
             let (y, saved) = block.forward(x, cx, keep(index))?;
+            block.page_out();
             blocks.push(saved.map(&mut *put).transpose()?);
             x = y;
         }

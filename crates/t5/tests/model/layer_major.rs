@@ -109,7 +109,14 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
 }
 
 const fn layers(kept_gradient_blocks: usize, boundaries_on_disk: bool, gradients_on_disk: bool) -> LayerMajor {
-    LayerMajor { kept_gradient_blocks, heads_kept: false, boundaries_on_disk, blocks_in_memory: 0, gradients_on_disk }
+    LayerMajor {
+        kept_gradient_blocks,
+        heads_kept: false,
+        boundaries_on_disk,
+        blocks_in_memory: 0,
+        gradients_on_disk,
+        weights_on_disk: false,
+    }
 }
 
 const fn with_heads(layers: LayerMajor) -> LayerMajor {
@@ -173,20 +180,29 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let cx = context(target_tokens, DType::F32);
     let mut grads = Gradients::new(&model, DType::F32, &|_| true);
     let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
-    let asked = std::cell::Cell::new(0);
-    let interrupted = || asked.replace(asked.get() + 1) == 5;
-    let pass = model
-        .layer_major_forward(
-            micro_batches,
-            &cx,
-            &layers,
-            &Files::in_directory(directory.path()),
-            &mut grads,
-            &interrupted,
-        )
-        .unwrap();
-    let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
-    let ended =
-        model.layer_major_backward(&mut pass.unwrap(), Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();
-    assert_eq!((ended, asked.get()), (false, 6));
+    let files = Files::in_directory(directory.path());
+    // Ends at the question of that number; says whether forward did, and how many were asked in it and in all.
+    let mut run_until = |last: usize| {
+        let asked = std::cell::Cell::new(0);
+        let interrupted = || asked.replace(asked.get() + 1) == last;
+        let batches = micro_batches.clone();
+        let pass = model.layer_major_forward(batches, &cx, &layers, &files, &mut grads, &interrupted).unwrap();
+        let in_forward = asked.get();
+        let Some(mut pass) = pass else { return (true, in_forward, in_forward) };
+        let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
+        let ended =
+            model.layer_major_backward(&mut pass, Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();
+        assert_eq!(ended, asked.get() <= last);
+        (false, in_forward, asked.get())
+    };
+    let (_, in_forward, in_all) = run_until(usize::MAX);
+    // Every block and the head, for every micro-batch.
+    let config = model.config();
+    assert_eq!(in_forward, (config.num_layers + config.num_decoder_layers + 1) * micro_batches.len());
+    for last in [0, in_forward / 2, in_forward - 1] {
+        assert_eq!(run_until(last), (true, last + 1, last + 1));
+    }
+    for last in [in_forward, in_all - 1] {
+        assert_eq!(run_until(last), (false, in_forward, last + 1));
+    }
 }

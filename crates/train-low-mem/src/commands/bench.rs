@@ -11,13 +11,13 @@ use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
-use crate::bill::{self, StepCosts};
+use crate::bill::StepCosts;
 use crate::cli::{self, BenchArgs, Precision, Recompute};
 use crate::config::{AccumulationPin, Memory};
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
 use crate::rehearsal::rehearse;
-use crate::{levers, open, report, session};
+use crate::{levers, offload, open, report, session};
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -42,11 +42,13 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let (plan, predicted_peak_bytes) = (session::step_plan(&planned, None), planned.predicted_peak.0);
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
-    let mut trainer = Trainer::new(T5::init(&model, 0, options.parameter_dtype(), &device)?, options)?;
     // The system's own directory for such files lies in memory on many machines.
-    let here = Path::new(".");
-    let directory = flags.offload_gradients.as_deref().or(flags.offload.as_deref()).unwrap_or(here);
-    trainer.offload_to(bill::files(directory, &now, &planned));
+    let directories = [&flags.offload_gradients, &flags.offload, &flags.offload_weights];
+    let directory = directories.into_iter().find_map(Option::as_deref).unwrap_or(Path::new("."));
+    let files = offload::files(directory, &now, &planned);
+    let weights = offload::has_weights_on_disk(&planned).then_some(&files);
+    let mut trainer = Trainer::new(T5::init_in(&model, 0, options.parameter_dtype(), &device, weights)?, options)?;
+    trainer.offload_to(files);
     let mut step_ms = Vec::with_capacity(flags.steps);
     for step in 0..=flags.steps as u64 {
         let [sources, targets] =
@@ -146,6 +148,7 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
         blocks_in_memory: or_else(flags.blocks_in_memory, is_free, 0),
         gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
+        weight_offload: or_else(flags.offload_weights.is_some().then_some(true), is_free, false),
         ..levers::no_pins()?
     })
 }

@@ -146,6 +146,7 @@ pub const KEYS: &[Key] = &[
     key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: what forward keeps of blocks in memory, or in a file in the output directory; auto: within disk_writes"),
     key("memory.blocks_in_memory", Integer(0, 100_000), AUTO, "\"auto\"", "pin: activations on disk: blocks, of those that backward comes to first, whose activations stay in memory nevertheless"),
     key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes"),
+    key("memory.weight_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: weights in memory, or in a file in the output directory and those of one block at a time in memory; auto: within disk_writes"),
     key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the whole run may write to disk to save memory, where that is not pinned: writing wears a disk out; 0: nothing"),
     key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time; below 32 none are kept, they are computed again"),
     key("memory.prefetch_batches", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: optimizer batches that are made ahead"),

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use t5::T5;
 use t5::safetensors::Reader;
+use t5::{Files, T5};
 
 use super::{Checkpoints, Found, MODEL_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TrainerState, list};
 use crate::error::{Error, Result};
@@ -94,7 +94,21 @@ impl Trainer {
     /// What the model or the options refuse; [`Error::Checkpoint`] where the optimizer's state is not that of this model and
     /// these options.
     pub fn resume(found: &Found, options: TrainerOptions, dtype: DType, device: &Device) -> Result<Self> {
-        let mut trainer = Trainer::new(T5::load(&found.path, dtype, device)?, options)?;
+        Trainer::resume_in(found, options, dtype, device, None)
+    }
+
+    /// [`Trainer::resume`] with the model's weights in a file, where one is asked for; see [`T5::load_in`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn resume_in(
+        found: &Found,
+        options: TrainerOptions,
+        dtype: DType,
+        device: &Device,
+        weights: Option<&Files>,
+    ) -> Result<Self> {
+        let mut trainer = Trainer::new(T5::load_in(&found.path, dtype, device, weights)?, options)?;
         trainer.set_state(&found.state);
         let path = found.path.join(OPTIMIZER_FILE);
         let reader = Reader::open(&path)?;

@@ -1,0 +1,103 @@
+//! What parameters hold: all of them in memory, or those that are worked on of a file.
+
+use candle_core::DType;
+use t5_ops::allocator::LARGE_BYTES;
+
+use super::{CostRow, Trained};
+use crate::config::Config;
+use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
+use crate::parameters::{ParameterSpec, Part};
+
+/// Bytes of all parameters of a model of `dtype`.
+pub fn parameters(config: &Config, dtype: DType) -> u64 {
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
+}
+
+/// Bytes of the largest parameter.
+pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).max().unwrap_or(0)
+}
+
+/// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
+/// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
+/// table when everything is.
+pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
+    let (mut held, mut most) = (0, 0);
+    for spec in ParameterSpec::all(config) {
+        held += spec.bytes(dtype);
+        most = most.max(held + reading_bytes(spec.elements(), spec.dtype(dtype)));
+    }
+    most = most.max(held + comparing_table(config, dtype));
+    vec![CostRow { name: "load", bytes: most - held }]
+}
+
+fn comparing_table(config: &Config, dtype: DType) -> u64 {
+    comparing_bytes((config.vocab_size * config.d_model) as u64, dtype)
+}
+
+/// What [`crate::T5::save`] needs beside the parameters.
+pub fn save() -> Vec<CostRow> {
+    vec![CostRow { name: "save", bytes: 4 * PIECE_BYTES as u64 }]
+}
+
+/// What is resident of the parameters of a model whose weights lie in a file ([`crate::T5::init_in`]).
+#[derive(Clone, Debug)]
+pub struct WeightsOnDisk {
+    specs: Vec<ParameterSpec>,
+    dtype: DType,
+    comparing: u64,
+}
+
+impl WeightsOnDisk {
+    /// Of a model of `dtype`.
+    pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
+        WeightsOnDisk { specs: ParameterSpec::all(config), dtype, comparing: comparing_table(config, dtype) }
+    }
+
+    fn is_in_file(&self, spec: &ParameterSpec) -> bool {
+        spec.bytes(self.dtype) >= LARGE_BYTES as u64
+    }
+
+    /// What stays in memory: parameters that have no pages of their own.
+    pub fn always(&self) -> u64 {
+        let small = self.specs.iter().filter(|spec| !self.is_in_file(spec));
+        small.map(|spec| spec.bytes(self.dtype)).sum()
+    }
+
+    /// While a part of the model is worked on, beside that.
+    pub(super) fn of(&self, part: Part) -> u64 {
+        let large = self.specs.iter().filter(|spec| spec.part == part && self.is_in_file(spec));
+        large.map(|spec| spec.bytes(self.dtype)).sum()
+    }
+
+    /// The largest parameter that `is_meant`.
+    pub(super) fn largest(&self, is_meant: impl Fn(&ParameterSpec) -> bool) -> u64 {
+        let meant = self.specs.iter().filter(|spec| self.is_in_file(spec) && is_meant(spec));
+        meant.map(|spec| spec.bytes(self.dtype)).max().unwrap_or(0)
+    }
+
+    /// In an evaluation or a generation: a part at a time.
+    pub fn at_a_time(&self) -> u64 {
+        self.always() + self.specs.iter().map(|spec| self.of(spec.part)).max().unwrap_or(0)
+    }
+
+    /// While a checkpoint is saved: a parameter at a time.
+    pub fn saving(&self) -> u64 {
+        self.always() + self.largest(|_| true)
+    }
+
+    /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
+    pub fn loading(&self) -> u64 {
+        let of = |spec: &ParameterSpec| {
+            let (bytes, kept) = (spec.bytes(self.dtype), spec.dtype(self.dtype));
+            let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
+            2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
+        };
+        self.always() + self.specs.iter().map(of).max().unwrap_or(0).max(self.largest(|_| true) + self.comparing)
+    }
+
+    /// Bytes of what a step changes.
+    pub fn written(&self, trained: &Trained) -> u64 {
+        trained.specs().iter().filter(|spec| self.is_in_file(spec)).map(|spec| spec.bytes(self.dtype)).sum()
+    }
+}

@@ -1,0 +1,67 @@
+//! A file that a model's weights lie in, so that memory holds those that are worked on and no others.
+//!
+//! Layers and optimizers see tensors like any others. Passes ask for a block's weights before they need them and let them
+//! go after (layer by layer once for a whole optimizer batch), so that what is resident is the largest
+//! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
+//! has no name: what a run keeps are its checkpoints.
+
+use std::path::PathBuf;
+
+use candle_core::{DType, Tensor};
+use t5_ops::allocator::FileMemory;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::parameters::ParameterSpec;
+use crate::store::Files;
+
+/// Room for the large weights of one model.
+#[derive(Debug)]
+pub(crate) struct WeightFile {
+    memory: FileMemory,
+    directory: PathBuf,
+    /// Whether a changed weight is waited for until it is on the disk, because the system has no room for all of them.
+    waits: bool,
+}
+
+impl WeightFile {
+    /// Room for the parameters of a model of `dtype`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], for example where the disk is full.
+    pub fn create(files: &Files, config: &Config, dtype: DType) -> Result<WeightFile> {
+        let specs = ParameterSpec::all(config);
+        let sizes = || specs.iter().map(|spec| spec.bytes(dtype));
+        let directory = files.directory.clone();
+        let memory =
+            FileMemory::create(&directory, sizes().map(|bytes| bytes as usize)).map_err(Error::io(&directory))?;
+        Ok(WeightFile { memory, directory, waits: sizes().sum::<u64>() > files.unwritten_bytes })
+    }
+
+    /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.
+    pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
+        let Some(file) = file else { return Ok(x) };
+        let placed = t5_ops::copy_into_file(&x, &file.memory)?;
+        file.put_away(&placed)?;
+        Ok(placed)
+    }
+
+    /// Has `f` change a tensor, which is out of memory then if it lies in the file.
+    pub fn change<E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+        t5_ops::page_out(x);
+        let Some(copy) = t5_ops::copy_from_file(x).map_err(Error::from)? else { return f(x) };
+        f(&copy)?;
+        t5_ops::overwrite_in_file(x, &copy).map_err(Error::from)?;
+        drop(copy);
+        Ok(self.put_away(x)?)
+    }
+
+    /// Has a tensor that was changed leave memory.
+    fn put_away(&self, x: &Tensor) -> Result<()> {
+        if self.waits {
+            t5_ops::write_back(x).map_err(Error::io(&self.directory))?;
+        }
+        t5_ops::page_out(x);
+        Ok(())
+    }
+}

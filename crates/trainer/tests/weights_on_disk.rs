@@ -1,0 +1,162 @@
+//! Weights in a file against weights in memory: the same bits, whatever is done with them.
+
+use candle_core::{DType, Device, Tensor};
+use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, T5};
+use trainer::checkpoint::Checkpoints;
+use trainer::{
+    Accumulation, Batch, LayerMajor, MasterWeights, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions,
+};
+
+// Only what it allocates can lie in a file.
+#[global_allocator]
+static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+
+const VOCABULARY: u32 = 150;
+
+fn config() -> Config {
+    Config {
+        vocab_size: VOCABULARY as usize,
+        d_model: 64,
+        d_kv: 16,
+        d_ff: 160,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        num_heads: 4,
+        ..Config::default()
+    }
+}
+
+fn options(precision: Precision) -> TrainerOptions {
+    let master_weights = match precision {
+        Precision::Bf16 => MasterWeights::StochasticRounding,
+        _ => MasterWeights::F32,
+    };
+    TrainerOptions { seed: 3, dropout: 0.1, precision, master_weights, total_steps: 50, ..TrainerOptions::default() }
+}
+
+fn plan(layers: Option<LayerMajor>) -> StepPlan {
+    let accumulation = layers.map_or(Accumulation::MicroBatchMajor, Accumulation::LayerMajor);
+    StepPlan { micro_batch_samples: 3, longest: None, recompute_blocks: 9, loss_chunk_rows: 64, accumulation }
+}
+
+fn layers(kept_gradient_blocks: usize, files: bool, weights_on_disk: bool) -> LayerMajor {
+    LayerMajor {
+        kept_gradient_blocks,
+        boundaries_on_disk: files,
+        gradients_on_disk: files,
+        weights_on_disk,
+        ..LayerMajor::default()
+    }
+}
+
+/// Seven samples of uneven length.
+fn samples(seed: u32) -> [Vec<Vec<u32>>; 2] {
+    let ids = |sample: u32, longest: u32| -> Vec<u32> {
+        let length = (seed * 5 + sample * 3) % longest;
+        (0..length).map(|i| 2 + (seed * 13 + sample * 7 + i * 5) % (VOCABULARY - 2)).chain([1]).collect()
+    };
+    [9, 7].map(|longest| (0..7).map(|sample| ids(sample, longest)).collect())
+}
+
+fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
+    let [sources, targets] = samples(seed);
+    match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
+        StepOutcome::Done(stats) => stats.loss,
+        other => panic!("expected a finished step, got {other:?}"),
+    }
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Parameters and optimizer state.
+fn everything(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
+    let parameters = trainer.model().parameters();
+    let own = parameters.iter().map(|parameter| (parameter.name.clone(), values(&parameter.tensor)));
+    own.chain(trainer.adafactor().named_state(parameters).map(|(name, tensor)| (name, values(tensor)))).collect()
+}
+
+/// An evaluation's loss and a few answers.
+fn evaluated(model: &T5, activations: DType) -> (f64, Vec<Vec<u32>>) {
+    let [sources, targets] = samples(8);
+    let [sources, targets] = [&sources, &targets].map(|ids| ids.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let batch = MicroBatch::new(&sources, &targets, &[0, 1, 2, 3, 4, 5, 6], model.config(), &Device::Cpu).unwrap();
+    let loss = model.loss(&batch, &EvalContext { activations, loss_chunk_rows: 4 }).unwrap();
+    (loss, model.generate(&sources, &GenerateOptions { max_new_tokens: 5, activations }).unwrap())
+}
+
+fn in_files(model: &T5) -> usize {
+    model.parameters().iter().filter(|parameter| t5_ops::is_in_file(&parameter.tensor)).count()
+}
+
+#[test]
+fn steps_evaluations_and_checkpoints_are_the_same_to_the_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    for precision in [Precision::F32, Precision::Bf16] {
+        // The system has room for changed weights, and has none.
+        for (unwritten_bytes, kept, in_gradient_files) in
+            [(u64::MAX, 0, true), (0, 0, true), (u64::MAX, 0, false), (0, 9, false), (0, 1, true)]
+        {
+            let files = Files { directory: directory.path().to_owned(), unwritten_bytes };
+            let options = options(precision);
+            let [mut memory, mut disk] = [None, Some(&files)].map(|files| {
+                let model = T5::init_in(&config(), 7, options.parameter_dtype(), &Device::Cpu, files).unwrap();
+                let mut trainer = Trainer::new(model, options.clone()).unwrap();
+                trainer.offload_to(Files::in_directory(directory.path()));
+                trainer
+            });
+            assert_eq!((in_files(memory.model()), memory.model().is_in_file()), (0, false));
+            // Norms and tables of positions are small; in bf16 the matrices of attention are, too.
+            let large = if precision == Precision::F32 { 1 + 2 * (4 + 2) + 2 * (8 + 2) } else { 1 + 4 * 2 };
+            assert_eq!((in_files(disk.model()), disk.model().is_in_file()), (large, true));
+            assert!(everything(&memory) == everything(&disk));
+
+            let plans = [false, true].map(|on_disk| plan(Some(layers(kept, in_gradient_files, on_disk))));
+            for seed in 0..3 {
+                assert_eq!(step(&mut memory, seed, &plans[0]), step(&mut disk, seed, &plans[1]));
+            }
+            assert_eq!((in_files(memory.model()), in_files(disk.model())), (0, large));
+            assert!(everything(&memory) == everything(&disk));
+            let activations = options.precision.activations();
+            assert_eq!(evaluated(memory.model(), activations), evaluated(disk.model(), activations));
+            assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+
+            let [saved, other] = [&memory, &disk].map(|trainer| {
+                let directory = tempfile::tempdir().unwrap();
+                Checkpoints::new(directory.path(), 1, 0).save(trainer, &serde_json::Value::Null, None).unwrap();
+                directory
+            });
+            let found = [&saved, &other].map(|directory| Checkpoints::newest_valid(directory.path()).unwrap().unwrap());
+            let weights = found.each_ref().map(|found| std::fs::read(found.path.join("model.safetensors")).unwrap());
+            assert!(weights[0] == weights[1]);
+            let dtype = options.parameter_dtype();
+            let mut resumed =
+                Trainer::resume_in(&found[0], options.clone(), dtype, &Device::Cpu, Some(&files)).unwrap();
+            assert_eq!(in_files(resumed.model()), large);
+            assert_eq!(step(&mut resumed, 5, &plans[1]), step(&mut memory, 5, &plans[0]));
+            assert!(everything(&resumed) == everything(&memory));
+        }
+    }
+}
+
+#[test]
+fn weights_move_between_steps_where_the_plan_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |plans: &[StepPlan], expected: &[bool]| {
+        let options = options(Precision::F32);
+        let model = T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap();
+        let mut trainer = Trainer::new(model, options).unwrap();
+        trainer.offload_to(Files::in_directory(directory.path()));
+        let mut losses = Vec::new();
+        for ((plan, &in_file), seed) in plans.iter().zip(expected).zip(0..) {
+            losses.push(step(&mut trainer, seed, plan));
+            assert_eq!((trainer.model().is_in_file(), in_files(trainer.model()) > 0), (in_file, in_file));
+        }
+        (losses, everything(&trainer))
+    };
+    let [memory, disk] = [false, true].map(|on_disk| plan(Some(layers(0, true, on_disk))));
+    let ordinary = plan(None);
+    let straight = run(&[memory, memory, ordinary, memory, memory], &[false; 5]);
+    assert!(straight == run(&[disk, memory, ordinary, disk, disk], &[true, false, false, true, true]));
+}
