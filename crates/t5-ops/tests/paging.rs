@@ -45,7 +45,10 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     assert!(!is_in_file(&large.copy()?));
 
     let all = (16 << 20) + (8 << 20);
+    let made = resident_of_files();
+    [&in_file, &half_in_file].into_iter().for_each(page_in);
     let resident = resident_of_files();
+    assert!(made + all * 9 / 10 <= resident, "a tensor is made without its pages: {made}, then {resident}");
     [&in_file, &half_in_file].into_iter().for_each(page_out);
     let out = resident_of_files();
     assert!(out + all * 9 / 10 <= resident, "{out} of {resident}");

@@ -163,8 +163,9 @@ impl From<memory_policy::DoesNotFit> for Failure {
         let failure = Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint());
         // On disk they would hold less: it was not offered.
         match refusal.smallest_plan.layer_major {
-            Some(layers) if !layers.boundaries_on_disk => failure
-                .hint("less would do with block inputs on disk, where `memory.disk_writes` covers what the run writes"),
+            Some(layers) if layers.boundaries_on_disk && layers.weights_on_disk => failure,
+            Some(_) if refusal.smallest_plan.predicted_device_peak == memory_policy::Bytes::ZERO => failure
+                .hint("less would do with more of it on disk, where `memory.disk_writes` covers what the run writes"),
             _ => failure,
         }
     }
