@@ -78,7 +78,7 @@ pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use paging::{
-    copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, write_back,
+    Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
 };
 pub use parallel::{for_each_part, join_threads, threads};
 pub use peak::peak_gflops;

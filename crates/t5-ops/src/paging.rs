@@ -10,8 +10,21 @@ use crate::bytes::{from_bytes, with_bytes};
 use crate::dispatch::has_kernel;
 use crate::storage::{filled, with_element};
 
+/// When what is written to a file goes to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// When the system sees fit.
+    Later,
+    /// A few megabytes at a time are waited for: where the system has no room for more, as in a control group whose limit is
+    /// the budget, it kills rather than waits itself.
+    Now,
+}
+
 /// A copy of `x`, on the CPU, that lies in the file if it is large enough to have pages of its own.
-pub fn copy_into_file(x: &Tensor, memory: &FileMemory) -> Result<Tensor> {
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result<Tensor> {
     let x = x.contiguous()?;
     if !has_kernel(&[&x]) {
         return memory.allocating(|| x.copy());
@@ -22,7 +35,7 @@ pub fn copy_into_file(x: &Tensor, memory: &FileMemory) -> Result<Tensor> {
     if !is_in_file(&copy) {
         return x.copy();
     }
-    overwrite_in_file(&copy, &x)?;
+    overwrite_in_file(&copy, &x, writes)?;
     Ok(copy)
 }
 
@@ -46,14 +59,6 @@ pub fn page_out(x: &Tensor) {
     stretch(x).iter().for_each(Stretch::page_out);
 }
 
-/// Waits until what was changed of the tensor is on the disk.
-///
-/// # Errors
-/// The disk cannot be written to.
-pub fn write_back(x: &Tensor) -> std::io::Result<()> {
-    stretch(x).as_ref().map_or(Ok(()), Stretch::write_back)
-}
-
 /// A copy in memory of a tensor in a file, whose own pages stay out of it; nothing if it is not in one.
 ///
 /// To change such a tensor, change a copy and [`overwrite_in_file`]: the first write to each page of a file takes the
@@ -73,7 +78,7 @@ pub fn copy_from_file(x: &Tensor) -> Result<Option<Tensor>> {
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn overwrite_in_file(x: &Tensor, values: &Tensor) -> Result<()> {
+pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<()> {
     if (x.shape(), x.dtype()) != (values.shape(), values.dtype()) {
         bail!(
             "overwrite_in_file: expected {:?} {:?}, got {:?} {:?}",
@@ -84,7 +89,7 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor) -> Result<()> {
         )
     }
     let Some(stretch) = stretch(x) else { bail!("overwrite_in_file: expected a tensor in a file") };
-    Ok(with_bytes(values, |bytes| stretch.write(bytes))??)
+    Ok(with_bytes(values, |bytes| stretch.write(bytes, writes == Writes::Now))??)
 }
 
 /// The pages of the tensor's block, if that lies in a file.

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::allocator::{Allocator, FileMemory, LARGE_BYTES};
 use t5_ops::{
-    copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, write_back, zero,
+    Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, zero,
 };
 
 #[global_allocator]
@@ -35,12 +35,12 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     let memory = FileMemory::create(&directory, [16 << 20, 8 << 20, LARGE_BYTES - 4].into_iter())?;
     assert_eq!(std::fs::read_dir(&directory)?.count(), before, "the file has no name");
 
-    let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory).unwrap());
+    let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory, Writes::Later).unwrap());
     assert!(is_in_file(&in_file) && is_in_file(&half_in_file));
     assert!(!is_in_file(&large));
     // What has no pages of its own, and what finds no room any more, lies in memory.
-    assert!(!is_in_file(&copy_into_file(&small, &memory)?));
-    assert!(!is_in_file(&copy_into_file(&large, &memory)?));
+    assert!(!is_in_file(&copy_into_file(&small, &memory, Writes::Now)?));
+    assert!(!is_in_file(&copy_into_file(&large, &memory, Writes::Now)?));
     // Outside of the call blocks lie in memory.
     assert!(!is_in_file(&large.copy()?));
 
@@ -68,12 +68,11 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     let copy = copy_from_file(&in_file)?.unwrap();
     assert!(resident_of_files() < resident + (1 << 20), "a copy needs no pages of the file");
     let changed = (copy + 0.5)?;
-    overwrite_in_file(&in_file, &changed)?;
-    write_back(&in_file)?;
+    overwrite_in_file(&in_file, &changed, Writes::Now)?;
     assert_eq!(values(&in_file), values(&changed));
     assert!(copy_from_file(&large)?.is_none());
-    assert!(overwrite_in_file(&large, &changed).is_err());
-    assert!(overwrite_in_file(&in_file, &small).is_err());
+    assert!(overwrite_in_file(&large, &changed, Writes::Later).is_err());
+    assert!(overwrite_in_file(&in_file, &small, Writes::Later).is_err());
 
     // The tensor keeps its pages when the file's handle is gone, and gives them back at last.
     drop(memory);

@@ -5,9 +5,8 @@
 //! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
 //! has no name: what a run keeps are its checkpoints.
 
-use std::path::PathBuf;
-
 use candle_core::{DType, Tensor};
+use t5_ops::Writes;
 use t5_ops::allocator::FileMemory;
 
 use crate::config::Config;
@@ -19,9 +18,8 @@ use crate::store::Files;
 #[derive(Debug)]
 pub(crate) struct WeightFile {
     memory: FileMemory,
-    directory: PathBuf,
-    /// Whether a changed weight is waited for until it is on the disk, because the system has no room for all of them.
-    waits: bool,
+    /// Whether the system has room for changed weights.
+    writes: Writes,
 }
 
 impl WeightFile {
@@ -32,17 +30,17 @@ impl WeightFile {
     pub fn create(files: &Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
         let sizes = || specs.iter().map(|spec| spec.bytes(dtype));
-        let directory = files.directory.clone();
-        let memory =
-            FileMemory::create(&directory, sizes().map(|bytes| bytes as usize)).map_err(Error::io(&directory))?;
-        Ok(WeightFile { memory, directory, waits: sizes().sum::<u64>() > files.unwritten_bytes })
+        let memory = FileMemory::create(&files.directory, sizes().map(|bytes| bytes as usize));
+        let has_room = sizes().sum::<u64>() <= files.unwritten_bytes;
+        let writes = if has_room { Writes::Later } else { Writes::Now };
+        Ok(WeightFile { memory: memory.map_err(Error::io(&files.directory))?, writes })
     }
 
     /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.
     pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
         let Some(file) = file else { return Ok(x) };
-        let placed = t5_ops::copy_into_file(&x, &file.memory)?;
-        file.put_away(&placed)?;
+        let placed = t5_ops::copy_into_file(&x, &file.memory, file.writes)?;
+        t5_ops::page_out(&placed);
         Ok(placed)
     }
 
@@ -51,17 +49,6 @@ impl WeightFile {
         t5_ops::page_out(x);
         let Some(copy) = t5_ops::copy_from_file(x).map_err(Error::from)? else { return f(x) };
         f(&copy)?;
-        t5_ops::overwrite_in_file(x, &copy).map_err(Error::from)?;
-        drop(copy);
-        Ok(self.put_away(x)?)
-    }
-
-    /// Has a tensor that was changed leave memory.
-    fn put_away(&self, x: &Tensor) -> Result<()> {
-        if self.waits {
-            t5_ops::write_back(x).map_err(Error::io(&self.directory))?;
-        }
-        t5_ops::page_out(x);
-        Ok(())
+        Ok(t5_ops::overwrite_in_file(x, &copy, self.writes).map_err(Error::from)?)
     }
 }

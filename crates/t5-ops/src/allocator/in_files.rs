@@ -98,6 +98,9 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     file.set_len(bytes)
 }
 
+/// Bytes that are written before they are waited for, where anything is: whole pages.
+const PIECE_BYTES: usize = 4 << 20;
+
 /// The pages of a block in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Stretch {
@@ -126,19 +129,21 @@ impl Stretch {
         system::page_out(self);
     }
 
-    /// Waits until what was written to the pages is on the disk.
-    pub(crate) fn write_back(&self) -> io::Result<()> {
-        system::write_back(self)
-    }
-
     /// Reads the block's first bytes without making its pages resident.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
         system::read(&self.place.file, self.place.start, bytes)
     }
 
-    /// Writes the block's first bytes without making its pages resident.
-    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
-        system::write(&self.place.file, self.place.start, bytes)
+    /// Writes the block's first bytes without making its pages resident. If asked to, waits for the disk piece by piece.
+    pub(crate) fn write(&self, bytes: &[u8], waits: bool) -> io::Result<()> {
+        for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
+            let offset = number * PIECE_BYTES;
+            system::write(&self.place.file, self.place.start + offset as u64, piece)?;
+            if waits {
+                system::write_back(self, offset, piece.len())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -192,9 +197,11 @@ mod system {
     #[cfg(not(target_os = "linux"))]
     pub(super) fn page_out(_: &Stretch) {}
 
-    pub(super) fn write_back(stretch: &Stretch) -> io::Result<()> {
+    /// Waits until what was written to the bytes from `offset` on is on the disk.
+    pub(super) fn write_back(stretch: &Stretch, offset: usize, bytes: usize) -> io::Result<()> {
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(stretch.start + offset);
         // SAFETY: the stretch is mapped; its pages keep what they hold.
-        Ok(unsafe { msync(pointer(stretch), stretch.place.bytes, MsyncFlags::SYNC) }?)
+        Ok(unsafe { msync(start, bytes, MsyncFlags::SYNC) }?)
     }
 
     pub(super) fn read(file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
@@ -223,7 +230,7 @@ mod system {
 
     pub(super) fn page_out(_: &Stretch) {}
 
-    pub(super) fn write_back(_: &Stretch) -> io::Result<()> {
+    pub(super) fn write_back(_: &Stretch, _: usize, _: usize) -> io::Result<()> {
         Ok(())
     }
 
