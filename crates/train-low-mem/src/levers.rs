@@ -47,12 +47,17 @@ pub fn ways(pins: &Memory, blocks: usize) -> Vec<Way> {
 /// Into so many parts blocks are cut where some of them may stay in memory.
 const PARTS: usize = 8;
 
+/// The blocks of a part.
+fn part(blocks: usize) -> usize {
+    blocks.div_ceil(PARTS).max(1)
+}
+
 /// A way whose activations go to a file, with those of more or fewer blocks in memory.
 fn partly_in_memory(way: Way, pins: &Memory, blocks: usize) -> Vec<Way> {
     let Some(layers) = way.layers.filter(|layers| layers.boundaries_on_disk) else { return vec![way] };
     // Inputs alone are little.
     let end = if way.recompute_blocks == 0 { blocks.max(1) } else { 1 };
-    let counts = (0..end).step_by(blocks.div_ceil(PARTS).max(1)).collect();
+    let counts = (0..end).step_by(part(blocks)).collect();
     let counts = pinned(pins.blocks_in_memory.map(|pin| pin.min(blocks)), counts).into_iter();
     counts.map(|blocks_in_memory| Way { layers: Some(LayerMajor { blocks_in_memory, ..layers }), ..way }).collect()
 }
@@ -71,9 +76,11 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
             for &gradients_on_disk in &gradients {
                 // Beside a second pass what heads put out is little.
                 let heads: &[bool] = if is_every_block_kept || gradients_on_disk { &[false, true] } else { &[false] };
-                // Weights are as large as gradients, and needed three times as often: these go first.
-                let is_last = gradients_on_disk && kept_gradient_blocks == pins.kept_gradient_blocks.unwrap_or(0);
-                let weights: &[bool] = if is_last { &[false, true] } else { &[false] };
+                // Weights are as large as gradients, and needed three times as often: these go first. What memory is left then keeps
+                // gradients.
+                let goes_once = gradients_on_disk || is_every_block_kept;
+                let is_part = pins.kept_gradient_blocks.is_some() || kept_gradient_blocks.is_multiple_of(part(blocks));
+                let weights: &[bool] = if goes_once && is_part { &[false, true] } else { &[false] };
                 for weights_on_disk in pinned(pins.weight_offload, weights.to_vec()) {
                     ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
                         let layers = LayerMajor {
@@ -189,15 +196,15 @@ mod tests {
         };
         assert_eq!(offered(&pins, &in_memory), [3, 3, 2, 1, 0]);
 
-        // Weights go to a file when no gradient is left in memory, or where that was asked for.
+        // Weights go to a file when backward goes through a block once, or where that was asked for.
         let weights = |pins: &Memory| -> Vec<LayerMajor> {
             let layers = ways(pins, 3).into_iter().filter_map(|way| way.layers);
             layers.filter(|layers| layers.weights_on_disk).collect()
         };
-        let of_rest = |layers: &LayerMajor| layers.gradients_on_disk && layers.kept_gradient_blocks == 0;
-        assert!(weights(&pins).iter().all(of_rest) && !weights(&pins).is_empty());
+        let goes_once = |layers: &LayerMajor| !layers.goes_twice(3);
+        assert!(weights(&pins).iter().all(goes_once) && !weights(&pins).is_empty());
         let wanted = Memory { weight_offload: Some(true), ..pins.clone() };
-        assert!(!weights(&wanted).iter().all(of_rest));
+        assert!(!weights(&wanted).iter().all(goes_once));
         assert!(weights(&Memory { weight_offload: Some(false), ..pins.clone() }).is_empty());
 
         let pins = Memory { accumulation: Some(AccumulationPin::LayerMajor), recompute_blocks: Some(2), ..pins };

@@ -146,7 +146,9 @@ impl<'a> LayerWalk<'a> {
         self.boundaries = self.live.boundaries;
         let units = self.units.clone();
         self.backward(&units, Stage::Measure);
-        self.backward(&units[..self.again], Stage::Apply);
+        if self.again > 0 {
+            self.backward(&units[..self.again], Stage::Apply);
+        }
         if self.layers.gradients_on_disk {
             self.enter_embedding();
             self.read_gradients();
@@ -230,15 +232,18 @@ impl<'a> LayerWalk<'a> {
             self.live.weights = self.weights_of(Part::Shared);
             self.moment(self.walk().dropout_copy(micro.x), 0);
             let blocks = if decoder { self.config.num_decoder_layers } else { self.config.num_layers };
+            let mut before = None;
             for block in 0..blocks {
                 let keep = self.walk().keep(self.reach, decoder, block);
                 let kept = |sizes: &Sizes| self.walk().kept(sizes, decoder, keep);
                 left -= usize::from(keep != Keep::Nothing);
                 let (of_whole, of_micro) = if left < self.in_memory { (kept(&whole), kept(&micro)) } else { (0, 0) };
-                let mut walk = self.walk();
-                walk.hold(micro.x);
-                walk.block_forward(&micro, decoder, keep);
-                let extra = walk.peak - micro.x;
+                // Blocks that keep the same hold the same.
+                let extra = match before {
+                    Some((other, extra)) if other == keep => extra,
+                    _ => self.block_forward(&micro, decoder, keep),
+                };
+                before = Some((keep, extra));
                 self.live.weights = self.weights_of(Unit::Block { decoder, block }.part());
                 self.live.boundaries += of_whole - of_micro;
                 self.moment(extra, 0);
@@ -261,6 +266,14 @@ impl<'a> LayerWalk<'a> {
         if self.layers.gradients_on_disk {
             self.live.gradients = 0;
         }
+    }
+
+    /// The most that a block of one micro-batch holds beside its input.
+    fn block_forward(&self, micro: &Sizes, decoder: bool, keep: Keep) -> u64 {
+        let mut walk = self.walk();
+        walk.hold(micro.x);
+        walk.block_forward(micro, decoder, keep);
+        walk.peak - micro.x
     }
 
     /// What of a part's weights is resident while it is worked on, where they lie in a file.
@@ -430,6 +443,14 @@ mod tests {
         let written = layer_major_written(config, pass, batch_samples, layers, &all);
         assert_eq!(layer_pass.written_bytes(), written, "{layers:?} {pass:?}");
         assert_eq!(grads.bytes(), 0);
+        // What goes down is gone in the end, and no count ever fell below zero on its way.
+        let biases = walk.sizes_of(1).map(|sizes| sizes.bias).iter().sum::<u64>();
+        let encoded = walk.sizes(&walk.whole, false).x;
+        assert_eq!(
+            walk.live.boundaries,
+            biases * batch_samples.div_ceil(samples) as u64 + encoded,
+            "{layers:?} {pass:?}"
+        );
         let rows = layer_major(config, pass, batch_samples, layers, &all, None);
         let of_walk = rows.iter().filter(|row| row.name != "packed operands");
         assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
@@ -464,8 +485,8 @@ mod tests {
         ] {
             let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
             let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
-            for (samples, batch_samples) in [(1, 1), (2, 5), (3, 3)] {
-                let shape = Shape { samples, source_tokens: 7, target_tokens: 5 };
+            for (samples, batch_samples, source_tokens) in [(1, 1, 7), (2, 5, 2), (3, 3, 7)] {
+                let shape = Shape { samples, source_tokens, target_tokens: 5 };
                 let all_again =
                     Pass { shape, activations, gradients, recompute_blocks: 9, loss_chunk_rows: 8, dropout: true };
                 for kept_gradient_blocks in [0, 1, 3, 9] {

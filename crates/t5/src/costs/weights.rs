@@ -1,5 +1,7 @@
 //! What parameters hold: all of them in memory, or those that are worked on of a file.
 
+use std::collections::HashMap;
+
 use candle_core::DType;
 use t5_ops::allocator::LARGE_BYTES;
 
@@ -45,13 +47,22 @@ pub fn save() -> Vec<CostRow> {
 pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
+    /// Bytes in the file by part.
+    parts: HashMap<Part, u64>,
     comparing: u64,
 }
 
 impl WeightsOnDisk {
     /// Of a model of `dtype`.
     pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
-        WeightsOnDisk { specs: ParameterSpec::all(config), dtype, comparing: comparing_table(config, dtype) }
+        let comparing = comparing_table(config, dtype);
+        let mut weights = WeightsOnDisk { specs: ParameterSpec::all(config), dtype, parts: HashMap::new(), comparing };
+        let mut parts = HashMap::new();
+        for spec in weights.specs.iter().filter(|spec| weights.is_in_file(spec)) {
+            *parts.entry(spec.part).or_default() += spec.bytes(dtype);
+        }
+        weights.parts = parts;
+        weights
     }
 
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
@@ -66,8 +77,7 @@ impl WeightsOnDisk {
 
     /// While a part of the model is worked on, beside that.
     pub(super) fn of(&self, part: Part) -> u64 {
-        let large = self.specs.iter().filter(|spec| spec.part == part && self.is_in_file(spec));
-        large.map(|spec| spec.bytes(self.dtype)).sum()
+        self.parts.get(&part).copied().unwrap_or(0)
     }
 
     /// The largest parameter that `is_meant`.
@@ -78,7 +88,7 @@ impl WeightsOnDisk {
 
     /// In an evaluation or a generation: a part at a time.
     pub fn at_a_time(&self) -> u64 {
-        self.always() + self.specs.iter().map(|spec| self.of(spec.part)).max().unwrap_or(0)
+        self.always() + self.parts.values().copied().max().unwrap_or(0)
     }
 
     /// While a checkpoint is saved: a parameter at a time.
