@@ -62,7 +62,7 @@ pub fn page_out(x: &Tensor) {
 /// A copy in memory of a tensor in a file, whose own pages stay out of it; nothing if it is not in one.
 ///
 /// To change such a tensor, change a copy and [`overwrite_in_file`]: the first write to each page of a file takes the
-/// kernel longer than a hundred pages written at a time. Adafactor took 2.6 s for 720 MB of weights in their pages.
+/// kernel longer than to write them together. Adafactor took 2.6 s for 720 MB of weights in their pages.
 ///
 /// # Errors
 /// A file that cannot be read.
