@@ -43,7 +43,7 @@ impl Part {
     }
 }
 
-/// One parameter of a model in memory. Optimizers update `tensor` in place.
+/// One parameter of a model. Optimizers update `tensor` in place, or through [`crate::T5::change`] where it may lie in a file.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     /// The Hugging Face name.

@@ -30,8 +30,9 @@ struct Down {
 
 impl T5 {
     /// One of the two backward passes: `hand_over` is called once for every trained parameter, with its index and the
-    /// accumulators, when the one of that index is complete. [`Stage::Measure`] comes first; after [`Stage::Apply`] the gradients are gone. False when `interrupted` said
-    /// so before a micro-batch.
+    /// accumulators, when the one of that index is complete. [`Stage::Measure`] comes first; after [`Stage::Apply`] the
+    /// gradients are gone. What is handed over for good may change its parameter, through [`T5::change`]. False when
+    /// `interrupted` said so before a micro-batch.
     ///
     /// # Errors
     /// A failed tensor operation, a file of boundaries that cannot be read, or what `hand_over` returns. In the
