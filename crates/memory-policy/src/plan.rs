@@ -152,7 +152,7 @@ impl Plan {
     }
 
     /// Whether the plan's step is cut as this choice says.
-    pub(crate) fn has_step(&self, step: &StepChoice) -> bool {
+    pub fn has_step(&self, step: &StepChoice) -> bool {
         self.micro_batch_samples == step.micro_batch_samples
             && self.recompute_blocks == step.recompute_blocks
             && self.loss_chunk_rows == step.loss_chunk_rows

@@ -133,6 +133,8 @@ impl Session {
             Some(saved) => memory_policy::plan_again(&now, &costs, budgets, &saved.plan)?,
             None => memory_policy::plan(&now, &costs, budgets)?,
         };
+        let costs = costs.without_dominated(|step| plan.has_step(step));
+        t5_ops::allocator::release_small();
         report.line(&format!("\n{}", plan.bill));
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
