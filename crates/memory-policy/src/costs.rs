@@ -223,20 +223,21 @@ impl Costs {
     pub fn without_dominated(mut self, is_kept: impl Fn(&StepChoice) -> bool) -> Self {
         let held =
             |step: &StepChoice| [Place::Host, Place::Device].map(|place| sum_at(place, step.binding_at(place).1));
-        let mut order: Vec<([Bytes; 2], f64, usize)> =
-            self.steps.iter().enumerate().map(|(index, step)| (held(step), step.relative_time, index)).collect();
-        order.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        let held: Vec<[Bytes; 2]> = self.steps.iter().map(held).collect();
+        let time = |index: usize| self.steps[index].relative_time;
+        let mut order: Vec<usize> = (0..held.len()).collect();
+        order.sort_by(|&a, &b| held[a].cmp(&held[b]).then(time(a).total_cmp(&time(b))));
         // By what is held in the process, the least first: what came before dominates where it holds no more on the device either.
-        let mut left: Vec<([Bytes; 2], f64, usize)> = Vec::new();
-        for choice in order {
-            let is_dominated = left.iter().any(|other| other.0[1] <= choice.0[1] && other.1 <= choice.1);
-            if !is_dominated || is_kept(&self.steps[choice.2]) {
-                left.push(choice);
+        let mut left: Vec<usize> = Vec::new();
+        for index in order {
+            let dominates = |&other: &usize| held[other][1] <= held[index][1] && time(other) <= time(index);
+            if is_kept(&self.steps[index]) || !left.iter().any(dominates) {
+                left.push(index);
             }
         }
-        let left: std::collections::HashSet<usize> = left.into_iter().map(|(_, _, index)| index).collect();
+        left.sort_unstable();
         let mut index = 0..;
-        self.steps.retain(|_| index.next().is_some_and(|index| left.contains(&index)));
+        self.steps.retain(|_| index.next().is_some_and(|index| left.binary_search(&index).is_ok()));
         self.steps.shrink_to_fit();
         self
     }

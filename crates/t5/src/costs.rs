@@ -201,8 +201,6 @@ struct Walk<'a> {
     pass: &'a Pass,
     /// What blocks keep that are computed again.
     again: Keep,
-    /// For how many blocks and norms, from the first that keep anything, that leaves memory before the next begins.
-    puts_away: usize,
     live: u64,
     peak: u64,
 }
@@ -233,7 +231,7 @@ impl Sizes {
 
 impl Walk<'_> {
     fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
-        Walk { config, pass, again: Keep::Input, puts_away: 0, live: 0, peak: 0 }
+        Walk { config, pass, again: Keep::Input, live: 0, peak: 0 }
     }
 
     fn sizes(&self, decoder: bool) -> Sizes {
@@ -312,17 +310,10 @@ impl Walk<'_> {
             self.hold(sizes.x); // the final norm's output
             self.momentary(self.dropout_copy(sizes.x));
             let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
-            if !enters_norm || self.puts_one_away() {
+            if !enters_norm {
                 self.free(sizes.x);
             }
         }
-    }
-
-    /// Whether what the block or norm at hand keeps leaves memory now.
-    fn puts_one_away(&mut self) -> bool {
-        let is_one = self.puts_away > 0;
-        self.puts_away -= usize::from(is_one);
-        is_one
     }
 
     fn keep(&self, reach: Reach, decoder: bool, block: usize) -> Keep {
@@ -343,9 +334,6 @@ impl Walk<'_> {
             self.attention_forward(s, s.source_k, keep);
         }
         self.feed_forward_forward(s, keep == Keep::Everything);
-        if keep != Keep::Nothing && self.puts_one_away() {
-            self.free(self.kept(s, decoder, keep));
-        }
     }
 
     fn attention_forward(&mut self, s: &Sizes, k: u64, keep: Keep) {
@@ -494,7 +482,7 @@ mod tests {
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
-        let real = model.forward(&batch, &cx, reach, Keep::Input, &mut Ok).unwrap().bytes();
+        let real = model.forward(&batch, &cx, reach).unwrap().bytes();
         (real, training(config, pass, &Trained::new(config, &|spec| trained(spec.part)))[0].bytes)
     }
 

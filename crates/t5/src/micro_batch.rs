@@ -21,6 +21,11 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// What a stack reads, (B, T).
+    pub(crate) fn ids(&self, decoder: bool) -> &Tensor {
+        if decoder { &self.decoder_inputs } else { &self.sources }
+    }
+
     /// Pads `sources` and `targets` (token ids, EOS included). `samples` are the samples' indices in the
     /// whole optimizer batch: dropout masks follow them, so that no cut of the batch changes a mask.
     ///

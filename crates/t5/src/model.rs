@@ -13,12 +13,11 @@ use crate::gradients::Gradients;
 use crate::hf;
 use crate::init::initial_tensor;
 use crate::layers::attention::SourceGradient;
-use crate::layers::block::BlockSaved;
 use crate::layers::stack::{Stack, StackSaved};
 use crate::layers::{Weights, bytes};
 use crate::micro_batch::MicroBatch;
 use crate::parameters::{Parameter, ParameterSpec, Weight};
-use crate::reach::{Keep, Reach};
+use crate::reach::Reach;
 use crate::store::Files;
 use crate::weight_file::WeightFile;
 
@@ -82,7 +81,8 @@ impl T5 {
     pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
         let (config, parameters, file) = hf::load(directory, dtype, device, files)?;
         let model = T5::assemble(config, parameters, file)?;
-        model.page_out_tables();
+        // Duplicates in the files were compared with it.
+        t5_ops::page_out(&model.shared.tensor);
         Ok(model)
     }
 
@@ -160,11 +160,6 @@ impl T5 {
         file.change(tensor, f)
     }
 
-    /// Has the tables leave memory until they are needed again, if they lie in a file.
-    pub(crate) fn page_out_tables(&self) {
-        [&self.shared, &self.head].into_iter().for_each(|table| t5_ops::page_out(&table.tensor));
-    }
-
     /// The architecture.
     pub fn config(&self) -> &Config {
         &self.config
@@ -185,7 +180,7 @@ impl T5 {
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
         let reach = self.reach(grads);
-        let kept = self.forward(batch, cx, reach, Keep::Input, &mut Ok)?;
+        let kept = self.forward(batch, cx, reach)?;
         tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
         let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
         let pass = Pass::of(cx);
@@ -219,28 +214,31 @@ impl T5 {
         move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
     }
 
-    /// Forward of a micro-batch that keeps what backward within `reach` needs, each block's `put` away before the next
-    /// begins; `again` is what blocks keep that are computed again.
-    pub(crate) fn forward<S>(
-        &self,
-        batch: &MicroBatch,
-        cx: &StepContext,
-        reach: Reach,
-        again: Keep,
-        put: &mut dyn FnMut(BlockSaved) -> Result<S>,
-    ) -> Result<Kept<S>> {
+    /// Forward of a micro-batch that keeps what backward within `reach` needs.
+    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
-        let source_bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
+        let source_bias = self.bias_of(batch, false)?;
         let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
-        let keep = |block| reach.keep_encoder_block(block, k).instead_of_input(again);
+        let keep = |block| reach.keep_encoder_block(block, k);
         let (encoded, encoder) =
-            self.encoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep, put)?;
+            self.encoder.forward_one(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep)?;
 
-        let target_bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
+        let target_bias = self.bias_of(batch, true)?;
         let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
-        let keep = |block| reach.keep_decoder_block(block, k).instead_of_input(again);
-        let (z, decoder) = self.decoder.forward(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep, put)?;
+        let keep = |block| reach.keep_decoder_block(block, k);
+        let (z, decoder) = self.decoder.forward_one(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep)?;
         Ok(Kept { source_bias, target_bias, encoded, encoder, decoder, z })
+    }
+
+    /// One of the two stacks.
+    pub(crate) fn stack(&self, decoder: bool) -> &Stack {
+        if decoder { &self.decoder } else { &self.encoder }
+    }
+
+    /// The position bias of a stack for a micro-batch.
+    pub(crate) fn bias_of(&self, batch: &MicroBatch, decoder: bool) -> Result<Tensor> {
+        let length = batch.ids(decoder).dim(1)?;
+        self.stack(decoder).position_bias(length, length, 0)
     }
 
     /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
@@ -285,14 +283,14 @@ impl T5 {
     /// The encoder's output (B, S, D), without dropout.
     pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
         let pass = Pass::without_dropout(activations);
-        let bias = self.encoder.position_bias(batch.sources.dim(1)?, batch.sources.dim(1)?, 0)?;
+        let bias = self.bias_of(batch, false)?;
         self.encoder.output(&batch.sources, &self.shared, pass.dtype, &pass.encoder(batch, &bias))
     }
 
     fn decoder_output(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
         let encoded = self.encode(batch, activations)?;
         let pass = Pass::without_dropout(activations);
-        let bias = self.decoder.position_bias(batch.decoder_inputs.dim(1)?, batch.decoder_inputs.dim(1)?, 0)?;
+        let bias = self.bias_of(batch, true)?;
         self.decoder.output(&batch.decoder_inputs, &self.shared, pass.dtype, &pass.decoder(batch, &bias, &encoded))
     }
 
@@ -306,13 +304,13 @@ impl T5 {
 
 /// Everything between forward and backward of one micro-batch.
 #[derive(Debug)]
-pub(crate) struct Kept<S = BlockSaved> {
+pub(crate) struct Kept {
     pub source_bias: Tensor,
     pub target_bias: Tensor,
     /// The encoder's output (B, S, D).
     pub encoded: Tensor,
-    pub encoder: StackSaved<S>,
-    pub decoder: StackSaved<S>,
+    pub encoder: StackSaved,
+    pub decoder: StackSaved,
     /// The decoder's output (B, T, D).
     pub z: Tensor,
 }

@@ -104,11 +104,7 @@ impl Store {
     pub fn on_disk(files: &Files) -> Result<Store> {
         let unwritten_bytes = files.unwritten_bytes;
         let path = files.directory.join(format!(".offloaded-{}", std::process::id()));
-        let open = |_| {
-            let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-            std::fs::remove_file(&path)?;
-            Ok(file)
-        };
+        let open = |_| t5_ops::file_without_name(&path);
         let files = (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::io(&path))?;
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let files = Arc::new(files);

@@ -28,7 +28,7 @@ struct Pages {
     live: usize,
     most_live: usize,
     free: FreeRanges,
-    /// Blocks in files and their bytes: they are no part of what is live.
+    /// Blocks in files by address, and where they lie there: they are no part of what is live.
     in_files: BTreeMap<usize, InFile>,
 }
 

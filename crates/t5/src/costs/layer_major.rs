@@ -353,7 +353,6 @@ impl<'a> LayerWalk<'a> {
         self.live.weights =
             self.weights_on_disk.map_or(0, |weights| weights.largest(|spec| parts.contains(&spec.part)));
         self.moment(0, 0);
-        self.live.workspace = 0;
         self.live.gradients -= largest;
     }
 

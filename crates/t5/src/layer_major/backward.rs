@@ -108,8 +108,7 @@ impl T5 {
     /// The block that a unit is.
     fn block(&self, unit: Unit) -> Option<&Block> {
         match unit {
-            Unit::Block { decoder: true, block } => self.decoder.blocks.get(block),
-            Unit::Block { decoder: false, block } => self.encoder.blocks.get(block),
+            Unit::Block { decoder, block } => self.stack(decoder).blocks.get(block),
             Unit::Norm { .. } => None,
         }
     }
@@ -126,7 +125,7 @@ impl T5 {
         while let Some(Entering { number, decoder, dx }) = entering.next() {
             let dx = pass.boundaries.get(dx, entering.peek().map(|next| &next.dx))?;
             let samples = &pass.samples[number];
-            let stack = if decoder { &self.decoder } else { &self.encoder };
+            let stack = self.stack(decoder);
             stack.embed_backward(samples.ids(decoder), &self.shared, dx, &samples.context(&step, decoder), grads)?;
         }
         Ok(())
@@ -172,7 +171,7 @@ impl T5 {
         let next = pass.units[..end].get(position + 1).copied();
         let goes_on = matches!(next, Some(Unit::Block { decoder: other, .. }) if other == decoder);
         let step = Pass::of(&pass.cx);
-        let stack = if decoder { &self.decoder } else { &self.encoder };
+        let stack = self.stack(decoder);
         for i in 0..pass.samples.len() {
             if interrupted() {
                 return Ok(false);

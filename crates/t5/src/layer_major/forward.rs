@@ -1,21 +1,18 @@
 //! Forward of a layer-major step: block by block, all micro-batches through one before the next, so that a block's weights
 //! are needed once.
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 
 use super::{LayerMajor, LayerPass, Samples, Unit};
 use crate::context::{LayerContext, StepContext};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::layers::block::{BlockInput, BlockSaved};
-use crate::layers::stack::StackSaved;
+use crate::layers::block::BlockSaved;
+use crate::layers::stack::Output;
 use crate::micro_batch::MicroBatch;
 use crate::model::{Pass, T5};
 use crate::reach::{Keep, Reach};
 use crate::store::{Files, Store, Stored};
-
-/// A stack's output (B, T, D) for a micro-batch, and what was kept of it.
-type Output = (Tensor, StackSaved<BlockSaved<Stored>>);
 
 /// What both stacks are told alike.
 struct Settings<'a> {
@@ -112,14 +109,6 @@ impl T5 {
         Ok(Some(pass))
     }
 
-    /// The position bias of a stack for a micro-batch.
-    fn bias_of(&self, batch: &MicroBatch, decoder: bool) -> Result<Tensor> {
-        let (stack, ids) =
-            if decoder { (&self.decoder, &batch.decoder_inputs) } else { (&self.encoder, &batch.sources) };
-        let length = ids.dim(1)?;
-        stack.position_bias(length, length, 0)
-    }
-
     /// All micro-batches through one stack. What is kept is `put` away at once. `None` when interrupted.
     fn through_stack(
         &self,
@@ -128,46 +117,17 @@ impl T5 {
         contexts: &[LayerContext],
         settings: &Settings,
         put: &mut dyn FnMut(Unit, BlockSaved) -> Result<BlockSaved<Stored>>,
-    ) -> Result<Option<Vec<Output>>> {
+    ) -> Result<Option<Vec<Output<BlockSaved<Stored>>>>> {
         let &Settings { reach, recompute_blocks, again, dtype, interrupted } = settings;
-        let (stack, of_stack) = if decoder { (&self.decoder, reach.decoder) } else { (&self.encoder, reach.encoder) };
-        let mut xs = Vec::with_capacity(batches.len());
-        for (batch, cx) in batches.iter().zip(contexts) {
-            let ids = if decoder { &batch.decoder_inputs } else { &batch.sources };
-            xs.push(stack.embed(ids, &self.shared, dtype, cx)?);
-        }
-        t5_ops::page_out(&self.shared.tensor);
-        let mut saved: Vec<StackSaved<_>> =
-            batches.iter().map(|_| StackSaved { blocks: Vec::with_capacity(stack.blocks.len()), last: None }).collect();
-        for (index, block) in stack.blocks.iter().enumerate() {
-            let keep = match decoder {
-                true => reach.keep_decoder_block(index, recompute_blocks),
-                false => reach.keep_encoder_block(index, recompute_blocks),
-            };
-            block.page_in();
-            if let Some(next) = stack.blocks.get(index + 1) {
-                next.read_ahead();
-            }
-            let unit = Unit::Block { decoder, block: index };
-            let mut ys = Vec::with_capacity(xs.len());
-            for ((x, cx), saved) in xs.into_iter().zip(contexts).zip(&mut saved) {
-                if interrupted() {
-                    return Ok(None);
-                }
-                let (y, kept) = block.forward(x, cx, keep.instead_of_input(again))?;
-                saved.blocks.push(kept.map(|kept| put(unit, kept)).transpose()?);
-                ys.push(y);
-            }
-            block.page_out();
-            xs = ys;
-        }
-        let mut outputs = Vec::with_capacity(xs.len());
-        for ((x, cx), mut saved) in xs.into_iter().zip(contexts).zip(saved) {
-            let z = stack.finish(&x, cx)?;
-            let last = of_stack.enters_norm().then_some(BlockSaved::Input(BlockInput { x, heads: Vec::new() }));
-            saved.last = last.map(|last| put(Unit::Norm { decoder }, last)).transpose()?;
-            outputs.push((z, saved));
-        }
-        Ok(Some(outputs))
+        let keep = |block| match decoder {
+            true => reach.keep_decoder_block(block, recompute_blocks).instead_of_input(again),
+            false => reach.keep_encoder_block(block, recompute_blocks).instead_of_input(again),
+        };
+        let mut put = |block: Option<usize>, saved| {
+            put(block.map_or(Unit::Norm { decoder }, |block| Unit::Block { decoder, block }), saved)
+        };
+        let of_stack = if decoder { reach.decoder } else { reach.encoder };
+        let micro_batches: Vec<_> = batches.iter().map(|batch| batch.ids(decoder)).zip(contexts).collect();
+        self.stack(decoder).forward(&micro_batches, &self.shared, dtype, of_stack, &keep, &mut put, interrupted)
     }
 }

@@ -197,7 +197,7 @@ impl Samples {
     }
 
     fn ids(&self, decoder: bool) -> &Tensor {
-        if decoder { &self.batch.decoder_inputs } else { &self.batch.sources }
+        self.batch.ids(decoder)
     }
 
     fn bias(&self, decoder: bool) -> &Tensor {

@@ -36,6 +36,9 @@ pub(crate) struct StackSaved<S = BlockSaved> {
     pub last: Option<S>,
 }
 
+/// A stack's output (B, T, D) for a micro-batch, and what was kept of it.
+pub(crate) type Output<S = BlockSaved> = (Tensor, StackSaved<S>);
+
 impl StackSaved {
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().chain([&self.last]).flatten().map(BlockSaved::bytes).sum()
@@ -111,9 +114,56 @@ impl Stack {
         self.final_norm.backward(x, &inv_rms, dn, None, grads)
     }
 
-    /// Ids (B, T) to the stack's output (B, T, D). What a block keeps is `put` away before the next begins.
+    /// Ids (B, T) of every micro-batch to the stack's output (B, T, D) for it, all of them through one block before the next,
+    /// so that a block's weights are needed once. What a block keeps, or the final norm (`None`), is `put` away at once. `None`
+    /// when `interrupted` said so before a micro-batch.
     #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and its place for what it keeps")]
     pub fn forward<S>(
+        &self,
+        micro_batches: &[(&Tensor, &LayerContext)],
+        embedding: &Weight,
+        dtype: DType,
+        reach: StackReach,
+        keep: &dyn Fn(usize) -> Keep,
+        put: &mut dyn FnMut(Option<usize>, BlockSaved) -> Result<S>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Output<S>>>> {
+        let mut xs = Vec::with_capacity(micro_batches.len());
+        for (ids, cx) in micro_batches {
+            xs.push(self.embed(ids, embedding, dtype, cx)?);
+        }
+        t5_ops::page_out(&embedding.tensor);
+        let room = || Vec::with_capacity(self.blocks.len());
+        let mut saved: Vec<_> = xs.iter().map(|_| StackSaved { blocks: room(), last: None }).collect();
+        for (index, block) in self.blocks.iter().enumerate() {
+            block.page_in();
+            if let Some(next) = self.blocks.get(index + 1) {
+                next.read_ahead();
+            }
+            let mut ys = Vec::with_capacity(xs.len());
+            for ((x, (_, cx)), saved) in xs.into_iter().zip(micro_batches).zip(&mut saved) {
+                if interrupted() {
+                    return Ok(None);
+                }
+                let (y, kept) = block.forward(x, cx, keep(index))?;
+                saved.blocks.push(kept.map(|kept| put(Some(index), kept)).transpose()?);
+                ys.push(y);
+            }
+            block.page_out();
+            xs = ys;
+        }
+        let mut outputs = Vec::with_capacity(xs.len());
+        for ((x, (_, cx)), mut saved) in xs.into_iter().zip(micro_batches).zip(saved) {
+            let z = self.finish(&x, cx)?;
+            let last = reach.enters_norm().then_some(BlockSaved::Input(BlockInput { x, heads: Vec::new() }));
+            saved.last = last.map(|last| put(None, last)).transpose()?;
+            outputs.push((z, saved));
+        }
+        Ok(Some(outputs))
+    }
+
+    /// [`Stack::forward`] of one micro-batch, what is kept in memory.
+    pub fn forward_one(
         &self,
         ids: &Tensor,
         embedding: &Weight,
@@ -121,27 +171,16 @@ impl Stack {
         cx: &LayerContext,
         reach: StackReach,
         keep: &dyn Fn(usize) -> Keep,
-        put: &mut dyn FnMut(BlockSaved) -> Result<S>,
-    ) -> Result<(Tensor, StackSaved<S>)> {
-        let mut x = self.embed(ids, embedding, dtype, cx)?;
-        t5_ops::page_out(&embedding.tensor);
-        let mut blocks = Vec::with_capacity(self.blocks.len());
-        for (index, block) in self.blocks.iter().enumerate() {
-            block.page_in();
-            let (y, saved) = block.forward(x, cx, keep(index))?;
-            block.page_out();
-            blocks.push(saved.map(&mut *put).transpose()?);
-            x = y;
-        }
-        let z = self.finish(&x, cx)?;
-        let last = reach.enters_norm().then_some(BlockSaved::Input(BlockInput { x, heads: Vec::new() }));
-        Ok((z, StackSaved { blocks, last: last.map(put).transpose()? }))
+    ) -> Result<Output> {
+        let mut stays = |_, saved| Ok(saved);
+        let outputs = self.forward(&[(ids, cx)], embedding, dtype, reach, keep, &mut stays, &|| false)?;
+        Ok(outputs.into_iter().flatten().next().expect("one micro-batch, and nobody interrupts"))
     }
 
-    /// [`Stack::forward`] for its output alone.
+    /// [`Stack::forward_one`] for its output alone.
     pub fn output(&self, ids: &Tensor, embedding: &Weight, dtype: DType, cx: &LayerContext) -> Result<Tensor> {
         let reach = StackReach::nothing(self.blocks.len());
-        Ok(self.forward(ids, embedding, dtype, cx, reach, &|_| Keep::Nothing, &mut Ok)?.0)
+        Ok(self.forward_one(ids, embedding, dtype, cx, reach, &|_| Keep::Nothing)?.0)
     }
 
     /// Consumes what forward kept, block by block, adding every trained parameter's gradient.
