@@ -215,32 +215,25 @@ pub struct Costs {
     pub loaders: Vec<LoaderChoice>,
 }
 
-impl Costs {
-    /// Leaves out the steps that hold no less and take no less time than another: whatever the budget, no plan is made of
-    /// them. Those that `is_kept` says stay. For who keeps the costs for later: of tens of thousands of choices, 30 MiB, some
-    /// hundred are left.
-    #[must_use]
-    pub fn without_dominated(mut self, is_kept: impl Fn(&StepChoice) -> bool) -> Self {
-        let held =
-            |step: &StepChoice| [Place::Host, Place::Device].map(|place| sum_at(place, step.binding_at(place).1));
-        let held: Vec<[Bytes; 2]> = self.steps.iter().map(held).collect();
-        let time = |index: usize| self.steps[index].relative_time;
-        let mut order: Vec<usize> = (0..held.len()).collect();
-        order.sort_by(|&a, &b| held[a].cmp(&held[b]).then(time(a).total_cmp(&time(b))));
-        // By what is held in the process, the least first: what came before dominates where it holds no more on the device either.
-        let mut left: Vec<usize> = Vec::new();
-        for index in order {
-            let dominates = |&other: &usize| held[other][1] <= held[index][1] && time(other) <= time(index);
-            if is_kept(&self.steps[index]) || !left.iter().any(dominates) {
-                left.push(index);
-            }
+/// Of ways to cut a step those that some budget would take: none of the others holds no more and takes no longer. Those that
+/// `is_kept` says stay, too. What is left out is let go at once, so of tens of thousands of choices, 100 MiB, only the
+/// hundreds that matter exist at a time.
+pub fn undominated(
+    steps: impl IntoIterator<Item = StepChoice>,
+    is_kept: impl Fn(&StepChoice) -> bool,
+) -> Vec<StepChoice> {
+    let mut left: Vec<(StepChoice, [Bytes; 2])> = Vec::new();
+    for step in steps {
+        let held = [Place::Host, Place::Device].map(|place| sum_at(place, step.binding_at(place).1));
+        let dominates = |(a, a_holds): (&StepChoice, [Bytes; 2]), (b, b_holds): (&StepChoice, [Bytes; 2])| {
+            a_holds[0] <= b_holds[0] && a_holds[1] <= b_holds[1] && a.relative_time <= b.relative_time
+        };
+        if is_kept(&step) || !left.iter().any(|(other, holds)| dominates((other, *holds), (&step, held))) {
+            left.retain(|(other, holds)| is_kept(other) || !dominates((&step, held), (other, *holds)));
+            left.push((step, held));
         }
-        left.sort_unstable();
-        let mut index = 0..;
-        self.steps.retain(|_| index.next().is_some_and(|index| left.binary_search(&index).is_ok()));
-        self.steps.shrink_to_fit();
-        self
     }
+    left.into_iter().map(|(step, _)| step).collect()
 }
 
 /// The sum of some rows that lie in the process's own memory.

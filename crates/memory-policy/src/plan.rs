@@ -2,8 +2,8 @@
 //!
 //! [`plan`] is a pure function and the only place that weighs memory against time. It looks at every
 //! pair of a step choice and a loader choice; of those whose predicted peak and headroom fit, it takes
-//! the one with the smallest product of relative times, then the one that holds least, then the one
-//! that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that is offered at all count
+//! the one with the smallest product of relative times, then the one that holds least, then the faster
+//! of those, then the one that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that is offered at all count
 //! as equally fast, so memory that buys no time is not taken; where nobody named a budget, all within
 //! [`GUEST_PERCENT`]. The comparison with the fastest offer, not with the fastest that fits, is what keeps a
 //! bigger budget from ever giving a slower plan.
@@ -339,19 +339,23 @@ impl Candidate<'_> {
         self.predicted_peak + LEAST_HEADROOM
     }
 
-    /// Faster first, then smaller; up to `as_fast` nothing is faster than another. `min_by` keeps the first
-    /// of equals: the order of the offer.
+    /// Faster first, then smaller; up to `as_fast` nothing is faster than another, but among equally large ones.
+    /// `min_by` keeps the first of equals: the order of the offer.
     fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
         let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
         let bytes = |candidate: &Self| candidate.predicted_peak + candidate.device_peak;
-        time.total_cmp(&other_time).then(bytes(self).cmp(&bytes(other)))
+        let exactly = self.relative_time.total_cmp(&other.relative_time);
+        time.total_cmp(&other_time).then(bytes(self).cmp(&bytes(other))).then(exactly)
     }
 
     /// What the smallest budget that is faster would buy, in words.
     fn next(&self, candidates: &[Candidate<'_>], as_fast: f64) -> String {
         let time = self.relative_time.max(as_fast);
         let faster = |other: &&Candidate<'_>| other.required() > self.required() && other.relative_time < 0.98 * time;
-        let Some(next) = candidates.iter().filter(faster).min_by_key(|other| other.required()) else {
+        let by_budget = |a: &&Candidate<'_>, b: &&Candidate<'_>| {
+            a.required().cmp(&b.required()).then(a.relative_time.total_cmp(&b.relative_time))
+        };
+        let Some(next) = candidates.iter().filter(faster).min_by(by_budget) else {
             return "nothing that is offered is faster".to_string();
         };
         let percent = 100.0 * (1.0 - next.relative_time / time);

@@ -40,13 +40,35 @@ pub fn place(config: &Config, device: &Device, now: &MemorySnapshot) -> Place {
     if on_device { Place::Device } else { Place::Host }
 }
 
-/// Everything that a run could choose from, and what it would cost.
+/// Which of the ways to cut a step are wanted.
+#[derive(Clone, Copy)]
+pub enum Wanted<'a> {
+    /// All, to be explained.
+    All,
+    /// Those that some budget would take, and this plan's: little memory, for who plans within a budget that holds already.
+    Undominated(Option<&'a Plan>),
+}
+
+impl Wanted<'_> {
+    /// The wanted ones of those that are offered.
+    pub fn of(self, offered: impl Iterator<Item = StepChoice>) -> Vec<StepChoice> {
+        match self {
+            Self::All => offered.collect(),
+            Self::Undominated(plan) => {
+                memory_policy::undominated(offered, |step| plan.is_some_and(|plan| plan.has_step(step)))
+            }
+        }
+    }
+}
+
+/// What a run could choose from, and what it would cost.
 pub fn costs(
     config: &Config,
     opened: &Opened,
     options: &TrainerOptions,
     now: &MemorySnapshot,
     loader: &DataLoader,
+    wanted: Wanted<'_>,
 ) -> Outcome<Costs> {
     let step = StepCosts::new(config, &opened.model, options, place(config, &opened.device, now))?;
     let mut step = step.within(budgets(config).process, now);
@@ -59,7 +81,7 @@ pub fn costs(
     Ok(Costs {
         batch_samples: config.train.batch_size,
         fixed,
-        steps: step.choices(&config.memory),
+        steps: wanted.of(step.choices(&config.memory)),
         loaders: loader_choices(config, &opened.train, loader),
     })
 }
@@ -190,26 +212,26 @@ impl<'a> StepCosts<'a> {
     }
 
     /// The ways to cut a step, those that the pins leave.
-    pub fn choices(&self, pins: &Memory) -> Vec<StepChoice> {
+    pub fn choices(&self, pins: &Memory) -> impl Iterator<Item = StepChoice> {
         let blocks = self.trained.blocks();
         let samples =
             pinned(pins.micro_batch_samples.map(|pin| pin.min(self.batch_samples)), even_cuts(self.batch_samples));
         let ways = levers::ways(pins, blocks).into_iter().map(|way| (way, self.written(way)));
         let ways = ways.filter(|(way, _)| self.place == Place::Host || !way.has_weights_on_disk());
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(way, *written, pins)).collect();
-        let mut choices = Vec::new();
-        for &samples in &samples {
-            let rows_of_logits = samples * self.target_tokens;
+        let cuts = samples.into_iter().flat_map(|samples| {
+            let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(samples * self.target_tokens)).to_vec();
+            pinned(pins.loss_chunk_rows, chunks).into_iter().map(move |chunk| (samples, chunk))
+        });
+        let cuts: Vec<(usize, usize)> = cuts.collect();
+        cuts.into_iter().flat_map(move |(samples, loss_chunk_rows)| {
             let arithmetic = self.arithmetic(samples);
-            let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(rows_of_logits)).to_vec();
-            for loss_chunk_rows in pinned(pins.loss_chunk_rows, chunks) {
-                for &(way, written) in &ways {
-                    let pass = self.pass(samples, way.recompute_blocks, loss_chunk_rows);
-                    choices.push(self.choice(&pass, &arithmetic, blocks, way.layers, written));
-                }
-            }
-        }
-        choices
+            let choice = |&(way, written): &(Way, Written)| {
+                let pass = self.pass(samples, way.recompute_blocks, loss_chunk_rows);
+                self.choice(&pass, &arithmetic, blocks, way.layers, written)
+            };
+            ways.iter().map(choice).collect::<Vec<_>>()
+        })
     }
 
     /// Bytes written to files in a step of the longest samples.
@@ -501,10 +523,10 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions::default();
         let costs = StepCosts::of_batch(&model, &options, 16, (64, 64)).expect("costs");
-        let free = costs.choices(&unpinned());
+        let free = costs.choices(&unpinned()).count();
         let pins = Memory { micro_batch_samples: Some(4), recompute_blocks: Some(3), ..unpinned() };
-        let pinned = costs.choices(&pins);
-        assert!(free.len() > pinned.len());
+        let pinned: Vec<StepChoice> = costs.choices(&pins).collect();
+        assert!(free > pinned.len());
         assert!(pinned.iter().all(|choice| choice.micro_batch_samples == 4 && choice.recompute_blocks == 3));
     }
 
@@ -532,8 +554,11 @@ mod tests {
         let options = TrainerOptions { total_steps: 1000, ..TrainerOptions::default() };
         let costs = StepCosts::of_batch(&model, &options, 8, (256, 256)).expect("costs");
         let offered = |pins: Memory| -> Vec<LayerMajor> {
-            let choices = costs.choices(&pins).into_iter();
-            choices.filter(|choice| choice.micro_batch_samples == 8).filter_map(|choice| choice.layer_major).collect()
+            costs
+                .choices(&pins)
+                .filter(|choice| choice.micro_batch_samples == 8)
+                .filter_map(|choice| choice.layer_major)
+                .collect()
         };
         let written =
             |layers: &LayerMajor| costs.written(Way { layers: Some(*layers), recompute_blocks: usize::MAX }).total();

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 use trainer::{Accumulation, StepOutcome, StepPlan, StepStats, Trainer};
 
+use crate::bill::Wanted;
 use crate::config::Config;
 use crate::evaluation::{self, Figures};
 use crate::failure::{Failure, Outcome};
@@ -127,13 +128,13 @@ impl Session {
         rehearse(&opened.model, &options, &opened.device)?;
         let now = machine.snapshot()?;
         report.line(&format!("memory at start: {now}"));
-        let costs = bill::costs(&config, &opened, &options, &now, &loader)?;
+        let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
+        let costs = bill::costs(&config, &opened, &options, &now, &loader, wanted)?;
         let budgets = bill::budgets(&config);
         let plan = match &saved {
             Some(saved) => memory_policy::plan_again(&now, &costs, budgets, &saved.plan)?,
             None => memory_policy::plan(&now, &costs, budgets)?,
         };
-        let costs = costs.without_dominated(|step| plan.has_step(step));
         t5_ops::allocator::release_small();
         report.line(&format!("\n{}", plan.bill));
         let origin = found.as_ref().map(|found| found.path.display().to_string());

@@ -11,7 +11,7 @@ use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
 
-use crate::bill::StepCosts;
+use crate::bill::{StepCosts, Wanted};
 use crate::cli::{self, BenchArgs, Precision, Recompute};
 use crate::config::{AccumulationPin, Memory};
 use crate::failure::{Failure, Outcome};
@@ -116,7 +116,7 @@ fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &M
     let costs = Costs {
         batch_samples: flags.batch,
         fixed,
-        steps: step.choices(&pins),
+        steps: Wanted::Undominated(None).of(step.choices(&pins)),
         loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
     };
     Ok(memory_policy::plan(now, &costs, budget)?)

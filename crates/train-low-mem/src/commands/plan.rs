@@ -4,6 +4,7 @@ use dataloader::Position;
 use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, Explained, LoaderChoice, MemorySnapshot, Plan, Probe};
 use serde_json::json;
 
+use crate::bill::Wanted;
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
@@ -66,7 +67,8 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
     let options = options::trainer_options(&config, &opened.model, total_steps);
     rehearse(&opened.model, &options, &opened.device)?;
-    Ok((bill::costs(&config, &opened, &options, &for_another_start(probe.snapshot()?), &loader)?, Some(total_steps)))
+    let now = for_another_start(probe.snapshot()?);
+    Ok((bill::costs(&config, &opened, &options, &now, &loader, Wanted::All)?, Some(total_steps)))
 }
 
 /// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
@@ -92,7 +94,7 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     Ok(Costs {
         batch_samples: config.train.batch_size,
         fixed,
-        steps: step.choices(&config.memory),
+        steps: Wanted::All.of(step.choices(&config.memory)),
         loaders: vec![LoaderChoice {
             residency: DatasetResidency::UltraLowMem,
             decode_threads: config.memory.decode_threads.unwrap_or(1),
