@@ -289,7 +289,9 @@ impl<'a> StepCosts<'a> {
         let training = match layer_major {
             None => t5::costs::training(self.model, pass, &self.trained),
             Some(layers) => {
-                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers_of(layers), &self.trained, weights)
+                let layers = layers_of(layers);
+                let on_disk = &self.weights_on_disk;
+                t5::costs::layer_major(self.model, pass, self.batch_samples, &layers, &self.trained, on_disk)
             }
         };
         let frozen = if self.freezes { ", none for frozen parameters" } else { "" };

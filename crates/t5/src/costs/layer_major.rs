@@ -12,7 +12,7 @@ use crate::reach::{Keep, Reach};
 /// The peak of a layer-major step of `batch_samples` samples beside parameters and optimizer state: what blocks keep of
 /// the whole batch (`boundaries`), accumulators (`gradients`), a chunk of logits and its product (`loss`), and the momentary
 /// need of one micro-batch in one block (`workspace`), each as it is at the moment of the peak, and what products pack.
-/// Where `weights` lie in a file, what is resident of them then is a row, too (`parameters`).
+/// Where the weights lie in a file, what is resident of them then is a row, too (`parameters`).
 ///
 /// `pass` is a micro-batch; the other micro-batches are as long.
 pub fn layer_major(
@@ -21,8 +21,9 @@ pub fn layer_major(
     batch_samples: usize,
     layers: &LayerMajor,
     trained: &Trained,
-    weights: Option<&WeightsOnDisk>,
+    weights: &WeightsOnDisk,
 ) -> Vec<CostRow> {
+    let weights = layers.weights_on_disk.then_some(weights);
     let mut walk = LayerWalk::new(config, pass, batch_samples, layers, trained);
     walk.weights_on_disk = weights;
     walk.step();
@@ -450,7 +451,8 @@ mod tests {
             biases * batch_samples.div_ceil(samples) as u64 + encoded,
             "{layers:?} {pass:?}"
         );
-        let rows = layer_major(config, pass, batch_samples, layers, &all, None);
+        let weights = WeightsOnDisk::new(config, DType::F32);
+        let rows = layer_major(config, pass, batch_samples, layers, &all, &weights);
         let of_walk = rows.iter().filter(|row| row.name != "packed operands");
         assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
     }
@@ -531,9 +533,10 @@ mod tests {
             loss_chunk_rows: 64,
             dropout: true,
         };
+        let weights = WeightsOnDisk::new(&config, DType::F32);
         let bytes = |kept_gradient_blocks, boundaries_on_disk| {
             let layers = LayerMajor { kept_gradient_blocks, boundaries_on_disk, ..LayerMajor::default() };
-            layer_major(&config, &pass, 16, &layers, &trained, None).iter().map(|row| row.bytes).sum::<u64>()
+            layer_major(&config, &pass, 16, &layers, &trained, &weights).iter().map(|row| row.bytes).sum::<u64>()
         };
         // The last block spares the second pass, and with it a copy of what goes down.
         let by_kept: Vec<u64> = (0..20).map(|kept| bytes(kept, false)).collect();
