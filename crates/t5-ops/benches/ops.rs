@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor, attention,
-    attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor,
+    attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
@@ -112,7 +112,8 @@ impl Bench<'_> {
             self.run(&format!("attention {kind}"), flops, 4 * rows * d, || attention(&q, &k, &v_, &a).map(drop))?;
             let (out, lse) = attention(&q, &k, &v_, &a)?;
             self.run(&format!("attention_backward {kind}"), 5 * flops / 2, 8 * rows * d, || {
-                attention_backward(&q, &k, &v_, &out, &lse, &dout, &a, Some(&dbias)).map(drop)
+                let of = Attended { q: &q, k: &k, v: &v_, out: &out, lse: &lse };
+                attention_backward(&of, &dout, &a, Some(&dbias)).map(drop)
             })?;
         }
 

@@ -66,7 +66,7 @@ mod vector;
 
 pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
 pub use adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
-pub use attention::{Attention, attention, attention_backward};
+pub use attention::{Attended, Attention, attention, attention_backward};
 pub use bytes::{file_without_name, from_bytes, with_bytes};
 pub use cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    AdafactorHyper, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor, attention,
+    AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor, attention,
     attention_backward, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
@@ -34,7 +34,8 @@ fn run(dtype: DType) -> Result<Vec<u32>> {
         dropout: Some(Dropout { probability: 0.1, seed: 1, step: 2, site: 3, samples: &samples }),
     };
     let (out, lse) = attention(&x, &y, &dx, &a)?;
-    let (dq, dk, dv) = attention_backward(&x, &y, &dx, &out, &lse, &y, &a, Some(&dbias))?;
+    let of = Attended { q: &x, k: &y, v: &dx, out: &out, lse: &lse };
+    let (dq, dk, dv) = attention_backward(&of, &y, &a, Some(&dbias))?;
 
     let w = numbers(&[v, d], DType::F32)?;
     let dw = w.zeros_like()?;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
 
-use super::{Attention, Sizes, vectors};
+use super::{Attended, Attention, Sizes, vectors};
 use crate::dropout::active;
 use crate::matmul::Matrix;
 use crate::parallel::{Shared, for_each_part, for_each_part_with};
@@ -177,42 +177,30 @@ pub(super) struct Queries<'a, T> {
     pub(super) dropout: Option<&'a crate::Dropout<'a>>,
 }
 
-#[allow(clippy::too_many_arguments)]
 pub(super) fn attention_backward(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    out: &Tensor,
-    lse: &Tensor,
+    of: &Attended,
     dout: &Tensor,
     a: &Attention,
     s: &Sizes,
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    match q.dtype() {
+    match of.q.dtype() {
         #[cfg(target_arch = "x86_64")]
-        DType::BF16 if super::tiles::apply_to(s) => {
-            backward::<bf16, super::tiles::Backward>(q, k, v, out, lse, dout, a, s, dbias)
-        }
-        DType::BF16 => backward::<bf16, vectors::Backward<bf16>>(q, k, v, out, lse, dout, a, s, dbias),
-        _ => backward::<f32, vectors::Backward<f32>>(q, k, v, out, lse, dout, a, s, dbias),
+        DType::BF16 if super::tiles::apply_to(s) => backward::<bf16, super::tiles::Backward>(of, dout, a, s, dbias),
+        DType::BF16 => backward::<bf16, vectors::Backward<bf16>>(of, dout, a, s, dbias),
+        _ => backward::<f32, vectors::Backward<f32>>(of, dout, a, s, dbias),
     }
 }
 
-#[allow(clippy::too_many_arguments)]
 pub(super) fn backward<T: Element, B: Backward<T> + Send>(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    out: &Tensor,
-    lse: &Tensor,
+    of: &Attended,
     dout: &Tensor,
     a: &Attention,
     s: &Sizes,
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
-    let (out, lse, dout) = (out.contiguous()?, lse.contiguous()?, dout.contiguous()?);
+    let (q, k, v) = (of.q.contiguous()?, of.k.contiguous()?, of.v.contiguous()?);
+    let (out, lse, dout) = (of.out.contiguous()?, of.lse.contiguous()?, dout.contiguous()?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let bias_view = bias.as_ref().map(View::new).transpose()?;
     let bias_data = bias_view.as_ref().map(View::to_f32).transpose()?;

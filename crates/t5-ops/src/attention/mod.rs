@@ -96,20 +96,31 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     }
 }
 
+/// What [`attention`] took and what it gave: its backward needs both.
+#[derive(Clone, Copy)]
+pub struct Attended<'a> {
+    /// Queries, (B, T, H*K).
+    pub q: &'a Tensor,
+    /// Keys, (B, S, H*K).
+    pub k: &'a Tensor,
+    /// Values, (B, S, H*K).
+    pub v: &'a Tensor,
+    /// The result, (B, T, H*K).
+    pub out: &'a Tensor,
+    /// The log-sum-exp of each row of scores, (B, H, T).
+    pub lse: &'a Tensor,
+}
+
 /// The gradients with respect to `q`, `k` and `v`; adds the bias's to `dbias` if given.
 ///
-/// `out` and `lse` are the forward's results, `dout` the gradient of `out`; `a` as in the forward.
-#[allow(clippy::too_many_arguments)]
+/// `dout` is the gradient of the result; `a` as in the forward.
 pub fn attention_backward(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    out: &Tensor,
-    lse: &Tensor,
+    of: &Attended,
     dout: &Tensor,
     a: &Attention,
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
+    let Attended { q, k, v, out, lse } = *of;
     let s = a.sizes("attention_backward", q, k, v)?;
     // Scores again, and the gradients of probabilities, values, queries and keys.
     let _span = tracing::debug_span!("attention_backward", flops = a.product_flops(&s) * 5).entered();
@@ -123,8 +134,8 @@ pub fn attention_backward(
     let same = out.dtype() == q.dtype() && dout.dtype() == q.dtype() && lse.dtype() == DType::F32;
     // The accumulator of the kernel is f32.
     if inputs && same && dbias.is_none_or(|dbias| dbias.dtype() == DType::F32) {
-        cpu::attention_backward(q, k, v, out, lse, dout, a, &s, dbias)
+        cpu::attention_backward(of, dout, a, &s, dbias)
     } else {
-        reference::attention_backward(q, k, v, out, lse, dout, a, dbias)
+        reference::attention_backward(of, dout, a, dbias)
     }
 }

@@ -4,7 +4,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
-use super::{Attention, Sizes};
+use super::{Attended, Attention, Sizes};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
 use crate::dropout::{active, kept};
 
@@ -29,17 +29,13 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
 }
 
 /// See [`crate::attention_backward`].
-#[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    out: &Tensor,
-    lse: &Tensor,
+    of: &Attended,
     dout: &Tensor,
     a: &Attention,
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
+    let Attended { q, k, v, out, lse } = *of;
     let s = a.sizes("attention_backward", q, k, v)?;
     let dtype = wide_dtype(q);
     // exp(score - lse); rows without a key have lse = -inf, which is lifted so that they give exp(-inf) = 0.

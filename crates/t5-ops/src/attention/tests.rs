@@ -56,7 +56,8 @@ fn the_reference_agrees_with_finite_differences_and_autograd() {
         let what = format!("bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
         let (out, lse) = attention(q, k, v, &a).unwrap();
         let dbias = case.bias.zeros_like().unwrap();
-        let (dq, dk, dv) = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
+        let (dq, dk, dv) =
+            attention_backward(&Attended { q, k, v, out: &out, lse: &lse }, dout, &a, Some(&dbias)).unwrap();
         check_gradient(&what, q, &dq, |q| weighted(&attention(q, k, v, &a)?.0, dout));
         check_gradient(&what, k, &dk, |k| weighted(&attention(q, k, v, &a)?.0, dout));
         check_gradient(&what, v, &dv, |v| weighted(&attention(q, k, v, &a)?.0, dout));
@@ -109,17 +110,7 @@ fn agrees_with_the_reference(
     a: &Attention,
     dtype: DType,
     forward: impl Fn(&Tensor, &Tensor, &Tensor, &Attention, &Sizes) -> Result<(Tensor, Tensor)>,
-    backward: impl Fn(
-        &Tensor,
-        &Tensor,
-        &Tensor,
-        &Tensor,
-        &Tensor,
-        &Tensor,
-        &Attention,
-        &Sizes,
-        Option<&Tensor>,
-    ) -> Result<(Tensor, Tensor, Tensor)>,
+    backward: impl Fn(&Attended, &Tensor, &Attention, &Sizes, Option<&Tensor>) -> Result<(Tensor, Tensor, Tensor)>,
 ) {
     let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
     let sizes = a.sizes("attention", q, k, v).unwrap();
@@ -131,8 +122,9 @@ fn agrees_with_the_reference(
     assert_close(&format!("{what} lse"), &lse, &expected_lse, 1e-5);
     let dbias = case.bias.copy().unwrap();
     let expected_dbias = case.bias.copy().unwrap();
-    let got = backward(q, k, v, &out, &lse, dout, a, &sizes, Some(&dbias)).unwrap();
-    let expected = reference::attention_backward(q, k, v, &out, &lse, dout, a, Some(&expected_dbias)).unwrap();
+    let of = Attended { q, k, v, out: &out, lse: &lse };
+    let got = backward(&of, dout, a, &sizes, Some(&dbias)).unwrap();
+    let expected = reference::attention_backward(&of, dout, a, Some(&expected_dbias)).unwrap();
     // Where there is one visible key its probability is 1 and dq, dk are differences of equals.
     let tolerance = |what: &str| if sizes.keys == 1 && what != "dv" { 1.0 } else { tolerance(dtype) };
     assert_close(&format!("{what} dq"), &got.0, &expected.0, tolerance("dq"));
@@ -154,7 +146,8 @@ fn a_query_that_sees_no_key_gives_zeros_and_zero_gradients() {
             assert!(values(&out).iter().all(|x| x.is_finite()));
             assert!(values(&out.i(0).unwrap()).iter().all(|&x| x == 0.0));
             let dbias = case.bias.zeros_like().unwrap();
-            let (dq, dk, dv) = attention_backward(q, k, v, &out, &lse, dout, &a, Some(&dbias)).unwrap();
+            let (dq, dk, dv) =
+                attention_backward(&Attended { q, k, v, out: &out, lse: &lse }, dout, &a, Some(&dbias)).unwrap();
             for gradient in [&dq, &dk, &dv, &dbias] {
                 assert!(values(gradient).iter().all(|x| x.is_finite()));
             }

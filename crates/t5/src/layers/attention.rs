@@ -5,7 +5,7 @@
 //! the last inside `t5_ops`, `n` from x.
 
 use candle_core::Tensor;
-use t5_ops::Attention as Settings;
+use t5_ops::{Attended, Attention as Settings};
 
 use super::norm::Norm;
 use super::{Weights, add_weight_gradient, dropout_backward};
@@ -193,7 +193,8 @@ impl Attention {
         let dout = t5_ops::linear_backward_input(&dprojected, &self.o.tensor, None)?;
         drop(dprojected);
         let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
-        let (dq, dk, dv) = t5_ops::attention_backward(&q, &k, &v, &out, &lse, &dout, &self.settings(cx), dbias)?;
+        let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &self.settings(cx), dbias)?;
         drop((q, k, v, out, lse, dout));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
