@@ -27,13 +27,16 @@ mod layer_major;
 mod weights;
 
 pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
+use std::collections::HashMap;
+use std::ops::Range;
+
 use candle_core::DType;
 pub use layer_major::{layer_major, layer_major_written};
 pub use weights::{WeightsOnDisk, largest_parameter, load, parameters, save};
 
 use crate::config::Config;
 use crate::generate::FIRST_CAPACITY;
-use crate::parameters::ParameterSpec;
+use crate::parameters::{ParameterSpec, Part};
 use crate::reach::{Keep, Reach};
 
 /// One line of the bill.
@@ -77,6 +80,8 @@ pub struct Pass {
 #[derive(Clone, Debug)]
 pub struct Trained {
     specs: Vec<ParameterSpec>,
+    /// Which of them are a part's: they follow each other.
+    parts: HashMap<Part, Range<usize>>,
     reach: Reach,
 }
 
@@ -85,7 +90,11 @@ impl Trained {
     pub fn new(config: &Config, is_trained: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
         let specs: Vec<_> = ParameterSpec::all(config).into_iter().filter(is_trained).collect();
         let reach = Reach::to(config, specs.iter().map(|spec| spec.part));
-        Trained { specs, reach }
+        let mut parts = HashMap::new();
+        for (index, spec) in specs.iter().enumerate() {
+            parts.entry(spec.part).or_insert(index..index).end = index + 1;
+        }
+        Trained { specs, parts, reach }
     }
 
     /// Every parameter.
@@ -96,6 +105,11 @@ impl Trained {
     /// In the order of [`ParameterSpec::all`].
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.specs
+    }
+
+    /// Those of a part.
+    fn of(&self, part: Part) -> &[ParameterSpec] {
+        self.parts.get(&part).map_or(&[], |range| &self.specs[range.clone()])
     }
 
     /// The most blocks that `recompute_blocks` can mean: those that backward enters.

@@ -79,8 +79,7 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
                 // Weights are as large as gradients, and needed three times as often: these go first. What memory is left then keeps
                 // gradients.
                 let goes_once = gradients_on_disk || is_every_block_kept;
-                let is_part = pins.kept_gradient_blocks.is_some() || kept_gradient_blocks.is_multiple_of(part(blocks));
-                let weights: &[bool] = if goes_once && is_part { &[false, true] } else { &[false] };
+                let weights: &[bool] = if goes_once { &[false, true] } else { &[false] };
                 for weights_on_disk in pinned(pins.weight_offload, weights.to_vec()) {
                     ways.extend(pinned(pins.heads_kept, heads.to_vec()).into_iter().map(|heads_kept| {
                         let layers = LayerMajor {

@@ -1,8 +1,6 @@
 //! What layer-major accumulation holds: the walk through its three stretches (forward, the pass that measures,
 //! the pass that applies), unit by unit, for a whole optimizer batch of the longest samples.
 
-use std::collections::HashMap;
-
 use super::{CostRow, Pass, Shape, Sizes, Trained, Walk, WeightsOnDisk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
@@ -53,10 +51,9 @@ pub fn layer_major_written(
     if !layers.gradients_on_disk {
         return boundaries;
     }
-    let parts = walk.dropped_parts();
-    let head = walk.gradients_of(|part| part == walk.head());
     let entering = if layers.boundaries_on_disk { walk.entering(false) + walk.entering(true) } else { 0 };
-    boundaries + entering + head + walk.gradients_of(|part| parts.contains(&part))
+    let dropped: u64 = walk.dropped_parts().map(|part| walk.gradients_of(part)).sum();
+    boundaries + entering + walk.gradients_of(walk.head()) + dropped
 }
 
 /// What is held at one moment.
@@ -77,7 +74,7 @@ impl Live {
 }
 
 /// Shape and bytes of a gradient: one that was put aside serves another of its kind.
-type Kind = (Vec<usize>, u64);
+type Kind<'a> = (&'a [usize], u64);
 
 struct LayerWalk<'a> {
     config: &'a Config,
@@ -89,10 +86,10 @@ struct LayerWalk<'a> {
     /// Where weights lie in a file.
     weights_on_disk: Option<&'a WeightsOnDisk>,
     reach: Reach,
-    trained: &'a [ParameterSpec],
+    trained: &'a Trained,
     units: Vec<Unit>,
-    /// How many gradients of the units are put aside to be used again.
-    spare: HashMap<Kind, u64>,
+    /// Gradients of the units that are put aside to be used again.
+    spare: Vec<Kind<'a>>,
     /// Units that do not keep their gradients, and those that backward goes through twice.
     dropped: usize,
     again: usize,
@@ -113,14 +110,13 @@ impl<'a> LayerWalk<'a> {
         layers: &'a LayerMajor,
         trained: &'a Trained,
     ) -> LayerWalk<'a> {
-        let Trained { specs: trained, reach } = trained;
-        let reach = *reach;
+        let reach = trained.reach;
         let units = Unit::all(reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
         let recompute_blocks = layers.recompute_blocks(pass.recompute_blocks, dropped);
         let of = |samples| Pass { shape: Shape { samples, ..pass.shape }, recompute_blocks, ..*pass };
         let (micro, whole) = (of(pass.shape.samples.min(batch_samples)), of(batch_samples));
-        let (live, peak, spare) = (Live::default(), Live::default(), HashMap::new());
+        let (live, peak, spare) = (Live::default(), Live::default(), Vec::new());
         LayerWalk {
             config,
             micro,
@@ -168,8 +164,8 @@ impl<'a> LayerWalk<'a> {
     }
 
     /// Parts that do not keep their gradients.
-    fn dropped_parts(&self) -> Vec<Part> {
-        self.units[..self.dropped].iter().map(|unit| unit.part()).collect()
+    fn dropped_parts(&self) -> impl Iterator<Item = Part> {
+        self.units[..self.dropped].iter().map(|unit| unit.part())
     }
 
     fn sizes(&self, pass: &Pass, decoder: bool) -> Sizes {
@@ -213,9 +209,8 @@ impl<'a> LayerWalk<'a> {
     }
 
     /// Bytes of the gradients of the trained parameters of a part.
-    fn gradients_of(&self, is_meant: impl Fn(Part) -> bool) -> u64 {
-        let meant = self.trained.iter().filter(|spec| is_meant(spec.part));
-        meant.map(|spec| self.gradient_bytes(spec)).sum()
+    fn gradients_of(&self, part: Part) -> u64 {
+        self.trained.of(part).iter().map(|spec| self.gradient_bytes(spec)).sum()
     }
 
     fn gradient_bytes(&self, spec: &ParameterSpec) -> u64 {
@@ -259,7 +254,7 @@ impl<'a> LayerWalk<'a> {
             self.moment(micro.x + self.walk().dropout_copy(micro.x), 0);
             self.live.boundaries += of_micro;
         }
-        self.live.gradients = self.gradients_of(|part| part == head);
+        self.live.gradients = self.gradients_of(head);
         self.live.weights = self.weights_of(head);
         let (dz, loss) = (self.sizes(&self.micro, true).x, self.walk().loss(true));
         self.moment(dz, loss);
@@ -320,7 +315,7 @@ impl<'a> LayerWalk<'a> {
                 self.live.boundaries += waits;
                 self.moment(0, 0);
             } else if into_embedding && is_last && !self.has_embedding(decoder) {
-                self.live.gradients += self.gradients_of(|part| part == Part::Shared);
+                self.live.gradients += self.gradients_of(Part::Shared);
                 self.moment(sizes.x, 0);
             }
             if (stage == Stage::Apply || position >= again) && position < self.in_memory {
@@ -335,7 +330,10 @@ impl<'a> LayerWalk<'a> {
     fn enter_embedding(&mut self) {
         let enters = self.reach.enters_embedding(false) || self.reach.enters_embedding(true);
         let head = self.head();
-        self.live.gradients += self.gradients_of(|part| part == head || (enters && part == Part::Shared));
+        self.live.gradients += self.gradients_of(head);
+        if enters && head != Part::Shared {
+            self.live.gradients += self.gradients_of(Part::Shared);
+        }
         // What enters, the next, and either without its dropout.
         let most = [false, true].map(|decoder| self.sizes(&self.micro, decoder).x);
         self.moment(3 * most[0].max(most[1]), 0);
@@ -346,13 +344,11 @@ impl<'a> LayerWalk<'a> {
 
     /// One gradient that waited after the other, and the next being read.
     fn read_gradients(&mut self) {
-        let parts = self.dropped_parts();
-        let waiting = self.trained.iter().filter(|spec| parts.contains(&spec.part));
+        let waiting = self.dropped_parts().flat_map(|part| self.trained.of(part));
         let largest = waiting.map(|spec| self.gradient_bytes(spec)).max().unwrap_or(0);
         self.live.workspace = largest;
         self.live.gradients += largest;
-        self.live.weights =
-            self.weights_on_disk.map_or(0, |weights| weights.largest(|spec| parts.contains(&spec.part)));
+        self.live.weights = self.weights_on_disk.map_or(0, |weights| weights.largest_of(self.dropped_parts()));
         self.moment(0, 0);
         self.live.gradients -= largest;
     }
@@ -361,8 +357,9 @@ impl<'a> LayerWalk<'a> {
     fn update_the_rest(&mut self) {
         let Some(weights) = self.weights_on_disk else { return };
         self.live.workspace = 0;
-        let parts = if self.layers.gradients_on_disk { self.dropped_parts() } else { Vec::new() };
-        self.live.weights = weights.largest(|spec| !parts.contains(&spec.part));
+        let changed = if self.layers.gradients_on_disk { self.dropped } else { 0 };
+        let changed: Vec<Part> = self.dropped_parts().take(changed).collect();
+        self.live.weights = weights.largest_of(weights.parts().filter(|part| !changed.contains(part)));
         self.moment(0, 0);
         self.live.weights = 0;
     }
@@ -374,23 +371,24 @@ impl<'a> LayerWalk<'a> {
 
     fn add_gradients(&mut self, unit: Unit, is_put_aside: bool) {
         if !is_put_aside {
-            self.live.gradients += self.gradients_of(|part| part == unit.part());
+            self.live.gradients += self.gradients_of(unit.part());
             return;
         }
-        let mut kinds: HashMap<Kind, u64> = HashMap::new();
-        for spec in self.trained.iter().filter(|spec| spec.part == unit.part()) {
-            *kinds.entry((spec.shape.clone(), self.gradient_bytes(spec))).or_default() += 1;
-        }
-        for (kind, count) in kinds {
-            let bytes = kind.1;
-            let spare = self.spare.entry(kind).or_default();
-            self.live.gradients += count.saturating_sub(*spare) * bytes;
-            *spare = count.max(*spare);
+        let trained = self.trained;
+        let mut left = self.spare.clone();
+        for spec in trained.of(unit.part()) {
+            let kind = (spec.shape.as_slice(), self.gradient_bytes(spec));
+            if let Some(place) = left.iter().position(|spare| *spare == kind) {
+                left.swap_remove(place);
+            } else {
+                self.live.gradients += kind.1;
+                self.spare.push(kind);
+            }
         }
     }
 
     fn release_spare(&mut self) {
-        self.live.gradients -= self.spare.drain().map(|((_, bytes), count)| count * bytes).sum::<u64>();
+        self.live.gradients -= self.spare.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
     }
 }
 

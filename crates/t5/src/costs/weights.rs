@@ -47,8 +47,8 @@ pub fn save() -> Vec<CostRow> {
 pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
-    /// Bytes in the file by part.
-    parts: HashMap<Part, u64>,
+    /// Of each part that has any there: bytes in the file, and of the largest parameter.
+    parts: HashMap<Part, (u64, u64)>,
     comparing: u64,
 }
 
@@ -59,7 +59,8 @@ impl WeightsOnDisk {
         let mut weights = WeightsOnDisk { specs: ParameterSpec::all(config), dtype, parts: HashMap::new(), comparing };
         let mut parts = HashMap::new();
         for spec in weights.specs.iter().filter(|spec| weights.is_in_file(spec)) {
-            *parts.entry(spec.part).or_default() += spec.bytes(dtype);
+            let (bytes, of_part) = (spec.bytes(dtype), parts.entry(spec.part).or_insert((0, 0)));
+            *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
         }
         weights.parts = parts;
         weights
@@ -77,23 +78,27 @@ impl WeightsOnDisk {
 
     /// While a part of the model is worked on, beside that.
     pub(super) fn of(&self, part: Part) -> u64 {
-        self.parts.get(&part).copied().unwrap_or(0)
+        self.parts.get(&part).map_or(0, |(bytes, _)| *bytes)
     }
 
-    /// The largest parameter that `is_meant`.
-    pub(super) fn largest(&self, is_meant: impl Fn(&ParameterSpec) -> bool) -> u64 {
-        let meant = self.specs.iter().filter(|spec| self.is_in_file(spec) && is_meant(spec));
-        meant.map(|spec| spec.bytes(self.dtype)).max().unwrap_or(0)
+    /// Parts that have parameters in the file.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        self.parts.keys().copied()
+    }
+
+    /// The largest parameter of some parts.
+    pub(super) fn largest_of(&self, parts: impl Iterator<Item = Part>) -> u64 {
+        parts.filter_map(|part| self.parts.get(&part)).map(|(_, largest)| *largest).max().unwrap_or(0)
     }
 
     /// In an evaluation or a generation: a part at a time.
     pub fn at_a_time(&self) -> u64 {
-        self.always() + self.parts.values().copied().max().unwrap_or(0)
+        self.always() + self.parts.values().map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
     /// While a checkpoint is saved: a parameter at a time.
     pub fn saving(&self) -> u64 {
-        self.always() + self.largest(|_| true)
+        self.always() + self.largest_of(self.parts())
     }
 
     /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
@@ -103,7 +108,7 @@ impl WeightsOnDisk {
             let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
             2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
         };
-        self.always() + self.specs.iter().map(of).max().unwrap_or(0).max(self.largest(|_| true) + self.comparing)
+        self.always() + self.specs.iter().map(of).max().unwrap_or(0).max(self.largest_of(self.parts()) + self.comparing)
     }
 
     /// Bytes of what a step changes.
