@@ -118,7 +118,7 @@ impl Stretch {
         system::read_ahead(self);
     }
 
-    /// Makes all pages resident, or lets each come when it is touched where the system cannot.
+    /// Makes all pages resident: at once where the system can, or by touching each.
     pub(crate) fn page_in(&self) {
         system::page_in(self);
     }
@@ -166,14 +166,12 @@ mod system {
         mapped.map_or(std::ptr::null_mut(), <*mut _>::cast)
     }
 
-    fn advise(stretch: &Stretch, advice: Advice) {
+    /// Whether the system took the advice: if not that costs time or memory, nothing else.
+    fn advise(stretch: &Stretch, advice: Advice) -> bool {
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(stretch.start);
         // SAFETY: the stretch is mapped from a file and shared; none of the advice that is given here changes what its pages
-        // hold. A failure costs time or memory, nothing else.
-        let _ = unsafe { madvise(pointer(stretch), stretch.place.bytes, advice) };
-    }
-
-    fn pointer(stretch: &Stretch) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(stretch.start)
+        // hold.
+        unsafe { madvise(start, stretch.place.bytes, advice) }.is_ok()
     }
 
     pub(super) fn read_ahead(stretch: &Stretch) {
@@ -182,11 +180,25 @@ mod system {
 
     #[cfg(target_os = "linux")]
     pub(super) fn page_in(stretch: &Stretch) {
-        advise(stretch, Advice::LinuxPopulateRead);
+        // Linux has it since 5.14.
+        if !advise(stretch, Advice::LinuxPopulateRead) {
+            touch(stretch);
+        }
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn page_in(_: &Stretch) {}
+    pub(super) fn page_in(stretch: &Stretch) {
+        touch(stretch);
+    }
+
+    fn touch(stretch: &Stretch) {
+        const SMALLEST_PAGE: usize = 4 << 10;
+        for page in (0..stretch.place.bytes).step_by(SMALLEST_PAGE) {
+            let first = std::ptr::with_exposed_provenance::<u8>(stretch.start + page);
+            // SAFETY: the stretch is mapped, and every byte is a value of its type.
+            unsafe { first.read_volatile() };
+        }
+    }
 
     #[cfg(target_os = "linux")]
     pub(super) fn page_out(stretch: &Stretch) {
