@@ -22,7 +22,7 @@ const RUN: &str = "train.max_steps=30 train.eval_every_steps=15 train.eval_sampl
                    train.eval_max_new_tokens=16 checkpoint.every_steps=10 checkpoint.keep_last=1 checkpoint.keep_best=0 \
                    data.max_source_tokens=48 data.max_target_tokens=96";
 
-const SUBJECTS: [Subject; 5] = [
+const SUBJECTS: [Subject; 6] = [
     Subject { name: "tiny f32", model: "tiny", set: "train.batch_size=16", quick: true },
     Subject { name: "t5-small f32", model: "t5-small", set: "train.batch_size=2", quick: false },
     Subject {
@@ -31,6 +31,7 @@ const SUBJECTS: [Subject; 5] = [
         set: "train.batch_size=2 train.precision=bf16 train.master_weights=stochastic-rounding",
         quick: false,
     },
+    Subject { name: "t5-small f32, 16 samples a step", model: "t5-small", set: "train.batch_size=16", quick: false },
     Subject { name: "chatlm-0.2b f32", model: "chatlm-0.2b", set: "train.batch_size=2", quick: false },
     Subject {
         name: "chatlm-0.2b stochastic rounding",
