@@ -13,7 +13,8 @@ use super::data::Lengths;
 use super::memory::train_arguments;
 use super::{Options, mib, write_tables};
 
-const RUN: &str = "train.max_steps=64 train.batch_size=8 optimizer.learning_rate=1e-4 train.eval_every_steps=40 train.eval_samples=8 train.eval_generate_samples=0 \
+/// At this learning rate training magnifies what rounding does little: at 1e-4 losses part by 1e-3 and more in forty steps, here by 8e-5.
+const RUN: &str = "train.max_steps=64 train.batch_size=8 optimizer.learning_rate=1e-5 train.eval_every_steps=40 train.eval_samples=8 train.eval_generate_samples=0 \
                    data.max_source_tokens=64 data.max_target_tokens=64 checkpoint.every_steps=30 checkpoint.keep_last=1 \
                    checkpoint.keep_best=0";
 /// Of the group, for both processes.
@@ -22,8 +23,8 @@ const BUDGET: &str = "1GiB";
 /// The other process begins after so many steps of the run, and lets go after so many with a smaller plan.
 const BEGINS_AFTER: u64 = 15;
 const LETS_GO_AFTER: u64 = 15;
-/// Steps at the end whose mean loss is compared: single steps part by more than the runs do.
-const LATE_STEPS: usize = 16;
+/// By how much the loss of any step may part from the undisturbed run's: a smaller plan adds in another order.
+const MOST_PARTED: f64 = 2e-4;
 /// What the other process leaves to both.
 const LEFT: u64 = 16 << 20;
 const CHUNK: u64 = 4 << 20;
@@ -47,11 +48,11 @@ pub fn run(options: &Options) -> Result<(), String> {
     let swapped = swapped_pages() - swapped_before;
     let _ = fs::remove_dir_all(&directory);
 
-    // Up to the first change the two runs are one; after it rounding differs, and training magnifies that.
+    // Up to the first change the two runs are one; after it rounding differs.
     let first = pressed.replans.first().map_or(0, |(step, _)| usize::try_from(*step).unwrap_or(0));
     let is_same_before = first > 0 && calm.losses.iter().take(first).eq(pressed.losses.iter().take(first));
-    let late = |run: &Run| run.losses.iter().rev().take(LATE_STEPS).sum::<f64>();
-    let difference = (late(&pressed) / late(&calm) - 1.0).abs();
+    let parted = pressed.losses.iter().zip(&calm.losses).map(|(pressed, calm)| (pressed / calm - 1.0).abs());
+    let difference = parted.fold(0.0, f64::max);
     let kills = pressed.ran.group.unwrap_or_default().kills;
     let replans: Vec<String> =
         pressed.replans.iter().map(|(step, reason)| format!("after step {step}: {reason}")).collect();
@@ -62,13 +63,13 @@ pub fn run(options: &Options) -> Result<(), String> {
         && pressed.has("shrunk")
         && pressed.has("grown")
         && is_same_before
-        && difference <= 1e-3;
+        && difference <= MOST_PARTED;
     let verdict = if is_well { "held" } else { "FAILED" };
     let markdown = format!(
         "# A run beside a process that takes the memory\n\nWritten by `cargo xtask bench pressure`: t5-small in f32, 64 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
          {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {LETS_GO_AFTER} steps with a\n\
          smaller plan, and lets go.\n\n**{verdict}**: {kills} kills, {swapped} pages swapped, losses the same to the bit up to the first\n\
-         change ({is_same_before}), their mean over the last {LATE_STEPS} steps within {difference:.1e} of the undisturbed run's.\n\n{}\n\n\
+         change ({is_same_before}), and at every step within {difference:.1e} of the undisturbed run's.\n\n{}\n\n\
          | | undisturbed | beside the other |\n| --- | --- | --- |\n| steps | {} | {} |\n| last loss | {:.6} | {:.6} |\n| peak MiB (`VmHWM`) | {:.0} | {:.0} |\n\
          | smallest resident set after a step, MiB | {:.0} | {:.0} |\n| most in the group, MiB | {:.0} | {:.0} |\n| seconds | {:.0} | {:.0} |\n",
         mib(LIMIT),
@@ -88,7 +89,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         pressed.ran.seconds,
     );
     println!("{markdown}");
-    let json = json!({"is_well": is_well, "kills": kills, "swapped_pages": swapped, "is_same_before": is_same_before, "late_difference": difference, "replans": replans,
+    let json = json!({"is_well": is_well, "kills": kills, "swapped_pages": swapped, "is_same_before": is_same_before, "most_parted": difference, "replans": replans,
                       "losses": pressed.losses, "losses_undisturbed": calm.losses});
     write_tables(options, "memory-pressure", &markdown, &json)?;
     if is_well { Ok(()) } else { Err(pressed.ran.stderr) }
