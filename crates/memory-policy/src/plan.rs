@@ -3,10 +3,10 @@
 //! [`plan`] is a pure function and the only place that weighs memory against time. It looks at every
 //! pair of a step choice and a loader choice; of those whose predicted peak and headroom fit, it takes
 //! the one with the smallest product of relative times, then the one that holds least, then the faster
-//! of those, then the one that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that is offered at all count
-//! as equally fast, so memory that buys no time is not taken; where nobody named a budget, all within
-//! [`GUEST_PERCENT`]. The comparison with the fastest offer, not with the fastest that fits, is what keeps a
-//! bigger budget from ever giving a slower plan.
+//! of those, then the one that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that
+//! is offered at all count as equally fast, so memory that buys no time is not taken; where nobody named a
+//! budget, all within [`GUEST_PERCENT`]. The comparison with the fastest offer, not with the fastest that
+//! fits, is what keeps a bigger budget from ever giving a slower plan.
 
 use std::fmt;
 
@@ -322,10 +322,7 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
 
 /// The pair that holds least; the fastest of them where several do.
 fn smallest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> &'c Candidate<'a> {
-    let by_size = |a: &&Candidate<'_>, b: &&Candidate<'_>| {
-        a.predicted_peak.cmp(&b.predicted_peak).then(a.relative_time.total_cmp(&b.relative_time))
-    };
-    candidates.iter().min_by(by_size).expect("there is at least one pair")
+    candidates.iter().min_by(|a, b| a.compare_size(b)).expect("there is at least one pair")
 }
 
 impl Candidate<'_> {
@@ -348,14 +345,16 @@ impl Candidate<'_> {
         time.total_cmp(&other_time).then(bytes(self).cmp(&bytes(other))).then(exactly)
     }
 
+    /// Smaller first, in the process's own memory and so in the budget that it requires; then faster.
+    fn compare_size(&self, other: &Self) -> std::cmp::Ordering {
+        self.predicted_peak.cmp(&other.predicted_peak).then(self.relative_time.total_cmp(&other.relative_time))
+    }
+
     /// What the smallest budget that is faster would buy, in words.
     fn next(&self, candidates: &[Candidate<'_>], as_fast: f64) -> String {
         let time = self.relative_time.max(as_fast);
         let faster = |other: &&Candidate<'_>| other.required() > self.required() && other.relative_time < 0.98 * time;
-        let by_budget = |a: &&Candidate<'_>, b: &&Candidate<'_>| {
-            a.required().cmp(&b.required()).then(a.relative_time.total_cmp(&b.relative_time))
-        };
-        let Some(next) = candidates.iter().filter(faster).min_by(by_budget) else {
+        let Some(next) = candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)) else {
             return "nothing that is offered is faster".to_string();
         };
         let percent = 100.0 * (1.0 - next.relative_time / time);

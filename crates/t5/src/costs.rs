@@ -26,10 +26,10 @@ mod arithmetic;
 mod layer_major;
 mod weights;
 
-pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use std::collections::HashMap;
 use std::ops::Range;
 
+pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use candle_core::DType;
 pub use layer_major::{layer_major, layer_major_written};
 pub use weights::{WeightsOnDisk, largest_parameter, load, parameters, save};

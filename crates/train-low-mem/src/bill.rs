@@ -219,12 +219,11 @@ impl<'a> StepCosts<'a> {
         let ways = levers::ways(pins, blocks).into_iter().map(|way| (way, self.written(way)));
         let ways = ways.filter(|(way, _)| self.place == Place::Host || !way.has_weights_on_disk());
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(way, *written, pins)).collect();
-        let cuts = samples.into_iter().flat_map(|samples| {
+        let cuts = samples.into_iter().flat_map(move |samples| {
             let chunks = LOSS_CHUNK_ROWS.map(|rows| rows.min(samples * self.target_tokens)).to_vec();
             pinned(pins.loss_chunk_rows, chunks).into_iter().map(move |chunk| (samples, chunk))
         });
-        let cuts: Vec<(usize, usize)> = cuts.collect();
-        cuts.into_iter().flat_map(move |(samples, loss_chunk_rows)| {
+        cuts.flat_map(move |(samples, loss_chunk_rows)| {
             let arithmetic = self.arithmetic(samples);
             let choice = |&(way, written): &(Way, Written)| {
                 let pass = self.pass(samples, way.recompute_blocks, loss_chunk_rows);

@@ -52,7 +52,8 @@ pub fn run(options: &Options) -> Result<(), String> {
     let first = pressed.replans.first().map_or(0, |(step, _)| usize::try_from(*step).unwrap_or(0));
     let is_same_before = first > 0 && calm.losses.iter().take(first).eq(pressed.losses.iter().take(first));
     let parted = pressed.losses.iter().zip(&calm.losses).map(|(pressed, calm)| (pressed / calm - 1.0).abs());
-    let difference = parted.fold(0.0, f64::max);
+    // A loss that is no number counts as the most.
+    let difference = parted.max_by(f64::total_cmp).unwrap_or(f64::NAN);
     let kills = pressed.ran.group.unwrap_or_default().kills;
     let replans: Vec<String> =
         pressed.replans.iter().map(|(step, reason)| format!("after step {step}: {reason}")).collect();

@@ -357,9 +357,8 @@ impl<'a> LayerWalk<'a> {
     fn update_the_rest(&mut self) {
         let Some(weights) = self.weights_on_disk else { return };
         self.live.workspace = 0;
-        let changed = if self.layers.gradients_on_disk { self.dropped } else { 0 };
-        let changed: Vec<Part> = self.dropped_parts().take(changed).collect();
-        self.live.weights = weights.largest_of(weights.parts().filter(|part| !changed.contains(part)));
+        let is_changed = |part| self.layers.gradients_on_disk && self.dropped_parts().any(|other| other == part);
+        self.live.weights = weights.largest_of(weights.parts().filter(|&part| !is_changed(part)));
         self.moment(0, 0);
         self.live.weights = 0;
     }
