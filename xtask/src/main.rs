@@ -4,6 +4,7 @@
 //! again at any time and gives the same files.
 
 mod bench;
+mod emulate;
 mod sample_data;
 mod tidy;
 
@@ -16,6 +17,7 @@ usage: cargo xtask COMMAND
 
 commands:
   bench         memory, limits, levers or budgets: what the command holds and what it costs, measured
+  emulate       the tests with tile registers in software, where the processor has none; arguments are those of cargo test
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
 
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
         Some("bench") => bench::run(root(), &arguments[1..]),
+        Some("emulate") => emulate::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
         Some("tidy") => tidy::run(root()),
         Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),

@@ -277,6 +277,13 @@ mod tests {
     }
 
     #[test]
+    fn emulated_units_are_found() {
+        // Otherwise tests that run with them would prove nothing.
+        let loaded = std::env::var("LD_PRELOAD").unwrap_or_default();
+        assert!(!loaded.contains("emulated_units") || detect().name() == "amx", "{:?}", detect());
+    }
+
+    #[test]
     fn instruction_sets_come_from_the_least_to_the_most() {
         assert!(ALL.is_sorted());
         assert_eq!(ALL[0], Isa::Portable);
