@@ -23,8 +23,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         command
     };
     succeed(&mut cargo(&["build", "--example", LIBRARY]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |target| root.join(target));
-    let library = target.join("release/examples").join(format!("lib{LIBRARY}.so"));
+    // Beside this program, wherever cargo builds.
+    let here = std::env::current_exe().map_err(|error| error.to_string())?;
+    let library = here.with_file_name("examples").join(format!("lib{LIBRARY}.so"));
     let loaded = Command::new("true").env("LD_PRELOAD", &library).output();
     match loaded {
         Ok(output) if output.status.success() => {}

@@ -5,8 +5,8 @@
 //! registers that the signal interrupted ([`instructions`], [`registers`]); afterwards a jump stands in its place, and it needs
 //! no signal ([`jumps`]). Every thread has tile registers of its own.
 //!
-//! Results are the processor's to the bit, but for the order in which `tdpbf16ps` adds, which is as documented. A wrong shape or
-//! configuration, which the processor would refuse, ends the program. Time says nothing.
+//! Sums are added in the order that the manual gives. Denormal operands count as zeros, as they do there; denormal sums stay, as they
+//! do not. A wrong shape or configuration, which the processor would refuse, ends the program. Time says nothing.
 //!
 //! It needs x86-64 Linux, AVX-512 and a processor that can be told to refuse `cpuid`; elsewhere the program ends at once, and
 //! says so.
