@@ -54,7 +54,7 @@ pub(crate) struct RowMask {
 
 impl RowMask {
     /// The two halves of the key, and what a hash is compared with.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn parts(&self) -> (u32, u32, u32) {
         (self.key.low, self.key.high, self.threshold)
     }

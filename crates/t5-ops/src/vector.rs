@@ -283,6 +283,24 @@ mod tests {
         assert!(!loaded.contains("emulated_units") || detect().name() == "amx", "{:?}", detect());
     }
 
+    /// The instruction set is fixed for a process, so each gets one of its own. Products are tested with all of them anyway.
+    #[test]
+    fn lesser_instruction_sets_pass_these_tests() {
+        if std::env::var_os("LOW_MEM_T5_ISA").is_some() {
+            return;
+        }
+        for isa in ALL.into_iter().filter(|&isa| isa < detect()) {
+            let tests = std::env::current_exe().unwrap();
+            let run = std::process::Command::new(tests)
+                .env("LOW_MEM_T5_ISA", isa.name())
+                .args(["--skip", "matmul::"])
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&run.stdout);
+            assert!(run.status.success() && said.contains("test result: ok"), "{isa:?}: {said}");
+        }
+    }
+
     #[test]
     fn instruction_sets_come_from_the_least_to_the_most() {
         assert!(ALL.is_sorted());
