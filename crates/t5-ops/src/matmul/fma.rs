@@ -259,6 +259,10 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
     convert: impl Fn(T) -> f32,
 ) {
     let count = cols.len();
+    let as_they_are = match m.data {
+        Operand::F32(data) if !m.rounds => Some(data),
+        _ => None,
+    };
     if count < width {
         panel.fill(0.0);
     }
@@ -287,16 +291,23 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
         let mut j = 0;
         while run == RUN && width.is_multiple_of(V::WIDTH) && j + V::WIDTH <= count {
             // A square at a time, turned in registers.
-            let mut rows = [0f32; RUN * RUN];
-            for (i, to) in rows.chunks_exact_mut(RUN).take(V::WIDTH).enumerate() {
-                for (to, &from) in to.iter_mut().zip(read(j + i)) {
-                    *to = convert(from);
+            let mut converted = [[0f32; RUN]; RUN];
+            let (from, stride) = match as_they_are {
+                Some(data) => (data[(cols.start + j) * m.col_stride + first..].as_ptr(), m.col_stride),
+                None => {
+                    for (i, to) in converted.iter_mut().take(V::WIDTH).enumerate() {
+                        let from: &[T; RUN] = read(j + i).first_chunk().expect("a whole run");
+                        for (to, &from) in to.iter_mut().zip(from) {
+                            *to = convert(from);
+                        }
+                    }
+                    (converted.as_flattened().as_ptr(), RUN)
                 }
-            }
+            };
             for i in (0..RUN).step_by(V::WIDTH) {
-                let (from, to) = (rows[i..].as_ptr(), cells[i * width + j..].as_mut_ptr());
+                let to = cells[i * width + j..].as_mut_ptr();
                 // SAFETY: `WIDTH` rows of `RUN`, and as many rows of the panel.
-                unsafe { V::turn(from, RUN, to, width) };
+                unsafe { V::turn(from.add(i), stride, to, width) };
             }
             j += V::WIDTH;
         }
