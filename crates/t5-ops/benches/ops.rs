@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench -p t5-ops --bench ops                     # t5-small, 8 x 256 tokens, f32 and bf16
 //! cargo bench -p t5-ops --bench ops -- base linear      # t5-base's widths, operations with `linear` in the name
+//! cargo bench -p t5-ops --bench ops -- long attention   # t5-small, 4 x 512 tokens
 //! cargo bench -p t5-ops --bench ops -- bf16 attention   # one dtype
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
 //! ```
@@ -39,6 +40,8 @@ const SMALL: Layer =
     Layer { name: "small", batch: 8, length: 256, width: 512, heads: 8, feed_forward: 2048, vocabulary: 32128 };
 const BASE: Layer =
     Layer { name: "base", batch: 4, length: 256, width: 768, heads: 12, feed_forward: 3072, vocabulary: 32128 };
+
+const LONG: Layer = Layer { name: "long", batch: 4, length: 512, ..SMALL };
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
@@ -197,12 +200,12 @@ fn main() -> Result<()> {
     // `cargo bench` passes flags of its own.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let (sizes, filters): (Vec<String>, Vec<String>) =
-        words.into_iter().partition(|word| [SMALL.name, BASE.name].contains(&word.as_str()));
+        words.into_iter().partition(|word| [SMALL.name, BASE.name, LONG.name].contains(&word.as_str()));
     let (types, filters): (Vec<String>, Vec<String>) =
         filters.into_iter().partition(|word| DTYPES.iter().any(|dtype| dtype.as_str() == word));
     let mut dtypes = DTYPES.to_vec();
     dtypes.retain(|dtype| types.is_empty() || types.iter().any(|word| dtype.as_str() == word));
-    for layer in [SMALL, BASE] {
+    for layer in [SMALL, BASE, LONG] {
         if !(sizes.iter().any(|size| size == layer.name) || sizes.is_empty() && layer.name == SMALL.name) {
             continue;
         }

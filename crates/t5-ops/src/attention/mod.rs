@@ -6,6 +6,7 @@
 //!
 //! Shapes: q, out (B, T, H*K); k, v (B, S, H*K); lse (B, H, T); bias, dbias (H, T+S-1).
 
+mod ahead;
 mod cpu;
 pub(crate) mod reference;
 mod rows;

@@ -18,7 +18,6 @@ use crate::matmul::Matrix;
 use crate::matmul::tiles::{BLOCK, Cells, Left, TILE, Tiles};
 use crate::vector;
 
-mod ahead;
 mod backward;
 mod forward;
 mod rows;

@@ -8,31 +8,42 @@
 
 use std::ops::Range;
 
+use candle_core::DType;
+
+use super::ahead::Ahead;
 use super::cpu::{self, Head, Input, Output, Queries};
 use super::rows::{Row, convert, dot, softmax, softmax_backward};
 use super::{Attention, Sizes};
-use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
+use crate::matmul::{Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed_part};
 use crate::parallel::Shared;
 use crate::simd::{Lanes, WIDTH};
 use crate::storage::scratch;
 use crate::vector;
 
+/// Queries of a task of the forward: for each task keys and values are packed once.
+const TASK_QUERIES: usize = 256;
 /// Keys of a tile.
 const TILE_KEYS: usize = 512;
-/// Scores of a tile: a quarter of a megabyte, so that the four tiles of the backward stay in the second-level
-/// cache.
-const TILE_SCORES: usize = 64 * 1024;
+/// Queries of a tile are a multiple of this: the kernels' blocks have 12 or 6 rows.
+const ROWS: usize = 12;
+/// Scores of a tile: 96 KiB, so that the four tiles of the backward stay in the second-level cache beside the packed keys.
+const TILE_SCORES: usize = 24 * 1024;
 /// The same where queries see a prefix of the keys: a tile computes what its last query sees for all of them.
 const CAUSAL_TILE_SCORES: usize = TILE_SCORES / 2;
 
 /// Queries of a tile.
 fn tile_queries(a: &Attention, s: &Sizes) -> usize {
     let scores = if a.causal { CAUSAL_TILE_SCORES } else { TILE_SCORES };
-    (scores / tile_keys(s)).clamp(16, 256).min(s.queries)
+    (scores / tile_keys(s) / ROWS * ROWS).clamp(2 * ROWS, 16 * ROWS).min(s.queries)
 }
 
 fn tile_keys(s: &Sizes) -> usize {
     TILE_KEYS.min(s.keys)
+}
+
+/// The tiles of the first `seen` keys.
+fn tiles_of_keys(seen: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..seen).step_by(TILE_KEYS).map(move |key| key..seen.min(key + TILE_KEYS))
 }
 
 /// Visible keys filled up with hidden ones to whole vectors, as far as the tile goes: the hidden get a score of
@@ -51,8 +62,8 @@ pub(super) struct Forward<T> {
 }
 
 impl<T: Lanes> cpu::Forward<T> for Forward<T> {
-    fn queries(a: &Attention, s: &Sizes) -> usize {
-        tile_queries(a, s)
+    fn queries(_: &Attention, _: &Sizes) -> usize {
+        TASK_QUERIES
     }
 
     fn new(a: &Attention, s: &Sizes) -> Self {
@@ -76,28 +87,66 @@ impl<T: Lanes> cpu::Forward<T> for Forward<T> {
         to: Shared<T>,
         lse: Shared<f32>,
     ) {
+        let s = &head.sizes;
+        let seen = a.visible(s, head.sequence, queries.end - 1);
+        let packed: Vec<[Packed; 2]> = tiles_of_keys(seen)
+            .map(|keys| {
+                let k = head.read(input.k, s.keys, keys.start, keys.len());
+                let v = head.read(input.v, s.keys, keys.start, keys.len());
+                [k.t(), v].map(|b| Packed::new(b, T::DTYPE == DType::BF16, Threads::One))
+            })
+            .collect();
+        let ahead = Ahead::forward(head, input, queries.clone(), to);
+        let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
+        for first in queries.clone().step_by(tile_queries(a, s)) {
+            let rows = tile_queries(a, s).min(queries.end - first);
+            self.tile(head, a, input, first..first + rows, &packed, &ahead);
+            for i in 0..rows {
+                // SAFETY: by the caller's promise.
+                let (to, lse) = unsafe {
+                    (to.slice(head.start(s.queries, first + i), s.head_size), lse.slice(head.row(first + i), 1))
+                };
+                lse[0] = self.finish(i, scale, to);
+            }
+        }
+    }
+}
+
+impl<T: Lanes> Forward<T> {
+    /// Sums over all visible keys for some queries.
+    fn tile(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<T>,
+        queries: Range<usize>,
+        packed: &[[Packed; 2]],
+        ahead: &Ahead<T>,
+    ) {
         let (first, rows) = (queries.start, queries.len());
         let s = &head.sizes;
         let Self { scores, p, out, largest, total } = self;
         let out = &mut out[..rows * s.head_size];
         largest.fill(f32::NEG_INFINITY);
         total.fill(0.0);
-        let keys = a.visible(s, head.sequence, first + rows - 1);
-        if keys == 0 {
+        let seen = a.visible(s, head.sequence, queries.end - 1);
+        if seen == 0 {
             out.fill(0.0);
         }
         let q = head.read(input.q, s.queries, first, rows);
-        for key in (0..keys).step_by(TILE_KEYS) {
-            let count = TILE_KEYS.min(keys - key);
+        for (keys, [k, v]) in tiles_of_keys(seen).zip(packed) {
+            let (key, count) = (keys.start, keys.len());
             let (scores, p) = (&mut scores[..rows * count], &mut p[..rows * count]);
-            let k = head.read(input.k, s.keys, key, count);
-            multiply(MatrixMut::new(scores, rows, count), q, k.t(), false, Threads::One);
+            multiply_packed_part(MatrixMut::new(scores, rows, count), q, k, false, Threads::One);
             for (i, (scores, p)) in scores.chunks_exact_mut(count).zip(p.chunks_exact_mut(count)).enumerate() {
                 let query = first + i;
                 let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
                 let n = whole_lanes(visible, count);
                 let (p, hidden) = p.split_at_mut(n);
                 hidden.fill(T::from_f32(0.0));
+                if key == 0 {
+                    ahead.fetch(query);
+                }
                 if visible == 0 {
                     continue;
                 }
@@ -109,21 +158,11 @@ impl<T: Lanes> cpu::Forward<T> for Forward<T> {
                     out[i * s.head_size..][..s.head_size].iter_mut().for_each(|out| *out *= smaller);
                 }
             }
-            let v = head.read(input.v, s.keys, key, count);
             let p = Matrix::new(T::operand(p), rows, count);
-            multiply(MatrixMut::new(out, rows, s.head_size), p, v, key > 0, Threads::One);
-        }
-        let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
-        for i in 0..rows {
-            // SAFETY: by the caller's promise.
-            let (to, lse) =
-                unsafe { (to.slice(head.start(s.queries, first + i), s.head_size), lse.slice(head.row(first + i), 1)) };
-            lse[0] = self.finish(i, scale, to);
+            multiply_packed_part(MatrixMut::new(out, rows, s.head_size), p, v, key > 0, Threads::One);
         }
     }
-}
 
-impl<T: Lanes> Forward<T> {
     /// Writes the result of query `i` of the tile, its sums times `scale`; returns its log-sum-exp.
     fn finish(&self, i: usize, scale: f32, to: &mut [T]) -> f32 {
         let (largest, total) = (self.largest[i], self.total[i]);
@@ -182,6 +221,15 @@ impl<T: Lanes> cpu::Backward<T> for Backward<T> {
         let Self { scores, dp, p, ds, delta, dbias: nobody, dq, dk, dv } = self;
         dk.fill(0.0);
         dv.fill(0.0);
+        let Some(last) = queries.clone().last() else { return };
+        let packed: Vec<[Packed; 3]> = tiles_of_keys(a.visible(s, head.sequence, last))
+            .map(|keys| {
+                let k = head.read(input.k, s.keys, keys.start, keys.len());
+                let v = head.read(input.v, s.keys, keys.start, keys.len());
+                [k.t(), v.t(), k].map(|b| Packed::new(b, T::DTYPE == DType::BF16, Threads::One))
+            })
+            .collect();
+        let ahead = Ahead::backward(head, input, queries.clone(), to);
         for first in queries.clone().step_by(tile) {
             let rows = tile.min(queries.end - first);
             let q = head.read(input.q, s.queries, first, rows);
@@ -192,21 +240,22 @@ impl<T: Lanes> cpu::Backward<T> for Backward<T> {
             }
             let dq = &mut dq[..rows * size];
             dq.fill(0.0);
-            let keys = a.visible(s, head.sequence, first + rows - 1);
-            for key in (0..keys).step_by(TILE_KEYS) {
-                let count = TILE_KEYS.min(keys - key);
+            let seen = a.visible(s, head.sequence, first + rows - 1);
+            for (keys, [k_t, v_t, k]) in tiles_of_keys(seen).zip(&packed) {
+                let (key, count) = (keys.start, keys.len());
                 let cells = rows * count;
                 let (scores, dp) = (&mut scores[..cells], &mut dp[..cells]);
                 let (p, ds) = (&mut p[..cells], &mut ds[..cells]);
-                let k = head.read(input.k, s.keys, key, count);
-                let v = head.read(input.v, s.keys, key, count);
-                multiply(MatrixMut::new(scores, rows, count), q, k.t(), false, Threads::One);
-                multiply(MatrixMut::new(dp, rows, count), dout, v.t(), false, Threads::One);
+                multiply_packed_part(MatrixMut::new(scores, rows, count), q, k_t, false, Threads::One);
+                multiply_packed_part(MatrixMut::new(dp, rows, count), dout, v_t, false, Threads::One);
                 for (i, &delta) in delta[..rows].iter().enumerate() {
                     let query = first + i;
                     let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
                     let n = whole_lanes(visible, count);
                     let range = i * count..i * count + n;
+                    if key == 0 {
+                        ahead.fetch(query);
+                    }
                     let hidden = range.end..(i + 1) * count;
                     scores[i * count + visible..range.end].fill(f32::NEG_INFINITY);
                     dp[i * count + visible..range.end].fill(0.0);
@@ -226,7 +275,7 @@ impl<T: Lanes> cpu::Backward<T> for Backward<T> {
                 let sums = key * size..(key + count) * size;
                 multiply(MatrixMut::new(&mut dv[sums.clone()], count, size), p.t(), dout, true, Threads::One);
                 multiply(MatrixMut::new(&mut dk[sums], count, size), ds.t(), q, true, Threads::One);
-                multiply(MatrixMut::new(dq, rows, size), ds, k, key > 0, Threads::One);
+                multiply_packed_part(MatrixMut::new(dq, rows, size), ds, k, key > 0, Threads::One);
             }
             for (i, dq) in dq.chunks_exact(size).enumerate() {
                 // SAFETY: by the caller's promise.

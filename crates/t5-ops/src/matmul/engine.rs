@@ -64,6 +64,16 @@ impl Packed {
         Self { size: (b.rows, b.cols), slices: slices::<K>(b.rows).map(pack).collect() }
     }
 
+    /// K and N.
+    pub(super) fn size(&self) -> (usize, usize) {
+        self.size
+    }
+
+    /// Whether its first `rows` rows and `cols` columns can be multiplied by themselves.
+    pub(super) fn has_part(&self, rows: usize, cols: usize) -> bool {
+        (rows == self.size.0 || rows < self.size.0 && self.slices.len() == 1) && cols <= self.size.1
+    }
+
     /// Bytes of the panels of a (K, N) operand.
     pub(super) fn bytes<K: Kernel>(k: usize, n: usize) -> usize {
         let layouts = slices::<K>(k).map(|k| Layout::new::<K>(Side::B, (k.len(), n)));
@@ -75,8 +85,8 @@ impl Packed {
 pub(super) enum Right<'a> {
     /// Packed on the way.
     Matrix(Matrix<'a>),
-    /// Packed before.
-    Packed(&'a Packed),
+    /// So many of the first rows and columns of what was packed before.
+    Packed(&'a Packed, (usize, usize)),
 }
 
 impl Right<'_> {
@@ -84,7 +94,7 @@ impl Right<'_> {
     pub(super) fn size(&self) -> (usize, usize) {
         match self {
             Right::Matrix(b) => (b.rows, b.cols),
-            Right::Packed(b) => b.size,
+            Right::Packed(_, size) => *size,
         }
     }
 }
@@ -99,8 +109,11 @@ pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Right, acc
     let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
         let b = match b {
             Right::Matrix(b) => Source::Matrix(Panels::<K>::new(Side::B, b.t().columns(k.clone()).t())),
-            Right::Packed(packed) => {
-                Source::Packed(packed.slices[number].read(), Layout::new::<K>(Side::B, (k.len(), packed.size.1)))
+            Right::Packed(packed, (rows, cols)) => {
+                // Only what is all in one slice is used in part.
+                let packed_rows = if rows == packed.size.0 { k.len() } else { packed.size.0 };
+                let layout = Layout::new::<K>(Side::B, (packed_rows, cols));
+                Source::Packed(packed.slices[number].read(), layout.first::<K>(k.len()))
             }
         };
         multiply_slice::<K>(c, a.columns(k), b, accumulate || number > 0, threads);

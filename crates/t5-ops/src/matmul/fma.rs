@@ -244,6 +244,25 @@ fn rounded(x: f32) -> f32 {
     <bf16 as Element>::from_f32(x).to_f32()
 }
 
+/// Converts as many whole runs of `N` as there are; returns what is left. All of a run is read before it is written: one element
+/// after the other, which may be the same memory for all that the compiler knows, it would not make vectors of.
+#[inline(always)]
+fn convert_by<'a, const N: usize, T: Copy>(
+    from: &'a [T],
+    to: &'a mut [f32],
+    convert: &impl Fn(T) -> f32,
+) -> (&'a [T], &'a mut [f32]) {
+    let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<N>(), to.as_chunks_mut::<N>());
+    for (&from, to) in from.iter().zip(to) {
+        let mut run = [0f32; N];
+        for (run, from) in run.iter_mut().zip(from) {
+            *run = convert(from);
+        }
+        *to = run;
+    }
+    (from_rest, to_rest)
+}
+
 /// What lies along K is read in runs of this many, so that the lines of the panel are written while they are in the
 /// cache.
 const RUN: usize = 16;
@@ -271,8 +290,16 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
         if count == width {
             // `width` is a constant: a row is a few vectors, where one of any length would be a call.
             for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
-                for (to, &from) in cells[..width].iter_mut().zip(&data[start(k)..][..width]) {
-                    *to = convert(from);
+                let to = &mut cells[..width];
+                if let Some(data) = as_they_are {
+                    to.copy_from_slice(&data[start(k)..][..width]);
+                } else if width.is_multiple_of(16) {
+                    for (to, &from) in to.iter_mut().zip(&data[start(k)..][..width]) {
+                        *to = convert(from);
+                    }
+                } else {
+                    let (from, to) = convert_by::<4, T>(&data[start(k)..][..width], to, &convert);
+                    convert_by::<1, T>(from, to, &convert);
                 }
             }
         } else {

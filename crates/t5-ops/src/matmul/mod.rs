@@ -296,8 +296,16 @@ impl Packed {
 
 /// [`multiply`] with a B that was packed before.
 pub(crate) fn multiply_packed(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
+    assert_eq!((a.cols, c.cols), b.panels.size(), "rows and columns of B, which was packed");
+    multiply_packed_part(c, a, b, accumulate, threads);
+}
+
+/// [`multiply`] with as many of the first rows and columns of a B that was packed before as A has columns and C has columns.
+pub(crate) fn multiply_packed_part(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
     assert!(b.rounds || !a.is_bf16(), "B was packed for a product that does not round");
-    product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels), accumulate, threads);
+    let part = (a.cols, c.cols);
+    assert!(b.panels.has_part(part.0, part.1), "{part:?} of a packed B of {:?}", b.panels.size());
+    product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels, part), accumulate, threads);
 }
 
 /// A product by one kernel: the instruction set, whether operands are rounded to bf16, whether blocks are wide.

@@ -46,6 +46,11 @@ impl Layout {
         Self { width, depth, count: x.div_ceil(width), cells: depth * width + 64 / cell_bytes, cell_bytes }
     }
 
+    /// The first `k` of K in these panels.
+    pub(super) fn first<K: Kernel>(self, k: usize) -> Self {
+        Self { depth: k.next_multiple_of(K::STEP), ..self }
+    }
+
     /// How many panels fit `bytes`, at least one.
     pub(super) fn fitting(&self, bytes: usize) -> usize {
         (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))

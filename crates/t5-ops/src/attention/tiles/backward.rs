@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::ahead::{Ahead, next};
 use super::{CELLS, GROUP, KEYS, Packed, Part, SCORES, STRIP, blocks, mask_of, pack_across, rows, scores};
+use crate::attention::ahead::Ahead;
 use crate::attention::cpu::{self, Head, Input, Output};
 use crate::attention::rows::{convert, dot};
 use crate::attention::{Attention, Sizes};
@@ -86,15 +86,7 @@ impl cpu::Backward<bf16> for Backward {
         let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
         self.packed.pack(&tiles, head, k, k, seen, input.bias);
         pack_across(&tiles, v, (seen, s.head_size), &mut self.values);
-        let ahead = Ahead {
-            head: *head,
-            of: queries.clone(),
-            next: next(head).map(|head| (head, queries.start)),
-            queries: &[input.q, input.dout, input.out],
-            keys: &[input.k, input.v],
-            to: to.dq,
-            sums: &[to.dk, to.dv],
-        };
+        let ahead = Ahead::backward(head, input, queries.clone(), to);
         for first in queries.clone().step_by(GROUP) {
             let group = Part::of(&queries, first, GROUP, head, a);
             self.prepare(&tiles, head, input, &group);
@@ -174,7 +166,7 @@ impl Backward {
         (group, strip): (&Part, usize),
         (key, seen): (usize, usize),
         wants_dbias: bool,
-        ahead: &Ahead,
+        ahead: &Ahead<bf16>,
     ) {
         let s = &head.sizes;
         let size = s.head_size;

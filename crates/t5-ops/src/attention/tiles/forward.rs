@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::ahead::{Ahead, next};
 use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, rows, scores};
+use crate::attention::ahead::Ahead;
 use crate::attention::cpu::{self, Head, Queries};
 use crate::attention::rows::convert;
 use crate::attention::{Attention, Sizes};
@@ -53,16 +53,7 @@ impl cpu::Forward<bf16> for Forward {
         let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
         self.packed.pack(&tiles, head, k, v, seen, input.bias);
         let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
-        let (same, keys) = (queries.end < s.queries, [input.k, input.v]);
-        let ahead = Ahead {
-            head: *head,
-            of: queries.clone(),
-            next: if same { Some((*head, queries.end)) } else { next(head).map(|head| (head, 0)) },
-            queries: &[input.q],
-            keys: if same { &[] } else { &keys },
-            to,
-            sums: &[],
-        };
+        let ahead = Ahead::forward(head, input, queries.clone(), to);
         for first in queries.clone().step_by(STRIP) {
             let strip = Part::of(&queries, first, STRIP, head, a);
             let state = self.strip(&tiles, head, a, input, &strip, seen, &ahead);
@@ -92,7 +83,7 @@ impl Forward {
         input: &Queries<bf16>,
         strip: &Part,
         seen: usize,
-        ahead: &Ahead,
+        ahead: &Ahead<bf16>,
     ) -> [(f32, f32); STRIP] {
         let Self { packed, q, scores: strip_scores, p, out } = self;
         let s = &head.sizes;

@@ -1,0 +1,133 @@
+//! Asking for memory before it is needed.
+
+use std::ops::Range;
+
+use super::cpu::{Head, Input, Output, Queries};
+use crate::parallel::Shared;
+
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
+/// Memory that is asked for while a task computes, because rows of one head lie far apart and nothing else would fetch them
+/// ahead: what the next task will read, and what this one will write.
+pub(super) struct Ahead<'a, T> {
+    head: Head,
+    /// The queries of this task: what belongs to keys is asked for in as many shares.
+    of: Range<usize>,
+    /// The head of the next task and its first query.
+    next: Option<(Head, usize)>,
+    /// Rows of queries to read, (B, T, H*K).
+    queries: [Option<&'a [T]>; 3],
+    /// Keys and values to read, (B, S, H*K).
+    keys: Option<[&'a [T]; 2]>,
+    /// Rows of queries to write, (B, T, H*K).
+    to: Shared<T>,
+    /// Keys and values to write, (B, S, H*K).
+    sums: Option<[Shared<T>; 2]>,
+}
+
+impl<'a, T> Ahead<'a, T> {
+    /// For a task of the forward, which is followed by that of the next queries.
+    pub(super) fn forward(head: &Head, input: &Queries<'a, T>, of: Range<usize>, to: Shared<T>) -> Self {
+        let same = of.end < head.sizes.queries;
+        Self {
+            head: *head,
+            next: if same { Some((*head, of.end)) } else { next(head).map(|head| (head, 0)) },
+            of,
+            queries: [Some(input.q), None, None],
+            keys: (!same).then_some([input.k, input.v]),
+            to,
+            sums: None,
+        }
+    }
+
+    /// For a part of a task of the backward, which is followed by the same part of the next head.
+    pub(super) fn backward(head: &Head, input: &Input<'a, T>, of: Range<usize>, to: Output<T>) -> Self {
+        Self {
+            head: *head,
+            next: next(head).map(|head| (head, of.start)),
+            of,
+            queries: [Some(input.q), Some(input.dout), Some(input.out)],
+            keys: Some([input.k, input.v]),
+            to: to.dq,
+            sums: Some([to.dk, to.dv]),
+        }
+    }
+
+    /// Asks for what this task writes for one of its queries, and the next task reads in its place.
+    pub(super) fn fetch(&self, query: usize) {
+        if !self.of.contains(&query) {
+            return;
+        }
+        let (s, place, count) = (&self.head.sizes, query - self.of.start, self.of.len());
+        fetch_to_write(&self.head, self.to, s.queries, query);
+        let keys = s.keys * place / count..s.keys * (place + 1) / count;
+        for key in keys.clone() {
+            self.sums.iter().flatten().for_each(|&to| fetch_to_write(&self.head, to, s.keys, key));
+        }
+        let Some((head, first)) = &self.next else { return };
+        if first + place < s.queries {
+            self.queries.iter().flatten().for_each(|data| fetch(head, data, s.queries, first + place));
+        }
+        for key in keys {
+            self.keys.iter().flatten().for_each(|data| fetch(head, data, s.keys, key));
+        }
+    }
+}
+
+/// Asks for one row of a head to come to the second-level cache.
+fn fetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
+    let at = head.start(length, row);
+    for line in data[at..at + head.sizes.head_size].chunks(LINE / size_of::<T>()) {
+        to_read(line.as_ptr());
+    }
+}
+
+/// Asks for one row of a head that will be written: a store waits for its line otherwise.
+fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
+    for line in (0..head.sizes.head_size).step_by(LINE / size_of::<T>()) {
+        to_write(data.pointer(head.start(length, row) + line));
+    }
+}
+
+#[inline(always)]
+fn to_read<T>(line: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
+#[inline(always)]
+fn to_write<T>(line: *mut T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing; 64-bit processors that do not have this one pass over it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
+/// The head whose turn is after this one's.
+fn next(head: &Head) -> Option<Head> {
+    let s = &head.sizes;
+    if head.head + 1 < s.heads {
+        Some(Head { head: head.head + 1, ..*head })
+    } else {
+        (head.sequence + 1 < s.batch).then(|| Head { sequence: head.sequence + 1, head: 0, ..*head })
+    }
+}
