@@ -1,0 +1,190 @@
+//! Regular files, opened and read without surprises.
+//!
+//! A path that a user, a config or a damaged checkpoint names may be a pipe, a device or a directory. Opening a pipe waits
+//! for a writer, and reading a device may never end. Here:
+//!
+//! * Only regular files are opened, after symbolic links are followed. Everything else is an error at once.
+//! * A whole file is read into memory only up to a length that the caller gives.
+//!
+//! ```
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let path = directory.path().join("state.json");
+//! # std::fs::write(&path, "{}").unwrap();
+//! assert_eq!(regular_file::read(&path, 1 << 20)?, b"{}");
+//! assert!(regular_file::read(&path, 1).is_err());
+//! assert!(regular_file::open(directory.path()).is_err());
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Opens a regular file to read it.
+///
+/// # Errors
+/// As [`open_with`].
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path)
+}
+
+/// Opens a regular file with these options, or makes one where they say so. Sets `options`' custom flags.
+///
+/// # Errors
+/// Those of the system; [`io::ErrorKind::InvalidInput`] for a directory, a pipe, a socket or a device, which is then not
+/// opened, or not read.
+pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // Opening a device can have effects, so what the name stands for is asked first.
+    match std::fs::metadata(path) {
+        Ok(metadata) => expect_regular(metadata.file_type())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The options may say to make it.
+        Err(error) => return Err(error),
+    }
+    let file = without_waiting(options).open(path)?;
+    // The name may stand for something else by now.
+    expect_regular(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Reads a whole regular file of at most `most_bytes`.
+///
+/// # Errors
+/// Those of [`open`] and of reading; [`io::ErrorKind::FileTooLarge`] for a longer file.
+pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let length = file.metadata()?.len();
+    let too_long = || {
+        let reason = format!("expected at most {most_bytes} bytes, got more");
+        io::Error::new(io::ErrorKind::FileTooLarge, reason)
+    };
+    if length > most_bytes {
+        return Err(too_long());
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+    // A file may grow while it is read.
+    file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most_bytes { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// As [`read`], as text.
+///
+/// # Errors
+/// Those of [`read`]; [`io::ErrorKind::InvalidData`] where it is not UTF-8.
+pub fn read_to_string(path: &Path, most_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read(path, most_bytes)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", error.utf8_error())))
+}
+
+/// A pipe opened so does not wait for a writer.
+fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed());
+    }
+    options
+}
+
+fn expect_regular(kind: FileType) -> io::Result<()> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("expected a regular file, got {}", name_of(kind))))
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+        if kind.is_block_device() || kind.is_char_device() {
+            return "a device";
+        }
+    }
+    if kind.is_dir() { "a directory" } else { "something else" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_a_device_and_a_directory_are_errors_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        let cases = [
+            (pipe.as_path(), "a pipe"),
+            (Path::new("/dev/zero"), "a device"),
+            (&link, "a device"),
+            (directory.path(), "a directory"),
+        ];
+        for (path, expected) in cases {
+            for error in [open(path).unwrap_err(), read(path, 10).unwrap_err(), read_to_string(path, 10).unwrap_err()] {
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+                assert!(error.to_string().contains(expected), "{error}");
+            }
+        }
+        let error = open_with(OpenOptions::new().append(true).create(true), &pipe).unwrap_err();
+        assert!(error.to_string().contains("a pipe"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_a_file_is_that_file_and_a_loop_is_the_systems_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link, circle] = ["file", "link", "circle"].map(|name| directory.path().join(name));
+        fs::write(&file, "text").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::os::unix::fs::symlink(&circle, &circle).unwrap();
+        assert_eq!(read_to_string(&link, 4).unwrap(), "text");
+        let error = read(&circle, 4).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()), "{error}");
+        assert_eq!(read(&directory.path().join("absent"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_caller_allows() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        assert_eq!(read(&path, 1 << 20).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        file.set_len(5).unwrap();
+        assert_eq!(read(&path, 5).unwrap(), [0; 5]);
+        assert_eq!(read(&path, 4).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, [b'a', 0xff]).unwrap();
+        assert_eq!(read_to_string(&path, 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn options_that_make_a_file_make_a_regular_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        open_with(OpenOptions::new().append(true).create(true), &path).unwrap();
+        assert_eq!(read(&path, 0).unwrap(), b"");
+    }
+}
