@@ -39,6 +39,8 @@ const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
 /// The names under which transformers looks for a tokenizer and for what to make of it.
 const FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
+/// A longer file is not a tokenizer: the largest published ones have about 40 MB.
+const LARGEST_FILE_BYTES: u64 = 512 << 20;
 
 /// A loaded tokenizer. Cheap to share between threads behind an `Arc`.
 pub struct Tokenizer {
@@ -55,7 +57,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or the config beside it cannot be read.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|error| unusable(path, error))?;
+        let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
         let mut tokenizer = Self::from_bytes(&bytes, path)?;
         if let Some(config) = config_beside(path)? {
             tokenizer.transformers_config = config;
@@ -231,7 +233,7 @@ fn config_beside(path: &Path) -> Result<Option<String>, Error> {
         return Ok(None);
     }
     let path = path.with_file_name(CONFIG_FILE);
-    match std::fs::read_to_string(&path) {
+    match regular_file::read_to_string(&path, LARGEST_FILE_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unusable(&path, error)),

@@ -378,12 +378,11 @@ const LARGEST_JSON_BYTES: u64 = 64 << 20;
 
 /// A JSON file that holds one object.
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
     let json = |problem: String| Error::Json { path: path.into(), problem };
-    if bytes > LARGEST_JSON_BYTES {
-        return Err(json(format!("{bytes} bytes, expected at most {LARGEST_JSON_BYTES}")));
-    }
-    let text = std::fs::read(path).map_err(Error::io(path))?;
+    let text = match regular_file::read(path, LARGEST_JSON_BYTES) {
+        Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => return Err(json(error.to_string())),
+        text => text.map_err(Error::io(path))?,
+    };
     match serde_json::from_slice(&text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(json("expected a JSON object".into())),

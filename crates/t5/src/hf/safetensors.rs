@@ -74,7 +74,7 @@ impl Reader {
     /// [`Error::Io`], or [`Error::Safetensors`] for a damaged file.
     pub fn open(path: &Path) -> Result<Reader> {
         let damaged = |problem: String| Error::Safetensors { path: path.into(), problem };
-        let mut file = File::open(path).map_err(Error::io(path))?;
+        let mut file = regular_file::open(path).map_err(Error::io(path))?;
         let file_bytes = file.metadata().map_err(Error::io(path))?.len();
         if file_bytes < 8 {
             return Err(damaged(format!("{file_bytes} bytes, expected at least 8")));

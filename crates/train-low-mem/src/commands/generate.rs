@@ -69,7 +69,7 @@ fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<String
     if input == Path::new("-") {
         return Ok(Box::new(std::io::stdin().lock().lines()));
     }
-    let file = std::fs::File::open(input).map_err(|error| {
+    let file = regular_file::open(input).map_err(|error| {
         Failure::unusable(format!("{}: {error}", input.display()))
             .hint("a text file with one prompt a line; `-` is standard input")
     })?;
