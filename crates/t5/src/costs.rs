@@ -496,7 +496,7 @@ mod tests {
             loss_chunk_rows: 8,
             target_tokens: 1,
         };
-        let real = model.forward(&batch, &cx, reach).unwrap().bytes();
+        let real = model.forward(&batch, &cx, reach, &|| false).unwrap().unwrap().bytes();
         (real, training(config, pass, &Trained::new(config, &|spec| trained(spec.part)))[0].bytes)
     }
 

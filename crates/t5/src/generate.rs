@@ -40,14 +40,31 @@ impl T5 {
     /// # Errors
     /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary.
     pub fn generate(&self, sources: &[&[u32]], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
+        Ok(self.generate_unless(sources, options, &|| false)?.expect("nobody interrupts"))
+    }
+
+    /// [`T5::generate`] that ends early, with `None`, when `interrupted` says so. It is asked before every block of the
+    /// encoder and before every token.
+    ///
+    /// # Errors
+    /// As [`T5::generate`].
+    pub fn generate_unless(
+        &self,
+        sources: &[&[u32]],
+        options: &GenerateOptions,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Vec<u32>>>> {
         let mut answers = vec![Vec::new(); sources.len()];
         if sources.is_empty() || options.max_new_tokens == 0 {
-            return Ok(answers);
+            return Ok(Some(answers));
         }
-        let mut cache = Cache::new(self, sources, options)?;
+        let Some(mut cache) = Cache::new(self, sources, options, interrupted)? else { return Ok(None) };
         let mut active: Vec<usize> = (0..sources.len()).collect(); // the sample of each row of the cache
         let mut tokens = vec![self.config().decoder_start_token_id; sources.len()];
         for position in 0..options.max_new_tokens {
+            if interrupted() {
+                return Ok(None);
+            }
             tokens = self.next_tokens(&tokens, position, &mut cache)?;
             let is_done = |answer: &[u32]| answer.last().is_some_and(|id| self.config().eos_token_ids.contains(id));
             for (&sample, &token) in active.iter().zip(&tokens) {
@@ -65,7 +82,7 @@ impl T5 {
                 tokens = rows.iter().map(|&row| tokens[row]).collect();
             }
         }
-        Ok(answers)
+        Ok(Some(answers))
     }
 
     /// One step of all rows: the token after `tokens`, which are at `position`.
@@ -132,8 +149,13 @@ struct Cache {
 }
 
 impl Cache {
-    /// Encodes the sources and projects them to every block's keys and values.
-    fn new(model: &T5, sources: &[&[u32]], options: &GenerateOptions) -> Result<Cache> {
+    /// Encodes the sources and projects them to every block's keys and values. `None` when `interrupted` said so.
+    fn new(
+        model: &T5,
+        sources: &[&[u32]],
+        options: &GenerateOptions,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Cache>> {
         let samples: Vec<u32> = (0..sources.len() as u32).collect();
         let (ids, source_lengths) = pad(sources, "source", &samples, model.config(), model.device())?;
         let capacity = FIRST_CAPACITY.min(options.max_new_tokens);
@@ -147,7 +169,9 @@ impl Cache {
         let (batch, length) = ids.dims2()?;
         let bias = model.encoder.position_bias(length, length, 0)?;
         let cx = cache.context(&bias, &samples);
-        let encoded = model.encoder.output(&ids, &model.shared, options.activations, &cx)?;
+        let Some(encoded) = model.encoder.output(&ids, &model.shared, options.activations, &cx, interrupted)? else {
+            return Ok(None);
+        };
         let room = || Tensor::zeros((batch, capacity, model.config().inner_dim()), options.activations, model.device());
         let keys_values = |cross: &Attention| {
             let (k, v) = (t5_ops::linear(&encoded, &cross.k.tensor)?, t5_ops::linear(&encoded, &cross.v.tensor)?);
@@ -159,7 +183,7 @@ impl Cache {
             cache.blocks.push(CachedBlock { own, source: keys_values(cross)? });
             block.page_out();
         }
-        Ok(cache)
+        Ok(Some(cache))
     }
 
     fn context<'a>(&'a self, bias: &'a Tensor, samples: &'a [u32]) -> LayerContext<'a> {

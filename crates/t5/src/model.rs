@@ -179,8 +179,23 @@ impl T5 {
     /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
+        Ok(self.forward_backward_unless(batch, cx, grads, &|| false)?.expect("nobody interrupts"))
+    }
+
+    /// [`T5::forward_backward`] that ends early, with `None`, when `interrupted` says so. It is asked before every block,
+    /// forward and backward. `grads` then hold a part of a gradient, which is to be discarded.
+    ///
+    /// # Errors
+    /// As [`T5::forward_backward`].
+    pub fn forward_backward_unless(
+        &self,
+        batch: &MicroBatch,
+        cx: &StepContext,
+        grads: &mut Gradients,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<f64>> {
         let reach = self.reach(grads);
-        let kept = self.forward(batch, cx, reach)?;
+        let Some(kept) = self.forward(batch, cx, reach, interrupted)? else { return Ok(None) };
         tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
         let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
         let pass = Pass::of(cx);
@@ -191,14 +206,29 @@ impl T5 {
             false => SourceGradient::NotWanted,
         };
         let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
-        self.decoder.backward(ids, &self.shared, decoder, dz, &layer_cx, reach.decoder, &mut source, grads)?;
+        let (shared, into_source) = (&self.shared, &mut source);
+        if !self.decoder.backward(
+            ids,
+            shared,
+            decoder,
+            dz,
+            &layer_cx,
+            reach.decoder,
+            into_source,
+            grads,
+            interrupted,
+        )? {
+            return Ok(None);
+        }
         drop(encoded);
         if let SourceGradient::Wanted(Some(dz)) = source {
             let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
             let none = &mut SourceGradient::NotWanted;
-            self.encoder.backward(ids, &self.shared, encoder, dz, &layer_cx, reach.encoder, none, grads)?;
+            if !self.encoder.backward(ids, shared, encoder, dz, &layer_cx, reach.encoder, none, grads, interrupted)? {
+                return Ok(None);
+            }
         }
-        Ok(loss)
+        Ok(Some(loss))
     }
 
     /// How far backward reaches for the parameters that `grads` trains.
@@ -214,20 +244,31 @@ impl T5 {
         move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
     }
 
-    /// Forward of a micro-batch that keeps what backward within `reach` needs.
-    pub(crate) fn forward(&self, batch: &MicroBatch, cx: &StepContext, reach: Reach) -> Result<Kept> {
+    /// Forward of a micro-batch that keeps what backward within `reach` needs. `None` when `interrupted` said so before a block.
+    pub(crate) fn forward(
+        &self,
+        batch: &MicroBatch,
+        cx: &StepContext,
+        reach: Reach,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Kept>> {
         let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
         let source_bias = self.bias_of(batch, false)?;
         let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
         let keep = |block| reach.keep_encoder_block(block, k);
-        let (encoded, encoder) =
-            self.encoder.forward_one(ids, &self.shared, pass.dtype, &layer_cx, reach.encoder, &keep)?;
+        let shared = &self.shared;
+        let Some((encoded, encoder)) =
+            self.encoder.forward_one(ids, shared, pass.dtype, &layer_cx, reach.encoder, &keep, interrupted)?
+        else {
+            return Ok(None);
+        };
 
         let target_bias = self.bias_of(batch, true)?;
         let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
         let keep = |block| reach.keep_decoder_block(block, k);
-        let (z, decoder) = self.decoder.forward_one(ids, &self.shared, pass.dtype, &layer_cx, reach.decoder, &keep)?;
-        Ok(Kept { source_bias, target_bias, encoded, encoder, decoder, z })
+        let decoded =
+            self.decoder.forward_one(ids, shared, pass.dtype, &layer_cx, reach.decoder, &keep, interrupted)?;
+        Ok(decoded.map(|(z, decoder)| Kept { source_bias, target_bias, encoded, encoder, decoder, z }))
     }
 
     /// One of the two stacks.
@@ -264,7 +305,20 @@ impl T5 {
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.
     pub fn loss(&self, batch: &MicroBatch, cx: &EvalContext) -> Result<f64> {
-        let z = self.decoder_output(batch, cx.activations)?;
+        Ok(self.loss_unless(batch, cx, &|| false)?.expect("nobody interrupts"))
+    }
+
+    /// [`T5::loss`] that ends early, with `None`, when `interrupted`, asked before every block, says so.
+    ///
+    /// # Errors
+    /// As [`T5::loss`].
+    pub fn loss_unless(
+        &self,
+        batch: &MicroBatch,
+        cx: &EvalContext,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<f64>> {
+        let Some(z) = self.decoder_output(batch, cx.activations, interrupted)? else { return Ok(None) };
         let settings = CrossEntropy {
             logit_scale: self.config.logit_scale(),
             gradient_scale: 1.0,
@@ -272,26 +326,42 @@ impl T5 {
         };
         let loss = t5_ops::linear_cross_entropy(&z.flatten_to(1)?, &self.head.tensor, &batch.labels, &settings)?;
         t5_ops::page_out(&self.head.tensor);
-        Ok(loss)
+        Ok(Some(loss))
     }
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
     pub fn logits(&self, batch: &MicroBatch) -> Result<Tensor> {
-        self.head_logits(&self.decoder_output(batch, self.shared.tensor.dtype())?)
+        let z = self.decoder_output(batch, self.shared.tensor.dtype(), &|| false)?;
+        self.head_logits(&z.expect("nobody interrupts"))
     }
 
     /// The encoder's output (B, S, D), without dropout.
     pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
-        let pass = Pass::without_dropout(activations);
-        let bias = self.bias_of(batch, false)?;
-        self.encoder.output(&batch.sources, &self.shared, pass.dtype, &pass.encoder(batch, &bias))
+        Ok(self.encode_unless(batch, activations, &|| false)?.expect("nobody interrupts"))
     }
 
-    fn decoder_output(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
-        let encoded = self.encode(batch, activations)?;
+    fn encode_unless(
+        &self,
+        batch: &MicroBatch,
+        activations: DType,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Tensor>> {
+        let pass = Pass::without_dropout(activations);
+        let bias = self.bias_of(batch, false)?;
+        self.encoder.output(&batch.sources, &self.shared, pass.dtype, &pass.encoder(batch, &bias), interrupted)
+    }
+
+    fn decoder_output(
+        &self,
+        batch: &MicroBatch,
+        activations: DType,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Tensor>> {
+        let Some(encoded) = self.encode_unless(batch, activations, interrupted)? else { return Ok(None) };
         let pass = Pass::without_dropout(activations);
         let bias = self.bias_of(batch, true)?;
-        self.decoder.output(&batch.decoder_inputs, &self.shared, pass.dtype, &pass.decoder(batch, &bias, &encoded))
+        let cx = pass.decoder(batch, &bias, &encoded);
+        self.decoder.output(&batch.decoder_inputs, &self.shared, pass.dtype, &cx, interrupted)
     }
 
     /// Logits of decoder outputs (.., D).

@@ -126,8 +126,8 @@ impl Evaluation {
         }
     }
 
-    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out. Once
-    /// `interrupted`, asked before each micro-batch, says so, nothing more is added: such an evaluation is to be dropped.
+    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out. Once `interrupted` says
+    /// so, nothing more is added: such an evaluation is to be dropped. It is asked before every block and every generated token.
     ///
     /// # Errors
     /// [`Error::BatchShape`]; what the model refuses.
@@ -146,13 +146,13 @@ impl Evaluation {
         let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
         let mut hypotheses = vec![Vec::new(); sources];
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
-            if interrupted() {
+            if !self.add_loss(model, batch, &samples, interrupted)? {
                 return Ok(());
             }
-            self.add_loss(model, batch, &samples)?;
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
-                for (&i, ids) in samples.iter().zip(model.generate(&sources, generate)?) {
+                let Some(answers) = model.generate_unless(&sources, generate, interrupted)? else { return Ok(()) };
+                for (&i, ids) in samples.iter().zip(answers) {
                     hypotheses[i] = ids;
                 }
             }
@@ -167,14 +167,24 @@ impl Evaluation {
         Ok(())
     }
 
-    fn add_loss(&mut self, model: &T5, batch: &EvaluationBatch, samples: &[usize]) -> Result<()> {
+    /// Adds the loss of a micro-batch. False when interrupted.
+    fn add_loss(
+        &mut self,
+        model: &T5,
+        batch: &EvaluationBatch,
+        samples: &[usize],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
         let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
         let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
         let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
         let micro_batch = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
-        self.loss_sum += model.loss(&micro_batch, &self.options.context)?;
+        let Some(loss) = model.loss_unless(&micro_batch, &self.options.context, interrupted)? else {
+            return Ok(false);
+        };
+        self.loss_sum += loss;
         self.target_tokens += targets.iter().map(|target| target.len() as u64).sum::<u64>();
-        Ok(())
+        Ok(true)
     }
 
     fn add_answer(&mut self, batch: &EvaluationBatch, i: usize, hypothesis: String, decode: &dyn Fn(&[u32]) -> String) {
@@ -309,6 +319,27 @@ mod tests {
     fn without_generation_only_the_loss_is_measured() {
         let report = evaluate(&model(), EvaluateOptions { generate: None, ..options(4) }, 9);
         assert!(report.generation.is_none() && report.loss.is_finite());
+    }
+
+    #[test]
+    fn an_evaluation_asks_before_every_block_and_every_token_whether_to_end() {
+        let (sources, targets) = samples();
+        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
+        let model = model();
+        let mut questions = 0;
+        loop {
+            let asked = std::cell::Cell::new(0);
+            let interrupted = || asked.replace(asked.get() + 1) >= questions;
+            let mut evaluation = Evaluation::new(options(9));
+            evaluation.add(&model, &batch, &decode, &interrupted).unwrap();
+            if evaluation.samples > 0 {
+                break;
+            }
+            assert_eq!(asked.get(), questions + 1, "nothing is computed after the answer");
+            questions += 1;
+        }
+        // The loss goes through two blocks, the encoder for generation through one; then come at most 6 tokens.
+        assert!((3 + 1..=3 + 6).contains(&questions), "{questions}");
     }
 
     #[test]

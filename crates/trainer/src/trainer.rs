@@ -113,7 +113,7 @@ pub enum StepOutcome {
     Skipped(StepStats),
     /// The batch had no samples: nothing was updated. Loss and gradient norm are 0.
     Empty(StepStats),
-    /// The caller asked to stop between two micro-batches: nothing was updated and the step does not count.
+    /// The caller asked to stop between two blocks: nothing was updated and the step does not count.
     Interrupted,
 }
 
@@ -190,8 +190,8 @@ impl Trainer {
 
     /// Makes one optimizer step of `batch`, `plan.micro_batch_samples` at a time.
     ///
-    /// `interrupted` is asked before every micro-batch, up to the first change of a parameter; `true` discards the
-    /// gradients and ends the step.
+    /// `interrupted` is asked before every block of every micro-batch, up to the first change of a parameter; `true`
+    /// discards the gradients and ends the step.
     ///
     /// # Errors
     /// [`Error::BatchShape`]; [`Error::Diverged`] at the `max_non_finite`-th non-finite step in a row; what the model
@@ -310,7 +310,9 @@ impl Trainer {
             if interrupted() {
                 return Ok(None);
             }
-            stats.loss += self.model.forward_backward(&micro_batch?, cx, &mut self.gradients)?;
+            let loss = self.model.forward_backward_unless(&micro_batch?, cx, &mut self.gradients, interrupted)?;
+            let Some(loss) = loss else { return Ok(None) };
+            stats.loss += loss;
         }
         let mut sums = vec![None; self.model.parameters().len()];
         for (index, gradient) in self.gradients.iter() {

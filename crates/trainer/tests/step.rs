@@ -201,16 +201,24 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
     let before = everything(&stopped);
     let (sources, targets) = samples(2, 7);
     let batch = Batch { sources: &sources, targets: &targets };
-    for stop_before in 0..3 {
+    let mut questions = 0;
+    let b = loop {
         let asked = Cell::new(0);
-        let interrupted = || asked.replace(asked.get() + 1) == stop_before;
-        assert_eq!(stopped.step(&batch, &PLAN, &interrupted).unwrap(), StepOutcome::Interrupted);
+        let interrupted = || asked.replace(asked.get() + 1) == questions;
+        match stopped.step(&batch, &PLAN, &interrupted).unwrap() {
+            StepOutcome::Interrupted => {}
+            outcome => break done(outcome),
+        }
         assert_eq!(stopped.step_count(), 1);
-        assert!(everything(&stopped) == before);
-    }
-    let (a, b) = (done(step(&mut straight, 2, &PLAN)), done(step(&mut stopped, 2, &PLAN)));
+        assert!(everything(&stopped) == before, "interrupted at question {questions}");
+        questions += 1;
+    };
+    let a = done(step(&mut straight, 2, &PLAN));
     assert_eq!(a, b);
     assert!(everything(&stopped) == everything(&straight));
+    // Before each micro-batch, and before each block of it on the way up and on the way down.
+    let blocks = straight.model().config().blocks();
+    assert_eq!(questions, a.micro_batches * (1 + 2 * blocks));
 }
 
 #[test]

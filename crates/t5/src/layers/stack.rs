@@ -162,7 +162,9 @@ impl Stack {
         Ok(Some(outputs))
     }
 
-    /// [`Stack::forward`] of one micro-batch, what is kept in memory.
+    /// [`Stack::forward`] of one micro-batch, what is kept in memory. `None` when `interrupted`, asked before every block,
+    /// said so.
+    #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and who may end it")]
     pub fn forward_one(
         &self,
         ids: &Tensor,
@@ -171,19 +173,29 @@ impl Stack {
         cx: &LayerContext,
         reach: StackReach,
         keep: &dyn Fn(usize) -> Keep,
-    ) -> Result<Output> {
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Output>> {
         let mut stays = |_, saved| Ok(saved);
-        let outputs = self.forward(&[(ids, cx)], embedding, dtype, reach, keep, &mut stays, &|| false)?;
-        Ok(outputs.into_iter().flatten().next().expect("one micro-batch, and nobody interrupts"))
+        let outputs = self.forward(&[(ids, cx)], embedding, dtype, reach, keep, &mut stays, interrupted)?;
+        Ok(outputs.and_then(|outputs| outputs.into_iter().next()))
     }
 
     /// [`Stack::forward_one`] for its output alone.
-    pub fn output(&self, ids: &Tensor, embedding: &Weight, dtype: DType, cx: &LayerContext) -> Result<Tensor> {
+    pub fn output(
+        &self,
+        ids: &Tensor,
+        embedding: &Weight,
+        dtype: DType,
+        cx: &LayerContext,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Tensor>> {
         let reach = StackReach::nothing(self.blocks.len());
-        Ok(self.forward_one(ids, embedding, dtype, cx, reach, &|_| Keep::Nothing)?.0)
+        let output = self.forward_one(ids, embedding, dtype, cx, reach, &|_| Keep::Nothing, interrupted)?;
+        Ok(output.map(|(z, _)| z))
     }
 
-    /// Consumes what forward kept, block by block, adding every trained parameter's gradient.
+    /// Consumes what forward kept, block by block, adding every trained parameter's gradient. False when `interrupted`,
+    /// asked before every block, said so.
     #[allow(clippy::too_many_arguments, reason = "a pass needs its data, its settings and its three outputs")]
     pub fn backward(
         &self,
@@ -195,8 +207,9 @@ impl Stack {
         reach: StackReach,
         source: &mut SourceGradient,
         grads: &mut Gradients,
-    ) -> Result<()> {
-        let Some(BlockSaved::Input(BlockInput { x: last, .. })) = saved.last else { return Ok(()) };
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        let Some(BlockSaved::Input(BlockInput { x: last, .. })) = saved.last else { return Ok(true) };
         let mut dx = self.finish_backward(&last, dz, cx, grads)?;
         drop(last);
         let dbias = match grads.trains(&self.table) {
@@ -206,16 +219,19 @@ impl Stack {
         let mut side = SideGradients { bias: dbias.as_ref(), source };
         for (index, (block, saved)) in self.blocks.iter().zip(saved.blocks).enumerate().rev() {
             let Some(saved) = saved else { break };
+            if interrupted() {
+                return Ok(false);
+            }
             match block.backward(saved, dx, cx, &mut side, reach.passes_block(index), grads)? {
                 Some(below) => dx = below,
-                None => return self.bias_backward(dbias, ids, grads),
+                None => return self.bias_backward(dbias, ids, grads).map(|()| true),
             }
         }
         self.bias_backward(dbias, ids, grads)?;
         if reach.enters_embedding() {
             self.embed_backward(ids, embedding, dx, cx, grads)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Adds the gradient of the bias of a micro-batch to that of the table.
