@@ -4,7 +4,8 @@
 //! compact: unlike pages, blocks have a size that the caller chose and hold nothing but rows. The least
 //! recently used block goes first. Several threads may ask for one block: the first decodes it, the others wait.
 //!
-//! Invariant: blocks held and blocks being decoded, the latter at an estimate, stay within the capacity.
+//! Invariant: blocks held and blocks being decoded stay within the capacity. A block that is being decoded has room
+//! reserved, first what a block takes on average; where that is not enough it asks for more before it takes more.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -59,11 +60,34 @@ impl State {
     }
 }
 
-/// Takes back a reservation when decoding ends, however it ends.
-struct Loading<'a> {
+/// Room for a block that is being decoded. Taken back when decoding ends, however it ends.
+pub(crate) struct Loading<'a> {
     cache: &'a BlockCache,
     block: u64,
     reserved: u64,
+}
+
+impl Loading<'_> {
+    /// The bytes that the block may take.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Asks for `bytes` in all; older blocks make room. False where there is not as much.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> bool {
+        let more = bytes.saturating_sub(self.reserved);
+        let mut state = self.cache.lock();
+        if bytes > state.capacity {
+            return false;
+        }
+        state.make_room(more);
+        let fits = state.taken.saturating_add(more) <= state.capacity;
+        if fits {
+            state.taken += more;
+            self.reserved += more;
+        }
+        fits
+    }
 }
 
 impl Drop for Loading<'_> {
@@ -115,13 +139,14 @@ impl BlockCache {
         self.lock().blocks.contains_key(&block)
     }
 
-    /// The block, decoded by `load` if it is not held. `load` gets the number of bytes it may decode and
-    /// answers `None` if the block has more; such a block is never held, and the answer here is `None` too.
+    /// The block, decoded by `load` if it is not held. `load` decodes within the room that it is given and answers
+    /// `None` if there is not enough of it; then the answer here is `None` too, and the block is not tried again unless
+    /// other blocks were in the way.
     pub(crate) fn get_or_load(
         &self,
         block: u64,
         estimated_bytes: u64,
-        load: impl FnOnce(u64) -> Result<Option<Rows>, Error>,
+        load: impl FnOnce(&mut Loading<'_>) -> Result<Option<Rows>, Error>,
     ) -> Result<Option<Arc<Rows>>, Error> {
         let mut state = self.lock();
         loop {
@@ -136,34 +161,35 @@ impl BlockCache {
             }
             state = self.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let capacity = state.capacity;
-        let reserved = estimated_bytes.min(capacity);
+        let reserved = estimated_bytes.min(state.capacity);
         state.make_room(reserved);
+        if state.taken.saturating_add(reserved) > state.capacity {
+            // Other readers decode as much as may be held.
+            return Ok(None);
+        }
         state.taken += reserved;
         state.blocks.insert(block, Slot::Loading);
         drop(state);
-        let loading = Loading { cache: self, block, reserved };
-        let loaded = load(capacity)?;
+        let mut loading = Loading { cache: self, block, reserved };
+        let loaded = load(&mut loading)?;
         let rows = loaded.map(|mut rows| {
             rows.shrink_to_fit();
             Arc::new(rows)
         });
         let mut state = self.lock();
         match &rows {
-            Some(rows) if rows.memory_bytes() <= state.capacity => {
+            Some(rows) if state.taken - loading.reserved + rows.memory_bytes() <= state.capacity => {
                 let bytes = rows.memory_bytes();
-                state.taken -= reserved;
-                state.make_room(bytes);
-                // What `loading` gives back when it is dropped.
-                state.taken += bytes + reserved;
+                state.taken += bytes;
                 state.uses += 1;
                 let used = state.uses;
                 state.by_use.insert(used, block);
                 state.blocks.insert(block, Slot::Held { rows: Arc::clone(rows), bytes, used });
             }
-            _ => {
+            _ if state.taken == loading.reserved => {
                 state.too_large.insert(block);
             }
+            _ => {}
         }
         drop(state);
         drop(loading);
@@ -211,6 +237,21 @@ mod tests {
         assert!(cache.get_or_load(1, 10, |_| Ok(Some(block_of(100)))).unwrap().is_some());
         assert_eq!(cache.held_bytes(), 0);
         assert!(cache.get_or_load(1, 10, |_| unreachable!()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_block_that_is_larger_than_estimated_makes_older_ones_leave_before_it_grows() {
+        let cache = BlockCache::default();
+        cache.set_capacity(350);
+        assert!(load(&cache, 1, 100) && load(&cache, 2, 100));
+        let loaded = cache.get_or_load(3, 100, |loading| {
+            assert!(!loading.reserve(351), "more than may be held at all");
+            assert!(loading.reserve(250));
+            assert!(loading.reserved() >= 250 && cache.held_bytes() <= 350);
+            Ok(Some(block_of(240)))
+        });
+        assert!(loaded.unwrap().is_some() && cache.held_bytes() <= 350);
+        assert!(cache.contains(3) && !cache.contains(1));
     }
 
     #[test]

@@ -3,19 +3,27 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::dictionary::{Dictionary, DictionarySource};
 use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
+use crate::limits::Limits;
 use crate::page_bytes::OpenPage;
 use crate::page_map::ChunkMap;
-use crate::page_rows::{Dictionary, Limits, PageRows};
+use crate::page_rows::PageRows;
 use crate::rows::Column;
+
+/// A footer lists the encodings of a chunk, which is how the lengths of delta-encoded values are known to the bill.
+/// Writers that forget it are believed as far as it costs little.
+const MAX_UNDECLARED_DELTA_ROWS: u32 = 1 << 16;
 
 /// One chunk, ready to be read.
 pub(crate) struct ChunkRows<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) chunk: &'a Chunk,
     pub(crate) map: &'a ChunkMap,
+    /// The row of the dataset that is the chunk's first.
+    pub(crate) first_row: u64,
     /// Pages up to this size are held whole while they are read.
     pub(crate) whole_page_bytes: usize,
 }
@@ -27,7 +35,7 @@ impl ChunkRows<'_> {
         &self,
         ranges: &[Range<u32>],
         column: &mut Column,
-        limits: &mut Limits,
+        limits: &mut Limits<'_>,
     ) -> Result<(), (Fault, Range<u32>)> {
         let mut page_rows = ranges.first().cloned().unwrap_or_default();
         // Decompressors are other people's code, fed with bytes that may be anything.
@@ -39,7 +47,7 @@ impl ChunkRows<'_> {
         &self,
         ranges: &[Range<u32>],
         column: &mut Column,
-        limits: &mut Limits,
+        limits: &mut Limits<'_>,
         page_rows: &mut Range<u32>,
     ) -> Result<(), Fault> {
         let mut dictionary = None;
@@ -56,6 +64,9 @@ impl ChunkRows<'_> {
                 dictionary = self.dictionary()?;
             }
             let rows_in_page = page_rows.end - page_rows.start;
+            if page.header.is_delta() && self.chunk.delta_lengths == 0 && rows_in_page > MAX_UNDECLARED_DELTA_ROWS {
+                return Fault::corrupt("a delta-encoded page, which the footer does not declare");
+            }
             let mut rows = PageRows::new(page, dictionary.as_ref(), self.chunk.max_definition_level, rows_in_page)?;
             let mut at = page_rows.start;
             while let Some(range) = pending.clone().filter(|range| range.start < page_rows.end) {
@@ -63,7 +74,7 @@ impl ChunkRows<'_> {
                 if range.start > at {
                     rows.skip(range.start - at, limits)?;
                 }
-                rows.read(end - range.start, column, limits)?;
+                rows.read(self.first_row + u64::from(range.start), end - range.start, column, limits)?;
                 at = end;
                 pending = if end < range.end { Some(end..range.end) } else { ranges.next() };
             }
@@ -71,9 +82,9 @@ impl ChunkRows<'_> {
         Ok(())
     }
 
-    fn dictionary(&self) -> Result<Option<Dictionary>, Fault> {
-        let Some(entry) = &self.map.dictionary else { return Ok(None) };
-        let page = OpenPage::read(self.handle, entry, self.chunk.codec, self.whole_page_bytes)?;
-        Dictionary::read(page).map(Some)
+    fn dictionary(&self) -> Result<Option<Dictionary<'_>>, Fault> {
+        let Some(page) = &self.map.dictionary else { return Ok(None) };
+        let (handle, codec, whole_page_bytes) = (self.handle, self.chunk.codec, self.whole_page_bytes);
+        Dictionary::read(DictionarySource { handle, page, codec, whole_page_bytes }).map(Some)
     }
 }

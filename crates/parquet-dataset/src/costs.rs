@@ -1,9 +1,13 @@
 //! What a dataset costs in bytes, for whoever plans memory.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use crate::dataset::{Dataset, Residency};
 use crate::footer::{Chunk, Codec};
 use crate::page_bytes::page_memory_bytes;
-use crate::page_map::ChunkMap;
+use crate::page_map::{ChunkMap, PageEntry};
+use crate::page_rows::{MAX_DELTA_ROWS, most_level_bytes};
 
 /// Writers stop dictionaries at this size unless told otherwise.
 const USUAL_DICTIONARY_BYTES: u64 = 1 << 20;
@@ -44,6 +48,52 @@ impl Dataset {
         self.decoded_bytes().div_ceil(self.rows().max(1))
     }
 
+    /// No value of a column is larger. Exact as far as pages tell once [`Dataset::find_pages`] was called; a bound from
+    /// the footer before.
+    pub fn largest_value_bytes(&self, column: usize) -> u64 {
+        let mut largest = 0;
+        self.each_chunk(|file, row_group, index, chunk| {
+            if index == column {
+                largest = largest.max(match self.maps.get(file, row_group, column) {
+                    Some(map) => largest_value_of(chunk, map),
+                    None => chunk.uncompressed_bytes,
+                });
+            }
+        });
+        largest
+    }
+
+    /// The most bytes of values that a read of any `rows` rows returns, if of each value at most `most_of_a_value` is
+    /// read. As exact as [`Dataset::largest_value_bytes`].
+    pub fn most_read_bytes(&self, rows: usize, most_of_a_value: u64) -> u64 {
+        let mut columns = vec![MostRead::new(rows, most_of_a_value); self.columns().len()];
+        self.each_chunk(|file, row_group, column, chunk| match self.maps.get(file, row_group, column) {
+            Some(map) => {
+                let in_dictionary = map.dictionary.map_or(0, |page| page.largest_value_bytes);
+                for (index, entry) in map.pages.iter().enumerate() {
+                    let rows = map.rows_of(index, chunk.rows);
+                    let size = most_uncompressed_bytes(chunk, entry);
+                    // Delta encoding lets each value repeat the one before it.
+                    let repeated = if chunk.delta_lengths > 1 { size } else { in_dictionary };
+                    columns[column].page(u64::from(rows.end - rows.start), size, repeated);
+                }
+            }
+            None if chunk.has_dictionary => {
+                columns[column].page(u64::from(chunk.rows), chunk.uncompressed_bytes, chunk.uncompressed_bytes);
+            }
+            None => columns[column].page(u64::from(chunk.rows), chunk.uncompressed_bytes, 0),
+        });
+        columns.iter().map(MostRead::bytes).fold(0, u64::saturating_add)
+    }
+
+    fn each_chunk(&self, mut take: impl FnMut(usize, usize, usize, &Chunk)) {
+        for (file, footer) in self.footers.iter().enumerate() {
+            for (row_group, group) in footer.row_groups.iter().enumerate() {
+                group.chunks.iter().enumerate().for_each(|(column, chunk)| take(file, row_group, column, chunk));
+            }
+        }
+    }
+
     /// The capacity that a residency gives to the block cache.
     pub(crate) fn cache_bytes(&self, residency: Residency) -> u64 {
         match residency {
@@ -69,21 +119,58 @@ impl Dataset {
 
     /// The most that one reader holds while it decodes: a dictionary and a page of one column.
     fn decoding_bytes(&self) -> u64 {
-        let mut most = 0;
-        for (file, footer) in self.footers.iter().enumerate() {
-            for (row_group, group) in footer.row_groups.iter().enumerate() {
-                for (column, chunk) in group.chunks.iter().enumerate() {
-                    let whole = self.options.whole_page_bytes;
-                    let bytes = match self.maps.get(file, row_group, column) {
-                        Some(map) => mapped_decoding_bytes(chunk, map, whole),
-                        None => unmapped_decoding_bytes(chunk, whole),
-                    };
-                    most = most.max(bytes);
-                }
-            }
-        }
+        let (mut most, whole) = (0, self.options.whole_page_bytes);
+        self.each_chunk(|file, row_group, column, chunk| {
+            most = most.max(match self.maps.get(file, row_group, column) {
+                Some(map) => mapped_decoding_bytes(chunk, map, whole),
+                None => unmapped_decoding_bytes(chunk, whole),
+            });
+        });
         most
     }
+}
+
+/// The sum of the largest values that some rows of a column can have: a value is no larger than its page, and the
+/// values of a page together are not either, unless they come from a dictionary.
+#[derive(Clone)]
+struct MostRead {
+    rows: usize,
+    most_of_a_value: u64,
+    /// The largest values so far, `rows` of them at most, the smallest first.
+    largest: BinaryHeap<Reverse<u64>>,
+}
+
+impl MostRead {
+    fn new(rows: usize, most_of_a_value: u64) -> Self {
+        Self { rows, most_of_a_value, largest: BinaryHeap::new() }
+    }
+
+    fn page(&mut self, rows: u64, page_bytes: u64, in_dictionary: u64) {
+        let from_dictionary = in_dictionary.min(self.most_of_a_value);
+        let mut left = page_bytes;
+        for _ in 0..rows.min(self.rows as u64) {
+            let plain = left.min(self.most_of_a_value);
+            left -= plain;
+            let value = plain.max(from_dictionary);
+            if self.largest.len() < self.rows {
+                self.largest.push(Reverse(value));
+            } else if self.largest.peek().is_some_and(|least| least.0 < value) {
+                self.largest.pop();
+                self.largest.push(Reverse(value));
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.largest.iter().map(|value| value.0).fold(0, u64::saturating_add)
+    }
+}
+
+fn largest_value_of(chunk: &Chunk, map: &ChunkMap) -> u64 {
+    let page = map.pages.iter().map(|entry| most_uncompressed_bytes(chunk, entry)).max().unwrap_or(0);
+    page.max(map.dictionary.map_or(0, |page| page.largest_value_bytes))
 }
 
 impl Chunk {
@@ -98,27 +185,57 @@ impl Chunk {
     }
 }
 
+/// What reading one page of the chunk takes at most: its dictionary, the page, its levels, its delta-encoded lengths.
 fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
-    let page = |stored: u32, declared: u32| {
-        let decompressed = match declared {
-            // An offset index does not say: assume the chunk's ratio, doubled.
-            0 => 2 * u64::from(stored) * chunk.uncompressed_bytes.div_ceil(chunk.compressed_bytes.max(1)).max(1),
-            declared => u64::from(declared),
-        };
-        page_memory_bytes(u64::from(stored), decompressed, chunk.codec, whole)
+    let page = |entry: &PageEntry| {
+        let stored = u64::from(entry.bytes);
+        let memory = |size| page_memory_bytes(stored, size, chunk.codec, map.window_bytes, whole);
+        match most_uncompressed_bytes(chunk, entry) {
+            // An offset index does not say. The page is held whole or streamed, whichever takes more.
+            size if entry.uncompressed_bytes == 0 => memory(size.min(whole as u64)).max(memory(size)),
+            size => memory(size),
+        }
     };
-    let pages = map.pages.iter().map(|entry| page(entry.bytes, entry.uncompressed_bytes)).max().unwrap_or(0);
-    // While a dictionary is read, its page is there too; afterwards it and the offsets of its values.
-    let dictionary = map.dictionary.map_or(0, |entry| 2 * u64::from(entry.uncompressed_bytes));
-    let dictionary_page = map.dictionary.map_or(0, |entry| page(entry.bytes, entry.uncompressed_bytes));
-    dictionary + pages.max(dictionary_page)
+    let data = |(index, entry): (usize, &PageEntry)| {
+        let rows = map.rows_of(index, chunk.rows);
+        page(entry) + value_state_bytes(chunk, rows.end - rows.start, most_uncompressed_bytes(chunk, entry))
+    };
+    let pages = map.pages.iter().enumerate().map(data).max().unwrap_or(0);
+    // A large dictionary is read, and its long values are read again, beside the page that names them.
+    let dictionary = map.dictionary.as_ref().map_or(0, |dictionary| dictionary.held_bytes);
+    let dictionary_page = map.dictionary.as_ref().map_or(0, |dictionary| page(&dictionary.entry));
+    match map.dictionary.is_some_and(|page| page.is_streamed(whole)) {
+        true => dictionary + pages + dictionary_page,
+        false => dictionary + pages.max(dictionary_page),
+    }
+}
+
+/// What decoding the values of a page holds beside its bytes.
+fn value_state_bytes(chunk: &Chunk, rows: u32, page_bytes: u64) -> u64 {
+    let levels = if chunk.max_definition_level > 0 { most_level_bytes(rows).min(page_bytes) } else { 0 };
+    let lengths = u64::from(chunk.delta_lengths) * 4 * u64::from(rows.min(MAX_DELTA_ROWS));
+    // The value before this one, of which this one repeats the beginning.
+    let last = if chunk.delta_lengths > 1 { page_bytes } else { 0 };
+    levels + lengths + last
+}
+
+/// The most that a page can be once decompressed.
+fn most_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
+    match entry.uncompressed_bytes {
+        0 => chunk.uncompressed_bytes.max(u64::from(entry.bytes)),
+        declared => u64::from(declared),
+    }
 }
 
 fn unmapped_decoding_bytes(chunk: &Chunk, whole: usize) -> u64 {
     let page = chunk.uncompressed_bytes.min(whole as u64);
     let stored = if chunk.codec == Codec::Uncompressed { 0 } else { chunk.compressed_bytes.min(page) };
     let streamed = match chunk.uncompressed_bytes > whole as u64 {
-        true => page_memory_bytes(chunk.compressed_bytes, chunk.uncompressed_bytes, chunk.codec, whole),
+        // The window of zstd's levels up to 19, bounded by the page.
+        true => {
+            let window = chunk.uncompressed_bytes.min(8 << 20);
+            page_memory_bytes(chunk.compressed_bytes, chunk.uncompressed_bytes, chunk.codec, window, whole)
+        }
         false => 0,
     };
     let dictionary = if chunk.has_dictionary { 2 * chunk.uncompressed_bytes.min(USUAL_DICTIONARY_BYTES) } else { 0 };

@@ -10,14 +10,17 @@ use crate::error::{Error, Fault, Place};
 use crate::footer::Footer;
 use crate::io::{Files, Handle, Identity, IoLog};
 use crate::layout::{FileLayout, Layout, hex};
+use crate::limits::{Limits, PartOf, Parts};
 use crate::page_bytes::WHOLE_PAGE_BYTES;
-use crate::page_map::{ChunkMap, PageMaps};
-use crate::page_rows::Limits;
+use crate::page_map::ChunkMap;
+use crate::page_maps::PageMaps;
 use crate::rows::Rows;
 
 /// Memory reserved on a footer's word; more is taken as values arrive.
-const MAX_RESERVED_BYTES: u64 = 4 << 20;
+const MAX_RESERVED_BYTES: u64 = 1 << 20;
 const MAX_RESERVED_ROWS: usize = 1 << 18;
+/// Values up to this size are held in blocks. A longer one is read again each time that it is wanted.
+const HELD_VALUE_BYTES: u64 = 64 << 10;
 
 /// What a dataset may hold between reads. The rows that come out are the same in every mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +126,7 @@ impl Dataset {
         if rows == 0 {
             return Err(Error::NoRows { path: first.clone(), files: files.len() });
         }
-        let mut maps = PageMaps::new(&footers, options.columns.len());
+        let mut maps = PageMaps::new(&footers, options.columns.len(), options.whole_page_bytes);
         if let Some(bytes) = options.page_map.take() {
             let identities: Vec<&Identity> = (0..footers.len()).map(|file| opened.identity(file)).collect();
             maps.restore(&bytes, &footers, &identities, &options.columns);
@@ -202,7 +205,7 @@ impl Dataset {
             return Err(Error::RowOutOfRange { row: beyond.end - 1, rows: self.rows });
         }
         if ranges.windows(2).all(|pair| pair[0].end <= pair[1].start) {
-            return self.read_sorted(&ranges);
+            return self.read_sorted(&ranges, &mut self.limits(self.options.max_read_bytes));
         }
         let rows: Vec<u64> = ranges.into_iter().flatten().collect();
         self.read_rows(&rows)
@@ -211,6 +214,32 @@ impl Dataset {
     /// Reads rows in the order given; a row may be asked for more than once. Pages are opened once each,
     /// whatever the order.
     pub fn read_rows(&self, rows: &[u64]) -> Result<Rows, Error> {
+        self.read_in_order(rows, &mut self.limits(self.options.max_read_bytes))
+    }
+
+    /// Reads rows in the order given, but of values of more than `whole` bytes only a part: `part` is asked with the
+    /// row, the column (in the order of [`Dataset::columns`]) and the value's length, and answers with the range of its
+    /// bytes. What is not wanted is never held. [`Rows::value_bytes`] says how long a value is. Cutting pays no regard to
+    /// characters.
+    pub fn read_parts(&self, rows: &[u64], whole: u64, part: &PartOf<'_>) -> Result<Rows, Error> {
+        self.read_parts_within(rows, self.options.max_read_bytes, whole, part)
+    }
+
+    /// As [`Dataset::read_parts`], with an error that [is a read too large](Error::is_read_too_large) before more than
+    /// `most_bytes` of values are held. Fewer rows may then fit.
+    pub fn read_parts_within(
+        &self,
+        rows: &[u64],
+        most_bytes: u64,
+        whole: u64,
+        part: &PartOf<'_>,
+    ) -> Result<Rows, Error> {
+        let mut limits = self.limits(most_bytes.min(self.options.max_read_bytes));
+        limits.parts = Some(Parts { whole, part });
+        self.read_in_order(rows, &mut limits)
+    }
+
+    fn read_in_order(&self, rows: &[u64], limits: &mut Limits<'_>) -> Result<Rows, Error> {
         if let Some(&row) = rows.iter().find(|&&row| row >= self.rows) {
             return Err(Error::RowOutOfRange { row, rows: self.rows });
         }
@@ -224,7 +253,8 @@ impl Dataset {
                 _ => ranges.push(row..row + 1),
             }
         }
-        let read = self.read_sorted(&ranges)?;
+        let limit = limits.read_bytes;
+        let read = self.read_sorted(&ranges, limits)?;
         if rows.len() == distinct.len() && rows.is_sorted() {
             return Ok(read);
         }
@@ -232,9 +262,8 @@ impl Dataset {
         let order: Vec<u32> = rows.iter().map(|row| distinct.partition_point(|found| found < row) as u32).collect();
         if rows.len() > distinct.len() {
             let bytes = read.gathered_bytes(&order);
-            if bytes > self.options.max_read_bytes {
+            if bytes > limit {
                 let place = self.place_of(rows[0]);
-                let limit = self.options.max_read_bytes;
                 return Err(Fault::TooLarge { what: "one read", bytes, limit }.at(place));
             }
         }
@@ -242,19 +271,19 @@ impl Dataset {
     }
 
     /// Reads ranges that are ascending, disjoint and not empty: from blocks, if blocks may be held.
-    fn read_sorted(&self, ranges: &[Range<u64>]) -> Result<Rows, Error> {
-        let mut limits = self.limits(self.options.max_read_bytes);
+    fn read_sorted(&self, ranges: &[Range<u64>], limits: &mut Limits<'_>) -> Result<Rows, Error> {
         let mut rows = Rows::new(self.options.columns.len());
         // A row of nulls has no bytes, but still an offset in each column.
         let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let offsets = count.saturating_mul(4 * self.options.columns.len() as u64);
-        if let (Some(first), true) = (ranges.first(), offsets > limits.read_bytes) {
-            let fault = Fault::TooLarge { what: "one read", bytes: offsets, limit: limits.read_bytes };
+        if let (Some(first), true) = (ranges.first(), offsets > self.options.max_read_bytes) {
+            let limit = self.options.max_read_bytes;
+            let fault = Fault::TooLarge { what: "one read", bytes: offsets, limit };
             return Err(fault.at(self.place_of(first.start)));
         }
         let capacity = self.cache.capacity();
         if capacity == 0 {
-            self.read_direct(ranges, &mut rows, &mut limits)?;
+            self.read_direct(ranges, &mut rows, limits)?;
             return Ok(rows);
         }
         let parts = self.split_by_block(ranges);
@@ -275,20 +304,21 @@ impl Dataset {
                 true => self.block(block)?,
                 false => None,
             };
+            let first = block * u64::from(self.options.block_rows);
+            let local = |range: &Range<u64>| (range.start - first) as usize..(range.end - first) as usize;
+            // A value that is too long to be held comes from the file, and with it the other rows of its block.
+            let held = held.filter(|held| !part.iter().any(|range| held.has_cuts(local(range))));
             let Some(held) = held else {
                 direct.extend_from_slice(part);
                 continue;
             };
-            self.read_direct(&std::mem::take(&mut direct), &mut rows, &mut limits)?;
-            let first = block * u64::from(self.options.block_rows);
+            self.read_direct(&std::mem::take(&mut direct), &mut rows, limits)?;
             for range in part {
-                let local = (range.start - first) as usize..(range.end - first) as usize;
-                let bytes = held.range_bytes(local.clone());
-                limits.admit_all(bytes).map_err(|fault| fault.at(self.place_of(range.start)))?;
-                rows.append(&held, local);
+                append_held(&held, local(range), range.start, &mut rows, limits)
+                    .map_err(|fault| fault.at(self.place_of(range.start)))?;
             }
         }
-        self.read_direct(&direct, &mut rows, &mut limits)?;
+        self.read_direct(&direct, &mut rows, limits)?;
         Ok(rows)
     }
 
@@ -314,30 +344,57 @@ impl Dataset {
     fn block(&self, block: u64) -> Result<Option<Arc<Rows>>, Error> {
         let first = block * u64::from(self.options.block_rows);
         let range = first..(first + u64::from(self.options.block_rows)).min(self.rows);
-        self.cache.get_or_load(block, self.estimated_block_bytes(), |capacity| {
-            let mut limits = self.limits(capacity.min(self.options.max_read_bytes));
+        let count = range.end - range.start;
+        let nothing = |_: u64, _: usize, _: u64| 0..0;
+        self.cache.get_or_load(block, self.estimated_block_bytes(), |loading| {
+            // Where each value ends, and bits for nulls.
+            let offsets = (count * 4 + count / 8 + 8) * self.options.columns.len() as u64;
+            let bytes = loading.reserved().saturating_sub(offsets);
+            let mut admitted = bytes;
+            let mut more = |missing: u64| {
+                // While a column grows, what it held and what it grows to are both there.
+                let step = missing.max(admitted / 4);
+                let is_allowed = admitted + step <= self.options.max_read_bytes;
+                let fits = is_allowed && loading.reserve(offsets + 2 * (admitted + step) + admitted / 4);
+                admitted += if fits { step } else { 0 };
+                if fits { step } else { 0 }
+            };
+            let mut limits = self.limits(bytes.min(self.options.max_read_bytes));
+            limits.more = Some(&mut more);
+            limits.parts = Some(Parts { whole: HELD_VALUE_BYTES, part: &nothing });
             let mut rows = Rows::new(self.options.columns.len());
             match self.read_direct(std::slice::from_ref(&range), &mut rows, &mut limits) {
                 Ok(()) => Ok(Some(rows)),
                 // Not the caller's limit, ours: the rows asked for may still be read without the block.
-                Err(Error::TooLarge { what: "one read", .. }) => Ok(None),
+                Err(error) if error.is_read_too_large() => Ok(None),
                 Err(error) => Err(error),
             }
         })
     }
 
-    fn limits(&self, read_bytes: u64) -> Limits {
-        Limits { value_bytes: self.options.max_value_bytes, read_bytes, left: read_bytes }
+    fn limits<'a>(&self, read_bytes: u64) -> Limits<'a> {
+        let value_bytes = self.options.max_value_bytes;
+        Limits { value_bytes, read_bytes, left: read_bytes, more: None, parts: None, column: 0 }
     }
 
     /// Reads ascending, disjoint ranges from the files.
-    fn read_direct(&self, ranges: &[Range<u64>], rows: &mut Rows, limits: &mut Limits) -> Result<(), Error> {
+    fn read_direct(&self, ranges: &[Range<u64>], rows: &mut Rows, limits: &mut Limits<'_>) -> Result<(), Error> {
         let mut pending = ranges.iter().cloned();
         let mut next = pending.next();
+        let mut is_first = true;
         while let Some(range) = &next {
             let group = &self.groups[self.groups.partition_point(|group| group.first_row <= range.start) - 1];
-            let group_rows = self.footers[group.file].row_groups[group.row_group].rows;
-            let end = group.first_row + group_rows;
+            let found = &self.footers[group.file].row_groups[group.row_group];
+            if std::mem::take(&mut is_first) {
+                // Room for what the footer says the values take on average, as far as that is little.
+                let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+                for (column, chunk) in found.chunks.iter().enumerate() {
+                    let bytes = (chunk.decoded_bytes() / u64::from(chunk.rows.max(1))).saturating_mul(count);
+                    let bytes = bytes.min(limits.left).min(MAX_RESERVED_BYTES) as usize;
+                    rows.column_mut(column).reserve((count as usize).min(MAX_RESERVED_ROWS), bytes);
+                }
+            }
+            let end = group.first_row + found.rows;
             let mut local = Vec::new();
             let mut count = 0;
             while let Some(range) = next.clone().filter(|range| range.start < end) {
@@ -346,11 +403,6 @@ impl Dataset {
                 local.push((range.start - group.first_row) as u32..(stop - group.first_row) as u32);
                 count += (stop - range.start) as usize;
                 next = if stop < range.end { Some(stop..range.end) } else { pending.next() };
-            }
-            for (column, chunk) in self.footers[group.file].row_groups[group.row_group].chunks.iter().enumerate() {
-                // Room for what the footer says the values take on average, as far as that is little.
-                let bytes = chunk.decoded_bytes() / u64::from(chunk.rows.max(1)) * count as u64;
-                rows.column_mut(column).reserve(count.min(MAX_RESERVED_ROWS), bytes.min(MAX_RESERVED_BYTES) as usize);
             }
             self.read_group(group, &local, rows, limits)?;
             rows.complete(count);
@@ -363,13 +415,15 @@ impl Dataset {
         group: &Group,
         ranges: &[Range<u32>],
         rows: &mut Rows,
-        limits: &mut Limits,
+        limits: &mut Limits<'_>,
     ) -> Result<(), Error> {
         let handle = self.files.handle(group.file)?;
+        let (whole_page_bytes, first_row) = (self.options.whole_page_bytes, group.first_row);
         for column in 0..self.options.columns.len() {
             let chunk = &self.footers[group.file].row_groups[group.row_group].chunks[column];
             let map = self.chunk_map(&handle, group.file, group.row_group, column)?;
-            let reader = ChunkRows { handle: &handle, chunk, map, whole_page_bytes: self.options.whole_page_bytes };
+            let reader = ChunkRows { handle: &handle, chunk, map, first_row, whole_page_bytes };
+            limits.column = column;
             reader.read(ranges, rows.column_mut(column), limits).map_err(|(fault, page_rows)| {
                 let mut place = self.place(group.file, group.row_group, column);
                 let first = group.first_row_in_file;
@@ -434,6 +488,40 @@ impl Dataset {
         let identities: Vec<&Identity> = (0..self.footers.len()).map(|file| self.files.identity(file)).collect();
         Ok(self.maps.to_bytes(&self.footers, &identities, &self.options.columns))
     }
+}
+
+/// Appends rows of a block; of values that are wanted in part, that part.
+fn append_held(
+    held: &Rows,
+    local: Range<usize>,
+    first_row: u64,
+    rows: &mut Rows,
+    limits: &mut Limits<'_>,
+) -> Result<(), Fault> {
+    let is_whole = match &limits.parts {
+        None => true,
+        Some(parts) => parts.whole >= HELD_VALUE_BYTES || held.range_bytes(local.clone()) <= parts.whole,
+    };
+    if is_whole {
+        limits.admit_all(held.range_bytes(local.clone()))?;
+        rows.append(held, local);
+        return Ok(());
+    }
+    for column in 0..held.columns() {
+        limits.column = column;
+        let to = rows.column_mut(column);
+        for row in local.clone() {
+            let Some(value) = held.bytes(column, row) else {
+                to.push_null();
+                continue;
+            };
+            let part = limits.admit(first_row + (row - local.start) as u64, value.len() as u64)?;
+            to.extend(&value[part.start as usize..part.end as usize]);
+            to.finish(value.len() as u64, part.end - part.start < value.len() as u64);
+        }
+    }
+    rows.complete(local.len());
+    Ok(())
 }
 
 fn groups(footers: &[Footer]) -> (Vec<Group>, u64) {

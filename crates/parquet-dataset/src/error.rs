@@ -143,6 +143,11 @@ impl Error {
         }
     }
 
+    /// Whether all values of one read are more than the caller allowed: fewer rows may fit.
+    pub fn is_read_too_large(&self) -> bool {
+        matches!(self, Self::TooLarge { what: "one read", .. })
+    }
+
     pub(crate) fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), action: action.into(), source }
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use parquet::basic::{Compression, ConvertedType, LogicalType, Type as PhysicalType};
+use parquet::basic::{Compression, ConvertedType, Encoding, LogicalType, Type as PhysicalType};
 use parquet::file::metadata::{
     ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
 };
@@ -48,6 +48,8 @@ pub(crate) struct Chunk {
     /// Bytes of all values without lengths, if the writer counted them.
     pub(crate) value_bytes: Option<u64>,
     pub(crate) has_dictionary: bool,
+    /// How many lengths a value has in its delta encoding: 0 in others, 1 for its own, 2 for prefix and suffix.
+    pub(crate) delta_lengths: u8,
     /// Where the offset index lies, if there is one.
     pub(crate) offset_index: Option<Range<u64>>,
 }
@@ -241,6 +243,15 @@ fn chunk(
         uncompressed_bytes: unsigned(column.uncompressed_size(), "uncompressed size")?,
         value_bytes: column.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok()),
         has_dictionary: dictionary.is_some(),
+        delta_lengths: column
+            .encodings()
+            .map(|encoding| match encoding {
+                Encoding::DELTA_BYTE_ARRAY => 2,
+                Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
+                _ => 0,
+            })
+            .max()
+            .unwrap_or(0),
         offset_index,
     })
 }

@@ -138,7 +138,7 @@ fn add_pages(inspection: &mut Inspection, dataset: &Dataset) -> Result<(), Error
                 let header = PageHeader::read(&handle, entry.offset, entry.offset + u64::from(entry.bytes)).ok();
                 checked &= header.as_ref().is_some_and(|header| header.crc.is_some());
                 let dictionary = match (&map.dictionary, header) {
-                    (Some(dictionary), Some(header)) if header.needs_dictionary() => dictionary.bytes,
+                    (Some(dictionary), Some(header)) if header.needs_dictionary() => dictionary.entry.bytes,
                     _ => 0,
                 };
                 let share = f64::from(map.rows_of(page, chunk.rows).len() as u32) / rows as f64;

@@ -5,7 +5,8 @@
 //! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]; their CRC is
 //! not checked, because a read stops at the last row it needs.
 //!
-//! Invariant: the buffer grows beyond those two sizes only for a single value, up to the caller's limit.
+//! Invariant: the buffer never grows beyond those two sizes, however long a value is, but for levels, dictionary values
+//! and delta-encoded suffixes, which have limits of their own.
 
 use std::io::{BufReader, Read};
 
@@ -16,14 +17,18 @@ use crate::footer::Codec;
 use crate::io::{FileRange, Handle, decompression_fault};
 use crate::page_header::PageHeader;
 use crate::page_map::PageEntry;
+use crate::page_rows::most_level_bytes;
+use crate::rows::Column;
 use crate::snappy::SnappyReader;
 
 /// Pages up to this size, compressed and decompressed, are held whole.
 pub(crate) const WHOLE_PAGE_BYTES: usize = 4 << 20;
 /// The buffer through which larger pages stream, and that of the compressed bytes behind it.
 pub(crate) const STREAM_BUFFER_BYTES: usize = 128 * 1024;
-/// zstd frames with a larger window (`--ultra`) are refused when they have to be streamed.
+/// zstd frames with a larger window (`--long`) are refused when they have to be streamed.
 const MAX_ZSTD_WINDOW_LOG: u32 = 27;
+/// Enough of a zstd frame to learn its window.
+const ZSTD_HEADER_BYTES: u64 = 18;
 
 /// The bytes that a page's decoders consume, in order.
 pub(crate) struct PageBytes {
@@ -53,6 +58,28 @@ impl PageBytes {
     fn stream(stored: FileRange, codec: Codec, decompressed: u32) -> Result<Self, Fault> {
         let rest = Rest::open(stored, codec)?;
         Ok(Self { buffer: Vec::new(), at: 0, unread: u64::from(decompressed), rest })
+    }
+
+    /// Whether all bytes that were not consumed are in memory.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.unread == 0
+    }
+
+    /// The bytes in memory that were not consumed.
+    pub(crate) fn into_buffer(mut self) -> Vec<u8> {
+        self.buffer.drain(..self.at);
+        self.buffer
+    }
+
+    /// Appends the next `count` bytes to `column`, a buffer of them at a time.
+    pub(crate) fn copy_to(&mut self, mut count: u64, column: &mut Column) -> Result<(), Fault> {
+        while count > 0 {
+            let step = count.min(STREAM_BUFFER_BYTES as u64) as usize;
+            column.extend(self.peek(step)?);
+            self.consume(step);
+            count -= step as u64;
+        }
+        Ok(())
     }
 
     fn buffered(&self) -> usize {
@@ -238,8 +265,7 @@ impl OpenPage {
                 return Ok(Self { header, levels: level_bytes, bytes });
             }
         }
-        // A level is a run of at least two bytes or less than two bytes of bits: more is not a level.
-        if levels as u64 > 64 + 8 * u64::from(header.values) {
+        if levels as u64 > most_level_bytes(header.values) {
             return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
         }
         let mut level_bytes = vec![0; header.definition_level_bytes as usize];
@@ -305,8 +331,44 @@ fn snappy_fault(error: &snap::Error) -> Fault {
     Fault::Corrupt(format!("the snappy data cannot be decompressed: {error}").into())
 }
 
+/// The window that decompressing the zstd page at `entry` as a stream needs.
+pub(crate) fn zstd_window(handle: &Handle, entry: &PageEntry) -> Result<u64, Fault> {
+    let end = entry.offset + u64::from(entry.bytes);
+    let header = PageHeader::read(handle, entry.offset, end)?;
+    let levels = u64::from(header.repetition_level_bytes) + u64::from(header.definition_level_bytes);
+    let at = (entry.offset + u64::from(header.header_bytes) + levels).min(end);
+    let mut frame = vec![0; (end - at).min(ZSTD_HEADER_BYTES) as usize];
+    handle.read_exact_at(&mut frame, at)?;
+    let window = frame_window(&frame).unwrap_or(0);
+    match header.is_compressed && window > 1 << MAX_ZSTD_WINDOW_LOG {
+        true => Err(Fault::Unsupported(format!(
+            "a zstd window of {window} bytes (expected at most {})",
+            1u64 << MAX_ZSTD_WINDOW_LOG
+        ))),
+        false => Ok(window),
+    }
+}
+
+/// The window of the frame that begins with `bytes`; format: RFC 8878, section 3.1.1.1.
+fn frame_window(bytes: &[u8]) -> Option<u64> {
+    let rest = bytes.strip_prefix(&0xfd2f_b528u32.to_le_bytes())?;
+    let (&descriptor, rest) = rest.split_first()?;
+    if descriptor & 0x20 == 0 {
+        let window = rest.first()?;
+        let base = 1u64 << (10 + (window >> 3));
+        return Some(base + base / 8 * u64::from(window & 7));
+    }
+    // A single segment: the window is the content, whose size follows the dictionary's number.
+    let rest = rest.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
+    let length = [1, 2, 4, 8][usize::from(descriptor >> 6)];
+    let mut size = [0; 8];
+    size[..length].copy_from_slice(rest.get(..length)?);
+    Some(u64::from_le_bytes(size) + if length == 2 { 256 } else { 0 })
+}
+
 /// Bytes of memory that reading a page takes: what is stored and what it decompresses to, or the stream's buffers.
-pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, whole_limit: usize) -> u64 {
+/// `window` is that of zstd streams.
+pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, window: u64, whole_limit: usize) -> u64 {
     let compressed = if codec == Codec::Uncompressed { 0 } else { stored };
     match stored.max(decompressed) <= whole_limit as u64 {
         true => compressed + decompressed,
@@ -315,8 +377,8 @@ pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, wh
                 Codec::Uncompressed => 0,
                 Codec::Snappy => 2 * STREAM_BUFFER_BYTES as u64,
                 Codec::Gzip => 64 * 1024,
-                // The window of zstd's levels up to 19, bounded by the page.
-                Codec::Zstd => decompressed.min(8 << 20),
+                // Its context, its input block and what it decompresses in one go.
+                Codec::Zstd => window.max(1 << 10) + 512 * 1024,
             };
             2 * STREAM_BUFFER_BYTES as u64 + window
         }

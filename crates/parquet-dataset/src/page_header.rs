@@ -136,6 +136,11 @@ impl PageHeader {
         matches!(self.encoding, encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY)
     }
 
+    /// Whether the values have delta-encoded lengths.
+    pub(crate) fn is_delta(&self) -> bool {
+        matches!(self.encoding, encoding::DELTA_LENGTH_BYTE_ARRAY | encoding::DELTA_BYTE_ARRAY)
+    }
+
     /// Header and body together.
     pub(crate) fn total_bytes(&self) -> u64 {
         u64::from(self.header_bytes) + u64::from(self.compressed_bytes)

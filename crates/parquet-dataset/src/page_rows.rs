@@ -4,98 +4,20 @@
 //! DELTA_BYTE_ARRAY; format: parquet-format `Encodings.md`. Everything is decoded in order, one value at a
 //! time, from a bounded buffer; rows that are passed over cost no copy.
 
+use std::ops::Range;
+
 use crate::delta;
+use crate::dictionary::Dictionary;
 use crate::error::Fault;
-use crate::page_bytes::{OpenPage, PageBytes};
+use crate::limits::Limits;
+use crate::page_bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES};
 use crate::page_header::{PageKind, encoding};
 use crate::rows::Column;
 use crate::runs::Runs;
 
-/// No dictionary is believed to be larger: writers stop at 1 MiB unless told otherwise.
-const MAX_DICTIONARY_BYTES: u64 = 256 << 20;
-
-/// What a read may hold: the largest value, and the bytes left for values.
-#[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    pub(crate) value_bytes: u64,
-    pub(crate) read_bytes: u64,
-    pub(crate) left: u64,
-}
-
-impl Limits {
-    /// Accounts for a value before it is copied.
-    #[inline]
-    fn admit(&mut self, bytes: u64) -> Result<(), Fault> {
-        if bytes > self.value_bytes {
-            return Err(Fault::TooLarge { what: "a value", bytes, limit: self.value_bytes });
-        }
-        self.admit_all(bytes)
-    }
-
-    /// Accounts for values that each have been admitted before.
-    pub(crate) fn admit_all(&mut self, bytes: u64) -> Result<(), Fault> {
-        match self.left.checked_sub(bytes) {
-            Some(left) => self.left = left,
-            None => {
-                let bytes = self.read_bytes - self.left + bytes;
-                return Err(Fault::TooLarge { what: "one read", bytes, limit: self.read_bytes });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A chunk's dictionary: the page as it is, and where each value starts in it.
-pub(crate) struct Dictionary {
-    bytes: Vec<u8>,
-    /// Value `i` lies at `starts[i]..starts[i + 1] - 4`: four bytes of length precede each value.
-    starts: Vec<u32>,
-}
-
-impl Dictionary {
-    pub(crate) fn read(mut page: OpenPage) -> Result<Self, Fault> {
-        let header = &page.header;
-        if header.kind != PageKind::Dictionary {
-            return Fault::corrupt("a dictionary page was expected, another kind of page is there");
-        }
-        if !matches!(header.encoding, encoding::PLAIN | encoding::PLAIN_DICTIONARY) {
-            return Err(Fault::Unsupported(format!("a dictionary in encoding {}", header.encoding)));
-        }
-        let size = page.bytes.remaining();
-        if size > MAX_DICTIONARY_BYTES {
-            return Err(Fault::TooLarge { what: "a dictionary", bytes: size, limit: MAX_DICTIONARY_BYTES });
-        }
-        let bytes = page.bytes.peek(size as usize)?.to_vec();
-        if u64::from(header.values) * 4 > size {
-            return Fault::corrupt(format!("a dictionary of {size} bytes declares {} values", header.values));
-        }
-        let mut starts = Vec::with_capacity(header.values as usize + 1);
-        let mut at = 0usize;
-        for _ in 0..header.values {
-            let length = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
-            let end = length.map(|length| at + 4 + u32::from_le_bytes(*length) as usize);
-            match end.filter(|&end| end <= bytes.len()) {
-                Some(end) => {
-                    starts.push(at as u32 + 4);
-                    at = end;
-                }
-                None => return Fault::corrupt("a dictionary page ends before its last value"),
-            }
-        }
-        starts.push(at as u32 + 4);
-        Ok(Self { bytes, starts })
-    }
-
-    #[inline]
-    fn value(&self, index: u32) -> Result<&[u8], Fault> {
-        let index = index as usize;
-        if index + 1 >= self.starts.len() {
-            let values = self.starts.len() - 1;
-            return Fault::corrupt(format!("dictionary index {index}, expected less than {values}"));
-        }
-        Ok(&self.bytes[self.starts[index] as usize..self.starts[index + 1] as usize - 4])
-    }
-}
+/// Lengths of delta-encoded values are held for a whole page; a page of more rows is refused before they are.
+/// Writers stop pages at 20,000 rows or at 1 MiB unless told otherwise.
+pub(crate) const MAX_DELTA_ROWS: u32 = 1 << 22;
 
 /// A cursor over the rows of one data page.
 pub(crate) struct PageRows<'d> {
@@ -111,7 +33,7 @@ pub(crate) struct PageRows<'d> {
 /// nulls may have no bytes at all.
 enum Values<'d> {
     Plain,
-    Dictionary { dictionary: &'d Dictionary, indexes: Option<Runs> },
+    Dictionary { dictionary: &'d Dictionary<'d>, indexes: Option<Runs> },
     Lengths { lengths: Option<Vec<u32>>, next: usize },
     Prefixed { lengths: Option<(Vec<u32>, Vec<u32>)>, next: usize, last: Vec<u8> },
 }
@@ -120,7 +42,7 @@ impl<'d> PageRows<'d> {
     /// Starts at the first row of a page that should have `rows` rows.
     pub(crate) fn new(
         page: OpenPage,
-        dictionary: Option<&'d Dictionary>,
+        dictionary: Option<&'d Dictionary<'d>>,
         max_level: u8,
         rows: u32,
     ) -> Result<Self, Fault> {
@@ -140,7 +62,7 @@ impl<'d> PageRows<'d> {
                 let length = bytes.peek(4)?;
                 let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
                 bytes.consume(4);
-                if u64::from(length) > (64 + 8 * u64::from(rows)).min(bytes.remaining()) {
+                if u64::from(length) > most_level_bytes(rows).min(bytes.remaining()) {
                     return Fault::corrupt(format!("{length} bytes of definition levels for {rows} rows"));
                 }
                 let levels = bytes.peek(length as usize)?.to_vec();
@@ -161,6 +83,11 @@ impl<'d> PageRows<'d> {
             (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, None) => {
                 return Fault::corrupt("a page needs a dictionary, but its column has none");
             }
+            (encoding::DELTA_LENGTH_BYTE_ARRAY | encoding::DELTA_BYTE_ARRAY, _) if rows > MAX_DELTA_ROWS => {
+                return Err(Fault::Unsupported(format!(
+                    "a page of {rows} delta-encoded values (expected at most {MAX_DELTA_ROWS})"
+                )));
+            }
             (encoding::DELTA_LENGTH_BYTE_ARRAY, _) => Values::Lengths { lengths: None, next: 0 },
             (encoding::DELTA_BYTE_ARRAY, _) => Values::Prefixed { lengths: None, next: 0, last: Vec::new() },
             (other, _) => return Err(Fault::Unsupported(format!("encoding {other} of strings"))),
@@ -175,7 +102,7 @@ impl<'d> PageRows<'d> {
     }
 
     /// Passes over `count` rows.
-    pub(crate) fn skip(&mut self, count: u32, limits: &Limits) -> Result<(), Fault> {
+    pub(crate) fn skip(&mut self, count: u32, limits: &Limits<'_>) -> Result<(), Fault> {
         let mut values = u64::from(count);
         if let Some((bytes, runs)) = &mut self.levels {
             let mut left = u64::from(count);
@@ -190,12 +117,20 @@ impl<'d> PageRows<'d> {
         self.values.skip(&mut self.bytes, values, self.rows, limits)
     }
 
-    /// Appends the next `count` rows to `column`.
-    pub(crate) fn read(&mut self, count: u32, column: &mut Column, limits: &mut Limits) -> Result<(), Fault> {
+    /// Appends the next `count` rows to `column`. The first of them is row `first` of the dataset.
+    pub(crate) fn read(
+        &mut self,
+        first: u64,
+        count: u32,
+        column: &mut Column,
+        limits: &mut Limits<'_>,
+    ) -> Result<(), Fault> {
         let Some((bytes, runs)) = &mut self.levels else {
-            return self.values.read(&mut self.bytes, u64::from(count), self.rows, column, limits);
+            let rows = first..first + u64::from(count);
+            return self.values.read(&mut self.bytes, rows, self.rows, column, limits);
         };
         let mut left = u64::from(count);
+        let end = first + left;
         while left > 0 {
             let (level, run) = runs.next(bytes, left)?;
             left -= run;
@@ -203,7 +138,10 @@ impl<'d> PageRows<'d> {
                 return Fault::corrupt(format!("a definition level of {level}, expected at most {}", self.max_level));
             }
             match level == self.max_level {
-                true => self.values.read(&mut self.bytes, run, self.rows, column, limits)?,
+                true => {
+                    let row = end - left - run;
+                    self.values.read(&mut self.bytes, row..row + run, self.rows, column, limits)?;
+                }
                 false => (0..run).for_each(|_| column.push_null()),
             }
         }
@@ -237,7 +175,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    fn skip(&mut self, bytes: &mut PageBytes, count: u64, rows: u32, limits: &Limits) -> Result<(), Fault> {
+    fn skip(&mut self, bytes: &mut PageBytes, count: u64, rows: u32, limits: &Limits<'_>) -> Result<(), Fault> {
         if count == 0 {
             return Ok(());
         }
@@ -275,49 +213,48 @@ impl Values<'_> {
     fn read(
         &mut self,
         bytes: &mut PageBytes,
-        count: u64,
+        wanted: Range<u64>,
         rows: u32,
         column: &mut Column,
-        limits: &mut Limits,
+        limits: &mut Limits<'_>,
     ) -> Result<(), Fault> {
-        if count == 0 {
+        if wanted.is_empty() {
             return Ok(());
         }
         self.start(bytes, rows)?;
         match self {
             Self::Plain => {
-                for _ in 0..count {
+                for row in wanted {
                     let length = plain_length(bytes)?;
-                    read_value(bytes, length, column, limits)?;
+                    read_value(bytes, row, length, column, limits)?;
                 }
             }
             Self::Dictionary { dictionary, indexes } => {
                 let Some(indexes) = indexes else { return too_few_values() };
-                let mut left = count;
-                while left > 0 {
-                    let (index, run) = indexes.next(bytes, left)?;
-                    left -= run;
-                    let value = dictionary.value(index)?;
-                    for _ in 0..run {
-                        limits.admit(value.len() as u64)?;
-                        column.push(value);
+                let mut row = wanted.start;
+                while row < wanted.end {
+                    let (index, run) = indexes.next(bytes, wanted.end - row)?;
+                    for row in row..row + run {
+                        dictionary.read_value(index, row, column, limits)?;
                     }
+                    row += run;
                 }
             }
             Self::Lengths { lengths, next } => {
-                for _ in 0..count {
+                for row in wanted {
                     let Some(&length) = lengths.as_deref().and_then(|lengths| lengths.get(*next)) else {
                         return too_few_values();
                     };
                     *next += 1;
-                    read_value(bytes, u64::from(length), column, limits)?;
+                    read_value(bytes, row, u64::from(length), column, limits)?;
                 }
             }
             Self::Prefixed { lengths, next, last } => {
-                for _ in 0..count {
+                for row in wanted {
                     next_prefixed(lengths.as_ref(), next, last, bytes, limits.value_bytes)?;
-                    limits.admit(last.len() as u64)?;
-                    column.push(last);
+                    let part = limits.admit(row, last.len() as u64)?;
+                    column.extend(&last[part.start as usize..part.end as usize]);
+                    column.finish(last.len() as u64, part.end - part.start < last.len() as u64);
                 }
             }
         }
@@ -341,15 +278,35 @@ fn plain_length(bytes: &mut PageBytes) -> Result<u64, Fault> {
     Ok(length)
 }
 
+/// Reads a value of `length` bytes, or the part of it that is wanted, and passes over the rest.
 #[inline]
-fn read_value(bytes: &mut PageBytes, length: u64, column: &mut Column, limits: &mut Limits) -> Result<(), Fault> {
+fn read_value(
+    bytes: &mut PageBytes,
+    row: u64,
+    length: u64,
+    column: &mut Column,
+    limits: &mut Limits<'_>,
+) -> Result<(), Fault> {
     if length > bytes.remaining() {
         return Fault::corrupt(format!("a value of {length} bytes where its page has {} left", bytes.remaining()));
     }
-    limits.admit(length)?;
-    column.push(bytes.peek(length as usize)?);
-    bytes.consume(length as usize);
+    let part = limits.admit(row, length)?;
+    if length <= STREAM_BUFFER_BYTES as u64 && part == (0..length) {
+        column.push(bytes.peek(length as usize)?);
+        bytes.consume(length as usize);
+        return Ok(());
+    }
+    bytes.skip(part.start)?;
+    bytes.copy_to(part.end - part.start, column)?;
+    bytes.skip(length - part.end)?;
+    column.finish(length, part.end - part.start < length);
     Ok(())
+}
+
+/// The most bytes of definition levels that `rows` rows are believed to have: two each, the most
+/// that runs of one value take. In memory while a page is read.
+pub(crate) fn most_level_bytes(rows: u32) -> u64 {
+    64 + 2 * u64::from(rows)
 }
 
 /// Turns `last` into the next value: its own first bytes, then those that the page holds.

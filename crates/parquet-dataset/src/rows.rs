@@ -59,6 +59,13 @@ impl Rows {
         }
     }
 
+    /// How long the whole value is: more than `bytes(column, row)` has where only a part of it was read. `None` for
+    /// null. Panics beyond the end.
+    pub fn value_bytes(&self, column: usize, row: usize) -> Option<u64> {
+        let held = self.bytes(column, row)?;
+        Some(self.columns[column].cut_from(row).unwrap_or(held.len() as u64))
+    }
+
     /// The value's bytes without a look at their encoding; `None` for null. Panics beyond the end.
     pub fn bytes(&self, column: usize, row: usize) -> Option<&[u8]> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
@@ -85,6 +92,7 @@ impl Rows {
             column.bytes.shrink_to_fit();
             column.ends.shrink_to_fit();
             column.nulls.shrink_to_fit();
+            column.cuts.shrink_to_fit();
         }
     }
 
@@ -92,6 +100,14 @@ impl Rows {
     pub(crate) fn range_bytes(&self, rows: std::ops::Range<usize>) -> u64 {
         let bytes = |column: &Column| column.range(rows.end - 1).end - column.range(rows.start).start;
         self.columns.iter().map(|column| bytes(column) as u64).sum()
+    }
+
+    /// Whether a value of `rows` is not whole.
+    pub(crate) fn has_cuts(&self, rows: std::ops::Range<usize>) -> bool {
+        self.columns.iter().any(|column| {
+            let first = column.cuts.partition_point(|&(row, _)| (row as usize) < rows.start);
+            column.cuts.get(first).is_some_and(|&(row, _)| (row as usize) < rows.end)
+        })
     }
 
     /// Bytes of the values that [`Rows::gather`] would copy.
@@ -123,6 +139,8 @@ pub(crate) struct Column {
     ends: Vec<u32>,
     /// One bit per row, set for null. Shorter than the rows where the rest is not null.
     nulls: Vec<u64>,
+    /// The rows whose value is not whole, and how long it is, in the order of rows.
+    cuts: Vec<(u32, u64)>,
 }
 
 impl Column {
@@ -133,13 +151,41 @@ impl Column {
     /// Room for `rows` more rows.
     pub(crate) fn reserve(&mut self, rows: usize, bytes: usize) {
         self.ends.reserve(rows);
-        self.bytes.reserve(bytes);
+        self.bytes.reserve_exact(bytes);
     }
 
     #[inline]
     pub(crate) fn push(&mut self, value: &[u8]) {
-        self.bytes.extend_from_slice(value);
+        self.extend(value);
         self.ends.push(self.bytes.len() as u32);
+    }
+
+    /// Appends bytes to the value that [`Column::finish`] ends.
+    #[inline]
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        if self.bytes.capacity() - self.bytes.len() < bytes.len() {
+            self.grow(bytes.len());
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// By a quarter, not by doubling: while the allocator copies, old and new bytes are both there.
+    #[cold]
+    fn grow(&mut self, needed: usize) {
+        self.bytes.reserve_exact(needed.max(self.bytes.len() / 4).max(1 << 10));
+    }
+
+    /// Ends a value that was appended in pieces. `whole` is how long it is; `is_cut` where that is more than was appended.
+    pub(crate) fn finish(&mut self, whole: u64, is_cut: bool) {
+        if is_cut {
+            self.cuts.push((self.ends.len() as u32, whole));
+        }
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    fn cut_from(&self, row: usize) -> Option<u64> {
+        let index = self.cuts.binary_search_by_key(&row, |&(row, _)| row as usize).ok()?;
+        Some(self.cuts[index].1)
     }
 
     pub(crate) fn push_null(&mut self) {
@@ -173,29 +219,38 @@ impl Column {
         }
         let bytes = other.range(rows.start).start..other.range(rows.end - 1).end;
         let moved = self.bytes.len() as u32;
+        let first_cut = other.cuts.partition_point(|&(row, _)| (row as usize) < rows.start);
+        let cuts = other.cuts[first_cut..].iter().take_while(|&&(row, _)| (row as usize) < rows.end);
+        let first = self.ends.len();
+        self.cuts.extend(cuts.map(|&(row, whole)| ((first + row as usize - rows.start) as u32, whole)));
         if !other.nulls.is_empty() {
             for row in rows.clone().filter(|&row| other.is_null(row)) {
                 self.mark_null(self.ends.len() + row - rows.start);
             }
         }
         self.ends.extend(other.ends[rows].iter().map(|end| end - bytes.start as u32 + moved));
-        self.bytes.extend_from_slice(&other.bytes[bytes]);
+        self.extend(&other.bytes[bytes]);
     }
 
     fn gather(&self, order: &[u32]) -> Self {
         let mut column = Self::default();
         column.reserve(order.len(), order.iter().map(|&row| self.range(row as usize).len()).sum());
         for &row in order {
-            match self.get(row as usize) {
-                Some(value) => column.push(value),
-                None => column.push_null(),
+            match (self.get(row as usize), self.cut_from(row as usize)) {
+                (None, _) => column.push_null(),
+                (Some(value), None) => column.push(value),
+                (Some(value), Some(whole)) => {
+                    column.extend(value);
+                    column.finish(whole, true);
+                }
             }
         }
         column
     }
 
     fn memory_bytes(&self) -> u64 {
-        (self.bytes.capacity() + self.ends.capacity() * 4 + self.nulls.capacity() * 8) as u64
+        let cuts = self.cuts.capacity() * size_of::<(u32, u64)>();
+        (self.bytes.capacity() + self.ends.capacity() * 4 + self.nulls.capacity() * 8 + cuts) as u64
     }
 }
 

@@ -278,6 +278,16 @@ pub fn assert_rows(read: &Rows, columns: &[Values; 2], rows: &[u64]) {
     }
 }
 
+/// Writes two nullable binary columns the way that `kind` says.
+pub fn write_values(path: &Path, kind: &FileKind, columns: &[Values; 2]) {
+    let arrays = columns.each_ref().map(|values| array(Text::Binary, values));
+    let fields = ["prompt", "response"].map(|name| Field::new(name, DataType::Binary, true));
+    let batch = RecordBatch::try_new(Arc::new(Schema::new(fields.to_vec())), arrays.to_vec()).unwrap();
+    let mut writer = ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties(kind))).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
 /// Writes two nullable binary columns as one row group with one plain data page each.
 pub fn write_columns(path: &Path, compression: Compression, columns: &[Values; 2]) {
     let [prompt, response] = columns.each_ref().map(|values| array(Text::Binary, values));

@@ -7,4 +7,5 @@ mod files;
 mod hostile;
 mod io_log;
 mod page_map;
+mod parts;
 mod residency;

@@ -1,0 +1,230 @@
+//! A chunk's dictionary: its values, as far as they are short enough to be held.
+//!
+//! A dictionary of common size is its page, whole. Of a larger one values of up to [`HELD_VALUE_BYTES`] are held; a
+//! longer one is read from the page again each time that it is wanted, and only as far as it is wanted. So a dictionary
+//! with one value of 60 MB takes a few kilobytes more than one without.
+
+use crate::error::Fault;
+use crate::footer::Codec;
+use crate::io::Handle;
+use crate::limits::Limits;
+use crate::page_bytes::OpenPage;
+use crate::page_header::{PageKind, encoding};
+use crate::page_map::PageEntry;
+use crate::rows::Column;
+
+/// A longer value of a large dictionary is read again whenever it is wanted.
+const HELD_VALUE_BYTES: u64 = 1 << 20;
+/// No dictionary is believed to be larger once long values are left out: writers stop at 1 MiB unless told otherwise.
+const MAX_HELD_BYTES: u64 = 256 << 20;
+
+/// Where a dictionary lies.
+#[derive(Clone, Copy)]
+pub(crate) struct DictionarySource<'a> {
+    pub(crate) handle: &'a Handle,
+    pub(crate) page: &'a DictionaryPage,
+    pub(crate) codec: Codec,
+    pub(crate) whole_page_bytes: usize,
+}
+
+/// The values of a dictionary.
+pub(crate) struct Dictionary<'a> {
+    source: DictionarySource<'a>,
+    bytes: Vec<u8>,
+    /// Value `i` lies at `starts[i]..starts[i + 1] - 4`: four bytes of length precede each value.
+    starts: Vec<u32>,
+    long: Vec<LongValue>,
+}
+
+/// A value that is not held.
+struct LongValue {
+    index: u32,
+    /// Where it lies in the decompressed page.
+    at: u64,
+    bytes: u64,
+}
+
+/// A dictionary as the page map knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DictionaryPage {
+    pub(crate) entry: PageEntry,
+    /// Bytes of memory that the dictionary takes once it is read.
+    pub(crate) held_bytes: u64,
+    /// No value is larger.
+    pub(crate) largest_value_bytes: u64,
+}
+
+impl DictionaryPage {
+    /// Whether the page is too large to be held whole while it is read.
+    pub(crate) fn is_streamed(&self, whole_page_bytes: usize) -> bool {
+        self.entry.bytes.max(self.entry.uncompressed_bytes) as usize > whole_page_bytes
+    }
+
+    /// A large dictionary is read once to learn what it takes; of others their size says enough.
+    pub(crate) fn examine(
+        handle: &Handle,
+        entry: PageEntry,
+        codec: Codec,
+        whole_page_bytes: usize,
+    ) -> Result<Self, Fault> {
+        let size = u64::from(entry.uncompressed_bytes);
+        let page = Self { entry, held_bytes: 2 * size, largest_value_bytes: size };
+        match page.is_streamed(whole_page_bytes) {
+            true => DictionarySource { handle, page: &page, codec, whole_page_bytes }.measure(),
+            false => Ok(page),
+        }
+    }
+}
+
+impl<'a> Dictionary<'a> {
+    pub(crate) fn read(source: DictionarySource<'a>) -> Result<Self, Fault> {
+        let mut dictionary = Self { source, bytes: Vec::new(), starts: Vec::new(), long: Vec::new() };
+        let page = source.open()?;
+        if page.bytes.is_whole() {
+            let values = page.header.values;
+            dictionary.bytes = page.bytes.into_buffer();
+            dictionary.find_starts(values)?;
+            return Ok(dictionary);
+        }
+        let room = u64::from(source.page.held_bytes).min(MAX_HELD_BYTES) as usize;
+        let values = page.header.values as usize;
+        dictionary.starts.reserve_exact((values + 1).min(room / 4 + 1));
+        dictionary.bytes.reserve_exact(room.saturating_sub(4 * values));
+        each_value(page, |index, at, length, bytes| {
+            let start = dictionary.bytes.len() + 4;
+            dictionary.starts.push(start as u32);
+            dictionary.bytes.extend_from_slice(&[0; 4]);
+            if length > HELD_VALUE_BYTES {
+                dictionary.long.push(LongValue { index, at, bytes: length });
+                return bytes.skip(length);
+            }
+            if (start + 4 * dictionary.starts.len()) as u64 + length > MAX_HELD_BYTES {
+                return Err(too_large(start as u64 + length));
+            }
+            dictionary.bytes.extend_from_slice(bytes.peek(length as usize)?);
+            bytes.consume(length as usize);
+            Ok(())
+        })?;
+        dictionary.starts.push(dictionary.bytes.len() as u32 + 4);
+        Ok(dictionary)
+    }
+
+    fn find_starts(&mut self, values: u32) -> Result<(), Fault> {
+        let bytes = &self.bytes;
+        let mut at = 0usize;
+        self.starts.reserve_exact(values as usize + 1);
+        for _ in 0..values {
+            let length = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
+            let end = length.map(|length| at + 4 + u32::from_le_bytes(*length) as usize);
+            match end.filter(|&end| end <= bytes.len()) {
+                Some(end) => {
+                    self.starts.push(at as u32 + 4);
+                    at = end;
+                }
+                None => return Fault::corrupt("a dictionary page ends before its last value"),
+            }
+        }
+        self.starts.push(at as u32 + 4);
+        Ok(())
+    }
+
+    /// Appends value `index` to `column`, or the part of it that is wanted.
+    #[inline]
+    pub(crate) fn read_value(
+        &self,
+        index: u32,
+        row: u64,
+        column: &mut Column,
+        limits: &mut Limits<'_>,
+    ) -> Result<(), Fault> {
+        let at = index as usize;
+        if at + 1 >= self.starts.len() {
+            let values = self.starts.len() - 1;
+            return Fault::corrupt(format!("dictionary index {index}, expected less than {values}"));
+        }
+        let value = &self.bytes[self.starts[at] as usize..self.starts[at + 1] as usize - 4];
+        if value.is_empty()
+            && let Ok(long) = self.long.binary_search_by_key(&index, |long| long.index)
+        {
+            return self.read_long(&self.long[long], row, column, limits);
+        }
+        let part = limits.admit(row, value.len() as u64)?;
+        column.extend(&value[part.start as usize..part.end as usize]);
+        column.finish(value.len() as u64, part.end - part.start < value.len() as u64);
+        Ok(())
+    }
+
+    #[cold]
+    fn read_long(
+        &self,
+        value: &LongValue,
+        row: u64,
+        column: &mut Column,
+        limits: &mut Limits<'_>,
+    ) -> Result<(), Fault> {
+        let part = limits.admit(row, value.bytes)?;
+        if !part.is_empty() {
+            let mut page = self.source.open()?;
+            page.bytes.skip(value.at + part.start)?;
+            page.bytes.copy_to(part.end - part.start, column)?;
+        }
+        column.finish(value.bytes, part.end - part.start < value.bytes);
+        Ok(())
+    }
+}
+
+impl DictionarySource<'_> {
+    fn open(&self) -> Result<OpenPage, Fault> {
+        let page = OpenPage::read(self.handle, &self.page.entry, self.codec, self.whole_page_bytes)?;
+        let header = &page.header;
+        if header.kind != PageKind::Dictionary {
+            return Fault::corrupt("a dictionary page was expected, another kind of page is there");
+        }
+        if !matches!(header.encoding, encoding::PLAIN | encoding::PLAIN_DICTIONARY) {
+            return Err(Fault::Unsupported(format!("a dictionary in encoding {}", header.encoding)));
+        }
+        let size = page.bytes.remaining();
+        if u64::from(header.values) * 4 > size {
+            return Fault::corrupt(format!("a dictionary of {size} bytes declares {} values", header.values));
+        }
+        Ok(page)
+    }
+
+    fn measure(&self) -> Result<DictionaryPage, Fault> {
+        let page = self.open()?;
+        let held_bytes = 4 + 8 * u64::from(page.header.values);
+        let mut found = DictionaryPage { entry: self.page.entry, held_bytes, largest_value_bytes: 0 };
+        each_value(page, |_, _, length, bytes| {
+            found.largest_value_bytes = found.largest_value_bytes.max(length);
+            found.held_bytes += if length > HELD_VALUE_BYTES { 2 * size_of::<LongValue>() as u64 } else { length };
+            bytes.skip(length)
+        })?;
+        match found.held_bytes > MAX_HELD_BYTES {
+            true => Err(too_large(found.held_bytes)),
+            false => Ok(found),
+        }
+    }
+}
+
+fn too_large(bytes: u64) -> Fault {
+    Fault::TooLarge { what: "a dictionary", bytes, limit: MAX_HELD_BYTES }
+}
+
+/// Calls `take` for each value with its index, where it lies, its length, and the page at its first byte.
+fn each_value(
+    mut page: OpenPage,
+    mut take: impl FnMut(u32, u64, u64, &mut crate::page_bytes::PageBytes) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let size = page.bytes.remaining();
+    for index in 0..page.header.values {
+        let length = page.bytes.peek(4)?;
+        let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
+        page.bytes.consume(4);
+        let left = page.bytes.remaining();
+        if length > left {
+            return Fault::corrupt("a dictionary page ends before its last value");
+        }
+        take(index, size - left, length, &mut page.bytes)?;
+    }
+    Ok(())
+}

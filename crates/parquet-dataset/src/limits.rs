@@ -1,0 +1,73 @@
+//! What a read may hold, and which part of a long value it wants.
+
+use std::ops::Range;
+
+use crate::error::Fault;
+
+/// Which bytes of a value are read, given its row in the dataset, its column and its length.
+pub type PartOf<'a> = dyn Fn(u64, usize, u64) -> Range<u64> + Sync + 'a;
+
+/// Values of up to `whole` bytes are read whole; of a longer one `part` names the bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) whole: u64,
+    pub(crate) part: &'a PartOf<'a>,
+}
+
+/// The limits of one read.
+pub(crate) struct Limits<'a> {
+    /// A larger value, or a larger part of one, is refused.
+    pub(crate) value_bytes: u64,
+    /// What all values may be together.
+    pub(crate) read_bytes: u64,
+    /// What of that is left.
+    pub(crate) left: u64,
+    /// Asked for room when `left` is not enough, with what is missing; answers how much more it allows.
+    pub(crate) more: Option<&'a mut dyn FnMut(u64) -> u64>,
+    pub(crate) parts: Option<Parts<'a>>,
+    /// The column that is being read.
+    pub(crate) column: usize,
+}
+
+impl Limits<'_> {
+    /// Accounts for a value before it is copied. Returns the part of it that is wanted.
+    #[inline]
+    pub(crate) fn admit(&mut self, row: u64, bytes: u64) -> Result<Range<u64>, Fault> {
+        let part = match &self.parts {
+            Some(parts) if bytes > parts.whole => {
+                let part = (parts.part)(row, self.column, bytes);
+                let end = part.end.min(bytes);
+                part.start.min(end)..end
+            }
+            _ => 0..bytes,
+        };
+        let wanted = part.end - part.start;
+        if wanted > self.value_bytes {
+            return Err(Fault::TooLarge { what: "a value", bytes: wanted, limit: self.value_bytes });
+        }
+        self.admit_all(wanted)?;
+        Ok(part)
+    }
+
+    /// Accounts for values that each have been admitted before.
+    #[inline]
+    pub(crate) fn admit_all(&mut self, bytes: u64) -> Result<(), Fault> {
+        if bytes > self.left {
+            self.make_room(bytes)?;
+        }
+        self.left -= bytes;
+        Ok(())
+    }
+
+    #[cold]
+    fn make_room(&mut self, bytes: u64) -> Result<(), Fault> {
+        let allowed = self.more.as_mut().map_or(0, |more| more(bytes - self.left));
+        self.left += allowed;
+        self.read_bytes += allowed;
+        if bytes > self.left {
+            let bytes = self.read_bytes - self.left + bytes;
+            return Err(Fault::TooLarge { what: "one read", bytes, limit: self.read_bytes });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! The page maps of a dataset's chunks, and the bytes that keep them beside a run.
+//!
+//! [`PageMaps::to_bytes`] gives all maps to whoever wants to keep them, [`PageMaps::restore`] takes them back and drops
+//! those of files that are not the same any more: another size, modification time or footer.
+
+use std::sync::{Arc, OnceLock};
+
+use sha2::{Digest, Sha256};
+
+use crate::dictionary::DictionaryPage;
+use crate::error::Fault;
+use crate::footer::{Chunk, Footer};
+use crate::io::{Handle, Identity};
+use crate::page_map::{ChunkMap, PageEntry};
+
+const MAGIC: &[u8] = b"parquet-dataset page map 2\n";
+
+/// The page maps of all chunks of a dataset, each made when it is first needed.
+pub(crate) struct PageMaps {
+    /// Where each file's chunks start in `chunks`.
+    file_starts: Vec<usize>,
+    columns: usize,
+    /// Pages up to this size are held whole while they are read.
+    whole_page_bytes: usize,
+    chunks: Vec<OnceLock<Arc<ChunkMap>>>,
+}
+
+impl PageMaps {
+    pub(crate) fn new(footers: &[Footer], columns: usize, whole_page_bytes: usize) -> Self {
+        let mut file_starts = Vec::with_capacity(footers.len());
+        let mut total = 0;
+        for footer in footers {
+            file_starts.push(total);
+            total += footer.row_groups.len() * columns;
+        }
+        Self { file_starts, columns, whole_page_bytes, chunks: (0..total).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn slot(&self, file: usize, row_group: usize, column: usize) -> &OnceLock<Arc<ChunkMap>> {
+        &self.chunks[self.file_starts[file] + row_group * self.columns + column]
+    }
+
+    /// The map of a chunk, if it has been made.
+    pub(crate) fn get(&self, file: usize, row_group: usize, column: usize) -> Option<&Arc<ChunkMap>> {
+        self.slot(file, row_group, column).get()
+    }
+
+    /// The map of a chunk; made now if it is not there. Two threads may make it at once; one is kept.
+    pub(crate) fn get_or_build(
+        &self,
+        (file, row_group, column): (usize, usize, usize),
+        handle: &Handle,
+        chunk: &Chunk,
+    ) -> Result<&Arc<ChunkMap>, Fault> {
+        let slot = self.slot(file, row_group, column);
+        if let Some(map) = slot.get() {
+            return Ok(map);
+        }
+        let map = Arc::new(ChunkMap::build(handle, chunk, self.whole_page_bytes)?);
+        Ok(slot.get_or_init(|| map))
+    }
+
+    /// The bytes that all maps made so far take in memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let slots = size_of_val(&*self.chunks) as u64;
+        slots + self.chunks.iter().filter_map(|slot| slot.get()).map(|map| map.memory_bytes()).sum::<u64>()
+    }
+
+    /// Everything made so far, for [`PageMaps::restore`].
+    pub(crate) fn to_bytes(&self, footers: &[Footer], identities: &[&Identity], columns: &[String]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(columns_hash(columns));
+        put(&mut bytes, footers.len() as u64);
+        for (file, (footer, identity)) in footers.iter().zip(identities).enumerate() {
+            bytes.extend(file_key(footer, identity));
+            put(&mut bytes, (footer.row_groups.len() * self.columns) as u64);
+            for slot in 0..footer.row_groups.len() * self.columns {
+                put_map(&mut bytes, self.chunks[self.file_starts[file] + slot].get());
+            }
+        }
+        bytes.extend(Sha256::digest(&bytes));
+        bytes
+    }
+
+    /// Takes back what [`PageMaps::to_bytes`] gave. Maps of files that are not the same any more are left out,
+    /// and so is everything if the bytes are damaged: a map that is missing is made again. Returns how many
+    /// chunks were restored.
+    pub(crate) fn restore(
+        &mut self,
+        bytes: &[u8],
+        footers: &[Footer],
+        identities: &[&Identity],
+        columns: &[String],
+    ) -> usize {
+        let mut restored = 0;
+        let mut read_all = || -> Option<()> {
+            let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(32)?)?;
+            if Sha256::digest(body)[..] != *checksum {
+                return None;
+            }
+            let mut input = body.strip_prefix(MAGIC)?.strip_prefix(&columns_hash(columns))?;
+            for _ in 0..take(&mut input)? {
+                let (key, rest) = input.split_at_checked(FILE_KEY_BYTES)?;
+                input = rest;
+                let same = (0..footers.len()).find(|&file| file_key(&footers[file], identities[file]) == *key);
+                for slot in 0..take(&mut input)? as usize {
+                    let map = take_map(&mut input)?;
+                    let (Some(file), Some(map)) = (same, map) else { continue };
+                    let (row_group, column) = (slot / self.columns, slot % self.columns);
+                    let chunk = footers[file].row_groups.get(row_group)?.chunks.get(column)?;
+                    if map.fits(chunk) && self.slot(file, row_group, column).set(Arc::new(map)).is_ok() {
+                        restored += 1;
+                    }
+                }
+            }
+            Some(())
+        };
+        // Damage is found before anything is used: the checksum covers all of it.
+        let _ = read_all();
+        restored
+    }
+}
+
+const FILE_KEY_BYTES: usize = 8 + 16 + 32;
+
+fn file_key(footer: &Footer, identity: &Identity) -> [u8; FILE_KEY_BYTES] {
+    let mut key = [0; FILE_KEY_BYTES];
+    key[..8].copy_from_slice(&identity.bytes.to_le_bytes());
+    key[8..24].copy_from_slice(&identity.modified_ns.to_le_bytes());
+    key[24..].copy_from_slice(&footer.hash);
+    key
+}
+
+fn columns_hash(columns: &[String]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for column in columns {
+        hash.update((column.len() as u64).to_le_bytes());
+        hash.update(column);
+    }
+    hash.finalize().into()
+}
+
+fn put(bytes: &mut Vec<u8>, value: u64) {
+    bytes.extend(value.to_le_bytes());
+}
+
+fn take(input: &mut &[u8]) -> Option<u64> {
+    let (value, rest) = input.split_first_chunk::<8>()?;
+    *input = rest;
+    Some(u64::from_le_bytes(*value))
+}
+
+fn put_entry(bytes: &mut Vec<u8>, page: &PageEntry) {
+    put(bytes, page.offset);
+    bytes.extend(page.bytes.to_le_bytes());
+    bytes.extend(page.uncompressed_bytes.to_le_bytes());
+    bytes.extend(page.first_row.to_le_bytes());
+}
+
+fn take_entry(input: &mut &[u8]) -> Option<PageEntry> {
+    let offset = take(input)?;
+    let mut words = [0u32; 3];
+    for word in &mut words {
+        let (value, rest) = input.split_first_chunk::<4>()?;
+        *input = rest;
+        *word = u32::from_le_bytes(*value);
+    }
+    Some(PageEntry { offset, bytes: words[0], uncompressed_bytes: words[1], first_row: words[2] })
+}
+
+/// Number of pages + 1 (0: no map), the window, the dictionary where there is one, the pages.
+fn put_map(bytes: &mut Vec<u8>, map: Option<&Arc<ChunkMap>>) {
+    let Some(map) = map else { return put(bytes, 0) };
+    put(bytes, map.pages.len() as u64 + 1);
+    put(bytes, map.window_bytes);
+    bytes.push(u8::from(map.dictionary.is_some()));
+    if let Some(page) = &map.dictionary {
+        put_entry(bytes, &page.entry);
+        put(bytes, page.held_bytes);
+        put(bytes, page.largest_value_bytes);
+    }
+    map.pages.iter().for_each(|page| put_entry(bytes, page));
+}
+
+fn take_map(input: &mut &[u8]) -> Option<Option<ChunkMap>> {
+    let Some(pages) = take(input)?.checked_sub(1) else { return Some(None) };
+    let window_bytes = take(input)?;
+    let (&has_dictionary, rest) = input.split_first()?;
+    *input = rest;
+    let mut map = ChunkMap { window_bytes, ..ChunkMap::default() };
+    if has_dictionary == 1 {
+        let entry = take_entry(input)?;
+        map.dictionary = Some(DictionaryPage { entry, held_bytes: take(input)?, largest_value_bytes: take(input)? });
+    }
+    for _ in 0..pages {
+        map.pages.push(take_entry(input)?);
+    }
+    map.pages.shrink_to_fit();
+    Some(Some(map))
+}
