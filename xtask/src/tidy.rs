@@ -50,7 +50,7 @@ const RULES: &[Rule] = &[
     architecture::crates_use_allowed_edges_only,
     architecture::dependencies_are_named_by_their_owners_only,
     architecture::versions_and_lints_come_from_the_workspace,
-    sources::unsafe_lives_in_one_crate_and_is_explained,
+    sources::unsafe_lives_in_its_crates_and_is_explained,
     sources::every_module_opens_with_its_documentation,
     sources::files_fit_the_length_limit,
     sources::files_are_named_for_what_they_hold,

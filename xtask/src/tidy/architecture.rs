@@ -11,6 +11,9 @@ use super::{Finding, Tree};
 
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
+/// Crates that are no part of what users run.
+const TOOLS: [&str; 2] = ["xtask", "fault-points"];
+
 /// Every member of the workspace is a row of the table of edges, and every row is a member.
 pub fn every_crate_is_in_the_table_and_back(tree: &Tree) -> Vec<Finding> {
     let members: BTreeSet<String> = manifests(tree).into_keys().collect();
@@ -58,7 +61,7 @@ pub fn dependencies_are_named_by_their_owners_only(tree: &Tree) -> Vec<Finding> 
         let [names, owners, tests_of] = [0, 1, 2].map(|cell| row.get(cell).cloned().unwrap_or_default());
         for (name, manifest) in &manifests {
             for (dependency, only_tests) in &manifest.dependencies {
-                let is_tool = *only_tests || name == "xtask";
+                let is_tool = *only_tests || TOOLS.contains(&name.as_str());
                 let allowed = owners.contains(name) || is_tool && tests_of.contains(name);
                 if names.contains(dependency) && !allowed {
                     let what = format!("names `{dependency}`, which is left to `{}`", owners.join("`, `"));

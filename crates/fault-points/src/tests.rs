@@ -1,0 +1,108 @@
+//! The library in this test's own program, started again with a program of faults.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Where the child finds its directory.
+const DIRECTORY: &str = "FAULT_POINTS_TEST_DIRECTORY";
+
+/// What the child does: writes a file, renames it, reads it. A child of no test does nothing.
+#[test]
+fn the_child_writes_renames_and_reads() {
+    let Ok(directory) = std::env::var(DIRECTORY) else { return };
+    let path = |name: &str| Path::new(&directory).join(name);
+    let work = || -> std::io::Result<Vec<u8>> {
+        let mut file = fs::File::create(path("new"))?;
+        file.write_all(b"twelve bytes")?;
+        file.sync_all()?;
+        fs::rename(path("new"), path("whole"))?;
+        let mut text = Vec::new();
+        fs::File::open(path("whole"))?.read_to_end(&mut text)?;
+        Ok(text)
+    };
+    match work() {
+        Ok(text) => println!("read {}", String::from_utf8_lossy(&text)),
+        Err(error) => println!("error {}", error.raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// Runs the child under these faults in an empty directory, and hands what it did to `check`.
+fn child(name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
+    let program = std::env::current_exe().expect("this program's path");
+    let directory = program.with_file_name(format!("fault-points-{}-{name}", std::process::id()));
+    fs::create_dir_all(&directory).expect("a directory");
+    let output = Command::new(&program)
+        .args(["--exact", "tests::the_child_writes_renames_and_reads", "--nocapture", "--test-threads=1"])
+        .env(DIRECTORY, &directory)
+        .env("FAULT_POINTS", format!("under={}\n{faults}", directory.display()))
+        .output()
+        .expect("the child starts");
+    check(&output, &directory);
+    fs::remove_dir_all(&directory).expect("the directory can be removed");
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The number of the first operation with this name in a run without faults.
+fn number_of(call: &str) -> u64 {
+    let mut found = None;
+    child(&format!("count-{call}"), "trace=/dev/stderr", |output, _| {
+        let trace = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = trace.lines().find(|line| line.split('\t').nth(1) == Some(call));
+        let line = line.unwrap_or_else(|| panic!("no `{call}` in\n{trace}"));
+        found = line.split('\t').next().and_then(|number| number.parse().ok());
+    });
+    found.expect("a number")
+}
+
+#[test]
+fn without_a_fault_operations_are_counted_and_nothing_changes() {
+    child("none", "", |output, directory| {
+        assert!(printed(output).contains("read twelve bytes"), "{output:?}");
+        assert!(directory.join("whole").exists());
+    });
+    assert!(number_of("write") < number_of("fsync"));
+    assert_eq!(number_of("fsync"), number_of("fsync"), "the same number is the same operation");
+}
+
+#[test]
+fn the_operation_of_that_number_fails_with_that_error() {
+    let write = number_of("write");
+    child("errno", &format!("from={write}\ndo=errno:28"), |output, directory| {
+        assert!(printed(output).contains("error 28"), "{output:?}");
+        assert_eq!(fs::read(directory.join("new")).unwrap(), b"");
+    });
+}
+
+#[test]
+fn the_process_dies_before_in_or_after_an_operation() {
+    let write = number_of("write");
+    for (action, left) in [("kill-before", &b""[..]), ("kill-in", b"twelve"), ("kill-after", b"twelve bytes")] {
+        child(action, &format!("from={write}\ndo={action}"), |output, directory| {
+            assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{action}");
+            assert_eq!(fs::read(directory.join("new")).unwrap(), left, "{action}");
+        });
+    }
+}
+
+#[test]
+fn short_reads_and_writes_and_interruptions_are_everywhere() {
+    for (name, faults) in
+        [("short", "from=1\nto=end\ndo=short"), ("eintr", "calls=read,write\nfrom=1\nto=end\nevery=2\ndo=errno:4")]
+    {
+        child(name, faults, |output, _| assert!(printed(output).contains("read twelve bytes"), "{name}: {output:?}"));
+    }
+}
+
+#[test]
+fn a_lie_reports_success_and_does_nothing() {
+    child("lie", "calls=rename\nfrom=1\ndo=lie", |output, directory| {
+        assert!(printed(output).contains("error 2"), "{output:?}");
+        assert!(directory.join("new").exists() && !directory.join("whole").exists());
+    });
+}
