@@ -1,0 +1,126 @@
+//! `cargo xtask faults [PART...]`: faults are injected into real runs of the command, and what a run promises is checked.
+//!
+//! A try is one run with one fault, and one without that goes on. `docs/faults.md` says what is injected and what was
+//! measured. The faults are made by `crates/fault-points`, which is loaded before the command and needs nothing of it.
+//!
+//! Invariants:
+//! * A try has a name from which it can be made again; `--resume` leaves out those that were made.
+//! * A part that cannot run here says so, in the table and in the file. It never counts as passed.
+
+mod lab;
+mod points;
+mod process;
+mod promises;
+mod quick;
+mod scenario;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use lab::Lab;
+use table::Table;
+
+const USAGE: &str = "\
+usage: cargo xtask faults [PART...] [--seed N] [--tries N] [--jobs N] [--only TEXT] [--small]
+                          [--resume FILE] [--out FILE.json] [--scratch DIR]
+
+parts, all but `quick` where none is named:
+  points       SIGKILL and errors at every operation on a file
+  quick        a slice of all that takes less than two minutes: part of `.ci/run`
+
+flags:
+  --seed N     what is drawn at random begins here (default 1)
+  --tries N    at most so many tries a row, spread evenly (default: all, or 1000 where they are drawn at random)
+  --jobs N     tries at a time (default 2)
+  --only TEXT  rows whose name contains TEXT
+  --small      a smaller model than the preset `tiny`: the same operations, a quarter of the time
+  --resume F   tries are written to F, and those that are there are not made again
+  --out F      the table as JSON (default target/faults/PARTS.json)
+  --scratch D  where runs write (default: memory, /dev/shm)";
+
+/// What the flags say.
+pub struct Options {
+    parts: Vec<String>,
+    seed: u64,
+    tries: Option<usize>,
+    jobs: usize,
+    only: String,
+    small: bool,
+    resume: Option<PathBuf>,
+    out: Option<PathBuf>,
+    scratch: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Options {
+            parts: Vec::new(),
+            seed: 1,
+            tries: None,
+            jobs: 2,
+            only: String::new(),
+            small: false,
+            resume: None,
+            out: None,
+            scratch: None,
+        };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("{argument}: expected a value\n{USAGE}"));
+            match argument.as_str() {
+                "--seed" => options.seed = number(argument, value()?)?,
+                "--tries" => options.tries = Some(number(argument, value()?)?),
+                "--jobs" => options.jobs = number::<usize>(argument, value()?)?.max(1),
+                "--only" => options.only = value()?.clone(),
+                "--small" => options.small = true,
+                "--resume" => options.resume = Some(value()?.into()),
+                "--out" => options.out = Some(value()?.into()),
+                "--scratch" => options.scratch = Some(value()?.into()),
+                flag if flag.starts_with('-') => return Err(format!("unknown flag `{flag}`\n{USAGE}")),
+                part if PARTS.iter().any(|(name, _)| *name == part) => options.parts.push(part.to_string()),
+                part => return Err(format!("unknown part `{part}`\n{USAGE}")),
+            }
+        }
+        if options.parts.is_empty() {
+            options.parts = PARTS.iter().map(|(name, _)| name.to_string()).filter(|name| name != "quick").collect();
+        }
+        Ok(options)
+    }
+}
+
+fn number<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{flag}: expected a number, got `{text}`"))
+}
+
+/// Makes the tries of one part, and adds their rows.
+type Part = fn(&Lab, &mut Table) -> Result<(), String>;
+
+const PARTS: &[(&str, Part)] = &[("points", points::run), ("quick", quick::run)];
+
+/// Runs the parts, prints the table and writes it.
+///
+/// # Errors
+///
+/// Where any try broke a promise, and where tries could not be made.
+pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
+    let options = Options::parse(arguments)?;
+    let command = format!("cargo xtask faults {}", arguments.join(" "));
+    let lab = Lab::new(root, options)?;
+    let mut table = Table::new(root, command.trim_end());
+    let parts = lab.options.parts.clone();
+    let result = parts.iter().try_for_each(|part| {
+        let (_, run) = PARTS.iter().find(|(name, _)| name == part).expect("parts were checked");
+        table.begin(part);
+        run(&lab, &mut table)
+    });
+    print!("\n{}", table.text());
+    let default = root.join("target/faults").join(format!("{}.json", parts.join("-")));
+    let path = lab.options.out.clone().unwrap_or(default);
+    table.write(&path)?;
+    println!("wrote {}", path.display());
+    result?;
+    match table.failures() {
+        0 => Ok(()),
+        failures => Err(format!("{failures} tries broke a promise; they are named above, and in {}", path.display())),
+    }
+}

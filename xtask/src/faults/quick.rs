@@ -1,0 +1,45 @@
+//! A slice of the matrix that takes less than two minutes on two shared cores: part of `.ci/run`.
+//!
+//! Every renaming, removal, sync, new directory and lock is struck, and of all other operations every so-manieth one. Before
+//! that the harness has to find a planted loss: a check that cannot fail shows nothing.
+
+use super::Lab;
+use super::points;
+use super::promises;
+use super::scenario::{self, Point, Scenario};
+use super::table::Table;
+
+/// Of the operations that are not turning points, every so-manieth is killed before.
+const KILL_EVERY: usize = 16;
+/// Of all operations, every so-manieth fails.
+const FAIL_EVERY: usize = 12;
+
+/// Runs the slice.
+pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
+    for name in scenario::NAMES {
+        let scenario = Scenario::new(lab, name, true)?;
+        if name == "fresh" {
+            find_a_planted_loss(lab, &scenario)?;
+        }
+        let chosen = |every: usize, turning: bool| -> Vec<&Point> {
+            let points = scenario.points.iter().enumerate();
+            points
+                .filter(|(at, point)| turning && point.is_turning() || at % every == 0)
+                .map(|(_, point)| point)
+                .collect()
+        };
+        points::kills(lab, table, &scenario, &chosen(KILL_EVERY, true))?;
+        points::errors(lab, table, &scenario, &chosen(FAIL_EVERY, false), "EIO", 5)?;
+    }
+    Ok(())
+}
+
+/// The library lies about a renaming: a save is acknowledged and is not there. The check has to say so.
+fn find_a_planted_loss(lab: &Lab, scenario: &Scenario) -> Result<(), String> {
+    let directory = lab.directory("planted")?;
+    let lie = "calls=rename,renameat,renameat2\nonly=/checkpoints/step-00000001\nfrom=1\nto=end\ndo=lie\n";
+    let stop = format!("under={}\n{lie}", directory.display());
+    let ran = scenario::run(lab, &scenario.arguments, &directory, Some(&lab.faults(stop)))?;
+    let broken = promises::nothing_lost(&directory.join(scenario::RUN), promises::acknowledged(&ran.out));
+    if broken.is_empty() { Err("the harness did not see a planted loss".to_string()) } else { Ok(()) }
+}

@@ -1,0 +1,259 @@
+//! A scenario: a run that faults are injected into, as it is undisturbed, and the operations on files that it makes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::lab::{self, Lab, Outcome};
+use super::process::{self, Faults, Ran};
+use super::promises::{self, Whole};
+
+/// A few small steps that save each time, prune, evaluate and export. One thread: the N-th operation is always the same.
+const SETTINGS: &[&str] = &[
+    "train.batch_size=6",
+    "train.dropout=0.1",
+    "train.eval_samples=4",
+    "train.eval_generate_samples=1",
+    "train.eval_max_new_tokens=2",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=1",
+    "memory.micro_batch_samples=4",
+    "memory.decode_threads=1",
+    "memory.prefetch_batches=1",
+];
+
+/// All that can wait on disk does.
+const ON_DISK: &[&str] = &[
+    "memory.accumulation=layer-major",
+    "memory.activation_offload=disk",
+    "memory.blocks_in_memory=0",
+    "memory.gradient_offload=disk",
+    "memory.weight_offload=disk",
+];
+
+/// The preset `tiny`, smaller. It makes the same operations.
+const SMALL: &str = "model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
+
+/// Steps of a run.
+const STEPS: u64 = 3;
+
+/// The directory of the run, below that of the try.
+pub const RUN: &str = "run";
+
+/// Rows are read by another thread, whose operations come between those of the run in no fixed order.
+const READ_BY_THE_LOADER: &str = "sample-train.parquet";
+
+/// A run that faults are injected into.
+pub struct Scenario {
+    /// Its name: `fresh`.
+    pub name: &'static str,
+    /// What the run is started with.
+    pub arguments: Vec<String>,
+    /// What it goes on with after a fault.
+    pub going_on: Vec<String>,
+    /// What is there before.
+    template: Option<PathBuf>,
+    /// The run without a fault.
+    pub whole: Whole,
+    /// Its operations on files, in their order.
+    pub points: Vec<Point>,
+}
+
+/// An operation on a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The system call.
+    pub call: String,
+    /// The path, from the directory of the try; of a renaming both.
+    pub path: String,
+    /// Bytes or flags.
+    pub detail: u64,
+}
+
+impl Point {
+    /// Whether half of it can be done.
+    pub fn is_write(&self) -> bool {
+        matches!(self.call.as_str(), "write" | "pwrite") && self.detail > 1
+    }
+
+    /// Whether the order of what is on the disk hangs on it: renaming, removing, syncing, making directories and locking.
+    pub fn is_turning(&self) -> bool {
+        ["rename", "unlink", "rmdir", "fsync", "fdatasync", "mkdir", "flock"]
+            .iter()
+            .any(|call| self.call.starts_with(call))
+    }
+
+    /// A name for the table.
+    pub fn name(&self) -> String {
+        format!("{} {} {}", self.number, self.call, self.path)
+    }
+}
+
+/// The scenarios that a name is given of.
+pub const NAMES: [&str; 5] = ["fresh", "resumed", "on disk", "finished", "dry run"];
+
+impl Scenario {
+    /// Makes a scenario: runs it undisturbed, twice, so that its operations are known.
+    ///
+    /// # Errors
+    ///
+    /// Where the undisturbed run fails, or two of them do not make the same operations.
+    pub fn new(lab: &Lab, name: &'static str, is_small: bool) -> Result<Self, String> {
+        let mut settings: Vec<&str> = SETTINGS.to_vec();
+        if is_small {
+            settings.push(SMALL);
+        }
+        if name == "on disk" {
+            settings.extend(ON_DISK);
+        }
+        let mut arguments = words(&["--memory-budget", "200MiB", "--output", RUN, "--max-steps"]);
+        arguments.push(STEPS.to_string());
+        arguments.extend(settings.iter().flat_map(|setting| words(&["--set", setting])));
+        let mut going_on = [arguments.clone(), words(&["--keep-training"])].concat();
+        let file_name = name.replace(' ', "-");
+        let mut template = None;
+        match name {
+            "resumed" => {
+                let directory = lab.directory(&format!("template-{file_name}"))?;
+                // Killed before the second save is given its name: one checkpoint, and the rest of a run.
+                let renamed = format!("calls=rename,renameat,renameat2\nonly=step-{:08}\nfrom=1\ndo=kill-before", 2);
+                let faults = lab.faults(format!("under={}\n{renamed}", directory.display()));
+                let ran = run(lab, &arguments, &directory, Some(&faults))?;
+                if promises::acknowledged(&ran.out) != Some(1) {
+                    return Err(format!("{name}: expected a run that was killed after step 1: {}", ran.ending()));
+                }
+                template = Some(directory);
+                arguments.clone_from(&going_on);
+            }
+            "finished" => {
+                let directory = lab.directory(&format!("template-{file_name}"))?;
+                succeed(name, &run(lab, &arguments, &directory, None)?)?;
+                template = Some(directory);
+                arguments.clone_from(&going_on);
+            }
+            "dry run" => {
+                arguments.push("--dry-run".to_string());
+                going_on.clone_from(&arguments);
+            }
+            _ => {}
+        }
+        let mut scenario =
+            Scenario { name, arguments, going_on, template, whole: Whole::default(), points: Vec::new() };
+        scenario.points = scenario.count(lab)?;
+        let again = scenario.count(lab)?;
+        if again.len() != scenario.points.len() {
+            return Err(format!(
+                "{name}: two undisturbed runs made {} and {} operations: `the N-th` means nothing",
+                scenario.points.len(),
+                again.len()
+            ));
+        }
+        if let Some((a, b)) = scenario.points.iter().zip(&again).find(|(a, b)| a.call != b.call) {
+            return Err(format!("{name}: two undisturbed runs part at `{}` and `{}`", a.name(), b.name()));
+        }
+        scenario.whole = Whole::of(&lab.directory_of(&format!("whole-{file_name}")))?;
+        Ok(scenario)
+    }
+
+    /// An undisturbed run, and its operations.
+    fn count(&self, lab: &Lab) -> Result<Vec<Point>, String> {
+        let directory = lab.directory(&format!("whole-{}", self.name.replace(' ', "-")))?;
+        self.prepare(&directory)?;
+        let trace = directory.with_extension("trace");
+        let _ = fs::remove_file(&trace);
+        let faults = lab.faults(format!("{}\ntrace={}", counted(&directory), trace.display()));
+        succeed(self.name, &run(lab, &self.arguments, &directory, Some(&faults))?)?;
+        let text = fs::read_to_string(&trace).map_err(|error| format!("{}: {error}", trace.display()))?;
+        let points: Vec<Point> = text.lines().filter_map(|line| point(line, &directory)).collect();
+        if points.is_empty() { Err(format!("{}: no operation was counted", self.name)) } else { Ok(points) }
+    }
+
+    /// Puts into an empty directory what is there before the run.
+    pub fn prepare(&self, directory: &Path) -> Result<(), String> {
+        self.template.as_ref().map_or(Ok(()), |template| lab::copy(template, directory))
+    }
+
+    /// One run under faults, and one without that goes on: which promises they broke.
+    ///
+    /// # Errors
+    ///
+    /// Where the harness itself failed.
+    pub fn try_once(&self, lab: &Lab, directory: &Path, faults: &str) -> Outcome {
+        self.prepare(directory)?;
+        let before = promises::whole_checkpoints(&directory.join(RUN));
+        let is_killed = faults.contains("do=kill");
+        let faults = lab.faults(format!("{}\n{faults}", counted(directory)));
+        let ran = run(lab, &self.arguments, directory, Some(&faults))?;
+        self.judge(lab, directory, &ran, &before, is_killed)
+    }
+
+    /// What a run under a fault left, and whether it goes on to the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// Where the harness itself failed.
+    pub fn judge(&self, lab: &Lab, directory: &Path, ran: &Ran, before: &[u64], is_killed: bool) -> Outcome {
+        let mut broken = promises::ended_well(ran, is_killed);
+        let newest = promises::acknowledged(&ran.out).max(before.iter().copied().max());
+        broken.extend(promises::nothing_lost(&directory.join(RUN), newest));
+        if ran.code == Some(0) {
+            broken.extend(self.whole.same_model(directory));
+        }
+        let went_on = run(lab, &self.going_on, directory, None)?;
+        broken.extend(self.whole.went_on(&went_on, directory));
+        Ok(broken)
+    }
+}
+
+/// The lines of `FAULT_POINTS` that count the operations of a run in this directory.
+pub fn counted(directory: &Path) -> String {
+    format!("under={}\nnot={READ_BY_THE_LOADER}", directory.display())
+}
+
+/// Runs the command to its end.
+pub fn run(lab: &Lab, arguments: &[String], directory: &Path, faults: Option<&Faults>) -> Result<Ran, String> {
+    process::start(&lab.program, arguments, directory, faults)?.end()
+}
+
+fn succeed(name: &str, ran: &Ran) -> Result<(), String> {
+    if ran.code == Some(0) {
+        return Ok(());
+    }
+    Err(format!("{name}: the undisturbed run ended with {}\n{}", ran.ending(), ran.err))
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+/// Reads a line of a trace.
+fn point(line: &str, directory: &Path) -> Option<Point> {
+    let mut words = line.split('\t');
+    let number = words.next()?.parse().ok()?;
+    let call = words.next()?.to_string();
+    let base = format!("{}/", directory.display());
+    let short = |path: &str| path.strip_prefix(&base).unwrap_or(path).to_string();
+    let (first, second) = (short(words.next()?), short(words.next()?));
+    let path = if second.is_empty() { first } else { format!("{first} {second}") };
+    #[expect(clippy::cast_sign_loss, reason = "flags and lengths are printed as they lie in the register")]
+    let detail = words.next()?.parse::<i64>().ok()? as u64;
+    Some(Point { number, call, path, detail })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_trace_is_an_operation() {
+        let line = "7\twrite\t/d/run/model/config.json\t\t625\t625\t";
+        let expected = Point { number: 7, call: "write".into(), path: "run/model/config.json".into(), detail: 625 };
+        assert_eq!(point(line, Path::new("/d")), Some(expected.clone()));
+        assert!(expected.is_write() && !expected.is_turning());
+        let renamed = point("8\trenameat\t/d/a\t/d/b\t-9187\t0\t", Path::new("/d")).unwrap();
+        assert_eq!(renamed.path, "a b");
+        assert!(renamed.is_turning());
+        assert_eq!(point("no trace", Path::new("/d")), None);
+    }
+}

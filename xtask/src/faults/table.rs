@@ -1,0 +1,163 @@
+//! The table of a run of the harness: a row for each fault, for people and for programs.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+/// Of the tries that broke a promise, so many are named in a row for people.
+const NAMED: usize = 8;
+
+/// What one fault did.
+#[derive(Debug, Default)]
+pub struct Row {
+    /// The fault, and where it was injected.
+    pub fault: String,
+    /// Runs that were made with it.
+    pub tries: usize,
+    /// Names of the tries that broke a promise, each with the promises.
+    pub failed: Vec<(String, Vec<String>)>,
+    /// Numbers and remarks: points, the slowest, what was skipped and why.
+    pub notes: Vec<String>,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// Rows, and what made them.
+pub struct Table {
+    command: String,
+    commit: String,
+    began: Instant,
+    part: String,
+    rows: Vec<(String, Row)>,
+}
+
+impl Table {
+    /// An empty table of this command in the repository at `root`.
+    pub fn new(root: &Path, command: &str) -> Self {
+        let commit = output(Command::new("git").current_dir(root).args(["describe", "--always", "--dirty"]));
+        Self { command: command.to_string(), commit, began: Instant::now(), part: String::new(), rows: Vec::new() }
+    }
+
+    /// Rows that follow belong to this part.
+    pub fn begin(&mut self, part: &str) {
+        self.part = part.to_string();
+    }
+
+    /// Adds a row, and prints it.
+    pub fn add(&mut self, row: Row) {
+        println!("{}", line(&self.part, &row));
+        for (name, broken) in row.failed.iter().take(NAMED) {
+            println!("    broke: {name}: {}", broken.join("; "));
+        }
+        if row.failed.len() > NAMED {
+            println!("    and {} more, all of them in the file", row.failed.len() - NAMED);
+        }
+        self.rows.push((self.part.clone(), row));
+    }
+
+    /// Adds a row for what cannot be tried here.
+    pub fn skip(&mut self, fault: &str, why: &str) {
+        self.add(Row { fault: fault.to_string(), notes: vec![format!("SKIPPED: {why}")], ..Row::default() });
+    }
+
+    /// Tries that broke a promise.
+    pub fn failures(&self) -> usize {
+        self.rows.iter().map(|(_, row)| row.failed.len()).sum()
+    }
+
+    /// The table, for people.
+    pub fn text(&self) -> String {
+        let mut text = String::from("| part | fault | tries | failures | notes |\n| --- | --- | --- | --- | --- |\n");
+        for (part, row) in &self.rows {
+            text += &line(part, row);
+            text.push('\n');
+        }
+        let tries: usize = self.rows.iter().map(|(_, row)| row.tries).sum();
+        let seconds = self.began.elapsed().as_secs_f64();
+        let _ = writeln!(text, "{tries} tries, {} broke a promise; {seconds:.0} s", self.failures());
+        text
+    }
+
+    /// Writes the table for programs.
+    pub fn write(&self, path: &Path) -> Result<(), String> {
+        let rows: Vec<Value> = self.rows.iter().map(|(part, row)| of_row(part, row)).collect();
+        let seconds_since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs());
+        let json = json!({
+            "command": self.command, "commit": self.commit, "date": date(seconds_since_1970), "machine": machine(),
+            "seconds": self.began.elapsed().as_secs_f64(), "failures": self.failures(), "rows": rows,
+        });
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+        std::fs::write(path, format!("{json:#}\n")).map_err(failed)
+    }
+}
+
+fn line(part: &str, row: &Row) -> String {
+    let notes = row.notes.join("; ");
+    format!("| {part} | {} | {} | {} | {notes} |", row.fault, row.tries, row.failed.len())
+}
+
+fn of_row(part: &str, row: &Row) -> Value {
+    let failed: Vec<Value> = row.failed.iter().map(|(name, broken)| json!({"try": name, "broken": broken})).collect();
+    json!({"part": part, "fault": row.fault, "tries": row.tries, "failures": row.failed.len(), "failed": failed,
+           "notes": row.notes, "seconds": row.seconds})
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).trim().to_string()
+}
+
+fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.split_once(':').map_or_else(String::new, |(_, value)| value.trim().to_string())
+    };
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    json!({"processor": field(&read("/proc/cpuinfo"), "model name"), "processors": processors,
+           "memory": field(&read("/proc/meminfo"), "MemTotal"), "kernel": read("/proc/sys/kernel/osrelease").trim()})
+}
+
+/// The day and time of a number of seconds since 1970, in UTC: RFC 3339.
+fn date(seconds: u64) -> String {
+    let (days, left) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant's `civil_from_days`: years begin in March, eras have 400 years.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", left / 3600, left / 60 % 60, left % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_795_412_096, "2026-11-23T05:34:56Z"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_skipped_is_in_the_table_and_is_no_try() {
+        let mut table = Table::new(Path::new("."), "faults");
+        table.begin("memory");
+        table.skip("groups", "no memory controller");
+        assert!(table.text().contains("| memory | groups | 0 | 0 | SKIPPED: no memory controller |"));
+        assert_eq!(table.failures(), 0);
+    }
+}
