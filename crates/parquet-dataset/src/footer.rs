@@ -1,29 +1,17 @@
-//! Footers: reads one, checks it, and keeps only what reading rows needs.
+//! Footers: what reading rows needs of one, checked.
 //!
-//! Invariants: a footer is read with two positional reads at most; no declared size is believed beyond the
-//! file; panics in the parquet crate's parser become errors; the parser's own, much larger metadata is dropped.
+//! Invariant: what is kept grows with the row groups and the columns asked for, whatever else the footer holds.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use parquet::basic::{Compression, ConvertedType, Encoding, LogicalType, Type as PhysicalType};
-use parquet::file::metadata::{
-    ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
-};
-use parquet::schema::types::ColumnDescriptor;
-use sha2::{Digest, Sha256};
-
 use crate::error::{Error, Place};
+use crate::footer_walk::{Leaf, RawChunk, Sink, walk};
 use crate::io::Handle;
-use crate::thrift::Compact;
+use crate::page_header::encoding;
 
-const MAGIC: &[u8; 4] = b"PAR1";
-const ENCRYPTED_MAGIC: &[u8; 4] = b"PARE";
-/// The first read of a footer: most footers fit.
-const TAIL_READ_BYTES: u64 = 64 * 1024;
-/// No footer is believed to be longer. A footer of 1000 row groups of 1000 columns is about 100 MiB.
-const MAX_FOOTER_BYTES: u64 = 256 << 20;
+/// How many names of columns an error lists.
+const LISTED_COLUMNS: usize = 32;
 
 /// The compression of a column chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,153 +57,173 @@ pub(crate) struct Footer {
     pub(crate) hash: [u8; 32],
 }
 
-/// The parsed footer, its hash and its first byte's offset.
-pub(crate) struct RawFooter {
-    pub(crate) metadata: ParquetMetaData,
-    pub(crate) hash: [u8; 32],
-    pub(crate) starts_at: u64,
-}
-
-/// Reads and parses the footer of a file of `file_bytes` bytes.
-pub(crate) fn read_raw(path: &Path, handle: &Handle, file_bytes: u64, detailed: bool) -> Result<RawFooter, Error> {
-    let not_parquet = |reason: String| Error::NotParquet { path: path.to_owned(), reason };
-    let corrupt = |reason: String| Error::Footer { path: path.to_owned(), reason };
-    let unread = |fault: crate::error::Fault| fault.at(Place { path: path.to_owned(), ..Place::default() });
-    if file_bytes < 12 {
-        return Err(not_parquet(format!("it is {file_bytes} bytes long, expected at least 12")));
-    }
-    let tail_bytes = file_bytes.min(TAIL_READ_BYTES);
-    let mut tail = vec![0; tail_bytes as usize];
-    handle.read_exact_at(&mut tail, file_bytes - tail_bytes).map_err(unread)?;
-    let (body, ending) = tail.split_at(tail.len() - 8);
-    if &ending[4..] == ENCRYPTED_MAGIC {
-        let place = Box::new(Place { path: path.to_owned(), ..Place::default() });
-        return Err(Error::Unsupported { place, what: "an encrypted footer".to_owned() });
-    }
-    if &ending[4..] != MAGIC {
-        return Err(not_parquet(format!("it ends with {:?}, expected PAR1", String::from_utf8_lossy(&ending[4..]))));
-    }
-    let footer_bytes = u64::from(u32::from_le_bytes([ending[0], ending[1], ending[2], ending[3]]));
-    if footer_bytes > file_bytes - 12 || footer_bytes > MAX_FOOTER_BYTES {
-        let limit = (file_bytes - 12).min(MAX_FOOTER_BYTES);
-        return Err(corrupt(format!("it declares {footer_bytes} bytes, expected at most {limit}")));
-    }
-    let starts_at = file_bytes - 8 - footer_bytes;
-    let longer;
-    let footer = match body.len().checked_sub(footer_bytes as usize) {
-        Some(start) => &body[start..],
-        None => {
-            let mut buffer = vec![0; footer_bytes as usize];
-            handle.read_exact_at(&mut buffer, starts_at).map_err(unread)?;
-            longer = buffer;
-            &longer
-        }
-    };
-    let metadata = parse(footer, detailed).map_err(corrupt)?;
-    Ok(RawFooter { metadata, hash: Sha256::digest(footer).into(), starts_at })
-}
-
-/// Parses a footer. It is walked once beforehand, so the parquet crate meets no size beyond the footer's end.
-fn parse(footer: &[u8], detailed: bool) -> Result<ParquetMetaData, String> {
-    Compact::new(footer).skip_struct().map_err(|fault| fault.reason())?;
-    let policy = match detailed {
-        true => ParquetStatisticsPolicy::KeepAll,
-        false => ParquetStatisticsPolicy::SkipAll,
-    };
-    let options = ParquetMetaDataOptions::new()
-        .with_encoding_stats_policy(policy.clone())
-        .with_column_stats_policy(ParquetStatisticsPolicy::SkipAll);
-    catch_unwind(AssertUnwindSafe(|| ParquetMetaDataReader::decode_metadata_with_options(footer, Some(&options))))
-        .unwrap_or_else(|_| Err(parquet::errors::ParquetError::General("its parser panicked".to_owned())))
-        .map_err(|error| error.to_string())
-}
-
 impl Footer {
     /// Reads the footer of a file and finds the named columns in it.
     pub(crate) fn read(path: &Path, handle: &Handle, file_bytes: u64, columns: &[String]) -> Result<Self, Error> {
-        let raw = read_raw(path, handle, file_bytes, false)?;
-        let schema = raw.metadata.file_metadata().schema_descr();
-        let mut indexes = Vec::with_capacity(columns.len());
-        for column in columns {
-            let Some(index) = schema.columns().iter().position(|found| found.path().string() == *column) else {
-                return Err(missing_column(path, schema.columns(), column));
-            };
-            if !is_string_column(&schema.columns()[index]) {
-                return Err(Error::WrongType {
-                    path: path.to_owned(),
-                    column: column.clone(),
-                    found: type_name(&schema.columns()[index]),
-                    string_columns: string_columns(schema.columns()),
-                });
-            }
-            indexes.push(index);
-        }
-        let mut row_groups = Vec::with_capacity(raw.metadata.num_row_groups());
-        let mut rows = 0u64;
-        for (number, row_group) in raw.metadata.row_groups().iter().enumerate() {
-            let declared = row_group.num_rows();
-            let corrupt = |reason| Error::Footer { path: path.to_owned(), reason };
-            let Ok(row_group_rows) = u32::try_from(declared) else {
-                return Err(corrupt(format!(
-                    "row group {number} declares {declared} rows, expected 0 to {}",
-                    u32::MAX
-                )));
-            };
-            let mut chunks = Vec::with_capacity(indexes.len());
-            for &index in &indexes {
-                let Some(column) = row_group.columns().get(index) else {
-                    return Err(corrupt(format!("row group {number} lacks column {index}")));
-                };
-                let descriptor = &schema.columns()[index];
-                let place = || Place {
-                    path: path.to_owned(),
-                    row_group: Some(number),
-                    column: Some(descriptor.path().string()),
-                    rows: None,
-                };
-                chunks.push(chunk(column, descriptor, row_group_rows, raw.starts_at, &place)?);
-            }
-            rows = rows.saturating_add(u64::from(row_group_rows));
-            row_groups.push(RowGroup { rows: u64::from(row_group_rows), chunks });
-        }
-        let declared = raw.metadata.file_metadata().num_rows();
-        if u64::try_from(declared) != Ok(rows) {
-            let reason = format!("it declares {declared} rows, but its row groups have {rows}");
+        let mut reader = FooterReader {
+            path,
+            columns,
+            found: vec![None; columns.len()],
+            strings: StringColumns::default(),
+            nested: vec![false; columns.len()],
+            wanted: Vec::new(),
+            row_groups: Vec::new(),
+        };
+        let walked = walk(path, handle, file_bytes, &mut reader)?;
+        let row_groups = reader.row_groups;
+        let rows: u64 = row_groups.iter().map(|group| group.rows).sum();
+        if u64::try_from(walked.rows) != Ok(rows) {
+            let reason = format!("it declares {} rows, but its row groups have {rows}", walked.rows);
             return Err(Error::Footer { path: path.to_owned(), reason });
         }
-        Ok(Self { row_groups, hash: raw.hash })
+        Ok(Self { row_groups, hash: walked.hash })
     }
 }
 
-fn chunk(
-    column: &ColumnChunkMetaData,
-    descriptor: &ColumnDescriptor,
+/// A leaf that was asked for.
+#[derive(Clone)]
+struct FoundColumn {
+    index: usize,
+    is_string: bool,
+    type_name: String,
+    max_definition_level: u8,
+}
+
+/// Collects the chunks of the columns asked for.
+struct FooterReader<'a> {
+    path: &'a Path,
+    columns: &'a [String],
+    found: Vec<Option<FoundColumn>>,
+    /// Whether a column asked for has leaves below it.
+    nested: Vec<bool>,
+    strings: StringColumns,
+    /// The leaves asked for, in order.
+    wanted: Vec<usize>,
+    row_groups: Vec<RowGroup>,
+}
+
+impl Sink for FooterReader<'_> {
+    fn leaf(&mut self, index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
+        if leaf.is_string() {
+            self.strings.add(leaf.path);
+        }
+        for (position, column) in self.columns.iter().enumerate() {
+            let Some(rest) = leaf.path.strip_prefix(column.as_str()) else { continue };
+            self.nested[position] |= rest.starts_with('.');
+            if rest.is_empty() && self.found[position].is_none() {
+                self.found[position] = Some(FoundColumn {
+                    index,
+                    is_string: leaf.is_string(),
+                    type_name: leaf.type_name(),
+                    max_definition_level: leaf.max_definition_level.min(64) as u8,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn end_of_schema(&mut self, _leaves: usize) -> Result<(), Error> {
+        for (position, column) in self.columns.iter().enumerate() {
+            let (path, column) = (self.path.to_owned(), column.clone());
+            let string_columns = || self.strings.names();
+            let found = match &self.found[position] {
+                Some(found) if found.is_string => {
+                    self.wanted.push(found.index);
+                    continue;
+                }
+                Some(found) => found.type_name.clone(),
+                // A list or a struct of that name has leaves below it.
+                None if self.nested[position] => "a list, map or struct".to_owned(),
+                None => return Err(Error::MissingColumn { path, column, string_columns: string_columns() }),
+            };
+            return Err(Error::WrongType { path, column, found, string_columns: string_columns() });
+        }
+        self.wanted.sort_unstable();
+        Ok(())
+    }
+
+    fn wants(&self, column: usize) -> bool {
+        self.wanted.binary_search(&column).is_ok()
+    }
+
+    fn row_group(&mut self, number: usize, rows: i64, raw: &[RawChunk], data_end: u64) -> Result<(), Error> {
+        let corrupt = |reason| Error::Footer { path: self.path.to_owned(), reason };
+        let Ok(group_rows) = u32::try_from(rows) else {
+            return Err(corrupt(format!("row group {number} declares {rows} rows, expected 0 to {}", u32::MAX)));
+        };
+        let mut chunks = Vec::with_capacity(self.columns.len());
+        for (name, found) in self.columns.iter().zip(&self.found) {
+            let Some(found) = found else { continue };
+            let Some(raw) = raw.iter().find(|raw| raw.column == found.index) else {
+                return Err(corrupt(format!("row group {number} lacks column {}", found.index)));
+            };
+            let place = || Place {
+                path: self.path.to_owned(),
+                row_group: Some(number),
+                column: Some(name.clone()),
+                rows: None,
+            };
+            chunks.push(chunk(raw, found.max_definition_level, group_rows, data_end, &place)?);
+        }
+        self.row_groups.push(RowGroup { rows: u64::from(group_rows), chunks });
+        Ok(())
+    }
+}
+
+/// The names of string columns, as many as an error lists.
+#[derive(Default)]
+struct StringColumns {
+    names: Vec<String>,
+    more: usize,
+}
+
+impl StringColumns {
+    fn add(&mut self, name: &str) {
+        match self.names.len() < LISTED_COLUMNS {
+            true => self.names.push(name.to_owned()),
+            false => self.more += 1,
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let more = (self.more > 0).then(|| format!("and {} more", self.more));
+        self.names.iter().cloned().chain(more).collect()
+    }
+}
+
+/// Checks what a footer declares about a column chunk of `rows` rows. Pages end before `data_end`.
+pub(crate) fn chunk(
+    raw: &RawChunk,
+    max_definition_level: u8,
     rows: u32,
     data_end: u64,
     place: &dyn Fn() -> Place,
 ) -> Result<Chunk, Error> {
     let corrupt = |reason: String| Error::Corrupt { place: Box::new(place()), reason };
     let unsupported = |what: String| Error::Unsupported { place: Box::new(place()), what };
-    if column.file_path().is_some_and(|path| !path.is_empty()) {
+    if raw.is_in_another_file {
         return Err(unsupported("a column stored in another file".to_owned()));
     }
-    let codec = match column.compression() {
-        Compression::UNCOMPRESSED => Codec::Uncompressed,
-        Compression::SNAPPY => Codec::Snappy,
-        Compression::GZIP(_) => Codec::Gzip,
-        Compression::ZSTD(_) => Codec::Zstd,
+    if !raw.has_metadata {
+        return Err(unsupported("a column without metadata, as encrypted columns are,".to_owned()));
+    }
+    let codec = match raw.codec {
+        0 => Codec::Uncompressed,
+        1 => Codec::Snappy,
+        2 => Codec::Gzip,
+        6 => Codec::Zstd,
         other => return Err(unsupported(format!("compression {}", codec_name(other)))),
     };
-    if column.num_values() != i64::from(rows) {
-        return Err(corrupt(format!("it declares {} values in {rows} rows", column.num_values())));
+    if raw.values != i64::from(rows) {
+        return Err(corrupt(format!("it declares {} values in {rows} rows", raw.values)));
     }
     let unsigned = |value: i64, name: &str| {
         u64::try_from(value).map_err(|_| corrupt(format!("its {name} is {value}, expected 0 or more")))
     };
-    let data = unsigned(column.data_page_offset(), "data page offset")?;
-    let compressed_bytes = unsigned(column.compressed_size(), "compressed size")?;
+    let data = unsigned(raw.data_page_offset, "data page offset")?;
+    let compressed_bytes = unsigned(raw.compressed_bytes, "compressed size")?;
     // Some writers declare a dictionary at 0 or behind the data when there is none.
-    let dictionary = column.dictionary_page_offset().and_then(|offset| u64::try_from(offset).ok());
+    let dictionary = raw.dictionary_page_offset.and_then(|offset| u64::try_from(offset).ok());
     let dictionary = dictionary.filter(|&offset| offset >= 4 && offset < data);
     let start = dictionary.unwrap_or(data);
     let fits = start.checked_add(compressed_bytes).is_some_and(|end| end <= data_end);
@@ -224,7 +232,7 @@ fn chunk(
             "its pages are declared at {start}, {compressed_bytes} bytes, expected within 4 and {data_end}"
         )));
     }
-    let offset_index = match (column.offset_index_offset(), column.offset_index_length()) {
+    let offset_index = match (raw.offset_index_offset, raw.offset_index_bytes) {
         (Some(offset), Some(length)) => u64::try_from(offset)
             .ok()
             .zip(u64::try_from(length).ok())
@@ -232,78 +240,50 @@ fn chunk(
             .filter(|range| range.end <= data_end && !range.is_empty()),
         _ => None,
     };
+    let uses = |number: i32| raw.encodings >> number & 1 == 1;
     Ok(Chunk {
         // Old writers leave the dictionary's header out of the compressed size, so pages are bounded by the
         // footer and the number of rows instead.
         bytes: start..data_end,
         codec,
         rows,
-        max_definition_level: descriptor.max_def_level().clamp(0, 64) as u8,
+        max_definition_level,
         compressed_bytes,
-        uncompressed_bytes: unsigned(column.uncompressed_size(), "uncompressed size")?,
-        value_bytes: column.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok()),
+        uncompressed_bytes: unsigned(raw.uncompressed_bytes, "uncompressed size")?,
+        value_bytes: raw.value_bytes.and_then(|bytes| u64::try_from(bytes).ok()),
         has_dictionary: dictionary.is_some(),
-        delta_lengths: column
-            .encodings()
-            .map(|encoding| match encoding {
-                Encoding::DELTA_BYTE_ARRAY => 2,
-                Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
-                _ => 0,
-            })
-            .max()
-            .unwrap_or(0),
+        delta_lengths: match (uses(encoding::DELTA_BYTE_ARRAY), uses(encoding::DELTA_LENGTH_BYTE_ARRAY)) {
+            (true, _) => 2,
+            (_, true) => 1,
+            _ => 0,
+        },
         offset_index,
     })
 }
 
-/// Whether a column holds one string or byte string per row.
-pub(crate) fn is_string_column(column: &ColumnDescriptor) -> bool {
-    column.physical_type() == PhysicalType::BYTE_ARRAY
-        && column.max_rep_level() == 0
-        && column.converted_type() != ConvertedType::DECIMAL
-        && !matches!(column.logical_type_ref(), Some(LogicalType::Decimal { .. }))
+/// The name of a number of the format's `CompressionCodec`.
+pub(crate) fn codec_name(codec: i32) -> &'static str {
+    let names = ["UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW"];
+    usize::try_from(codec).ok().and_then(|codec| names.get(codec).copied()).unwrap_or("of an unknown kind")
 }
 
-/// The dotted paths of all string columns.
-pub(crate) fn string_columns(columns: &[std::sync::Arc<ColumnDescriptor>]) -> Vec<String> {
-    columns.iter().filter(|column| is_string_column(column)).map(|column| column.path().string()).collect()
-}
-
-fn missing_column(path: &Path, columns: &[std::sync::Arc<ColumnDescriptor>], column: &str) -> Error {
-    let string_columns = string_columns(columns);
-    // A list or a struct of that name has leaves below it.
-    let prefix = format!("{column}.");
-    if columns.iter().any(|found| found.path().string().starts_with(&prefix)) {
-        let found = "a list, map or struct".to_owned();
-        return Error::WrongType { path: path.to_owned(), column: column.to_owned(), found, string_columns };
-    }
-    Error::MissingColumn { path: path.to_owned(), column: column.to_owned(), string_columns }
-}
-
-/// A column's type in parquet's words: `INT64`, `BYTE_ARRAY (String)`, `BYTE_ARRAY, repeated`.
-pub(crate) fn type_name(column: &ColumnDescriptor) -> String {
-    let mut name = column.physical_type().to_string();
-    match (column.logical_type_ref(), column.converted_type()) {
-        (Some(logical), _) => name += &format!(" ({logical:?})"),
-        (None, ConvertedType::NONE) => {}
-        (None, converted) => name += &format!(" ({converted})"),
-    }
-    if column.max_rep_level() > 0 {
-        name += ", repeated";
-    }
-    name
-}
-
-/// A codec's name without its level, which files do not record.
-pub(crate) fn codec_name(codec: Compression) -> &'static str {
-    match codec {
-        Compression::UNCOMPRESSED => "UNCOMPRESSED",
-        Compression::SNAPPY => "SNAPPY",
-        Compression::GZIP(_) => "GZIP",
-        Compression::LZO => "LZO",
-        Compression::BROTLI(_) => "BROTLI",
-        Compression::LZ4 => "LZ4",
-        Compression::ZSTD(_) => "ZSTD",
-        Compression::LZ4_RAW => "LZ4_RAW",
+/// The name of a number of the format's `Encoding`.
+pub(crate) fn encoding_name(number: u32) -> String {
+    let names = [
+        "PLAIN",
+        "",
+        "PLAIN_DICTIONARY",
+        "RLE",
+        "BIT_PACKED",
+        "DELTA_BINARY_PACKED",
+        "DELTA_LENGTH_BYTE_ARRAY",
+        "DELTA_BYTE_ARRAY",
+        "RLE_DICTIONARY",
+        "BYTE_STREAM_SPLIT",
+        "ALP",
+    ];
+    match names.get(number as usize) {
+        Some(name) if !name.is_empty() => (*name).to_owned(),
+        _ => format!("encoding {number}"),
     }
 }

@@ -1,16 +1,14 @@
 //! What a parquet file looks like from here: its shape, and what reading one row of it costs.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use parquet::file::metadata::ParquetMetaData;
-
-use crate::dataset::{Dataset, DatasetOptions};
-use crate::error::Error;
-use crate::footer::{codec_name, is_string_column, read_raw, string_columns, type_name};
-use crate::io::Files;
+use crate::error::{Error, Place};
+use crate::footer::{chunk, codec_name, encoding_name};
+use crate::footer_walk::{Leaf, RawChunk, Sink, walk};
+use crate::io::{Files, Handle};
 use crate::page_header::PageHeader;
+use crate::page_map::ChunkMap;
 
 /// What [`inspect`] finds.
 #[derive(Debug, Clone)]
@@ -70,88 +68,171 @@ impl Inspection {
 pub fn inspect(path: &Path) -> Result<Inspection, Error> {
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
-    let raw = read_raw(path, &handle, identity.bytes, true)?;
-    let file = raw.metadata.file_metadata();
-    let schema = file.schema_descr();
-    let mut inspection = Inspection {
+    let mut inspector = Inspector {
+        path,
+        handle: &handle,
+        row_groups: Vec::new(),
+        columns: Vec::new(),
+        is_readable: true,
+        is_indexed: true,
+        is_checked: true,
+        row_bytes: 0.0,
+    };
+    let walked = walk(path, &handle, identity.bytes, &mut inspector).map_err(|error| files.changed_or(0, error))?;
+    let rows: u64 = inspector.row_groups.iter().sum();
+    let has_pages = inspector.is_readable && rows > 0 && inspector.columns.iter().any(|found| found.shown.is_string);
+    if has_pages && u64::try_from(walked.rows) != Ok(rows) {
+        let reason = format!("it declares {} rows, but its row groups have {rows}", walked.rows);
+        return Err(Error::Footer { path: path.to_owned(), reason });
+    }
+    Ok(Inspection {
         path: path.to_owned(),
         bytes: identity.bytes,
-        created_by: file.created_by().map(str::to_owned),
-        row_groups: raw.metadata.row_groups().iter().map(|group| group.num_rows().max(0) as u64).collect(),
-        has_page_index: false,
-        has_checksums: false,
-        columns: (0..schema.num_columns()).map(|index| column(&raw.metadata, index)).collect(),
-        bytes_to_read_one_row: None,
-    };
-    let names = string_columns(schema.columns());
-    if names.is_empty() || inspection.rows() == 0 {
-        return Ok(inspection);
-    }
-    match Dataset::open(&[path.to_owned()], &DatasetOptions::new(names)) {
-        Ok(dataset) => add_pages(&mut inspection, &dataset)?,
-        // The shape is worth seeing although the data cannot be read.
-        Err(Error::Unsupported { .. }) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(inspection)
+        created_by: walked.created_by,
+        has_page_index: has_pages && inspector.is_indexed,
+        has_checksums: has_pages && inspector.is_checked,
+        bytes_to_read_one_row: has_pages.then(|| (inspector.row_bytes / rows as f64).round() as u64),
+        row_groups: inspector.row_groups,
+        columns: inspector.columns.into_iter().map(|found| found.shown(has_pages)).collect(),
+    })
 }
 
-fn column(metadata: &ParquetMetaData, index: usize) -> ColumnInspection {
-    let descriptor = metadata.file_metadata().schema_descr().column(index);
-    let (mut encodings, mut compressions) = (BTreeSet::new(), BTreeSet::new());
-    let (mut compressed_bytes, mut uncompressed_bytes) = (0u64, 0u64);
-    for chunk in metadata.row_groups().iter().filter_map(|group| group.columns().get(index)) {
-        encodings.extend(chunk.encodings().map(|encoding| encoding.to_string()));
-        compressions.insert(codec_name(chunk.compression()));
-        compressed_bytes = compressed_bytes.saturating_add(chunk.compressed_size().max(0) as u64);
-        uncompressed_bytes = uncompressed_bytes.saturating_add(chunk.uncompressed_size().max(0) as u64);
-    }
-    ColumnInspection {
-        name: descriptor.path().string(),
-        type_name: type_name(&descriptor),
-        is_string: is_string_column(&descriptor),
-        is_nullable: descriptor.max_def_level() > 0,
-        encodings: encodings.into_iter().collect(),
-        compressions: compressions.into_iter().collect(),
-        compressed_bytes,
-        uncompressed_bytes,
-        pages: None,
-        largest_page_bytes: None,
+/// No file is believed to have more columns when all of them are to be shown.
+const MAX_COLUMNS: usize = 200_000;
+
+/// Looks at each row group as the footer's walk comes to it.
+struct Inspector<'a> {
+    path: &'a Path,
+    handle: &'a Handle,
+    row_groups: Vec<u64>,
+    columns: Vec<Found>,
+    /// False once a chunk was met that nobody here reads.
+    is_readable: bool,
+    is_indexed: bool,
+    is_checked: bool,
+    /// What reading each row once, alone, would read.
+    row_bytes: f64,
+}
+
+/// A column, and what its chunks add up to.
+struct Found {
+    shown: ColumnInspection,
+    max_definition_level: u8,
+    encodings: u32,
+    /// Bit `i` for codec `i`; the last for all that are unknown.
+    codecs: u32,
+    pages: u64,
+    largest_page_bytes: u64,
+}
+
+impl Found {
+    fn shown(mut self, has_pages: bool) -> ColumnInspection {
+        let names = |bits: u32| (0..32).filter(move |bit| bits >> bit & 1 == 1);
+        self.shown.encodings = names(self.encodings).map(encoding_name).collect();
+        self.shown.encodings.sort_unstable();
+        self.shown.compressions = names(self.codecs).map(|codec| codec_name(codec as i32)).collect();
+        self.shown.compressions.sort_unstable();
+        if has_pages && self.shown.is_string {
+            self.shown.pages = Some(self.pages);
+            self.shown.largest_page_bytes = Some(self.largest_page_bytes);
+        }
+        self.shown
     }
 }
 
-/// Adds what only page maps and page headers tell.
-fn add_pages(inspection: &mut Inspection, dataset: &Dataset) -> Result<(), Error> {
-    let handle = dataset.files.handle(0)?;
-    let rows = inspection.rows();
-    let (mut indexed, mut checked, mut row_bytes) = (true, true, 0.0);
-    let strings = inspection.columns.iter_mut().filter(|column| column.is_string);
-    for (number, column) in strings.enumerate() {
-        let (mut pages, mut largest) = (0, 0);
-        for (row_group, group) in dataset.footers[0].row_groups.iter().enumerate().filter(|(_, group)| group.rows > 0) {
-            let chunk = &group.chunks[number];
-            let map = dataset.chunk_map(&handle, 0, row_group, number)?;
-            indexed &= chunk.offset_index.is_some();
-            pages += map.pages.len() as u64;
-            for (page, entry) in map.pages.iter().enumerate() {
-                largest = largest.max(u64::from(entry.bytes));
-                let header = PageHeader::read(&handle, entry.offset, entry.offset + u64::from(entry.bytes)).ok();
-                checked &= header.as_ref().is_some_and(|header| header.crc.is_some());
-                let dictionary = match (&map.dictionary, header) {
-                    (Some(dictionary), Some(header)) if header.needs_dictionary() => dictionary.entry.bytes,
-                    _ => 0,
-                };
-                let share = f64::from(map.rows_of(page, chunk.rows).len() as u32) / rows as f64;
-                row_bytes += share * (f64::from(entry.bytes) + f64::from(dictionary));
+impl Sink for Inspector<'_> {
+    fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
+        if self.columns.len() == MAX_COLUMNS {
+            let reason = format!("it has more than {MAX_COLUMNS} columns");
+            return Err(Error::Footer { path: self.path.to_owned(), reason });
+        }
+        self.columns.push(Found {
+            shown: ColumnInspection {
+                name: leaf.path.to_owned(),
+                type_name: leaf.type_name(),
+                is_string: leaf.is_string(),
+                is_nullable: leaf.max_definition_level > 0,
+                encodings: Vec::new(),
+                compressions: Vec::new(),
+                compressed_bytes: 0,
+                uncompressed_bytes: 0,
+                pages: None,
+                largest_page_bytes: None,
+            },
+            max_definition_level: leaf.max_definition_level.min(64) as u8,
+            encodings: 0,
+            codecs: 0,
+            pages: 0,
+            largest_page_bytes: 0,
+        });
+        Ok(())
+    }
+
+    fn end_of_schema(&mut self, _leaves: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wants(&self, column: usize) -> bool {
+        column < self.columns.len()
+    }
+
+    fn row_group(&mut self, number: usize, rows: i64, raw: &[RawChunk], data_end: u64) -> Result<(), Error> {
+        let Ok(group_rows) = u32::try_from(rows) else {
+            let reason = format!("row group {number} declares {rows} rows, expected 0 to {}", u32::MAX);
+            return Err(Error::Footer { path: self.path.to_owned(), reason });
+        };
+        if raw.len() < self.columns.len() {
+            let reason = format!("row group {number} lacks column {}", raw.len());
+            return Err(Error::Footer { path: self.path.to_owned(), reason });
+        }
+        self.row_groups.push(u64::from(group_rows));
+        for raw in raw {
+            let found = &mut self.columns[raw.column];
+            found.encodings |= raw.encodings;
+            found.codecs |= 1 << u32::try_from(raw.codec).map_or(31, |codec| codec.min(31));
+            let sizes = (&mut found.shown.compressed_bytes, &mut found.shown.uncompressed_bytes);
+            *sizes.0 = sizes.0.saturating_add(raw.compressed_bytes.max(0) as u64);
+            *sizes.1 = sizes.1.saturating_add(raw.uncompressed_bytes.max(0) as u64);
+            if found.shown.is_string && group_rows > 0 && self.is_readable {
+                match self.pages(number, group_rows, raw, data_end) {
+                    // The shape is worth seeing although the data cannot be read.
+                    Err(Error::Unsupported { .. }) => self.is_readable = false,
+                    outcome => outcome?,
+                }
             }
         }
-        column.pages = Some(pages);
-        column.largest_page_bytes = Some(largest);
+        Ok(())
     }
-    inspection.has_page_index = indexed;
-    inspection.has_checksums = checked;
-    inspection.bytes_to_read_one_row = Some(row_bytes.round() as u64);
-    Ok(())
+}
+
+impl Inspector<'_> {
+    /// Adds what only the page map and page headers of a chunk tell.
+    fn pages(&mut self, number: usize, rows: u32, raw: &RawChunk, data_end: u64) -> Result<(), Error> {
+        let found = &mut self.columns[raw.column];
+        let place = || Place {
+            path: self.path.to_owned(),
+            row_group: Some(number),
+            column: Some(found.shown.name.clone()),
+            rows: None,
+        };
+        let chunk = chunk(raw, found.max_definition_level, rows, data_end, &place)?;
+        // Nothing is read but headers: no dictionary is too large for that.
+        let map = ChunkMap::build(self.handle, &chunk, usize::MAX).map_err(|fault| fault.at(place()))?;
+        self.is_indexed &= chunk.offset_index.is_some();
+        found.pages += map.pages.len() as u64;
+        for (page, entry) in map.pages.iter().enumerate() {
+            found.largest_page_bytes = found.largest_page_bytes.max(u64::from(entry.bytes));
+            let header = PageHeader::read(self.handle, entry.offset, entry.offset + u64::from(entry.bytes)).ok();
+            self.is_checked &= header.as_ref().is_some_and(|header| header.crc.is_some());
+            let dictionary = match (&map.dictionary, header) {
+                (Some(dictionary), Some(header)) if header.needs_dictionary() => dictionary.entry.bytes,
+                _ => 0,
+            };
+            let rows = map.rows_of(page, chunk.rows);
+            self.row_bytes += f64::from(rows.end - rows.start) * (f64::from(entry.bytes) + f64::from(dictionary));
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Inspection {

@@ -24,8 +24,8 @@
 //! Invariants:
 //! - Reads are positional; any number of threads may read one dataset.
 //! - No size that a file declares is believed before it is compared with the bytes that are there or a limit.
-//!   That is why pages are taken apart here: the parquet crate parses footers, but its page readers allocate
-//!   what a page declares, and gzip pages without any bound.
+//!   That is why footers and pages are taken apart here: the parquet crate turns a footer into fifteen times its size,
+//!   and its page readers allocate what a page declares.
 //! - Whatever the bytes, the outcome is rows or a typed [`Error`] that names the file and the place.
 //! - A file that changes while it is open is an error, never a mixture.
 //!
@@ -39,6 +39,7 @@ mod delta;
 mod dictionary;
 mod error;
 mod footer;
+mod footer_walk;
 mod inspect;
 mod io;
 mod layout;
@@ -50,6 +51,7 @@ mod page_maps;
 mod page_rows;
 mod rows;
 mod runs;
+mod schema;
 mod snappy;
 mod thrift;
 

@@ -2,7 +2,7 @@
 
 use crate::error::Fault;
 use crate::io::Handle;
-use crate::thrift::{Compact, kind};
+use crate::thrift::{Compact, Slice, kind};
 
 /// The first read of a header. Headers are 20 to 60 bytes, more when they carry minimum and maximum strings.
 const FIRST_HEADER_READ_BYTES: usize = 512;
@@ -146,7 +146,7 @@ impl PageHeader {
         u64::from(self.header_bytes) + u64::from(self.compressed_bytes)
     }
 
-    fn data_v1(&mut self, input: &mut Compact<'_>) -> Result<(), Fault> {
+    fn data_v1(&mut self, input: &mut Compact<Slice<'_>>) -> Result<(), Fault> {
         let mut last = 0;
         while let Some(field) = input.field(&mut last)? {
             match (field.id, field.kind) {
@@ -159,7 +159,7 @@ impl PageHeader {
         Ok(())
     }
 
-    fn dictionary(&mut self, input: &mut Compact<'_>) -> Result<(), Fault> {
+    fn dictionary(&mut self, input: &mut Compact<Slice<'_>>) -> Result<(), Fault> {
         let mut last = 0;
         while let Some(field) = input.field(&mut last)? {
             match (field.id, field.kind) {
@@ -171,7 +171,7 @@ impl PageHeader {
         Ok(())
     }
 
-    fn data_v2(&mut self, input: &mut Compact<'_>) -> Result<(), Fault> {
+    fn data_v2(&mut self, input: &mut Compact<Slice<'_>>) -> Result<(), Fault> {
         let mut last = 0;
         while let Some(field) = input.field(&mut last)? {
             match (field.id, field.kind) {
@@ -220,7 +220,7 @@ pub(crate) fn parse_offset_index(bytes: &[u8]) -> Result<Vec<PageLocation>, Faul
     Ok(locations)
 }
 
-fn parse_page_location(input: &mut Compact<'_>) -> Result<PageLocation, Fault> {
+fn parse_page_location(input: &mut Compact<Slice<'_>>) -> Result<PageLocation, Fault> {
     let mut location = PageLocation { offset: -1, bytes: -1, first_row: -1 };
     let mut last = 0;
     while let Some(field) = input.field(&mut last)? {

@@ -1,9 +1,8 @@
 //! A reader of Thrift's compact protocol that allocates nothing and does work bounded by its input.
 //!
-//! Parquet's page headers and offset indexes are compact-protocol structs. The parquet crate parses them
-//! only together with the page behind them, so walking a column chunk by its headers needs this reader. The
-//! footer is walked with it once as well, before the parquet crate sees it: every declared length has then
-//! been compared with the bytes that are there.
+//! Parquet's footers, page headers and offset indexes are compact-protocol structs. The parquet crate parses them
+//! only together with the page behind them, and footers only as a whole, into fifteen times their size. Here both are
+//! walked, and every declared length is compared with the bytes that are there.
 //!
 //! Invariant: each call either consumes at least one byte or returns; no declared size is believed beyond the
 //! bytes that remain.
@@ -31,10 +30,49 @@ pub(crate) mod kind {
     pub(crate) const UUID: u8 = 13;
 }
 
-/// A cursor over compact-protocol bytes. Running off the end is [`Fault::Ended`]: the caller may hold a prefix.
-pub(crate) struct Compact<'a> {
+/// Where compact-protocol bytes come from. Running off the end is [`Fault::Ended`]: the caller may hold a prefix.
+pub(crate) trait Source {
+    /// The next byte.
+    fn byte(&mut self) -> Result<u8, Fault>;
+    /// Bytes that were not consumed.
+    fn remaining(&self) -> u64;
+    /// Consumes `count` bytes, no more than remain, and appends them to `to` if it is given.
+    fn take(&mut self, count: u64, to: Option<&mut Vec<u8>>) -> Result<(), Fault>;
+}
+
+/// Bytes in memory.
+pub(crate) struct Slice<'a> {
     bytes: &'a [u8],
     at: usize,
+}
+
+impl Source for Slice<'_> {
+    #[inline]
+    fn byte(&mut self) -> Result<u8, Fault> {
+        let Some(&byte) = self.bytes.get(self.at) else {
+            return Fault::ended("the metadata ends in the middle of a field");
+        };
+        self.at += 1;
+        Ok(byte)
+    }
+
+    fn remaining(&self) -> u64 {
+        (self.bytes.len() - self.at) as u64
+    }
+
+    fn take(&mut self, count: u64, to: Option<&mut Vec<u8>>) -> Result<(), Fault> {
+        let end = self.at + count as usize;
+        if let Some(to) = to {
+            to.extend_from_slice(&self.bytes[self.at..end]);
+        }
+        self.at = end;
+        Ok(())
+    }
+}
+
+/// A cursor over compact-protocol bytes.
+pub(crate) struct Compact<S> {
+    source: S,
 }
 
 /// One field of a struct: its id and its type. For booleans the type is the value.
@@ -44,37 +82,63 @@ pub(crate) struct Field {
     pub(crate) kind: u8,
 }
 
-impl<'a> Compact<'a> {
+impl<'a> Compact<Slice<'a>> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+        Self { source: Slice { bytes, at: 0 } }
     }
 
     /// How many bytes have been consumed.
     pub(crate) fn consumed(&self) -> usize {
-        self.at
+        self.source.at
+    }
+}
+
+impl<S: Source> Compact<S> {
+    pub(crate) fn of(source: S) -> Self {
+        Self { source }
     }
 
-    fn remaining(&self) -> usize {
-        self.bytes.len() - self.at
+    pub(crate) fn into_source(self) -> S {
+        self.source
     }
 
     fn byte(&mut self) -> Result<u8, Fault> {
-        let Some(&byte) = self.bytes.get(self.at) else {
-            return Fault::ended("the metadata ends in the middle of a field");
-        };
-        self.at += 1;
-        Ok(byte)
+        self.source.byte()
+    }
+
+    fn remaining(&self) -> u64 {
+        self.source.remaining()
     }
 
     fn skip_bytes(&mut self, count: u64) -> Result<(), Fault> {
-        if count > self.remaining() as u64 {
+        self.take(count, None)
+    }
+
+    fn take(&mut self, count: u64, to: Option<&mut Vec<u8>>) -> Result<(), Fault> {
+        if count > self.remaining() {
             return Fault::ended(format!(
                 "the metadata declares a field of {count} bytes where {} remain",
                 self.remaining()
             ));
         }
-        self.at += count as usize;
-        Ok(())
+        self.source.take(count, to)
+    }
+
+    /// A string or byte string of at most `most` bytes.
+    pub(crate) fn binary(&mut self, most: usize) -> Result<Vec<u8>, Fault> {
+        let length = self.varint()?;
+        if length > most as u64 {
+            return Fault::corrupt(format!("the metadata holds a name of {length} bytes, expected at most {most}"));
+        }
+        let mut bytes = Vec::with_capacity(length as usize);
+        self.take(length, Some(&mut bytes))?;
+        Ok(bytes)
+    }
+
+    /// Passes over a string or byte string and returns its length.
+    pub(crate) fn pass_binary(&mut self) -> Result<u64, Fault> {
+        let length = self.varint()?;
+        self.skip_bytes(length).map(|()| length)
     }
 
     fn varint(&mut self) -> Result<u64, Fault> {
@@ -128,7 +192,7 @@ impl<'a> Compact<'a> {
             15 => self.varint()?,
             short => u64::from(short),
         };
-        if length > self.remaining() as u64 {
+        if length > self.remaining() {
             return Fault::ended(format!(
                 "the metadata declares a list of {length} elements where {} bytes remain",
                 self.remaining()
@@ -161,8 +225,8 @@ impl<'a> Compact<'a> {
             kind::DOUBLE => self.skip_bytes(8),
             kind::UUID => self.skip_bytes(16),
             kind::BINARY => {
-                let length = self.varint()?;
-                self.skip_bytes(length)
+                self.pass_binary()?;
+                Ok(())
             }
             kind::LIST | kind::SET => {
                 let (element, length) = self.list()?;
@@ -174,7 +238,7 @@ impl<'a> Compact<'a> {
                     return Ok(());
                 }
                 let kinds = self.byte()?;
-                if length > self.remaining() as u64 {
+                if length > self.remaining() {
                     return Fault::ended("the metadata declares a map of more entries than bytes");
                 }
                 (0..length).try_for_each(|_| {

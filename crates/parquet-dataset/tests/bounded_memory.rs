@@ -5,12 +5,14 @@
 #[path = "dataset/files.rs"]
 #[allow(dead_code)]
 mod files;
+#[path = "dataset/many_columns.rs"]
+mod many_columns;
 
 use std::path::Path;
 
 use files::{FileKind, Numbers, both, write, write_columns};
 use parquet::basic::Compression;
-use parquet_dataset::{Dataset, Residency};
+use parquet_dataset::{Dataset, DatasetOptions, Residency, inspect};
 
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -44,6 +46,49 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
         assert!(bytes < 24 * MIB, "{compression:?}: {} MiB for one row of a page of 48 MiB", bytes / MIB);
     }
     drop(values);
+
+    // One value of 60 MB among short ones: what is read of it counts, within the bill.
+    let mut values: files::Values = (0..500).map(|row| Some(format!("row {row}").into_bytes())).collect();
+    values[77] = Some(vec![b'a'; 60_000_000]);
+    let in_dictionary = FileKind { dictionary: true, dictionary_bytes: 1 << 30, page_rows: 500, ..FileKind::default() };
+    for compression in files::compressions() {
+        for is_in_dictionary in [false, true] {
+            match is_in_dictionary {
+                false => write_columns(&path, compression, &[values.clone(), values.clone()]),
+                true => {
+                    let kind = FileKind { compression, ..in_dictionary.clone() };
+                    files::write_values(&path, &kind, &[values.clone(), values.clone()]);
+                }
+            }
+            let mut bill = 0;
+            let bytes = growth_bytes(|| {
+                let dataset = Dataset::open(std::slice::from_ref(&path), &both()).unwrap();
+                dataset.find_pages().unwrap();
+                bill = dataset.costs(Residency::UltraLowMem, 1).iter().map(|row| row.bytes).sum();
+                let all: Vec<u64> = (0..500).collect();
+                let read = dataset.read_parts(&all, 2000, &|_, _, _| 0..2000).unwrap();
+                assert_eq!((read.bytes(1, 77).unwrap().len(), read.value_bytes(1, 77)), (2000, Some(60_000_000)));
+                assert_eq!(read.bytes(0, 78), values[78].as_deref());
+            });
+            let name = format!("{compression:?}, dictionary: {is_in_dictionary}");
+            assert!(bytes < bill + 2 * MIB, "{name}: {bytes} bytes, {bill} billed");
+            assert!(bytes < 14 * MIB, "{name}: {} MiB for the start of a value of 60 MB", bytes / MIB);
+        }
+    }
+    drop(values);
+
+    // A footer of 58 MB, of which one column is wanted.
+    many_columns::write(&path, 20_000, 26);
+    let bytes = growth_bytes(|| {
+        let dataset = Dataset::open(std::slice::from_ref(&path), &DatasetOptions::new(["column 19999"])).unwrap();
+        assert_eq!(dataset.read_rows(&[25]).unwrap().bytes(0, 0), Some(&b"text"[..]));
+    });
+    assert!(bytes < 2 * MIB, "{} KiB for one of 20,000 columns", bytes / 1024);
+    let bytes = growth_bytes(|| {
+        let found = inspect(&path).unwrap();
+        assert_eq!((found.columns.len(), found.rows(), found.columns[7].pages), (20_000, 26, Some(26)));
+    });
+    assert!(bytes < 24 * MIB, "{} MiB to inspect 20,000 columns", bytes / MIB);
 
     // Blocks come and go, and a large dataset passes through a small cache.
     let kind = FileKind { rows: 200_000, page_rows: 5_000, ..FileKind::default() };
