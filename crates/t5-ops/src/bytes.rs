@@ -1,22 +1,9 @@
 //! A tensor's values as bytes in memory order, for files that only this process reads.
 
-use std::fs::File;
 use std::mem::size_of_val;
-use std::path::Path;
 
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::bf16;
-
-/// A new file at `path` to read and write, whose name is gone as soon as it is open: nobody else can see it, and nothing is
-/// left of it however the process ends.
-///
-/// # Errors
-/// It cannot be made, or its name cannot be removed.
-pub fn file_without_name(path: &Path) -> std::io::Result<File> {
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
-}
 
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64` or `BF16`.
 pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {

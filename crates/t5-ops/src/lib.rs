@@ -51,6 +51,7 @@ mod embedding;
 pub mod keys;
 mod linear;
 mod matmul;
+mod nameless_file;
 mod norm;
 mod paging;
 mod parallel;
@@ -67,7 +68,7 @@ mod vector;
 pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
 pub use adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
 pub use attention::{Attended, Attention, attention, attention_backward};
-pub use bytes::{file_without_name, from_bytes, with_bytes};
+pub use bytes::{from_bytes, with_bytes};
 pub use cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_bytes,
@@ -76,6 +77,7 @@ pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
+pub use nameless_file::{TEMPORARY_PREFIX, file_without_name};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use paging::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,

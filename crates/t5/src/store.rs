@@ -1,7 +1,7 @@
 //! Where tensors lie between two of their uses in a step: in memory, or in files that nobody else can see.
 //!
-//! Invariants: what is got is what was put, bit by bit; a file has no name once it is open, so nothing is left of
-//! it however the process ends; while one tensor is worked on the next is read.
+//! Invariants: what is got is what was put, bit by bit; a file has no name, so nothing is left of it however the process
+//! ends; while one tensor is worked on the next is read.
 //!
 //! There is a file for each thread, and each writes its part of a tensor: the kernel lets one at a time write to a file,
 //! and copying 176 MB of gradients took 42 ms on one thread where both of two took 28. The files are new in every step:
@@ -36,6 +36,11 @@ impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
         Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX }
+    }
+
+    /// What messages call a file of these, which has no name.
+    pub(crate) fn shown_path(&self) -> PathBuf {
+        self.directory.join("<offload file>")
     }
 }
 
@@ -75,6 +80,7 @@ struct Spill {
     /// Bytes of each that may not be on the disk yet.
     unwritten: Vec<AtomicUsize>,
     unwritten_bytes: u64,
+    /// For messages.
     path: PathBuf,
     end: u64,
     written: u64,
@@ -97,14 +103,14 @@ impl Store {
         Store::default()
     }
 
-    /// In files, which are removed as soon as they are open.
+    /// In files without names.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn on_disk(files: &Files) -> Result<Store> {
         let unwritten_bytes = files.unwritten_bytes;
-        let path = files.directory.join(format!(".offloaded-{}", std::process::id()));
-        let open = |_| t5_ops::file_without_name(&path);
+        let path = files.shown_path();
+        let open = |_| t5_ops::file_without_name(&files.directory);
         let files = (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::io(&path))?;
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let files = Arc::new(files);

@@ -33,7 +33,7 @@ impl WeightFile {
         let memory = FileMemory::create(&files.directory, sizes().map(|bytes| bytes as usize));
         let has_room = sizes().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
-        Ok(WeightFile { memory: memory.map_err(Error::io(&files.directory))?, writes })
+        Ok(WeightFile { memory: memory.map_err(Error::io(&files.shown_path()))?, writes })
     }
 
     /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{LARGE_BYTES, pages};
-use crate::bytes::file_without_name;
+use crate::nameless_file::file_without_name;
 
 /// Room for large blocks in a file without a name.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl FileMemory {
     /// # Errors
     /// The file cannot be made, or the disk has no room for it.
     pub fn create(directory: &Path, sizes: impl Iterator<Item = usize>) -> io::Result<FileMemory> {
-        let file = file_without_name(&directory.join(format!(".in-file-{}", std::process::id())))?;
+        let file = file_without_name(directory)?;
         let large = sizes.filter(|&size| size >= LARGE_BYTES).filter_map(pages::whole_pages);
         let bytes = large.sum();
         reserve(&file, bytes as u64)?;

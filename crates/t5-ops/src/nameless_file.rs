@@ -1,0 +1,143 @@
+//! A file without a name: only this process can use it, and nothing is left of it however the process ends.
+//!
+//! Where the file system can make such files (`O_TMPFILE`), there is no name at any time. Elsewhere the name begins with
+//! [`TEMPORARY_PREFIX`], is new (`O_EXCL`: no file or link of somebody else is opened), and is removed at once.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Temporary names of this program begin with this, and names of nobody else do.
+pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
+
+/// A new file in `directory` to read and write. It has no name by the time it is returned.
+///
+/// # Errors
+/// It cannot be made, or its name cannot be removed.
+pub fn file_without_name(directory: &Path) -> io::Result<File> {
+    // There are many ways to say that a file system cannot: whatever the error is, a name is tried.
+    never_named(directory).or_else(|_| named_and_removed(directory))
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn never_named(directory: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::OFlags;
+
+    // With O_EXCL nobody can give it a name later.
+    let flags = (OFlags::TMPFILE | OFlags::EXCL).bits() as i32;
+    File::options().read(true).write(true).mode(0o600).custom_flags(flags).open(directory)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn never_named(_: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn named_and_removed(directory: &Path) -> io::Result<File> {
+    /// Names that are tried: each is drawn at random, so that two of them are never in use but by design of somebody else.
+    const TRIES: u32 = 8;
+    for number in 0..TRIES {
+        let path = directory.join(format!("{TEMPORARY_PREFIX}{:016x}", random(number)));
+        match create_new(&path) {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// The standard library seeds its hashes at random, each differently.
+fn random(number: u32) -> u64 {
+    use std::hash::BuildHasher;
+    std::hash::RandomState::new().hash_one((number, std::process::id()))
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    }
+    options.open(path)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// An empty directory, which is removed at the end.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Directory {
+            let path = std::env::temp_dir().join(format!("t5-ops-{name}-{}-{:x}", std::process::id(), random(0)));
+            std::fs::create_dir(&path).unwrap();
+            Directory(path)
+        }
+
+        fn names(&self) -> usize {
+            std::fs::read_dir(&self.0).unwrap().count()
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_made_at_the_same_time_are_different_files_and_leave_no_names() {
+        for make in [file_without_name, named_and_removed] {
+            let directory = Directory::new("many");
+            let files: Vec<File> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8)
+                    .map(|_| scope.spawn(|| (0..25).map(|_| make(&directory.0).unwrap()).collect::<Vec<_>>()))
+                    .collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            let inodes: BTreeSet<u64> = files.iter().map(|file| file.metadata().unwrap().ino()).collect();
+            assert_eq!((inodes.len(), directory.names()), (200, 0));
+            let (first, second) = (&files[0], &files[1]);
+            first.write_all_at(b"first", 0).unwrap();
+            second.write_all_at(b"other", 0).unwrap();
+            let mut read = [0; 5];
+            first.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!((&read, first.metadata().unwrap().mode() & 0o777), (b"first", 0o600));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_there_already_is_not_opened_even_if_it_is_a_link() {
+        let directory = Directory::new("link");
+        let (precious, link) = (directory.0.join("precious"), directory.0.join("link"));
+        std::fs::write(&precious, "my only copy").unwrap();
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        for path in [&precious, &link] {
+            assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(directory.0.join("nothing"), &link).unwrap();
+        assert!(create_new(&link).is_err(), "nothing is made where a dangling link leads");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "my only copy");
+        assert_eq!(directory.names(), 2);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error_of_its_own_kind() {
+        let nowhere = std::env::temp_dir().join("no-such-directory-of-files");
+        assert_eq!(file_without_name(&nowhere).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
