@@ -11,6 +11,7 @@ mod budget;
 mod configs;
 mod finetune;
 mod listing;
+mod lost_files;
 mod other_commands;
 mod resume;
 mod same_mathematics;

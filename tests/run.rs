@@ -120,6 +120,16 @@ impl Scene {
         self.command(arguments).output().expect("the command starts").into()
     }
 
+    /// Runs the command to its end, in a shell that ran `setup` before, such as `ulimit -f 100`.
+    #[cfg(unix)]
+    pub fn run_after<S: AsRef<str>>(&self, setup: &str, arguments: &[S]) -> Ran {
+        let command = self.command(arguments);
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{setup}; exec \"$0\" \"$@\"")).arg(command.get_program());
+        shell.args(command.get_args()).current_dir(self.directory.path());
+        shell.output().expect("a shell").into()
+    }
+
     /// Starts the command and returns while it runs.
     pub fn start<S: AsRef<str>>(&self, arguments: &[S]) -> Running {
         let mut child =

@@ -94,6 +94,9 @@ impl Failure {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => failure.hint(
                 "free some space, then run the same command with `--keep-training`; older checkpoints are intact",
             ),
+            ErrorKind::FileTooLarge => failure.hint(
+                "raise the limit on the size of a file (`ulimit -f`), then run the same command again; older checkpoints are intact",
+            ),
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
                 failure.hint("choose a directory that you may write to with `--output DIR`")
             }

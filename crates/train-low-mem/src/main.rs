@@ -48,6 +48,7 @@ static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 fn main() -> ExitCode {
     t5_ops::allocator::keep_pages_small();
     t5_ops::join_threads();
+    stop::survive_file_size_limit();
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
     match outcome {

@@ -7,10 +7,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::failure::{Exit, Failure, Outcome};
+
+/// Makes a write beyond the limit on the size of a file (`ulimit -f`) an error of that write. By default the signal that comes
+/// with it ends the process. To be called first in `main`.
+pub fn survive_file_size_limit() {
+    // Nobody reads the flag: a signal that has a handler does nothing else. If it cannot have one, all is as by default.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
 
 /// Whether someone asked the run to stop.
 #[derive(Clone, Debug, Default)]

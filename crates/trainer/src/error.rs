@@ -121,6 +121,9 @@ impl Error {
             Error::Diverged { .. } => {
                 "lower `optimizer.learning_rate`, lengthen `schedule.warmup_steps`, or go on from an earlier checkpoint"
             }
+            Error::DiskFull { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
+                "raise the limit on the size of a file (`ulimit -f`), then go on with `--keep-training`"
+            }
             Error::DiskFull { .. } => {
                 "free some space, or set a smaller `checkpoint.keep_last`, then go on with `--keep-training`"
             }
