@@ -22,9 +22,7 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
     fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
         let mut data = vec![T::zero(); shape.elem_count()];
-        let len = size_of_val(&data[..]);
-        // SAFETY: the bytes of the vector, alone borrowed; every bit pattern of a float is a value.
-        fill(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), len) });
+        fill(bytes_mut(&mut data));
         Tensor::from_vec(data, shape, &Device::Cpu)
     }
     match dtype {
@@ -35,9 +33,16 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
     }
 }
 
-fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
-    // SAFETY: floats have no padding, and the lifetime is that of the borrow.
+/// The bytes of elements, which are numbers.
+pub(crate) fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
+    // SAFETY: numbers have no padding, and the lifetime is that of the borrow.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+/// As [`bytes`], to be changed: all bytes are values of a number.
+pub(crate) fn bytes_mut<T: WithDType>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, alone borrowed; every bit pattern of a number is a value.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 #[cfg(test)]

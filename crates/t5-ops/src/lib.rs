@@ -77,7 +77,7 @@ pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
-pub use nameless_file::{TEMPORARY_PREFIX, file_without_name};
+pub use nameless_file::{TEMPORARY_PREFIX, file_without_name, shown_path};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use paging::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,

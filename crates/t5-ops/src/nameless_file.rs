@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Temporary names of this program begin with this, and names of nobody else do.
 pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
@@ -17,6 +17,11 @@ pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
 pub fn file_without_name(directory: &Path) -> io::Result<File> {
     // There are many ways to say that a file system cannot: whatever the error is, a name is tried.
     never_named(directory).or_else(|_| named_and_removed(directory))
+}
+
+/// What messages call a file without a name in `directory`.
+pub fn shown_path(directory: &Path) -> PathBuf {
+    directory.join("<offload file>")
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

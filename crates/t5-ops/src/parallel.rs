@@ -103,7 +103,8 @@ impl<T> Shared<T> {
     /// The buffer outlives the result, and until the result is gone nothing else reaches these elements.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice<'a>(&self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(start + len <= self.len, "part {start}+{len} of a buffer of {}", self.len);
+        let is_inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(is_inside, "part {start}+{len} of a buffer of {}", self.len);
         // SAFETY: in bounds by the assertion, alone by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
     }

@@ -16,6 +16,14 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A file that stands in for memory cannot be made, read or written.
+    #[error("{}: {source}", .path.display())]
+    Offload {
+        /// Its directory, and that it has no name there.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A model directory does not hold what a model directory holds.
     #[error("{}: {problem}", .path.display())]
     Directory {
@@ -104,6 +112,9 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Io { .. } | Error::Tensor(_) => None,
+            Error::Offload { .. } => {
+                Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
+            }
             Error::Directory { hint, .. } => Some((*hint).into()),
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
@@ -117,6 +128,11 @@ impl Error {
                 Some("the tokenizer, the vocabulary size in config.json and the data must belong together".into())
             }
         }
+    }
+
+    pub(crate) fn offload(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        let path = path.to_owned();
+        move |source| Error::Offload { path, source }
     }
 
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {

@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -36,11 +36,6 @@ impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
         Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX }
-    }
-
-    /// What messages call a file of these, which has no name.
-    pub(crate) fn shown_path(&self) -> PathBuf {
-        self.directory.join("<offload file>")
     }
 }
 
@@ -79,6 +74,8 @@ struct Spill {
     files: Arc<Vec<File>>,
     /// Bytes of each that may not be on the disk yet.
     unwritten: Vec<AtomicUsize>,
+    /// Of each, as it was written.
+    lengths: Vec<AtomicU64>,
     unwritten_bytes: u64,
     /// For messages.
     path: PathBuf,
@@ -106,15 +103,18 @@ impl Store {
     /// In files without names.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Offload`].
     pub fn on_disk(files: &Files) -> Result<Store> {
         let unwritten_bytes = files.unwritten_bytes;
-        let path = files.shown_path();
+        let path = t5_ops::shown_path(&files.directory);
         let open = |_| t5_ops::file_without_name(&files.directory);
-        let files = (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::io(&path))?;
+        let files =
+            (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::offload(&path))?;
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
+        let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
         let files = Arc::new(files);
-        Ok(Store { files: Some(Spill { files, unwritten, unwritten_bytes, path, end: 0, written: 0, ahead: None }) })
+        let spill = Spill { files, unwritten, lengths, unwritten_bytes, path, end: 0, written: 0, ahead: None };
+        Ok(Store { files: Some(spill) })
     }
 
     /// What was written to files so far.
@@ -125,7 +125,7 @@ impl Store {
     /// Puts a tensor there; in files, behind what was put before.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Offload`].
     pub fn put(&mut self, x: Tensor) -> Result<Stored> {
         let Some(spill) = &mut self.files else { return Ok(Stored::Memory(x)) };
         let len = bytes(&[&x]) as usize;
@@ -141,7 +141,7 @@ impl Store {
             });
         })?;
         if let Some(error) = problem.into_inner().expect("no other thread has panicked") {
-            return Err(Error::io(&spill.path)(error));
+            return Err(Error::offload(&spill.path)(error));
         }
         spill.end += share.min(len) as u64;
         spill.written += len as u64;
@@ -164,15 +164,20 @@ impl Store {
             let stretch = after.clone();
             spill.ahead = Some((after, std::thread::spawn(move || read(&files, &stretch))));
         }
-        Ok(tensor.map_err(Error::io(&spill.path))??)
+        Ok(tensor.map_err(Error::offload(&spill.path))??)
     }
 }
 
 impl Spill {
     /// Writes to one of the files, by one thread at a time.
     fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
-        let (file, unwritten) = (&self.files[file], &self.unwritten[file]);
+        let (file, unwritten, length) = (&self.files[file], &self.unwritten[file], &self.lengths[file]);
         let piece = (PIECES / self.files.len()).max(LEAST_SHARE);
+        // What is written behind the end of a file that was shortened would make zeros of what was lost.
+        if file.metadata()?.len() < length.load(Ordering::Relaxed) {
+            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the file was shortened"));
+        }
+        length.store(start + bytes.len() as u64, Ordering::Relaxed);
         for (place, bytes) in bytes.chunks(piece).enumerate() {
             file.write_all_at(bytes, start + (place * piece) as u64)?;
             let so_far = unwritten.load(Ordering::Relaxed) + bytes.len();
@@ -201,6 +206,25 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+
+    #[test]
+    fn a_file_that_was_shortened_is_an_error_and_never_zeros() {
+        let directory = tempfile::tempdir().unwrap();
+        let x = Tensor::ones((300, 1000), DType::F32, &Device::Cpu).unwrap();
+        let store = || {
+            let mut store = Store::on_disk(&Files::in_directory(directory.path())).unwrap();
+            let put = store.put(x.clone()).unwrap();
+            store.files.as_ref().unwrap().files[0].set_len(1000).unwrap();
+            (store, put)
+        };
+        let is_offload = |error: Error| matches!(error, Error::Offload { .. });
+        let (mut read, put) = store();
+        assert!(is_offload(read.get(put, None).unwrap_err()));
+        let (mut written, _) = store();
+        let error = written.put(x.clone()).unwrap_err();
+        assert!(error.to_string().contains("<offload file>: the file was shortened"), "{error}");
+        assert!(is_offload(error));
+    }
 
     #[test]
     fn what_was_put_on_disk_comes_back_bit_by_bit_in_any_order_and_the_files_have_no_names() {

@@ -5,6 +5,8 @@
 //! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
 //! has no name: what a run keeps are its checkpoints.
 
+use std::path::PathBuf;
+
 use candle_core::{DType, Tensor};
 use t5_ops::Writes;
 use t5_ops::allocator::FileMemory;
@@ -20,26 +22,37 @@ pub(crate) struct WeightFile {
     memory: FileMemory,
     /// Whether the system has room for changed weights.
     writes: Writes,
+    /// For messages.
+    path: PathBuf,
 }
 
 impl WeightFile {
     /// Room for the parameters of a model of `dtype`.
     ///
     /// # Errors
-    /// [`Error::Io`], for example where the disk is full.
+    /// [`Error::Offload`], for example where the disk is full.
     pub fn create(files: &Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
         let sizes = || specs.iter().map(|spec| spec.bytes(dtype));
         let memory = FileMemory::create(&files.directory, sizes().map(|bytes| bytes as usize));
         let has_room = sizes().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
-        Ok(WeightFile { memory: memory.map_err(Error::io(&files.shown_path()))?, writes })
+        let path = t5_ops::shown_path(&files.directory);
+        Ok(WeightFile { memory: memory.map_err(Error::offload(&path))?, writes, path })
+    }
+
+    /// An error of the file is told apart from those of tensors.
+    fn error(&self, error: candle_core::Error) -> Error {
+        match error {
+            candle_core::Error::Io(source) => Error::offload(&self.path)(source),
+            error => error.into(),
+        }
     }
 
     /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.
     pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
         let Some(file) = file else { return Ok(x) };
-        let placed = t5_ops::copy_into_file(&x, &file.memory, file.writes)?;
+        let placed = t5_ops::copy_into_file(&x, &file.memory, file.writes).map_err(|error| file.error(error))?;
         t5_ops::page_out(&placed);
         Ok(placed)
     }
@@ -47,8 +60,8 @@ impl WeightFile {
     /// Has `f` change a tensor, which is out of memory then if it lies in the file.
     pub fn change<E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
         t5_ops::page_out(x);
-        let Some(copy) = t5_ops::copy_from_file(x).map_err(Error::from)? else { return f(x) };
+        let Some(copy) = t5_ops::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
         f(&copy)?;
-        Ok(t5_ops::overwrite_in_file(x, &copy, self.writes).map_err(Error::from)?)
+        Ok(t5_ops::overwrite_in_file(x, &copy, self.writes).map_err(|error| self.error(error))?)
     }
 }

@@ -137,7 +137,7 @@ impl From<dataloader::Error> for Failure {
 impl From<t5::Error> for Failure {
     fn from(error: t5::Error) -> Self {
         let exit = match &error {
-            t5::Error::Tensor(_) => Exit::Internal,
+            t5::Error::Tensor(_) | t5::Error::Offload { .. } => Exit::Internal,
             _ => Exit::Unusable,
         };
         Self::new(exit, error.to_string()).with_hint(error.hint())

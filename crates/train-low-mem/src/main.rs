@@ -49,6 +49,10 @@ fn main() -> ExitCode {
     t5_ops::allocator::keep_pages_small();
     t5_ops::join_threads();
     stop::survive_file_size_limit();
+    t5_ops::allocator::end_on_lost_pages(
+        failure::Exit::Internal as u8,
+        "checkpoints are intact: `--keep-training` goes on from the newest one",
+    );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
     match outcome {

@@ -142,12 +142,7 @@ impl Error {
     /// An I/O error on `path`; a full disk is told apart.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                Error::DiskFull { path, source }
-            }
-            _ => Error::Io { action, path, source },
-        }
+        if is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { action, path, source } }
     }
 
     pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
@@ -155,11 +150,17 @@ impl Error {
     }
 }
 
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
 impl From<t5::Error> for Error {
     /// A full disk is a full disk, whoever was writing.
     fn from(error: t5::Error) -> Self {
         match error {
             t5::Error::Io { path, source } => Error::io("read or write", &path, source),
+            t5::Error::Offload { path, source } if is_full(&source) => Error::DiskFull { path, source },
             error => Error::Model(error),
         }
     }

@@ -1,25 +1,36 @@
 //! Blocks that lie in a file: pages of a shared mapping. They are resident while they are used, and whoever knows that
 //! they will not be for a while has them leave memory; the file keeps what they hold.
 //!
-//! The file has its full length before the first block, so that a full disk is an error then, and not a signal
-//! when a page is written.
+//! The disk has room for the whole file before the first block, so that a full disk is an error then, and not a signal
+//! when a page is written. A file that loses its pages all the same is the matter of [`lost_pages`].
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{LARGE_BYTES, pages};
-use crate::nameless_file::file_without_name;
+use super::{LARGE_BYTES, lost_pages, pages};
+use crate::nameless_file::{file_without_name, shown_path};
 
 /// Room for large blocks in a file without a name.
 #[derive(Debug)]
 pub struct FileMemory {
-    file: Arc<File>,
-    bytes: usize,
+    mapping: Arc<Mapping>,
+    /// Where the next block begins.
     end: AtomicUsize,
+}
+
+/// A file, and all of it as memory. It lives as long as any block in it.
+#[derive(Debug)]
+struct Mapping {
+    file: File,
+    /// The address, of nothing where the file has no bytes.
+    start: usize,
+    bytes: usize,
+    watch: Option<lost_pages::Watch>,
 }
 
 thread_local! {
@@ -31,13 +42,15 @@ impl FileMemory {
     /// Room for blocks of `sizes` bytes in a file in `directory`, where nobody else can see it.
     ///
     /// # Errors
-    /// The file cannot be made, or the disk has no room for it.
+    /// The file cannot be made, or the disk or the process's addresses have no room for it.
     pub fn create(directory: &Path, sizes: impl Iterator<Item = usize>) -> io::Result<FileMemory> {
         let file = file_without_name(directory)?;
-        let large = sizes.filter(|&size| size >= LARGE_BYTES).filter_map(pages::whole_pages);
-        let bytes = large.sum();
+        let mut large = sizes.filter(|&size| size >= LARGE_BYTES && pages::IS_SUPPORTED);
+        let bytes = large.try_fold(0usize, |sum, size| sum.checked_add(pages::whole_pages(size)?));
+        let bytes = bytes.ok_or(io::ErrorKind::FileTooLarge)?;
         reserve(&file, bytes as u64)?;
-        Ok(FileMemory { file: Arc::new(file), bytes, end: AtomicUsize::new(0) })
+        let mapping = Arc::new(Mapping::new(file, bytes, &shown_path(directory))?);
+        Ok(FileMemory { mapping, end: AtomicUsize::new(0) })
     }
 
     /// Calls `f`. Large blocks that it allocates on this thread lie in the file for as long as they live, where
@@ -56,22 +69,68 @@ impl FileMemory {
 
     /// The next `bytes` bytes of the file, which are whole pages of zeros, as memory; and where they are.
     fn take(&self, bytes: usize) -> Option<(*mut u8, InFile)> {
-        let start = self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |end| {
-            Some(end + bytes).filter(|&end| end <= self.bytes)
+        let offset = self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |end| {
+            end.checked_add(bytes).filter(|&end| end <= self.mapping.bytes)
         });
-        let start = start.ok()?;
-        let block = system::map(&self.file, start, bytes);
-        (!block.is_null()).then(|| (block, InFile { file: Arc::clone(&self.file), start: start as u64, bytes }))
+        let place = InFile { mapping: Arc::clone(&self.mapping), offset: offset.ok()?, bytes };
+        Some((std::ptr::with_exposed_provenance_mut(self.mapping.start + place.offset), place))
+    }
+}
+
+impl Mapping {
+    fn new(file: File, bytes: usize, path: &Path) -> io::Result<Mapping> {
+        let start = if bytes == 0 { 0 } else { system::map(&file, bytes)? };
+        let watch = if bytes == 0 { None } else { lost_pages::watch(start..start + bytes, path) };
+        Ok(Mapping { file, start, bytes, watch })
+    }
+
+    /// An error if the file is shorter than it was made. To write to such a file would make it longer again, with zeros in
+    /// place of what was lost.
+    fn check_length(&self) -> io::Result<()> {
+        match self.file.metadata()?.len() {
+            len if len < self.bytes as u64 => {
+                let problem = format!("the file was shortened from {} to {len} bytes", self.bytes);
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // Before the addresses can be somebody else's.
+        self.watch = None;
+        if self.bytes > 0 {
+            // SAFETY: it was mapped so. Every block and every stretch of it holds an `Arc` of this, so that there is none.
+            unsafe { pages::system::unmap(self.start, self.bytes) };
+        }
     }
 }
 
 /// A place in a file that a block lies in.
 #[derive(Clone, Debug)]
 pub(super) struct InFile {
-    file: Arc<File>,
-    start: u64,
+    mapping: Arc<Mapping>,
+    offset: usize,
     /// Whole pages.
-    pub(super) bytes: usize,
+    bytes: usize,
+}
+
+impl InFile {
+    /// Gives the block's pages back, which nobody uses any more. No other block will lie there.
+    pub(super) fn free(self) {
+        let InFile { mapping, offset, bytes } = self;
+        Stretch { mapping, offset, bytes, elements: PhantomData }.page_out();
+    }
+
+    /// The part of the block, which begins at `block`, that `elements` are. `None` where they are not in it.
+    pub(super) fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Stretch<'a>> {
+        let (skip, bytes) = (elements.as_ptr().addr().checked_sub(block)?, elements.len());
+        let is_inside = skip.checked_add(bytes)? <= self.bytes;
+        let mapping = Arc::clone(&self.mapping);
+        is_inside.then_some(Stretch { mapping, offset: self.offset + skip, bytes, elements: PhantomData })
+    }
 }
 
 /// A block of `bytes` bytes in the file that this thread's blocks lie in.
@@ -81,65 +140,131 @@ pub(super) fn take(bytes: usize) -> Option<(*mut u8, InFile)> {
     unsafe { memory.as_ref() }?.take(bytes)
 }
 
+/// Has the disk set aside what the file will take, and gives the file its length.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
-    match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
-        // Not every file system can.
-        Err(Errno::OPNOTSUPP) => file.set_len(bytes),
-        result => Ok(result?),
+    loop {
+        match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
+            Err(Errno::INTR) => {}
+            // Not every file system can.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return write_zeros(file, bytes),
+            result => return Ok(result?),
+        }
     }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
-    file.set_len(bytes)
+    write_zeros(file, bytes)
+}
+
+/// Writes so many zeros, and waits for the disk: a file that has its length only would take its room page by page, as they are
+/// used, and a full disk would then be a signal.
+fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
+    use io::Write;
+    let zeros = vec![0; PIECE_BYTES.min(bytes as usize)];
+    let mut left = bytes;
+    while left > 0 {
+        let piece = left.min(zeros.len() as u64);
+        file.write_all(&zeros[..piece as usize])?;
+        // As in `StretchMut::write`: there may be no memory for what is not on the disk yet.
+        file.sync_data()?;
+        left -= piece;
+    }
+    Ok(())
 }
 
 /// Bytes that are written before they are waited for, where anything is: whole pages.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// The pages of a block in a file.
-#[derive(Clone, Debug)]
-pub(crate) struct Stretch {
-    pub(super) start: usize,
-    pub(super) place: InFile,
+/// Borrowed bytes that lie in a file, and where they lie there.
+///
+/// The borrow keeps the block alive and unchanged for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Stretch<'a> {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    bytes: usize,
+    elements: PhantomData<&'a [u8]>,
 }
 
-impl Stretch {
-    /// The pages of the block that begins at `address`, if it lies in a file.
-    pub(crate) fn at(address: usize) -> Option<Stretch> {
-        pages::in_file(address)
+impl<'a> Stretch<'a> {
+    /// Where the elements lie in a file, if they do: they may be a part of a block.
+    pub(crate) fn of(elements: &'a [u8]) -> Option<Stretch<'a>> {
+        pages::in_file(elements)
     }
 
     /// Has the system read what is not in its page cache, without waiting for it.
     pub(crate) fn read_ahead(&self) {
-        system::read_ahead(self);
+        system::read_ahead(self.pages());
     }
 
     /// Makes all pages resident: at once where the system can, or by touching each.
     pub(crate) fn page_in(&self) {
-        system::page_in(self);
+        if !system::page_in(self.pages()) {
+            self.touch();
+        }
     }
 
     /// Has all pages leave the resident set. What they hold stays in the system's page cache, or comes back from the disk.
     pub(crate) fn page_out(&self) {
-        system::page_out(self);
+        system::page_out(self.pages());
     }
 
-    /// Reads the block's first bytes without making its pages resident.
+    /// Reads the elements without making their pages resident.
+    ///
+    /// # Panics
+    /// `bytes` are not as many as the elements'.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
-        system::read(&self.place.file, self.place.start, bytes)
+        assert_eq!(bytes.len(), self.bytes, "bytes to read into");
+        self.mapping.check_length().and_then(|()| system::read(&self.mapping.file, self.offset as u64, bytes))
     }
 
-    /// Writes the block's first bytes without making its pages resident. If asked to, waits for the disk piece by piece.
-    pub(crate) fn write(&self, bytes: &[u8], waits: bool) -> io::Result<()> {
+    /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.
+    fn pages(&self) -> (usize, usize) {
+        let first = self.offset / pages::PAGE_BYTES * pages::PAGE_BYTES;
+        let end = (self.offset + self.bytes).next_multiple_of(pages::PAGE_BYTES);
+        (self.mapping.start + first, end - first)
+    }
+
+    fn touch(&self) {
+        const SMALLEST_PAGE: usize = 4 << 10;
+        for byte in (0..self.bytes).step_by(SMALLEST_PAGE).chain(self.bytes.checked_sub(1)) {
+            let byte = std::ptr::with_exposed_provenance::<u8>(self.mapping.start + self.offset + byte);
+            // SAFETY: it is one of the elements' bytes, which are mapped and borrowed.
+            unsafe { byte.read_volatile() };
+        }
+    }
+}
+
+/// As [`Stretch`], of bytes that nobody else reads or writes while this lives: so they may be changed in the file.
+#[derive(Debug)]
+pub(crate) struct StretchMut<'a>(Stretch<'a>, PhantomData<&'a mut [u8]>);
+
+impl<'a> StretchMut<'a> {
+    /// Where the elements lie in a file, if they do. Any bytes have to be valid values of theirs.
+    pub(crate) fn of(elements: &'a mut [u8]) -> Option<StretchMut<'a>> {
+        // The system will write to the same memory behind the compiler's back.
+        let _ = elements.as_mut_ptr().expose_provenance();
+        Stretch::of(elements).map(|stretch| StretchMut(stretch, PhantomData))
+    }
+
+    /// Replaces the elements without making their pages resident. If asked to, waits for the disk piece by piece.
+    ///
+    /// # Panics
+    /// `bytes` are not as many as the elements'.
+    pub(crate) fn write(&mut self, bytes: &[u8], waits: bool) -> io::Result<()> {
+        let StretchMut(Stretch { mapping, offset, bytes: expected, .. }, _) = self;
+        assert_eq!(bytes.len(), *expected, "bytes to write");
         for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
-            let offset = number * PIECE_BYTES;
-            system::write(&self.place.file, self.place.start + offset as u64, piece)?;
+            let offset = *offset + number * PIECE_BYTES;
+            mapping.check_length()?;
+            system::write(&mapping.file, offset as u64, piece)?;
             if waits {
-                system::write_back(self, offset, piece.len())?;
+                let first = offset / pages::PAGE_BYTES * pages::PAGE_BYTES;
+                system::write_back(mapping.start + first, offset + piece.len() - first)?;
             }
         }
         Ok(())
@@ -155,64 +280,48 @@ mod system {
 
     use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync};
 
-    use super::Stretch;
-
-    /// A stretch of a file as memory, or null.
-    pub(super) fn map(file: &File, start: usize, bytes: usize) -> *mut u8 {
+    /// A file's first bytes as memory: its address.
+    pub(super) fn map(file: &File, bytes: usize) -> io::Result<usize> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. Nobody else can open the
-        // file, which has no name, so that nobody shortens it or writes to it.
-        let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, start as u64) };
-        mapped.map_or(std::ptr::null_mut(), <*mut _>::cast)
+        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. The file has no name: only
+        // this process writes to it, and only where nobody borrows what lies there.
+        let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+        Ok(mapped?.expose_provenance())
     }
 
-    /// Whether the system took the advice: if not that costs time or memory, nothing else.
-    fn advise(stretch: &Stretch, advice: Advice) -> bool {
-        let start = std::ptr::with_exposed_provenance_mut::<c_void>(stretch.start);
-        // SAFETY: the stretch is mapped from a file and shared; none of the advice that is given here changes what its pages
-        // hold.
-        unsafe { madvise(start, stretch.place.bytes, advice) }.is_ok()
+    /// Whether the system took the advice about pages of a mapping: if not that costs time or memory, nothing else.
+    fn advise((start, bytes): (usize, usize), advice: Advice) -> bool {
+        // SAFETY: of the advice that is given here none changes what pages of a shared mapping of a file hold.
+        unsafe { madvise(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, advice) }.is_ok()
     }
 
-    pub(super) fn read_ahead(stretch: &Stretch) {
-        advise(stretch, Advice::WillNeed);
+    pub(super) fn read_ahead(pages: (usize, usize)) {
+        advise(pages, Advice::WillNeed);
     }
 
+    /// Linux has it since 5.14.
     #[cfg(target_os = "linux")]
-    pub(super) fn page_in(stretch: &Stretch) {
-        // Linux has it since 5.14.
-        if !advise(stretch, Advice::LinuxPopulateRead) {
-            touch(stretch);
-        }
+    pub(super) fn page_in(pages: (usize, usize)) -> bool {
+        advise(pages, Advice::LinuxPopulateRead)
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn page_in(stretch: &Stretch) {
-        touch(stretch);
-    }
-
-    fn touch(stretch: &Stretch) {
-        const SMALLEST_PAGE: usize = 4 << 10;
-        for page in (0..stretch.place.bytes).step_by(SMALLEST_PAGE) {
-            let first = std::ptr::with_exposed_provenance::<u8>(stretch.start + page);
-            // SAFETY: the stretch is mapped, and every byte is a value of its type.
-            unsafe { first.read_volatile() };
-        }
+    pub(super) fn page_in(_: (usize, usize)) -> bool {
+        false
     }
 
     #[cfg(target_os = "linux")]
-    pub(super) fn page_out(stretch: &Stretch) {
-        advise(stretch, Advice::LinuxDontNeed);
+    pub(super) fn page_out(pages: (usize, usize)) {
+        advise(pages, Advice::LinuxDontNeed);
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn page_out(_: &Stretch) {}
+    pub(super) fn page_out(_: (usize, usize)) {}
 
-    /// Waits until what was written to the bytes from `offset` on is on the disk.
-    pub(super) fn write_back(stretch: &Stretch, offset: usize, bytes: usize) -> io::Result<()> {
-        let start = std::ptr::with_exposed_provenance_mut::<c_void>(stretch.start + offset);
-        // SAFETY: the stretch is mapped; its pages keep what they hold.
-        Ok(unsafe { msync(start, bytes, MsyncFlags::SYNC) }?)
+    /// Waits until what was written to pages of a mapping is on the disk.
+    pub(super) fn write_back(start: usize, bytes: usize) -> io::Result<()> {
+        // SAFETY: pages keep what they hold.
+        Ok(unsafe { msync(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, MsyncFlags::SYNC) }?)
     }
 
     pub(super) fn read(file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
@@ -229,19 +338,19 @@ mod system {
     use std::fs::File;
     use std::io;
 
-    use super::Stretch;
-
-    pub(super) fn map(_: &File, _: usize, _: usize) -> *mut u8 {
-        std::ptr::null_mut()
+    pub(super) fn map(_: &File, _: usize) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn read_ahead(_: &Stretch) {}
+    pub(super) fn read_ahead(_: (usize, usize)) {}
 
-    pub(super) fn page_in(_: &Stretch) {}
+    pub(super) fn page_in(_: (usize, usize)) -> bool {
+        false
+    }
 
-    pub(super) fn page_out(_: &Stretch) {}
+    pub(super) fn page_out(_: (usize, usize)) {}
 
-    pub(super) fn write_back(_: &Stretch, _: usize, _: usize) -> io::Result<()> {
+    pub(super) fn write_back(_: usize, _: usize) -> io::Result<()> {
         Ok(())
     }
 
@@ -251,5 +360,44 @@ mod system {
 
     pub(super) fn write(_: &File, _: u64, _: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_reserved_is_written_in_full() {
+        let file = file_without_name(&std::env::temp_dir()).unwrap();
+        let bytes = 2 * PIECE_BYTES as u64 + 5;
+        write_zeros(&file, bytes).unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!(metadata.len(), bytes);
+        #[cfg(unix)]
+        assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512 >= bytes, "the disk has set it all aside");
+    }
+
+    #[test]
+    fn sizes_that_no_file_can_have_are_an_error() {
+        let sizes = [isize::MAX as usize, isize::MAX as usize, 2 << 20, usize::MAX];
+        for sizes in [&sizes[..1], &sizes[..3], &sizes[3..]] {
+            assert!(FileMemory::create(&std::env::temp_dir(), sizes.iter().copied()).is_err(), "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_lies_inside_of_a_block_is_a_part_of_it() {
+        let memory = FileMemory::create(&std::env::temp_dir(), [2 * LARGE_BYTES].into_iter()).unwrap();
+        let Some((block, place)) = memory.take(2 * LARGE_BYTES) else { return };
+        // SAFETY: pages of zeros that nothing else uses.
+        let bytes = unsafe { std::slice::from_raw_parts(block.cast_const(), 2 * LARGE_BYTES) };
+        let at = block.addr();
+        let stretch = place.part(at, &bytes[5000..5007]).unwrap();
+        assert_eq!((stretch.offset, stretch.bytes), (5000, 7));
+        assert!(place.part(at, &bytes[1..]).is_some());
+        assert!(place.part(at + 1, bytes).is_none(), "it begins before the block");
+        assert!(place.part(at - 1, bytes).is_none(), "it ends behind the block");
+        assert!(memory.take(1).is_none(), "the file is full");
     }
 }

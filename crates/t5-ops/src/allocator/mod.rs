@@ -18,6 +18,7 @@
 
 mod count;
 mod in_files;
+mod lost_pages;
 mod pages;
 mod ranges;
 
@@ -29,7 +30,8 @@ use mimalloc::MiMalloc;
 
 pub use count::{Allocations, allocations, count_allocations};
 pub use in_files::FileMemory;
-pub(crate) use in_files::Stretch;
+pub(crate) use in_files::{Stretch, StretchMut};
+pub use lost_pages::end_on_lost_pages;
 pub use pages::Held;
 
 /// Blocks from this size on are pages of their own.

@@ -41,7 +41,7 @@ fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
 }
 
 /// Blocks are multiples of this: x86-64's page, and the largest page of the other machines.
-const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
+pub(super) const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
 
 /// `size` rounded up to whole pages; nothing where that would overflow.
 pub(super) fn whole_pages(size: usize) -> Option<usize> {
@@ -66,12 +66,15 @@ pub(super) fn allocate(size: usize) -> (*mut u8, bool) {
 /// Whether any block was ever in a file: most runs need not ask more.
 static HAS_FILES: AtomicBool = AtomicBool::new(false);
 
-/// The pages of the block at `address`, if it lies in a file.
-pub(super) fn in_file(address: usize) -> Option<Stretch> {
+/// Where the elements lie in a file, if they do.
+pub(super) fn in_file(elements: &[u8]) -> Option<Stretch<'_>> {
     if !HAS_FILES.load(Ordering::Relaxed) {
         return None;
     }
-    with(|pages| pages.in_files.get(&address).map(|place| Stretch { start: address, place: place.clone() }))
+    with(|pages| {
+        let (&block, place) = pages.in_files.range(..=elements.as_ptr().addr()).next_back()?;
+        place.part(block, elements)
+    })
 }
 
 /// Takes a block back.
@@ -119,10 +122,8 @@ impl Pages {
 
     fn take_back(&mut self, block: *mut u8, size: usize) {
         let bytes = size.next_multiple_of(PAGE_BYTES);
-        if let Some(InFile { bytes, .. }) = self.in_files.remove(&block.addr()) {
-            // SAFETY: the block was mapped by `in_files`, and its owner does not use it any more.
-            unsafe { system::unmap(block.expose_provenance(), bytes) };
-            return;
+        if let Some(place) = self.in_files.remove(&block.addr()) {
+            return place.free();
         }
         self.live -= bytes;
         self.free.insert(block.expose_provenance(), bytes);
@@ -155,7 +156,7 @@ impl Pages {
 }
 
 #[cfg(all(unix, target_pointer_width = "64"))]
-mod system {
+pub(super) mod system {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     /// Fresh pages of zeros, or null.
@@ -168,7 +169,7 @@ mod system {
 
     /// # Safety
     /// The range was mapped by this process, and nothing in it is used any more.
-    pub(super) unsafe fn unmap(start: usize, bytes: usize) {
+    pub(in crate::allocator) unsafe fn unmap(start: usize, bytes: usize) {
         let start = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller's promise. It can fail only where the kernel cannot split a mapping any
         // further; then the pages stay mapped and unused.
@@ -177,14 +178,14 @@ mod system {
 }
 
 #[cfg(not(all(unix, target_pointer_width = "64")))]
-mod system {
+pub(super) mod system {
     pub(super) fn map(_: usize) -> *mut u8 {
         std::ptr::null_mut()
     }
 
     /// # Safety
     /// None needed: nothing was mapped.
-    pub(super) unsafe fn unmap(_: usize, _: usize) {}
+    pub(in crate::allocator) unsafe fn unmap(_: usize, _: usize) {}
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accu
 
 /// A product over one slice of K.
 struct Product<'a, K: Kernel> {
-    c: &'a MatrixMut,
+    c: &'a MatrixMut<'a>,
     a: Panels<'a, K>,
     /// Rows of A that the kernel takes as they lie.
     direct: Option<Rows<K::Cell>>,
@@ -473,7 +473,7 @@ fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Se
     }
 }
 
-impl MatrixMut {
+impl MatrixMut<'_> {
     /// The block at (i, j) if it lies inside and its elements are f32.
     fn whole_block(&self, (i, j): (usize, usize), (rows, cols): (usize, usize)) -> Option<*mut f32> {
         match self.data {

@@ -29,6 +29,8 @@ mod panels;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles;
 
+use std::marker::PhantomData;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::is_available as has_amx;
 use candle_core::DType;
@@ -66,8 +68,9 @@ impl<'a> Matrix<'a> {
             Operand::F32(data) => data.len(),
             Operand::Bf16(data) => data.len(),
         };
-        let needed = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols };
-        assert!(needed <= len, "a matrix of {rows} rows, {row_stride} apart, of {cols} in {len} elements");
+        let needed = reach(rows, cols, row_stride);
+        let is_inside = needed.is_some_and(|needed| needed <= len);
+        assert!(is_inside, "a matrix of {rows} rows, {row_stride} apart, of {cols} in {len} elements");
         Self { data, rows, cols, row_stride, col_stride: 1, rounds: false }
     }
 
@@ -115,21 +118,27 @@ pub(crate) enum Target {
     Bf16(Shared<bf16>),
 }
 
-/// A matrix to write: element (i, j) is `data[start + i * row_stride + j]`.
-pub(crate) struct MatrixMut {
+/// How many elements a matrix reaches over, from its first to its last; `None` beyond all numbers.
+fn reach(rows: usize, cols: usize, row_stride: usize) -> Option<usize> {
+    if rows == 0 || cols == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols) }
+}
+
+/// A matrix to write: element (i, j) is `data[start + i * row_stride + j]`. Nothing else reaches its elements while it lives.
+pub(crate) struct MatrixMut<'a> {
     data: Target,
     start: usize,
     rows: usize,
     cols: usize,
     row_stride: usize,
+    elements: PhantomData<&'a mut ()>,
 }
 
-impl MatrixMut {
-    /// All of `data`, rows one after the other. The result must not outlive `data`; it is handed to
-    /// [`multiply`] at once.
-    pub(crate) fn new<T: Element>(data: &mut [T], rows: usize, cols: usize) -> Self {
-        assert!(rows * cols <= data.len(), "a matrix of {rows} rows of {cols} in {} elements", data.len());
-        Self { data: T::target(Shared::new(data)), start: 0, rows, cols, row_stride: cols }
+impl<'a> MatrixMut<'a> {
+    /// The first of `data`, rows one after the other.
+    pub(crate) fn new<T: Element>(data: &'a mut [T], rows: usize, cols: usize) -> Self {
+        let is_inside = rows.checked_mul(cols).is_some_and(|needed| needed <= data.len());
+        assert!(is_inside, "a matrix of {rows} rows of {cols} in {} elements", data.len());
+        Self { data: T::target(Shared::new(data)), start: 0, rows, cols, row_stride: cols, elements: PhantomData }
     }
 
     /// Rows of `cols` elements, `row_stride` apart, from element `start` of a buffer that other threads
@@ -145,9 +154,10 @@ impl MatrixMut {
         cols: usize,
         row_stride: usize,
     ) -> Self {
-        let needed = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols };
-        assert!(start + needed <= data.len(), "{rows} rows of {cols} at {start} of {} elements", data.len());
-        Self { data: T::target(data), start, rows, cols, row_stride }
+        let end = reach(rows, cols, row_stride).and_then(|needed| needed.checked_add(start));
+        let is_inside = end.is_some_and(|end| end <= data.len());
+        assert!(is_inside, "{rows} rows of {cols} at {start} of {} elements", data.len());
+        Self { data: T::target(data), start, rows, cols, row_stride, elements: PhantomData }
     }
 
     /// Row `i`, as a slice.
@@ -155,7 +165,7 @@ impl MatrixMut {
     /// # Safety
     ///
     /// Nothing else reaches this row while the result lives.
-    unsafe fn row<'a, T>(&self, data: Shared<T>, i: usize) -> &'a mut [T] {
+    unsafe fn row<'r, T>(&self, data: Shared<T>, i: usize) -> &'r mut [T] {
         // SAFETY: the row was checked to be inside the buffer; alone by the caller's promise.
         unsafe { data.slice(self.start + i * self.row_stride, self.cols) }
     }

@@ -1,0 +1,247 @@
+//! A page of a mapped file that is lost: the file was shortened, or its disk failed or is full. The system then sends
+//! SIGBUS, which by default ends the process without a word.
+//!
+//! [`end_on_lost_pages`] installs a handler that names the file and exits. Invariants: it does what a handler may and no
+//! more (atomics, `poll`, `write`, `_exit`), it allocates nothing and takes no lock; a fault at any other address goes to
+//! whoever handled faults before.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Files that are watched at the same time. A run has one, or two while weights move.
+const FILES: usize = 16;
+
+/// Bytes of a file's name that are shown: the last ones of a longer name.
+const NAME_BYTES: usize = 1024;
+
+/// A mapping, and what its file is called.
+struct Slot {
+    is_taken: AtomicBool,
+    /// Where the mapping begins, or 0 while the slot tells nothing.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    name_bytes: AtomicUsize,
+    name: UnsafeCell<[u8; NAME_BYTES]>,
+}
+
+// SAFETY: the name is written by who has taken the slot, while `start` is 0; it is read by who found its address in a
+// mapping that lives, so that the slot is neither given back nor taken again.
+unsafe impl Sync for Slot {}
+
+static SLOTS: [Slot; FILES] = [const { Slot::new() }; FILES];
+
+/// What the program says and returns when it ends.
+struct LastWords {
+    exit: u8,
+    hint: &'static str,
+    #[cfg(unix)]
+    before: libc::sigaction,
+}
+
+static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
+
+/// A mapping whose loss is reported for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Watch(&'static Slot);
+
+/// Watches a mapping of the file that messages call `name`. Where too many are watched, a loss is the system's default.
+///
+/// The mapping is to outlive the result.
+pub(super) fn watch(mapping: Range<usize>, name: &Path) -> Option<Watch> {
+    let is_free =
+        |slot: &&Slot| slot.is_taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let slot = SLOTS.iter().find(is_free)?;
+    let name = name.as_os_str().as_encoded_bytes();
+    let name = &name[name.len().saturating_sub(NAME_BYTES)..];
+    // SAFETY: the slot is this thread's since it was taken, and no handler reads its name before `start` is set.
+    unsafe { (&mut *slot.name.get())[..name.len()].copy_from_slice(name) };
+    slot.name_bytes.store(name.len(), Ordering::Relaxed);
+    slot.end.store(mapping.end, Ordering::Relaxed);
+    slot.start.store(mapping.start, Ordering::Release);
+    Some(Watch(slot))
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.start.store(0, Ordering::Release);
+        self.0.is_taken.store(false, Ordering::Release);
+    }
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            is_taken: AtomicBool::new(false),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            name_bytes: AtomicUsize::new(0),
+            name: UnsafeCell::new([0; NAME_BYTES]),
+        }
+    }
+
+    fn holds(&self, address: usize) -> bool {
+        let start = self.start.load(Ordering::Acquire);
+        start != 0 && (start..self.end.load(Ordering::Relaxed)).contains(&address)
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
+    }
+}
+
+/// From here on a lost page of a [`FileMemory`](super::FileMemory) ends the process with this exit code. It says on standard
+/// error which file it was, and then the hint. To be called once, first in `main`; where there are no such signals, this does
+/// nothing.
+pub fn end_on_lost_pages(exit: u8, hint: &'static str) {
+    #[cfg(unix)]
+    system::install(exit, hint);
+    #[cfg(not(unix))]
+    let _ = LAST_WORDS.set(LastWords { exit, hint });
+}
+
+#[cfg(unix)]
+mod system {
+    use std::ffi::{c_int, c_void};
+    use std::mem::zeroed;
+    use std::ptr::{null, null_mut};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::{LAST_WORDS, LastWords, NAME_BYTES, SLOTS, Slot};
+
+    pub(super) fn install(exit: u8, hint: &'static str) {
+        // SAFETY: zeros are a valid `sigaction`; with no new action the call only tells the one that is set.
+        let before = unsafe {
+            let mut before: libc::sigaction = zeroed();
+            libc::sigaction(libc::SIGBUS, null(), &raw mut before);
+            before
+        };
+        if LAST_WORDS.set(LastWords { exit, hint, before }).is_err() {
+            return;
+        }
+        // On Linux the handler runs on the stack that was interrupted. Threads of the standard library have one for signals, but
+        // with tile registers a signal's frame alone fills it; and an overflow of the stack is another signal. Elsewhere it
+        // may be this one.
+        let stack = if cfg!(target_os = "linux") { 0 } else { libc::SA_ONSTACK };
+        // SAFETY: zeros are a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what
+        // a handler may.
+        unsafe {
+            let mut action: libc::sigaction = zeroed();
+            action.sa_sigaction = on_bus_error as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | stack;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            libc::sigaction(libc::SIGBUS, &raw const action, null_mut());
+        }
+    }
+
+    extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+        // SAFETY: the system passes a pointer to what it knows of the signal.
+        let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+        // What another process sends has a code of at most zero and no address.
+        let lost = if code > 0 { SLOTS.iter().find(|slot| slot.holds(address)) } else { None };
+        match (lost, LAST_WORDS.get()) {
+            (Some(slot), Some(words)) => end(slot, words),
+            (None, Some(words)) => hand_on(&words.before, signal, info, context),
+            (_, None) => {}
+        }
+    }
+
+    /// Says which file it was, and ends the process.
+    fn end(slot: &Slot, words: &LastWords) -> ! {
+        static IS_ENDING: AtomicBool = AtomicBool::new(false);
+        // Other threads may meet lost pages at the same moment: one of them speaks.
+        if !IS_ENDING.swap(true, Ordering::AcqRel) {
+            let mut text = Text { bytes: [0; 2 * NAME_BYTES], end: 0 };
+            // SAFETY: the fault lies in a mapping that lives, so that its slot does not change.
+            let name = unsafe { &(&*slot.name.get())[..slot.name_bytes.load(Ordering::Relaxed)] };
+            text.add(b"\nerror: ");
+            text.add(name);
+            text.add(b": this file lost what was in it: it was shortened, or its disk failed or is full\nhint: ");
+            text.add(words.hint.as_bytes());
+            text.add(b"\n");
+            text.write();
+            // SAFETY: ends the process at once, without anything that is not for handlers.
+            unsafe { libc::_exit(c_int::from(words.exit)) }
+        }
+        loop {
+            // SAFETY: waits for a signal, or for the end that the other thread brings.
+            unsafe { libc::pause() };
+        }
+    }
+
+    /// As if this handler had not been there.
+    fn hand_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+        type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+        match before.sa_sigaction {
+            libc::SIG_IGN | libc::SIG_DFL => {
+                // SAFETY: the default action takes this handler's place. The fault, or the signal sent again, then meets it.
+                unsafe {
+                    let mut default: libc::sigaction = zeroed();
+                    default.sa_sigaction = libc::SIG_DFL;
+                    libc::sigaction(signal, &raw const default, null_mut());
+                    libc::raise(signal);
+                }
+            }
+            // SAFETY: it was set as a handler, and gets what a handler gets. One without SA_SIGINFO ignores what it did not
+            // ask for: it is in registers or on the stack above its frame.
+            handler => unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) },
+        }
+    }
+
+    /// A message on the stack. What does not fit is left out.
+    struct Text {
+        bytes: [u8; 2 * NAME_BYTES],
+        end: usize,
+    }
+
+    impl Text {
+        fn add(&mut self, more: &[u8]) {
+            for (to, from) in self.bytes[self.end..].iter_mut().zip(more) {
+                *to = *from;
+                self.end += 1;
+            }
+        }
+
+        /// To standard error, unless nobody has room for it within a second.
+        fn write(&self) {
+            let mut standard_error = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+            // SAFETY: one descriptor, which lives during the call.
+            if unsafe { libc::poll(&raw mut standard_error, 1, 1000) } == 1 {
+                // SAFETY: so many bytes of the text are set. An error of the last words has nobody to be told to.
+                let _ = unsafe { libc::write(2, self.bytes.as_ptr().cast(), self.end) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_known_while_its_mapping_is_watched() {
+        let holds = |address| SLOTS.iter().filter(|slot| slot.holds(address)).count();
+        // Addresses that no process has.
+        let (start, end) = (usize::MAX - 4096, usize::MAX - 8);
+        let watch = watch(start..end, Path::new("file")).unwrap();
+        assert_eq!([start - 1, start, end - 1, end].map(holds), [0, 1, 1, 0]);
+        assert_eq!(holds(0), 0);
+        drop(watch);
+        assert_eq!(holds(start), 0);
+    }
+
+    #[test]
+    fn more_files_than_can_be_watched_are_no_error_and_slots_are_used_again() {
+        let long = "long/".repeat(1000);
+        for _ in 0..3 {
+            let place = usize::MAX - 4096;
+            let watches: Vec<_> = (0..FILES + 3).map_while(|_| watch(place..place + 8, Path::new(&long))).collect();
+            assert!(watches.len() <= FILES);
+            assert!(!watches.is_empty());
+        }
+    }
+}
