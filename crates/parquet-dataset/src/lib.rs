@@ -40,6 +40,8 @@ mod dictionary;
 mod error;
 mod footer;
 mod footer_walk;
+#[doc(hidden)]
+pub mod fuzzing;
 mod inspect;
 mod io;
 mod layout;

@@ -1,0 +1,63 @@
+//! The parsers inside this crate as functions from bytes, for tools that try them on damaged input.
+//!
+//! Nothing in the product calls these, so the linker leaves them out of the command. A feature would make every
+//! build of the tools compile this crate a second time.
+
+use std::io::Read;
+
+use crate::delta;
+use crate::error::Fault;
+use crate::page_bytes::PageBytes;
+use crate::page_header::{PageHeader, parse_offset_index};
+use crate::runs::Runs;
+use crate::snappy::SnappyReader;
+
+/// No decoder is asked for more values than this: a caller knows how many rows a page should have.
+const MOST_VALUES: u32 = 100_000;
+
+fn reason(fault: Fault) -> String {
+    fault.reason()
+}
+
+/// Parses a page header.
+pub fn page_header(bytes: &[u8]) -> Result<(), String> {
+    PageHeader::parse(bytes).map(|_| ()).map_err(reason)
+}
+
+/// Parses an offset index.
+pub fn offset_index(bytes: &[u8]) -> Result<(), String> {
+    parse_offset_index(bytes).map(|_| ()).map_err(reason)
+}
+
+/// Decodes a DELTA_BINARY_PACKED sequence of lengths.
+pub fn delta_lengths(bytes: &[u8]) -> Result<(), String> {
+    delta::lengths(&mut PageBytes::whole(bytes.to_vec()), MOST_VALUES).map(|_| ()).map_err(reason)
+}
+
+/// Decodes run-length / bit-packed values. The first byte is the bit width, as in a page of dictionary indexes.
+pub fn runs(bytes: &[u8]) -> Result<(), String> {
+    let Some((&width, rest)) = bytes.split_first() else { return Err("no bit width".to_owned()) };
+    if width > 32 {
+        return Err(format!("{width} bits a value, expected at most 32"));
+    }
+    let (mut input, mut runs) = (PageBytes::whole(rest.to_vec()), Runs::new(width));
+    let mut left = u64::from(MOST_VALUES);
+    while left > 0 {
+        left -= runs.next(&mut input, left).map_err(reason)?.1;
+    }
+    Ok(())
+}
+
+/// Decompresses a raw snappy block as a stream.
+///
+/// # Panics
+/// When the `snap` crate decompresses the same block to other bytes.
+pub fn snappy(bytes: &[u8]) -> Result<(), String> {
+    let mut ours = Vec::new();
+    SnappyReader::new(bytes).read_to_end(&mut ours).map_err(|error| error.to_string())?;
+    // The stream stops at the declared length and does not look at what follows; `snap` refuses that.
+    if let Ok(theirs) = snap::raw::Decoder::new().decompress_vec(bytes) {
+        assert!(ours == theirs, "the stream gives {} bytes, snap gives {} others", ours.len(), theirs.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! The command's parsers of foreign bytes as functions, for tools that try them on damaged input.
+//!
+//! This is a library of its own beside the command, made of the command's modules. The command does not use it.
+
+#![allow(dead_code, unused_imports, reason = "the rest of these modules is the command's")]
+
+mod config;
+mod failure;
+mod metrics;
+mod run_dir;
+
+use std::path::Path;
+
+/// Reads the text of a config file, resolves it and writes it as `resolved.toml` would be.
+pub fn config(text: &str) -> Result<(), String> {
+    let mut values = config::Values::defaults();
+    values.apply_file("config.toml", text).map_err(|failure| failure.to_string())?;
+    config::Config::resolve(values).map(|_| ()).map_err(|failure| failure.to_string())
+}
+
+/// Reads one `KEY=VALUE` of `--set` and resolves it.
+pub fn assignment(text: &str) -> Result<(), String> {
+    let mut values = config::Values::defaults();
+    values.apply_assignment("data.train=rows.parquet").map_err(|failure| failure.to_string())?;
+    values.apply_assignment(text).map_err(|failure| failure.to_string())?;
+    config::Config::resolve(values).map(|_| ()).map_err(|failure| failure.to_string())
+}
+
+/// Opens a `metrics.jsonl` to append, which removes a torn last line, and appends one.
+pub fn metrics(path: &Path) -> Result<(), String> {
+    let mut metrics = metrics::Metrics::open(path).map_err(|failure| failure.to_string())?;
+    metrics.record("step", serde_json::json!({ "step": 1 })).map_err(|failure| failure.to_string())
+}
+
+/// Reads the `finished.json` of an output directory.
+pub fn finished(output: &Path) -> Option<u64> {
+    run_dir::RunDir::look_at(output).finished_step()
+}
