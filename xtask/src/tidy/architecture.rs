@@ -12,7 +12,7 @@ use super::{Finding, Tree};
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 /// Crates that are no part of what users run.
-const TOOLS: [&str; 2] = ["xtask", "fault-points"];
+const TOOLS: [&str; 3] = ["xtask", "fault-points", "foreign-bytes"];
 
 /// Every member of the workspace is a row of the table of edges, and every row is a member.
 pub fn every_crate_is_in_the_table_and_back(tree: &Tree) -> Vec<Finding> {

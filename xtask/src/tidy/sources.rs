@@ -20,6 +20,7 @@ const EMPTY_NAMES: [&str; 7] = ["utils", "util", "common", "manager", "helper", 
 
 /// Files that may create a file in place, each with the reason.
 const RAW_WRITES: &[(&str, &str)] = &[
+    ("crates/foreign-bytes/src/scratch.rs", "writes inputs of one try into a temporary directory"),
     ("crates/t5/src/hf/safetensors.rs", "streams tensors into a directory that the caller renames when it is whole"),
     ("crates/t5/src/hf/save.rs", "writes into a directory that the caller renames when it is whole"),
     ("crates/trainer/src/checkpoint/save.rs", "streams into a directory that is renamed after its manifest"),

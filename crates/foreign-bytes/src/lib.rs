@@ -1,0 +1,53 @@
+//! Every parser of bytes that the product did not write, as one table of functions.
+//!
+//! A [`Parser`] takes any bytes and must answer with `Ok` (accepted) or `Err` (refused, in words). It must not
+//! panic, must end within seconds, and must not hold much more than its input. Two tools use the table: libFuzzer's
+//! targets in `fuzz/`, and the seeded [`Mutator`] behind `cargo xtask faults inputs`, which runs without libFuzzer
+//! and in child processes, so that a crash or a hang is one row of its table.
+//!
+//! ```
+//! let scratch = foreign_bytes::Scratch::new()?;
+//! let parser = foreign_bytes::parser("model_config").unwrap();
+//! assert!((parser.parse)(br#"{"model_type": "t5"}"#, &scratch).is_ok());
+//! assert!((parser.parse)(br#"{"num_layers": -1}"#, &scratch).is_err());
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod bytes;
+mod command;
+mod corpus;
+mod driver;
+mod json;
+mod mutator;
+mod parsers;
+mod planted;
+mod process_memory;
+mod scratch;
+mod table;
+
+pub use command::try_command;
+pub use corpus::corpus;
+pub use driver::{Limits, Run, run_child, try_parser};
+pub use mutator::{Mutator, Shape};
+pub use parsers::{PARSERS, Parser};
+pub use scratch::Scratch;
+pub use table::{Finding, Kind, Tally, report, table};
+
+/// The parser of this name, the planted ones included.
+pub fn parser(name: &str) -> Option<&'static Parser> {
+    PARSERS.iter().chain(planted::PLANTED).find(|parser| parser.name == name)
+}
+
+/// Runs one parser on one input, for libFuzzer: what the parser refuses is no finding.
+///
+/// # Panics
+/// When there is no such parser, when a temporary directory cannot be made, and when the parser panics.
+pub fn fuzz(name: &str, input: &[u8]) {
+    thread_local! {
+        static SCRATCH: Scratch = Scratch::new().expect("a temporary directory");
+    }
+    let parser = parser(name).expect("a target is named after its parser");
+    SCRATCH.with(|scratch| {
+        let _ = (parser.parse)(input, scratch);
+    });
+}
