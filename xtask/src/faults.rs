@@ -7,6 +7,7 @@
 //! * A try has a name from which it can be made again; `--resume` leaves out those that were made.
 //! * A part that cannot run here says so, in the table and in the file. It never counts as passed.
 
+mod inputs;
 mod lab;
 mod points;
 mod process;
@@ -26,6 +27,7 @@ usage: cargo xtask faults [PART...] [--seed N] [--tries N] [--jobs N] [--only TE
 
 parts, all but `quick` where none is named:
   points       SIGKILL and errors at every operation on a file
+  inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
 flags:
@@ -95,7 +97,7 @@ fn number<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, String> {
 /// Makes the tries of one part, and adds their rows.
 type Part = fn(&Lab, &mut Table) -> Result<(), String>;
 
-const PARTS: &[(&str, Part)] = &[("points", points::run), ("quick", quick::run)];
+const PARTS: &[(&str, Part)] = &[("points", points::run), ("inputs", inputs::run), ("quick", quick::run)];
 
 /// Runs the parts, prints the table and writes it.
 ///

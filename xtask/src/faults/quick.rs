@@ -4,6 +4,7 @@
 //! that the harness has to find a planted loss: a check that cannot fail shows nothing.
 
 use super::Lab;
+use super::inputs;
 use super::points;
 use super::promises;
 use super::scenario::{self, Point, Scenario};
@@ -16,6 +17,7 @@ const FAIL_EVERY: usize = 12;
 
 /// Runs the slice.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
+    inputs::quick(lab, table)?;
     for name in scenario::NAMES {
         let scenario = Scenario::new(lab, name, true)?;
         if name == "fresh" {
