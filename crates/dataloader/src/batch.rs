@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parquet_dataset::{Dataset, Rows, Value};
 
@@ -121,8 +120,8 @@ impl BatchMaker {
         Ok(Self { dataset, tokenizer, order, objective, columns, options })
     }
 
-    /// The batch of the samples `samples` of `epoch`; `None` when `stop` was raised meanwhile.
-    pub fn make(&self, epoch: u64, samples: Range<u64>, stop: &AtomicBool) -> Result<Option<Batch>, Error> {
+    /// The batch of the samples `samples` of `epoch`; `None` when `stop`, asked before every row, said so.
+    pub fn make(&self, epoch: u64, samples: Range<u64>, stop: &dyn Fn() -> bool) -> Result<Option<Batch>, Error> {
         let mut batch = Batch { epoch, position_after: self.position(epoch, samples.end), ..Batch::default() };
         let rows = self.order.epoch(epoch).rows_at(samples);
         batch.rows.reserve_exact(rows.len());
@@ -131,7 +130,7 @@ impl BatchMaker {
         let values = self.dataset.read_rows(&rows)?;
         let key = Key::new(self.options.order.seed).of(SAMPLES).of(epoch);
         for (index, &row) in rows.iter().enumerate() {
-            if stop.load(Ordering::Relaxed) {
+            if stop() {
                 return Ok(None);
             }
             if let Err(refused) = self.add(&mut batch, &values, index, row, key)? {

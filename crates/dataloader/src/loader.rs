@@ -10,6 +10,7 @@
 //! - At most `prefetch_batches` batches exist beside those that were handed out.
 //! - An error surfaces where its batch would have; asking again tries that batch again.
 //! - Dropping the loader stops its threads at the next row and joins them.
+//! - Once the flag of [`DataLoader::stop_on`] is up, nobody waits for a batch any more.
 //!
 //! ```no_run
 //! use dataloader::{DataLoader, LoaderLimits, LoaderOptions, Objective, Position, Tokenizer};
@@ -33,8 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parquet_dataset::Dataset;
 
@@ -119,7 +121,12 @@ struct Shared {
     /// A batch was finished.
     done: Condvar,
     stop: AtomicBool,
+    /// Somebody else's wish that no more batches are made.
+    stop_on: OnceLock<Arc<AtomicBool>>,
 }
+
+/// How often a caller who waits for a batch looks at the flag of [`DataLoader::stop_on`].
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Batches by their number since the start.
 #[derive(Default)]
@@ -158,6 +165,7 @@ impl DataLoader {
             work: Condvar::new(),
             done: Condvar::new(),
             stop: AtomicBool::new(false),
+            stop_on: OnceLock::new(),
             schedule,
         });
         let position = shared.schedule.start;
@@ -166,7 +174,13 @@ impl DataLoader {
         Ok(loader)
     }
 
-    /// The next batch, or `None` after the last epoch.
+    /// Makes the stream end early once `flag` is up: [`DataLoader::next_batch`] then gives `None`, within a row's time or
+    /// 50 ms. The position stays where it was. Only the first call counts.
+    pub fn stop_on(&self, flag: &Arc<AtomicBool>) {
+        let _ = self.shared.stop_on.set(Arc::clone(flag));
+    }
+
+    /// The next batch, or `None` after the last epoch, or because of [`DataLoader::stop_on`].
     ///
     /// # Errors
     /// What making this batch met. The position stays before the batch; the next call tries it again.
@@ -178,20 +192,26 @@ impl DataLoader {
             return Ok(None);
         };
         let outcome = loop {
+            if shared.is_stopped() {
+                return Ok(None);
+            }
             if let Some(outcome) = queue.finished.remove(&number) {
                 drop(queue);
                 break outcome;
             }
             let is_left_to_threads = queue.next_begun <= number && queue.depth > 0 && queue.threads > 0;
             if queue.begun.contains(&number) || is_left_to_threads {
-                queue = shared.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                (queue, _) = shared.done.wait_timeout(queue, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             // No thread is there to make it, or one met an error and this is another try.
             queue.next_begun = queue.next_begun.max(number + 1);
             drop(queue);
-            let made = shared.maker.make(epoch, samples, &shared.stop);
-            break made.map(|batch| batch.expect("only dropping the loader raises `stop`"));
+            match shared.maker.make(epoch, samples, &|| shared.is_stopped()) {
+                Ok(Some(batch)) => break Ok(batch),
+                Ok(None) => return Ok(None),
+                Err(error) => break Err(error),
+            }
         };
         let batch = outcome?;
         shared.lock().next_out += 1;
@@ -296,11 +316,15 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.stop_on.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
     /// Makes batches until there is no more to make, or this thread is one too many.
     fn run_thread(&self, thread: usize) {
         let mut queue = self.lock();
         loop {
-            if self.stop.load(Ordering::Relaxed) || thread >= queue.threads {
+            if self.is_stopped() || thread >= queue.threads {
                 return;
             }
             let number = queue.next_begun;
@@ -313,7 +337,7 @@ impl Shared {
             queue.begun.insert(number);
             drop(queue);
             // A panic here would leave the caller waiting for ever.
-            let made = catch_unwind(AssertUnwindSafe(|| self.maker.make(epoch, samples, &self.stop)));
+            let made = catch_unwind(AssertUnwindSafe(|| self.maker.make(epoch, samples, &|| self.is_stopped())));
             queue = self.lock();
             queue.begun.remove(&number);
             let outcome = match made {

@@ -115,6 +115,31 @@ fn a_loader_that_is_dropped_in_the_middle_joins_its_threads() {
 }
 
 #[test]
+fn nobody_waits_for_a_batch_once_the_flag_is_up() {
+    let files = Files::new().with_squares(300, 64);
+    let position = Position { epoch: 0, sample: 50 };
+    for (threads, batches) in [(limits(2, 1), 1), (SYNCHRONOUS, 1), (limits(1, 0), 0)] {
+        let mut loader = loader(&files, options(50), Position::default(), threads);
+        let flag = Arc::new(AtomicBool::new(false));
+        loader.stop_on(&flag);
+        (0..batches).for_each(|_| assert!(loader.next_batch().unwrap().is_some()));
+        if batches == 0 {
+            // A thread that was promised and never comes: a disk that hangs.
+            loader.allow(1, 1);
+        }
+        std::thread::scope(|scope| {
+            if batches == 0 {
+                scope.spawn(|| flag.store(true, Ordering::Relaxed));
+            } else {
+                flag.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(loader.next_batch().unwrap(), None);
+        });
+        assert_eq!(loader.position(), if batches == 0 { Position::default() } else { position });
+    }
+}
+
+#[test]
 fn the_stream_ends_where_the_epochs_end_and_goes_on_where_they_do_not() {
     let files = Files::new().with_squares(10, 64);
     let count = |epochs, start| {
