@@ -10,6 +10,7 @@ mod run;
 mod budget;
 mod configs;
 mod finetune;
+mod leaving;
 mod listing;
 mod lost_files;
 mod other_commands;

@@ -92,7 +92,7 @@ fn a_signal_during_an_evaluation_is_heeded_too() {
     let mut running = scene.start(&short(&slow));
     assert!(running.wait_for("memory before evaluation"));
     running.signal("INT");
-    running.end().expect_code(75).expect_words(&["interrupted at step 0"]);
+    running.end().expect_code(75).expect_words(&["interrupted before step 1; nothing to save"]);
     let expected = uninterrupted(&scene, &[]);
     scene.run(&short(&["--keep-training"])).expect_code(0);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);

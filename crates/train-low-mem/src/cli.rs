@@ -34,6 +34,9 @@ Files of a run:
 Exit codes:
   0 done, 1 internal error, 2 usage or config, 3 does not fit the budget,
   4 data or checkpoint unusable, 5 diverged, 75 interrupted (resumable)
+Signals (SIGTERM, SIGINT, SIGHUP, SIGUSR1):
+  the first saves and leaves with 75; a second leaves at once with 128 + its number
+  (130, 143, ..) and loses the steps since the last checkpoint
 
 `train_low_mem keys` lists every config key.";
 

@@ -14,7 +14,7 @@ use trainer::{Batch, StepOutcome, Trainer};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
-use crate::failure::{Exit, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session};
 use crate::stop::Stop;
@@ -28,6 +28,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         .prefix(".train_low_mem-dry-run-")
         .tempdir_in(&beside)
         .map_err(|error| Failure::io("create a directory in", &beside, &error))?;
+    stop.is_dry_run_in(directory.path().to_path_buf());
     let run = RunDir::lock(directory.path())?;
     let config = setup::place_embedded_files(config, run.root())?;
     let opened = setup::open(&config, run.root())?;
@@ -47,7 +48,11 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     }
     session.feed(&plan);
     let Some(batch) = session.loader.next_batch()? else {
-        return Err(Failure::unusable("the data has no rows"));
+        return Err(if session.stop.requested() {
+            crate::stop::tried()
+        } else {
+            Failure::unusable("the data has no rows")
+        });
     };
     let samples = Batch { sources: &batch.sources, targets: &batch.targets };
     let stop = session.stop.clone();
@@ -57,7 +62,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,
         StepOutcome::Interrupted => {
-            return Err(Failure::new(Exit::Interrupted, "interrupted; a dry run leaves nothing to go on from"));
+            return Err(crate::stop::tried());
         }
         other => return Err(Failure::internal(format!("the step was not made: {other:?}"))),
     };

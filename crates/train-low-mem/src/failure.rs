@@ -26,7 +26,8 @@ pub enum Exit {
     Unusable = 4,
     /// Too many non-finite steps in a row.
     Diverged = 5,
-    /// A signal stopped the run after it saved; `--keep-training` goes on.
+    /// A signal stopped the run after it saved, or before there was anything to save; `--keep-training` goes on. A second
+    /// signal ends it with 128 and the signal's number instead.
     Interrupted = 75,
 }
 

@@ -24,6 +24,7 @@ mod metrics;
 mod offload;
 mod open;
 mod options;
+mod output;
 mod prices;
 mod profile;
 mod rehearsal;
@@ -55,13 +56,15 @@ fn main() -> ExitCode {
     );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
-    match outcome {
+    let code = match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             report::error(&failure);
             failure.exit.into()
         }
-    }
+    };
+    output::drain();
+    code
 }
 
 /// What the last panic said and where. A panic that a part catches and turns into an error is not shown.
@@ -100,13 +103,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
-        Some(Command::Keys) => {
-            report::print(&listing::keys());
-            Ok(())
-        }
-        Some(Command::Completions { shell }) => {
-            report::print(&listing::completions(shell));
-            Ok(())
-        }
+        Some(Command::Keys) => report::result(&listing::keys()),
+        Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
     }
 }

@@ -4,43 +4,100 @@
 //! the checkpoint's step and then writes those steps again: of two lines with the same step the later one
 //! counts (on the same machine and plan they are equal). Only a torn last line, which a crash of the
 //! system can leave, is ever removed.
+//!
+//! A line that cannot be written never stops the run. It waits, [`MOST_WAITING_BYTES`] of such lines at most, and is written
+//! with a later event once that is possible.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
-use crate::failure::{Failure, Outcome};
+/// Bytes of lines that may wait until the file takes them.
+const MOST_WAITING_BYTES: usize = 256 << 10;
 
-/// An open `metrics.jsonl`.
+/// `metrics.jsonl`, opened with the first event.
 #[derive(Debug)]
 pub struct Metrics {
-    file: File,
     path: PathBuf,
+    file: Option<File>,
+    /// Bytes that the file did not take yet; the first line may have been begun.
+    waiting: Vec<u8>,
+    /// Lines that found no room there, either.
+    lost_lines: u64,
+    has_warned: bool,
 }
 
 impl Metrics {
-    /// Opens the file to append, and removes a torn last line.
-    pub fn open(path: &Path) -> Outcome<Self> {
-        let failed = |error: std::io::Error| Failure::io("open it to append", path, &error);
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
-        let whole_lines = length_of_whole_lines(&mut file).map_err(failed)?;
-        file.set_len(whole_lines).map_err(failed)?;
-        Ok(Self { file, path: path.to_path_buf() })
+    /// The events of a run whose file is at `path`.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), file: None, waiting: Vec::new(), lost_lines: 0, has_warned: false }
     }
 
-    /// Appends `{"event": event, ..fields}`.
-    pub fn record(&mut self, event: &str, fields: Value) -> Outcome<()> {
+    /// Appends `{"event": event, ..fields}`, after what waits. The first time that this cannot be done there is a warning.
+    pub fn record(&mut self, event: &str, fields: Value) -> Option<String> {
         let mut line = Map::new();
         line.insert("event".to_string(), json!(event));
         if let Value::Object(fields) = fields {
             line.extend(fields);
         }
-        let mut bytes = serde_json::to_vec(&line).map_err(|error| Failure::internal(format!("metrics: {error}")))?;
-        bytes.push(b'\n');
-        self.file.write_all(&bytes).map_err(|error| Failure::io("append a line", &self.path, &error))
+        let line = format!("{}\n", Value::Object(line));
+        let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MOST_WAITING_BYTES;
+        if has_room(&self.waiting) || (self.write_waiting().is_ok() && has_room(&self.waiting)) {
+            self.waiting.extend_from_slice(line.as_bytes());
+        } else {
+            self.lost_lines += 1;
+        }
+        let error = self.write_waiting().err()?;
+        if std::mem::replace(&mut self.has_warned, true) {
+            return None;
+        }
+        Some(format!(
+            "{}: cannot append: {error}; the run goes on and tries again with every event",
+            self.path.display()
+        ))
     }
+
+    /// What to say at the end about lines that the file lacks.
+    pub fn missing(&self) -> Option<String> {
+        let waiting = self.waiting.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let lines = self.lost_lines + waiting;
+        (lines > 0).then(|| format!("{}: {lines} lines could not be written", self.path.display()))
+    }
+
+    fn write_waiting(&mut self) -> std::io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(open(&self.path)?),
+        };
+        while !self.waiting.is_empty() {
+            match file.write(&self.waiting) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.waiting.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the file to append, and removes a torn last line.
+fn open(path: &Path) -> std::io::Result<File> {
+    // Opening a pipe must not wait for its reader.
+    let without_waiting = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let mut file = OpenOptions::new().read(true).append(true).create(true).custom_flags(without_waiting).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let whole_lines = length_of_whole_lines(&mut file)?;
+    if file.metadata()?.len() > whole_lines {
+        file.set_len(whole_lines)?;
+    }
+    Ok(file)
 }
 
 /// A number as JSON: what JSON has no number for is the string `NaN`, `inf` or `-inf`.
@@ -69,6 +126,12 @@ fn length_of_whole_lines(file: &mut File) -> std::io::Result<u64> {
 mod tests {
     use super::*;
 
+    fn steps(path: &Path) -> Vec<u64> {
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| line["step"].as_u64().unwrap()).collect()
+    }
+
     #[test]
     fn lines_are_appended_and_only_a_torn_one_is_removed() {
         let directory = tempfile::tempdir().unwrap();
@@ -76,12 +139,43 @@ mod tests {
         let torn = format!("{{\"event\":\"step\",\"note\":\"{}", "x".repeat(10_000));
         std::fs::write(&path, format!("{{\"event\":\"step\",\"step\":1}}\n{torn}")).unwrap();
         for step in [2, 3] {
-            let mut metrics = Metrics::open(&path).unwrap();
-            metrics.record("step", json!({"step": step, "loss": number(f64::NAN)})).unwrap();
+            let mut metrics = Metrics::new(&path);
+            assert_eq!(metrics.record("step", json!({"step": step, "loss": number(f64::NAN)})), None);
         }
+        assert_eq!(steps(&path), [1, 2, 3]);
         let text = std::fs::read_to_string(&path).unwrap();
-        let steps: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(steps.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(text.lines().nth(1), Some("{\"event\":\"step\",\"step\":2,\"loss\":\"NaN\"}"));
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_wait_with_one_warning_and_are_written_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        std::fs::create_dir(&path).unwrap();
+        let mut metrics = Metrics::new(&path);
+        let warning = metrics.record("step", json!({"step": 1})).expect("a directory is in the way");
+        assert!(warning.contains("metrics.jsonl: cannot append: "), "{warning}");
+        assert_eq!(metrics.record("step", json!({"step": 2})), None, "it was said");
+        assert!(metrics.missing().is_some_and(|missing| missing.contains("2 lines could not be written")));
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(metrics.record("step", json!({"step": 3})), None);
+        assert_eq!((steps(&path), metrics.missing()), (vec![1, 2, 3], None));
+    }
+
+    #[test]
+    fn lines_that_wait_are_bounded_and_what_is_lost_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        std::fs::create_dir(&path).unwrap();
+        let mut metrics = Metrics::new(&path);
+        for step in 0..10 {
+            metrics.record("step", json!({"step": step, "text": "x".repeat(MOST_WAITING_BYTES / 5)}));
+        }
+        assert!(metrics.waiting.len() <= MOST_WAITING_BYTES);
+        assert!(metrics.missing().is_some_and(|missing| missing.contains("10 lines could not be written")));
+        std::fs::remove_dir(&path).unwrap();
+        metrics.record("step", json!({"step": 10}));
+        assert_eq!(steps(&path), [0, 1, 2, 3, 10]);
+        assert!(metrics.missing().is_some_and(|missing| missing.contains("6 lines could not be written")));
     }
 }

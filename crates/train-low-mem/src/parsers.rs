@@ -28,8 +28,7 @@ pub fn assignment(text: &str) -> Result<(), String> {
 
 /// Opens a `metrics.jsonl` to append, which removes a torn last line, and appends one.
 pub fn metrics(path: &Path) -> Result<(), String> {
-    let mut metrics = metrics::Metrics::open(path).map_err(|failure| failure.to_string())?;
-    metrics.record("step", serde_json::json!({ "step": 1 })).map_err(|failure| failure.to_string())
+    metrics::Metrics::new(path).record("step", serde_json::json!({ "step": 1 })).map_or(Ok(()), Err)
 }
 
 /// Reads the `finished.json` of an output directory.

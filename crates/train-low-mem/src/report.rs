@@ -1,35 +1,52 @@
 //! What a person watching sees: a progress bar on a terminal, plain lines otherwise.
 //!
-//! Everything here is for reading; scripts read `metrics.jsonl`. Lines go to standard output and warnings
-//! to standard error. Output that nobody reads any more (a closed pipe) never stops a run.
+//! Everything about a run is for reading; scripts read `metrics.jsonl`. Lines go to standard output and warnings
+//! to standard error, both through [`crate::output`]: output that nobody reads never stops a run. What a command was
+//! asked to print is another matter: [`result`] writes all of it or fails.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
+use crate::output::{Kind, Stream, show};
 
-/// Writes to standard output and ignores a reader that went away.
-pub fn print(text: &str) {
+/// Writes a command's result to standard output, waiting for the reader as any tool does.
+///
+/// # Errors
+/// Where it cannot be written. A reader that went away ends the process as it ends any tool: by SIGPIPE.
+pub fn result(text: &str) -> Outcome<()> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+            let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
+            Err(Failure::internal("standard output: nobody reads it any more"))
+        }
+        Err(error) => Err(Failure::internal(format!("standard output: cannot write the result: {error}"))),
+    }
+}
+
+/// Says something about a run.
+pub fn print(text: &str) {
+    show(Stream::Out, Kind::Message, text);
 }
 
 /// A warning, on standard error.
 pub fn warn(text: &str) {
-    let _ = writeln!(std::io::stderr(), "warning: {text}");
+    show(Stream::Err, Kind::Message, &format!("warning: {text}\n"));
 }
 
 /// Something beside the output proper, on standard error.
 pub fn note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    show(Stream::Err, Kind::Message, &format!("{text}\n"));
 }
 
 /// The error that ends the program, on standard error.
 pub fn error(failure: &Failure) {
-    let _ = writeln!(std::io::stderr(), "{failure}");
+    show(Stream::Err, Kind::Message, &format!("{failure}\n"));
 }
 
 /// What one step shows.
@@ -63,7 +80,8 @@ impl Report {
     /// every `log_every_steps`, or by the clock.
     pub fn new(total_steps: u64, done: u64, log_every_steps: Option<u64>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(total_steps).with_position(done);
+            let target = ProgressDrawTarget::term_like_with_hz(Box::new(Terminal::default()), FRAMES_A_SECOND);
+            let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(done);
             bar.set_style(
                 ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left")
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -76,10 +94,19 @@ impl Report {
 
     /// A line that stays.
     pub fn line(&self, text: &str) {
+        self.show(Kind::Progress, text);
+    }
+
+    /// The line that a run ends with.
+    pub fn last_line(&self, text: &str) {
+        self.show(Kind::Message, text);
+    }
+
+    fn show(&self, kind: Kind, text: &str) {
         let text = format!("{text}\n");
         match &self.bar {
-            Some(bar) => bar.suspend(|| print(&text)),
-            None => print(&text),
+            Some(bar) => bar.suspend(|| show(Stream::Out, kind, &text)),
+            None => show(Stream::Out, kind, &text),
         }
     }
 
@@ -134,6 +161,68 @@ impl Report {
         let done = u32::try_from(step.saturating_sub(self.first_step)).unwrap_or(u32::MAX).max(1);
         let left = u32::try_from(self.total_steps.saturating_sub(step)).unwrap_or(u32::MAX);
         duration(self.started.elapsed() / done * left)
+    }
+}
+
+/// How often the bar is drawn, at most.
+const FRAMES_A_SECOND: u8 = 10;
+
+/// The terminal on standard error, written to by the output's thread: what is drawn together is shown together.
+#[derive(Debug, Default)]
+struct Terminal {
+    frame: Mutex<String>,
+}
+
+impl Terminal {
+    fn draw(&self, text: &str) -> std::io::Result<()> {
+        self.frame.lock().unwrap_or_else(PoisonError::into_inner).push_str(text);
+        Ok(())
+    }
+
+    /// The control sequence that moves the cursor `n` places.
+    fn go(&self, n: usize, direction: char) -> std::io::Result<()> {
+        if n == 0 { Ok(()) } else { self.draw(&format!("\x1b[{n}{direction}")) }
+    }
+}
+
+impl TermLike for Terminal {
+    fn width(&self) -> u16 {
+        rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col.max(1))
+    }
+
+    fn move_cursor_up(&self, n: usize) -> std::io::Result<()> {
+        self.go(n, 'A')
+    }
+
+    fn move_cursor_down(&self, n: usize) -> std::io::Result<()> {
+        self.go(n, 'B')
+    }
+
+    fn move_cursor_right(&self, n: usize) -> std::io::Result<()> {
+        self.go(n, 'C')
+    }
+
+    fn move_cursor_left(&self, n: usize) -> std::io::Result<()> {
+        self.go(n, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> std::io::Result<()> {
+        self.draw(text)?;
+        self.draw("\n")
+    }
+
+    fn write_str(&self, text: &str) -> std::io::Result<()> {
+        self.draw(text)
+    }
+
+    fn clear_line(&self) -> std::io::Result<()> {
+        self.draw("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        let frame = std::mem::take(&mut *self.frame.lock().unwrap_or_else(PoisonError::into_inner));
+        show(Stream::Err, Kind::Frame, &frame);
+        Ok(())
     }
 }
 

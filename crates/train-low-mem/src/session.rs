@@ -56,6 +56,8 @@ pub struct Session {
     checkpoints: Checkpoints,
     position: Position,
     history: History,
+    /// Steps that were made before this process.
+    first_step: u64,
     saved_step: Option<u64>,
     saved_at: Instant,
 }
@@ -117,8 +119,10 @@ impl Session {
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
         let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done)?;
         let options = options::trainer_options(&config, &opened.model, total_steps);
+        stop.starts_at(steps_done);
+        loader.stop_on(stop.flag());
 
-        let mut metrics = Metrics::open(&run.metrics())?;
+        let mut metrics = Metrics::new(&run.metrics());
         let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         setup::announce(&config, &opened, total_steps);
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
@@ -140,11 +144,10 @@ impl Session {
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
         let threads = t5_ops::threads();
-        metrics.record(
-            event,
-            json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin, "threads": threads}),
-        )?;
-        metrics.record("plan", bill::plan_json(&plan))?;
+        let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin, "threads": threads});
+        for (event, fields) in [(event, start), ("plan", bill::plan_json(&plan))] {
+            metrics.record(event, fields).inspect(|warning| report.warn(warning));
+        }
 
         let (files, dtype) = (offload::files(run.root(), &now, &plan), options.parameter_dtype());
         let weights = offload::has_weights_on_disk(&plan).then_some(&files);
@@ -175,9 +178,11 @@ impl Session {
             position,
             plan: plan.clone(),
             history: saved.map(|saved| saved.history).unwrap_or_default(),
+            first_step: steps_done,
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
         };
+        session.stop.can_leave_in_order();
         session.memory_line("with the model loaded")?;
         Ok((session, plan))
     }
@@ -201,7 +206,7 @@ impl Session {
                 t5_ops::allocator::release_unused();
             }
             let step = self.trainer.step_count();
-            self.metrics.record("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}))?;
+            self.note_event("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}));
         }
         self.most_required = self.most_required.max(plan.required());
         self.plan.clone_from(&plan);
@@ -265,6 +270,7 @@ impl Session {
             StepOutcome::Skipped(stats) => (stats, "skipped"),
             StepOutcome::Empty(stats) => (stats, "empty"),
         };
+        self.stop.note_step(stats.step);
         self.position = batch.position_after;
         let now = self.probe.snapshot()?;
         let tokens = stats.source_tokens + stats.target_tokens;
@@ -282,7 +288,7 @@ impl Session {
         if kind != "done" {
             line[kind] = json!(true);
         }
-        self.metrics.record("step", line)?;
+        self.note_event("step", line);
         self.note_skipped(&stats, kind)?;
         self.note_bad_rows(batch)?;
         self.report.step(&StepLine {
@@ -332,7 +338,15 @@ impl Session {
     pub fn warn(&mut self, text: &str, mut fields: Value) -> Outcome<()> {
         self.report.warn(text);
         fields["message"] = json!(text);
-        self.metrics.record("warning", fields)
+        self.note_event("warning", fields);
+        Ok(())
+    }
+
+    /// A line in the metrics. Where it cannot be written the run goes on, and says so once.
+    fn note_event(&mut self, event: &str, fields: Value) {
+        if let Some(warning) = self.metrics.record(event, fields) {
+            self.report.warn(&warning);
+        }
     }
 
     /// Gives freed memory back to the system: every so many steps where the config pins it, otherwise where
@@ -405,7 +419,7 @@ impl Session {
         let step = self.trainer.step_count();
         let mut fields = figures.to_json();
         fields["step"] = json!(step);
-        self.metrics.record("eval", fields.clone())?;
+        self.note_event("eval", fields.clone());
         self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
         if !figures.examples.is_empty() && step > 0 {
             self.report.line(&figures.examples_text());
@@ -450,7 +464,9 @@ impl Session {
             serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
         let tokenizer = &self.opened.tokenizer;
         let files = TokenizerFiles { json: tokenizer.path(), config: tokenizer.transformers_config() };
+        self.stop.note_saving();
         let saved = self.checkpoints.save(&self.trainer, &state, Some(files))?;
+        self.stop.note_saved();
         self.saved_step = Some(step);
         self.saved_at = Instant::now();
         for note in &saved.notes {
@@ -458,8 +474,7 @@ impl Session {
         }
         let took_ms = milliseconds(began.elapsed());
         let path = saved.path.display().to_string();
-        self.metrics
-            .record("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}))?;
+        self.note_event("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}));
         self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
         self.hold_prediction("saving")?;
         self.memory_line("after saving").map(drop)
@@ -470,17 +485,26 @@ impl Session {
         self.checkpoints.path_of(self.trainer.step_count())
     }
 
+    /// Whether this process has made a step.
+    pub fn has_made_steps(&self) -> bool {
+        self.trainer.step_count() > self.first_step
+    }
+
     /// The last event.
     pub fn record_end(&mut self, reason: &str) -> Outcome<()> {
         let step = self.trainer.step_count();
         let now = self.probe.snapshot()?;
-        self.metrics.record(
+        self.note_event(
             "end",
             json!({
                 "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
                 "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
             }),
-        )
+        );
+        if let Some(missing) = self.metrics.missing() {
+            self.report.warn(&missing);
+        }
+        Ok(())
     }
 
     /// Memory at one of a run's key moments, for people and in the metrics.

@@ -1,16 +1,22 @@
-//! Signals: SIGINT, SIGTERM and SIGUSR1 ask the run to stop; a second one ends it at once.
+//! Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to stop; a second one ends it at once.
 //!
-//! The first signal only sets a flag. The trainer reads it between micro-batches, the loop saves and
-//! leaves with exit code 75. The second signal ends the process inside the signal handler, whatever it is
-//! doing; checkpoints are renamed into place whole, so nothing is corrupted by that.
+//! A thread waits for them. The first signal says what happens next and raises a flag. The trainer and the evaluation read the
+//! flag between blocks and tokens, the loop saves and leaves with exit code 75. Before a model is there nothing could be
+//! saved: then the thread itself ends the process, with the same code. The second signal says which steps are lost and ends
+//! the process with 128 and the signal's number. Checkpoints are renamed into place whole, so neither corrupts anything.
+//!
+//! SIGHUP stays ignored where it was ignored at the start: `nohup` asks for that.
 
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
-use signal_hook::flag;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use signal_hook::{flag, low_level};
 
 use crate::failure::{Exit, Failure, Outcome};
+use crate::output::{self, Kind, Stream};
 
 /// Makes a write beyond the limit on the size of a file (`ulimit -f`) an error of that write. By default the signal that comes
 /// with it ends the process. To be called first in `main`.
@@ -19,21 +25,79 @@ pub fn survive_file_size_limit() {
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Whether someone asked the run to stop.
+/// Whether someone asked the run to stop, and what the run says about itself for that moment.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,
+    stands: Arc<Mutex<Standing>>,
+}
+
+/// Where a run stands, as far as leaving is concerned.
+#[derive(Clone, Debug, Default)]
+struct Standing {
+    doing: Doing,
+    /// Steps made so far, once that is known.
+    step: Option<u64>,
+    /// Of these, steps that no checkpoint has.
+    unsaved_steps: u64,
+    /// Whether this process has made a step.
+    has_made_steps: bool,
+    /// Whether the run is only tried: it leaves nothing to go on from.
+    is_dry_run: bool,
+    /// Directories that are removed where the process is ended from here.
+    leftovers: Vec<PathBuf>,
+}
+
+/// What a run is busy with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Doing {
+    /// Reading, planning, loading: there is nothing to save.
+    #[default]
+    Starting,
+    /// Steps and evaluations.
+    Training,
+    /// A checkpoint is being written.
+    Saving,
+    /// The last step is saved; what is left is the model's place in the output directory.
+    Finishing,
+}
+
+/// What a signal leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Next {
+    /// The process ends with this code.
+    Leave(i32, String),
+    /// The run is asked to stop.
+    Stop(String),
 }
 
 impl Stop {
     /// Installs the handlers.
     pub fn on_signals() -> Outcome<Self> {
         let stop = Self::default();
-        for signal in [SIGINT, SIGTERM, SIGUSR1] {
-            // In this order: the first signal finds the flag still unset and passes the shutdown by.
-            flag::register_conditional_shutdown(signal, Exit::Interrupted as i32, Arc::clone(&stop.requested))
-                .and_then(|_| flag::register(signal, Arc::clone(&stop.requested)))
-                .map_err(|error| Failure::internal(format!("cannot install a handler for signal {signal}: {error}")))?;
+        let mut handled = vec![SIGINT, SIGTERM, SIGUSR1];
+        if !is_ignored(SIGHUP) {
+            handled.push(SIGHUP);
+        }
+        let failed = |error| Failure::internal(format!("cannot install handlers for signals: {error}"));
+        // A signal after the second does not wait for the words about the second.
+        let is_leaving = Arc::new(AtomicBool::new(false));
+        for &signal in &handled {
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_leaving)).map_err(failed)?;
+        }
+        let mut signals = Signals::new(&handled).map_err(failed)?;
+        let of_thread = stop.clone();
+        let thread = std::thread::Builder::new().name("signals".into()).stack_size(256 << 10);
+        let spawned = thread.spawn({
+            let is_leaving = Arc::clone(&is_leaving);
+            move || signals.forever().for_each(|signal| of_thread.heed(signal, &is_leaving))
+        });
+        if spawned.is_err() {
+            // Without words, then: the first signal raises the flags, and the second finds the one that ends the process.
+            for signal in handled {
+                flag::register(signal, Arc::clone(&stop.requested)).map_err(failed)?;
+                flag::register(signal, Arc::clone(&is_leaving)).map_err(failed)?;
+            }
         }
         Ok(stop)
     }
@@ -41,5 +105,183 @@ impl Stop {
     /// Whether a signal has come.
     pub fn requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
+    }
+
+    /// The flag behind [`Stop::requested`].
+    pub fn flag(&self) -> &Arc<AtomicBool> {
+        &self.requested
+    }
+
+    /// So many steps are behind the run that is about to start.
+    pub fn starts_at(&self, step: u64) {
+        self.standing().step = Some(step);
+    }
+
+    /// The run can leave in order from here: a model is there, and the loop asks for signals.
+    pub fn can_leave_in_order(&self) {
+        self.standing().doing = Doing::Training;
+    }
+
+    /// Another step is made.
+    pub fn note_step(&self, step: u64) {
+        let mut standing = self.standing();
+        standing.step = Some(step);
+        standing.unsaved_steps += 1;
+        standing.has_made_steps = true;
+    }
+
+    /// A checkpoint is being written.
+    pub fn note_saving(&self) {
+        self.standing().doing = Doing::Saving;
+    }
+
+    /// Every step so far is in a checkpoint.
+    pub fn note_saved(&self) {
+        let mut standing = self.standing();
+        standing.doing = Doing::Training;
+        standing.unsaved_steps = 0;
+    }
+
+    /// Nothing is left but to put the model into its place.
+    pub fn note_finishing(&self) {
+        self.standing().doing = Doing::Finishing;
+    }
+
+    /// The run is only tried, in a directory that goes with it.
+    pub fn is_dry_run_in(&self, directory: PathBuf) {
+        let mut standing = self.standing();
+        standing.is_dry_run = true;
+        standing.leftovers.push(directory);
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread: what a signal leads to, said and done.
+    fn heed(&self, signal: i32, is_leaving: &AtomicBool) {
+        let standing = self.standing().clone();
+        match standing.next(signal, self.requested()) {
+            Next::Stop(words) => {
+                output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
+                self.requested.store(true, Ordering::Relaxed);
+            }
+            Next::Leave(code, words) => {
+                is_leaving.store(true, Ordering::Relaxed);
+                output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
+                output::drain();
+                for directory in &standing.leftovers {
+                    // What cannot be removed is in nobody's way.
+                    let _ = std::fs::remove_dir_all(directory);
+                }
+                low_level::exit(code);
+            }
+        }
+    }
+}
+
+impl Standing {
+    /// What `signal` leads to, the first one or another.
+    fn next(&self, signal: i32, is_another: bool) -> Next {
+        let name = low_level::signal_name(signal).unwrap_or("signal");
+        let lost = match self.unsaved_steps {
+            0 => "loses no step".to_owned(),
+            1 => "loses 1 step since the last checkpoint".to_owned(),
+            steps => format!("loses {steps} steps since the last checkpoint"),
+        };
+        if is_another {
+            return Next::Leave(128 + signal, format!("{name}: leaving at once; this {lost}"));
+        }
+        if self.is_dry_run {
+            return Next::Leave(Exit::Interrupted as i32, tried().to_string());
+        }
+        let step = self.step.unwrap_or(0);
+        let does = match self.doing {
+            Doing::Starting => {
+                let failure = nothing_to_save(self.step);
+                return Next::Leave(Exit::Interrupted as i32, failure.to_string());
+            }
+            Doing::Training if !self.has_made_steps => "stopping; no step was made, so there is nothing to save".into(),
+            Doing::Training if self.unsaved_steps == 0 => format!("stopping; step {step} is saved"),
+            Doing::Training => format!("stopping within this step, then saving step {step}"),
+            Doing::Saving => format!("finishing the checkpoint of step {step}, then leaving"),
+            Doing::Finishing => "the last step is saved; putting the model into its place, then leaving".into(),
+        };
+        Next::Stop(format!("{name}: {does}; a second signal leaves at once and {lost}"))
+    }
+}
+
+/// The end of a run that has not made a step since its start, `step` steps after the first where that is known.
+pub fn nothing_to_save(step: Option<u64>) -> Failure {
+    let before = step.map_or_else(|| "before a step was made".to_owned(), |step| format!("before step {}", step + 1));
+    let again = match step {
+        Some(1..) => "the same command with `--keep-training` goes on to the same bits",
+        _ => "the same command with `--keep-training` starts again",
+    };
+    Failure::new(Exit::Interrupted, format!("interrupted {before}; nothing to save")).hint(again)
+}
+
+/// The end of a run that was only tried.
+pub fn tried() -> Failure {
+    Failure::new(Exit::Interrupted, "interrupted; a dry run leaves nothing to go on from")
+}
+
+/// Whether the process ignores a signal. Linux says so; elsewhere SIGHUP keeps the meaning that it has.
+fn is_ignored(signal: i32) -> bool {
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(standing: &Standing, is_another: bool, code: Option<i32>, words: &str) {
+        match standing.next(SIGTERM, is_another) {
+            Next::Leave(left_with, said) => assert_eq!((Some(left_with), said.as_str()), (code, words)),
+            Next::Stop(said) => assert_eq!((None, said.as_str()), (code, words)),
+        }
+    }
+
+    #[test]
+    fn the_first_signal_says_what_happens_next_and_the_second_what_is_lost() {
+        let starting = Standing::default();
+        check(
+            &starting,
+            false,
+            Some(75),
+            "error: interrupted before a step was made; nothing to save\nhint: the same command with `--keep-training` starts again",
+        );
+        let resumed = Standing { step: Some(7), ..starting };
+        check(
+            &resumed,
+            false,
+            Some(75),
+            "error: interrupted before step 8; nothing to save\nhint: the same command with `--keep-training` goes on to the same bits",
+        );
+        let before_a_step = Standing { doing: Doing::Training, ..resumed };
+        check(
+            &before_a_step,
+            false,
+            None,
+            "SIGTERM: stopping; no step was made, so there is nothing to save; a second signal leaves at once and loses no step",
+        );
+        let steps = Standing { step: Some(19), unsaved_steps: 12, has_made_steps: true, ..before_a_step };
+        let first = "SIGTERM: stopping within this step, then saving step 19; a second signal leaves at once and loses 12 steps since the last checkpoint";
+        check(&steps, false, None, first);
+        check(&steps, true, Some(143), "SIGTERM: leaving at once; this loses 12 steps since the last checkpoint");
+        let saving = Standing { doing: Doing::Saving, unsaved_steps: 1, ..steps.clone() };
+        check(
+            &saving,
+            false,
+            None,
+            "SIGTERM: finishing the checkpoint of step 19, then leaving; a second signal leaves at once and loses 1 step since the last checkpoint",
+        );
+        let tried = Standing { is_dry_run: true, ..steps.clone() };
+        check(&tried, false, Some(75), "error: interrupted; a dry run leaves nothing to go on from");
+        let saved = Standing { unsaved_steps: 0, ..steps };
+        check(&saved, true, Some(143), "SIGTERM: leaving at once; this loses no step");
     }
 }

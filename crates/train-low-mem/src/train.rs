@@ -17,11 +17,12 @@ use crate::open::Opened;
 use crate::report;
 use crate::run_dir::RunDir;
 use crate::session::{self, Parts, Session, Took};
-use crate::stop::Stop;
-use crate::{identity, setup, summary};
+use crate::stop::{self, Stop};
+use crate::{identity, output, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
+    output::start();
     let stop = Stop::on_signals()?;
     let config = setup::read_config(flags)?;
     if flags.dry_run {
@@ -52,6 +53,11 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         let reason = if failure.exit == Exit::Diverged { "diverged" } else { "failed" };
         // The failure is what counts; that its record could not be written adds nothing to it.
         let _ = session.record_end(reason);
+    }
+    let Session { loader, .. } = session;
+    if ended.is_err() {
+        // Its threads may be in the middle of a row or wait for a disk: the process does not wait for them.
+        std::mem::forget(loader);
     }
     ended
 }
@@ -84,7 +90,10 @@ fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
         run.save_if_due()?;
         run.note_epoch(&batch)?;
     }
-    run.save()?;
+    // Before the first step of this process there is nothing that its checkpoint, if it has one, does not hold.
+    if run.has_made_steps() || run.trainer.is_done() {
+        run.save()?;
+    }
     Ok(if run.trainer.is_done() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
 }
 
@@ -125,6 +134,7 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
 
 /// After the last step: the model where it belongs, and what was learned.
 fn finish(run: &mut Session) -> Outcome<()> {
+    run.stop.note_finishing();
     let mut from = run.checkpoint_path();
     if run.config.checkpoint.model_is_best
         && let Some(best) = Checkpoints::best_valid(&run.run.checkpoints())?
@@ -135,7 +145,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
     run.run.finish(run.trainer.step_count(), run.history())?;
     run.record_end("done")?;
     run.memory_line("at the end")?;
-    run.report.line(&summary::summary(run, &from));
+    run.report.last_line(&summary::summary(run, &from));
     Ok(())
 }
 
@@ -143,6 +153,9 @@ fn finish(run: &mut Session) -> Outcome<()> {
 fn interrupted(run: &mut Session) -> Outcome<()> {
     run.record_end("interrupted")?;
     let (step, path) = (run.trainer.step_count(), run.checkpoint_path());
+    if !run.has_made_steps() && !run.trainer.is_done() {
+        return Err(stop::nothing_to_save(Some(step)));
+    }
     Err(Failure::new(Exit::Interrupted, format!("interrupted at step {step}; saved {}", path.display()))
         .hint("the same command with `--keep-training` goes on to the same bits"))
 }

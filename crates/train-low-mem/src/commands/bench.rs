@@ -86,10 +86,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         if let Some(profile) = &profile {
             json["profile"] = profile.to_json();
         }
-        report::print(&format!("{json}\n"));
+        report::result(&format!("{json}\n"))?;
         return Ok(());
     }
-    report::print(&format!(
+    report::result(&format!(
         "{}: {parameters} parameters, {} x ({} + {}) tokens, {precision}, {} threads\n{median_ms:.1} ms a step (median of {}), {tokens_per_second:.0} tokens/s, peak {peak} (predicted {})\n",
         flags.model,
         flags.batch,
@@ -98,9 +98,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         t5_ops::threads(),
         flags.steps,
         Bytes(predicted_peak_bytes)
-    ));
+    ))?;
     if let Some(profile) = &profile {
-        report::print(&profile.to_text());
+        report::result(&profile.to_text())?;
     }
     Ok(())
 }

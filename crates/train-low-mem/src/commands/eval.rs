@@ -51,12 +51,12 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         let mut json = figures.to_json();
         json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
         json["peak_rss_bytes"] = json!(SystemProbe::new().snapshot()?.peak_rss.0);
-        report::print(&format!("{json}\n"));
+        report::result(&format!("{json}\n"))?;
         return Ok(());
     }
-    report::print(&format!("{}\n{}\n", figures.line(), figures.bleu_signature));
+    report::result(&format!("{}\n{}\n", figures.line(), figures.bleu_signature))?;
     if !figures.examples.is_empty() {
-        report::print(&format!("{}\n", figures.examples_text()));
+        report::result(&format!("{}\n", figures.examples_text()))?;
     }
     Ok(())
 }

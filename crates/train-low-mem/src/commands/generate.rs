@@ -90,7 +90,7 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
     for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options)?) {
         let response = tokenizer.decode(&ids);
         let line = if flags.json { json!({"prompt": prompt, "response": response}).to_string() } else { response };
-        report::print(&format!("{line}\n"));
+        report::result(&format!("{line}\n"))?;
     }
     Ok(())
 }

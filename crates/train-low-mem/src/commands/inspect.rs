@@ -15,7 +15,7 @@ pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     for path in open::files("FILE", &flags.files)? {
         let inspection = parquet_dataset::inspect(&path)?;
         let text = if flags.json { format!("{}\n", as_json(&inspection)) } else { as_text(&inspection) };
-        report::print(&text);
+        report::result(&text)?;
     }
     Ok(())
 }

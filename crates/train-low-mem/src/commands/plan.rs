@@ -22,12 +22,12 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     if flags.json {
         let mut json = bill::plan_json(&plan);
         json["total_steps"] = json!(total_steps);
-        report::print(&format!("{json:#}\n"));
+        report::result(&format!("{json:#}\n"))?;
         return Ok(());
     }
-    report::print(&format!("{}\n{}", plan.bill, in_words(&plan)));
+    report::result(&format!("{}\n{}", plan.bill, in_words(&plan)))?;
     if flags.explain {
-        report::print(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)));
+        report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
     }
     Ok(())
 }

@@ -18,13 +18,13 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
     let trained = dataloader::train_tokenizer(&files, &flags.columns, &training)?;
     trainer::write_atomic(&flags.output, &trained.json)?;
-    report::print(&format!(
+    report::result(&format!(
         "{}: {} entries from {} texts, {}\n",
         flags.output.display(),
         trained.vocab_size,
         trained.texts,
         Bytes(trained.text_bytes)
-    ));
+    ))?;
     if trained.vocab_size < flags.vocab_size {
         report::warn(&format!(
             "the texts have too few words for {} entries; the vocabulary is smaller",

@@ -1,0 +1,379 @@
+//! What a run shows while it trains. Whoever reads it, or does not, never makes the run wait.
+//!
+//! A thread of its own writes; what is to be shown waits for it in a short queue.
+//!
+//! Invariants:
+//! * [`show`] never waits for a reader.
+//! * The queue holds at most [`MOST_BYTES`] of progress. Progress that finds no room is dropped. A message (a warning, an error, the
+//!   last line) takes the place of the oldest progress instead.
+//! * Dropped lines are counted, and the count is shown once there is room again.
+//! * Pieces of one stream keep their order. Where both streams take bytes, they keep it between them, too.
+//! * [`drain`] waits for a bounded time.
+//!
+//! Before [`start`], and where the system gives no thread, [`show`] writes at once as any tool does.
+
+use std::collections::VecDeque;
+use std::io::{Stderr, Stdout, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// Bytes that may wait for the thread.
+const MOST_BYTES: usize = 64 << 10;
+
+/// Bytes written at a time: a pipe that reports room has room for as many.
+const CHUNK_BYTES: usize = 4096;
+
+/// How long the thread looks at one stream that takes nothing before it asks whether the other has something new.
+const RECHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// How long the end of the program waits for readers.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where a piece goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// What becomes of a piece where there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A state of the progress bar: dropped, and nobody misses it.
+    Frame,
+    /// A line of progress: dropped and counted.
+    Progress,
+    /// A warning, an error, the last line: takes the place of progress.
+    Message,
+}
+
+static OUTPUT: Output = Output { queue: Mutex::new(Queue::new()), changed: Condvar::new() };
+static HAS_THREAD: AtomicBool = AtomicBool::new(false);
+
+/// Starts the thread. Where the system gives none, what is shown is written where it is said.
+pub fn start() {
+    let thread = std::thread::Builder::new().name("output".into()).stack_size(256 << 10);
+    let started = thread.spawn(|| OUTPUT.write_all(&std::io::stdout(), &std::io::stderr()));
+    HAS_THREAD.store(started.is_ok(), Ordering::Release);
+}
+
+/// Shows a piece of text as it is.
+pub fn show(stream: Stream, kind: Kind, text: &str) {
+    if HAS_THREAD.load(Ordering::Acquire) {
+        OUTPUT.lock().push(stream, kind, text);
+        OUTPUT.changed.notify_all();
+        return;
+    }
+    // Whether anybody reads it is the reader's business.
+    let _ = match stream {
+        Stream::Out => std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()),
+        Stream::Err => std::io::stderr().write_all(text.as_bytes()),
+    };
+}
+
+/// Waits until everything was written, [`PATIENCE`] at most. Messages on standard error get another try then.
+pub fn drain() {
+    let (mut queue, _) = OUTPUT
+        .changed
+        .wait_timeout_while(OUTPUT.lock(), PATIENCE, |queue| !queue.is_done())
+        .unwrap_or_else(PoisonError::into_inner);
+    for text in queue.take_messages(Stream::Err) {
+        let stderr = std::io::stderr();
+        if takes_bytes(&[stderr.as_fd()], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))[0] {
+            let _ = rustix::io::write(&stderr, &text.as_bytes()[..text.len().min(CHUNK_BYTES)]);
+        }
+    }
+}
+
+/// The queue, and how the thread learns of it.
+#[derive(Debug)]
+struct Output {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread: writes what comes, for ever.
+    fn write_all(&self, out: &Stdout, err: &Stderr) {
+        let fds = [out.as_fd(), err.as_fd()];
+        loop {
+            let mut queue = self.lock();
+            while queue.is_done() {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.take_up();
+            let waiting: Vec<Stream> = queue.waiting();
+            drop(queue);
+            let of = waiting.iter().map(|stream| fds[*stream as usize]).collect::<Vec<_>>();
+            let ready = takes_bytes(&of, Some(&RECHECK));
+            let Some(stream) = waiting.into_iter().zip(ready).find_map(|(stream, ready)| ready.then_some(stream))
+            else {
+                continue;
+            };
+            // Not under the lock: a terminal that reports room may wait nevertheless.
+            let chunk = self.lock().chunk(stream);
+            let written = rustix::io::write(fds[stream as usize], &chunk);
+            self.lock().note_written(stream, written);
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Which of some files take bytes without waiting. A file whose reader is gone does: it gives an error at once.
+fn takes_bytes(fds: &[BorrowedFd<'_>], patience: Option<&Timespec>) -> Vec<bool> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::OUT)).collect();
+    match poll(&mut polled, patience) {
+        Ok(_) => polled.iter().map(|fd| !fd.revents().is_empty()).collect(),
+        Err(_) => vec![false; fds.len()],
+    }
+}
+
+/// A piece of text on its way.
+#[derive(Debug)]
+struct Piece {
+    stream: Stream,
+    kind: Kind,
+    text: String,
+    /// Counts pieces of both streams.
+    number: u64,
+    written: usize,
+}
+
+/// What waits to be written.
+#[derive(Debug)]
+struct Queue {
+    pieces: VecDeque<Piece>,
+    /// What the thread is writing, by stream: it is not dropped any more.
+    taken_up: [Option<Piece>; 2],
+    bytes: usize,
+    next_number: u64,
+    /// Lines dropped since the count was shown last, by stream.
+    dropped: [u64; 2],
+    /// Whether nobody reads a stream any more.
+    is_gone: [bool; 2],
+}
+
+impl Queue {
+    const fn new() -> Self {
+        let (taken_up, dropped, is_gone) = ([None, None], [0, 0], [false, false]);
+        Self { pieces: VecDeque::new(), taken_up, bytes: 0, next_number: 0, dropped, is_gone }
+    }
+
+    fn push(&mut self, stream: Stream, kind: Kind, text: &str) {
+        if self.is_gone[stream as usize] || text.is_empty() {
+            return;
+        }
+        let dropped = self.dropped[stream as usize];
+        let text = match dropped {
+            0 => text.to_owned(),
+            _ if kind == Kind::Frame => return,
+            1 => format!("1 line was not shown\n{text}"),
+            lines => format!("{lines} lines were not shown\n{text}"),
+        };
+        // Messages are few. Where nothing can be dropped for them they find as much room again.
+        let most = if kind == Kind::Message { 2 * MOST_BYTES } else { MOST_BYTES };
+        if kind == Kind::Message {
+            self.make_room(text.len());
+        }
+        // A piece that is larger than the queue goes alone.
+        if self.bytes > 0 && self.bytes + text.len() > most {
+            self.dropped[stream as usize] += lines(kind, &text).saturating_sub(u64::from(dropped > 0));
+            return;
+        }
+        self.dropped[stream as usize] = 0;
+        self.bytes += text.len();
+        self.pieces.push_back(Piece { stream, kind, text, number: self.next_number, written: 0 });
+        self.next_number += 1;
+    }
+
+    /// Drops the oldest progress until so many bytes find room, as far as that goes.
+    fn make_room(&mut self, bytes: usize) {
+        while self.bytes + bytes > MOST_BYTES
+            && let Some(oldest) = self.pieces.iter().position(|piece| piece.kind != Kind::Message)
+            && let Some(piece) = self.pieces.remove(oldest)
+        {
+            self.bytes -= piece.text.len();
+            self.dropped[piece.stream as usize] += lines(piece.kind, &piece.text);
+        }
+    }
+
+    /// Takes up the next piece of each stream that has none in the making.
+    fn take_up(&mut self) {
+        for stream in [Stream::Out, Stream::Err] {
+            if self.taken_up[stream as usize].is_none()
+                && let Some(next) = self.pieces.iter().position(|piece| piece.stream == stream)
+            {
+                self.taken_up[stream as usize] = self.pieces.remove(next);
+            }
+        }
+    }
+
+    /// Streams with a piece taken up, the older piece's first.
+    fn waiting(&self) -> Vec<Stream> {
+        let mut pieces: Vec<&Piece> = self.taken_up.iter().flatten().collect();
+        pieces.sort_by_key(|piece| piece.number);
+        pieces.into_iter().map(|piece| piece.stream).collect()
+    }
+
+    /// The next bytes of the piece that was taken up.
+    fn chunk(&self, stream: Stream) -> Vec<u8> {
+        let piece = self.taken_up[stream as usize].as_ref();
+        let left = piece.map_or(&[][..], |piece| &piece.text.as_bytes()[piece.written..]);
+        left[..left.len().min(CHUNK_BYTES)].to_vec()
+    }
+
+    /// What became of writing them.
+    fn note_written(&mut self, stream: Stream, written: Result<usize, Errno>) {
+        let Some(piece) = &mut self.taken_up[stream as usize] else { return };
+        match written {
+            Ok(bytes) => piece.written += bytes,
+            Err(Errno::INTR | Errno::AGAIN) => return,
+            Err(error) => {
+                if error == Errno::PIPE {
+                    self.is_gone[stream as usize] = true;
+                    let of_stream = |piece: &&Piece| piece.stream == stream;
+                    self.bytes -= self.pieces.iter().filter(of_stream).map(|piece| piece.text.len()).sum::<usize>();
+                    self.pieces.retain(|piece| piece.stream != stream);
+                } else {
+                    // A full disk, for example: later lines may find room.
+                    self.dropped[stream as usize] += lines(piece.kind, &piece.text);
+                }
+                piece.written = piece.text.len();
+            }
+        }
+        if piece.written == piece.text.len() {
+            self.bytes -= piece.text.len();
+            self.taken_up[stream as usize] = None;
+        }
+    }
+
+    /// Takes what is left of a stream's messages out of the thread's hands.
+    fn take_messages(&mut self, stream: Stream) -> Vec<String> {
+        let (taken, kept): (Vec<Piece>, Vec<Piece>) =
+            self.pieces.drain(..).partition(|piece| piece.stream == stream && piece.kind == Kind::Message);
+        self.pieces = kept.into();
+        taken.into_iter().map(|piece| piece.text).collect()
+    }
+
+    fn is_done(&self) -> bool {
+        self.pieces.is_empty() && self.taken_up.iter().all(Option::is_none)
+    }
+}
+
+/// The lines of a piece that somebody would miss.
+fn lines(kind: Kind, text: &str) -> u64 {
+    if kind == Kind::Frame { 0 } else { text.lines().count() as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes everything that waits for streams that take so much, in the order of the thread.
+    fn written(queue: &mut Queue) -> String {
+        let mut all = String::new();
+        while !queue.is_done() {
+            queue.take_up();
+            let stream = queue.waiting()[0];
+            let chunk = queue.chunk(stream);
+            all.push_str(std::str::from_utf8(&chunk).unwrap());
+            queue.note_written(stream, Ok(chunk.len()));
+        }
+        all
+    }
+
+    #[test]
+    fn both_streams_keep_their_order_and_long_pieces_go_in_chunks() {
+        let mut queue = Queue::new();
+        let long = "x".repeat(3 * CHUNK_BYTES + 5) + "\n";
+        queue.push(Stream::Out, Kind::Progress, "a\n");
+        queue.push(Stream::Err, Kind::Message, "b\n");
+        queue.push(Stream::Out, Kind::Progress, &long);
+        queue.push(Stream::Err, Kind::Frame, "c");
+        assert_eq!(written(&mut queue), format!("a\nb\n{long}c"));
+    }
+
+    #[test]
+    fn progress_that_finds_no_room_is_dropped_counted_and_the_count_is_shown() {
+        let mut queue = Queue::new();
+        let line = "y".repeat(1023) + "\n";
+        for _ in 0..MOST_BYTES / line.len() + 7 {
+            queue.push(Stream::Out, Kind::Progress, &line);
+        }
+        queue.push(Stream::Err, Kind::Frame, "[##]");
+        assert!(queue.bytes <= MOST_BYTES);
+        assert_eq!(written(&mut queue).lines().count(), MOST_BYTES / line.len());
+        queue.push(Stream::Err, Kind::Frame, "[##]");
+        queue.push(Stream::Out, Kind::Progress, "there again\n");
+        assert_eq!(written(&mut queue), "[##]7 lines were not shown\nthere again\n");
+        queue.push(Stream::Out, Kind::Progress, "and again\n");
+        assert_eq!(written(&mut queue), "and again\n");
+    }
+
+    #[test]
+    fn a_message_takes_the_place_of_the_oldest_progress() {
+        let mut queue = Queue::new();
+        let line = |i: usize| format!("{i:1023}\n");
+        for i in 0..MOST_BYTES / 1024 {
+            queue.push(Stream::Out, Kind::Progress, &line(i));
+        }
+        queue.push(Stream::Err, Kind::Message, "error: no\n");
+        assert!(queue.bytes <= MOST_BYTES);
+        let all = written(&mut queue);
+        assert!(!all.contains(&line(0)) && all.contains(&line(1)) && all.ends_with("error: no\n"));
+        queue.push(Stream::Out, Kind::Message, "the end\n");
+        assert_eq!(written(&mut queue), "1 line was not shown\nthe end\n");
+    }
+
+    #[test]
+    fn a_stream_that_takes_nothing_does_not_hold_up_the_other() {
+        let mut queue = Queue::new();
+        queue.push(Stream::Out, Kind::Progress, "stuck\n");
+        queue.push(Stream::Err, Kind::Message, "seen\n");
+        queue.take_up();
+        assert_eq!(queue.waiting(), [Stream::Out, Stream::Err]);
+        queue.note_written(Stream::Err, Ok(5));
+        assert!(queue.taken_up[Stream::Err as usize].is_none() && !queue.is_done());
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_written_to_no_more_and_a_full_disk_is() {
+        let mut queue = Queue::new();
+        for _ in 0..2 {
+            queue.push(Stream::Out, Kind::Progress, "a\n");
+        }
+        queue.push(Stream::Err, Kind::Message, "b\n");
+        queue.take_up();
+        queue.note_written(Stream::Out, Err(Errno::PIPE));
+        queue.push(Stream::Out, Kind::Message, "c\n");
+        assert_eq!(queue.waiting(), [Stream::Err]);
+        queue.note_written(Stream::Err, Err(Errno::NOSPC));
+        assert!(queue.is_done() && queue.bytes == 0);
+        queue.push(Stream::Err, Kind::Message, "d\n");
+        assert_eq!(written(&mut queue), "1 line was not shown\nd\n");
+    }
+
+    #[test]
+    fn a_piece_in_the_making_is_not_dropped_for_a_message() {
+        let mut queue = Queue::new();
+        queue.push(Stream::Out, Kind::Progress, &("z".repeat(MOST_BYTES) + "\n"));
+        queue.take_up();
+        queue.note_written(Stream::Out, Ok(10));
+        queue.push(Stream::Out, Kind::Progress, "no room\n");
+        queue.push(Stream::Err, Kind::Message, "error: no\n");
+        assert_eq!(queue.dropped, [1, 0]);
+        assert_eq!(queue.take_messages(Stream::Err), ["error: no\n"]);
+        assert!(written(&mut queue).ends_with("zzz\n"));
+    }
+}

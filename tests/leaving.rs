@@ -1,0 +1,172 @@
+//! Leaving: what signals lead to, and output that nobody reads.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use serde_json::Value;
+
+use crate::run::{Scene, short};
+
+/// A run of steps that never ends by itself and saves nothing by itself.
+const ENDLESS: [&str; 4] = ["--set", "train.max_steps=1000000", "--set", "checkpoint.every_steps=1000000"];
+
+fn command(scene: &Scene, arguments: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
+    command.args(arguments).current_dir(scene.path(""));
+    command
+}
+
+/// Sends signals by name, one right after the other.
+fn signal(child: &Child, names: &[&str]) {
+    for name in names {
+        let status = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().expect("kill");
+        assert!(status.success(), "kill -s {name}");
+    }
+}
+
+/// Reads lines up to one that contains `words`.
+#[track_caller]
+fn wait_for(lines: &mut impl BufRead, words: &str) {
+    let mut line = String::new();
+    while lines.read_line(&mut line).expect("a pipe") > 0 {
+        if line.contains(words) {
+            return;
+        }
+        line.clear();
+    }
+    panic!("`{words}` never came");
+}
+
+/// Follows the metrics of a run up to the event of a step.
+#[track_caller]
+fn wait_for_step(scene: &Scene, step: u64) {
+    let path = scene.path("run/metrics.jsonl");
+    let mut tail = Command::new("tail");
+    let mut tail =
+        tail.args(["-n", "+1", "-F"]).arg(path).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&mut BufReader::new(tail.stdout.take().unwrap()), &format!("\"step\":{step},\"epoch\""));
+    tail.kill().unwrap();
+    tail.wait().unwrap();
+}
+
+fn last_event(scene: &Scene) -> Value {
+    let text = String::from_utf8(scene.read("run/metrics.jsonl")).unwrap();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_holds_up_neither_the_steps_nor_the_end() {
+    let scene = Scene::new();
+    let (_nobody_reads, mut full) = std::io::pipe().unwrap();
+    fcntl_setfl(&full, OFlags::NONBLOCK).unwrap();
+    for bytes in [4096, 1] {
+        while full.write(&vec![b'.'; bytes]).is_ok() {}
+    }
+    fcntl_setfl(&full, OFlags::empty()).unwrap();
+    let mut run = command(&scene, &short(&ENDLESS));
+    let mut child = run.stdout(full.try_clone().unwrap()).stderr(full).spawn().unwrap();
+    wait_for_step(&scene, 30);
+    signal(&child, &["TERM"]);
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let end = last_event(&scene);
+    assert_eq!((end["event"].as_str(), end["reason"].as_str()), (Some("end"), Some("interrupted")));
+    let saved = scene.names("run/checkpoints");
+    assert_eq!(saved, [format!("step-{:08}", end["step"].as_u64().unwrap())]);
+}
+
+#[test]
+fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
+    let scene = Scene::new();
+    for (words, step) in [("memory at start", "before step 1"), ("memory before evaluation", "before step 1")] {
+        let mut running = scene.start(&short(&["--set", "train.eval_samples=0"]));
+        assert!(running.wait_for(words));
+        running.signal("TERM");
+        running.end().expect_code(75).expect_words(&["error: interrupted ", step, "nothing to save", "hint: "]);
+        assert!(!scene.path("run/checkpoints").exists());
+    }
+    scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
+    // The same of a run that goes on: its checkpoint stays as it is.
+    let mut running = scene.start(&short(&["--keep-training"]));
+    assert!(running.wait_for("memory at start"));
+    running.signal("INT");
+    running.end().expect_code(75).expect_words(&["interrupted before step 3; nothing to save", "--keep-training"]);
+    assert_eq!(scene.names("run/checkpoints"), ["step-00000002"]);
+}
+
+#[test]
+fn the_second_signal_says_what_is_lost_and_has_a_code_of_its_own() {
+    for (first, second, code) in [("INT", "TERM", 143), ("HUP", "INT", 130)] {
+        let scene = Scene::new();
+        let mut run = command(&scene, &short(&ENDLESS));
+        let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for(&mut BufReader::new(child.stdout.take().unwrap()), "step 3/");
+        // Both are there when it goes on; the lower number is heeded first.
+        signal(&child, &["STOP", second, first, "CONT"]);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{said}");
+        let lines: Vec<&str> = said.lines().collect();
+        let [next, lost] = lines[..] else { panic!("{said}") };
+        assert!(next.starts_with(&format!("SIG{first}: stopping within this step, then saving step ")), "{said}");
+        assert!(next.contains("; a second signal leaves at once and loses "), "{said}");
+        assert!(lost.starts_with(&format!("SIG{second}: leaving at once; this loses ")), "{said}");
+        assert!(lost.ends_with(" steps since the last checkpoint"), "{said}");
+    }
+}
+
+#[test]
+fn a_terminal_that_closes_is_a_signal_unless_nohup_asked_for_more() {
+    let scene = Scene::new();
+    let mut running = scene.start(&short(&ENDLESS));
+    assert!(running.wait_for("step 3/"));
+    running.signal("HUP");
+    running.end().expect_code(75).expect_words(&[
+        "SIGHUP: stopping within this step",
+        "interrupted at step",
+        "saved run",
+    ]);
+
+    let mut run = Command::new("sh");
+    run.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_train_low_mem")]);
+    run.args(short(&["--output", "other"])).current_dir(scene.path(""));
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    wait_for(&mut lines, "step 1/6");
+    signal(&child, &["HUP"]);
+    lines.read_to_string(&mut String::new()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn metrics_that_cannot_be_written_are_a_warning_and_a_count_and_never_stop_a_run() {
+    let scene = Scene::new();
+    std::fs::create_dir_all(scene.path("run/metrics.jsonl")).unwrap();
+    let ran = scene.run(&short(&[])).expect_code(0);
+    let warnings: Vec<&str> = ran.err.lines().filter(|line| line.contains("metrics.jsonl")).collect();
+    let [first, last] = warnings[..] else { panic!("{}", ran.err) };
+    assert!(first.starts_with("warning: run/metrics.jsonl: cannot append: "), "{first}");
+    assert!(
+        last.starts_with("warning: run/metrics.jsonl: ") && last.ends_with(" lines could not be written"),
+        "{last}"
+    );
+    assert!(scene.path("run/model/model.safetensors").exists());
+}
+
+#[test]
+fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
+    let scene = Scene::new();
+    let keys = |stdout: Stdio| {
+        let mut run = command(&scene, &["keys".to_string()]);
+        run.stdout(stdout).stderr(Stdio::piped()).output().unwrap()
+    };
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let refused = keys(full.into());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error: standard output: cannot write the result: "), "{said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = keys(writer.into());
+    assert!(ended.stderr.is_empty() && ended.status.code().is_none(), "{ended:?}");
+}
