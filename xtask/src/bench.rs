@@ -5,7 +5,7 @@
 
 mod budgets;
 mod cases;
-mod child;
+pub(crate) mod child;
 mod data;
 mod levers;
 mod limits;

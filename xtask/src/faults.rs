@@ -7,9 +7,14 @@
 //! * A try has a name from which it can be made again; `--resume` leaves out those that were made.
 //! * A part that cannot run here says so, in the table and in the file. It never counts as passed.
 
+mod damage;
+mod disks;
+mod groups;
 mod inputs;
+mod kills;
 mod lab;
 mod points;
+mod power;
 mod process;
 mod promises;
 mod quick;
@@ -23,22 +28,28 @@ use table::Table;
 
 const USAGE: &str = "\
 usage: cargo xtask faults [PART...] [--seed N] [--tries N] [--jobs N] [--only TEXT] [--small]
-                          [--resume FILE] [--out FILE.json] [--scratch DIR]
+                          [--resume FILE] [--out FILE.json] [--scratch DIR] [--program FILE]
 
 parts, all but `quick` where none is named:
   points       SIGKILL and errors at every operation on a file
+  kills        SIGKILL at random operations and moments, again and again until the run is done
+  disks        full and read-only disks, limits on files, errors that stay, short reads and writes
+  checkpoints  damaged checkpoints
+  power        power cuts: what was not synced is not there
+  memory       hard memory groups whose limit is the budget, also with rows that are meant to break it
   inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
 flags:
   --seed N     what is drawn at random begins here (default 1)
-  --tries N    at most so many tries a row, spread evenly (default: all, or 1000 where they are drawn at random)
+  --tries N    at most so many tries a row, spread evenly (default: all, or some hundreds that are drawn at random)
   --jobs N     tries at a time (default 2)
   --only TEXT  rows whose name contains TEXT
   --small      a smaller model than the preset `tiny`: the same operations, a quarter of the time
   --resume F   tries are written to F, and those that are there are not made again
   --out F      the table as JSON (default target/faults/PARTS.json)
-  --scratch D  where runs write (default: memory, /dev/shm)";
+  --scratch D  where runs write (default: memory, /dev/shm)
+  --program F  the command (default: what was built beside this program)";
 
 /// What the flags say.
 pub struct Options {
@@ -51,6 +62,7 @@ pub struct Options {
     resume: Option<PathBuf>,
     out: Option<PathBuf>,
     scratch: Option<PathBuf>,
+    program: Option<PathBuf>,
 }
 
 impl Options {
@@ -65,6 +77,7 @@ impl Options {
             resume: None,
             out: None,
             scratch: None,
+            program: None,
         };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
@@ -77,6 +90,7 @@ impl Options {
                 "--small" => options.small = true,
                 "--resume" => options.resume = Some(value()?.into()),
                 "--out" => options.out = Some(value()?.into()),
+                "--program" => options.program = Some(value()?.into()),
                 "--scratch" => options.scratch = Some(value()?.into()),
                 flag if flag.starts_with('-') => return Err(format!("unknown flag `{flag}`\n{USAGE}")),
                 part if PARTS.iter().any(|(name, _)| *name == part) => options.parts.push(part.to_string()),
@@ -97,7 +111,16 @@ fn number<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, String> {
 /// Makes the tries of one part, and adds their rows.
 type Part = fn(&Lab, &mut Table) -> Result<(), String>;
 
-const PARTS: &[(&str, Part)] = &[("points", points::run), ("inputs", inputs::run), ("quick", quick::run)];
+const PARTS: &[(&str, Part)] = &[
+    ("points", points::run),
+    ("kills", kills::run),
+    ("disks", disks::run),
+    ("checkpoints", damage::run),
+    ("power", power::run),
+    ("memory", groups::run),
+    ("inputs", inputs::run),
+    ("quick", quick::run),
+];
 
 /// Runs the parts, prints the table and writes it.
 ///

@@ -8,7 +8,7 @@
 //! Invariants: the rows are a function of this source alone (no clock, no environment); no prompt of the
 //! validation file occurs in the training file; both files together stay under 2 MB.
 
-mod random;
+pub(crate) mod random;
 mod tasks;
 
 use std::collections::HashSet;

@@ -124,6 +124,9 @@ impl Operation<'_> {
             Action::KillBefore => "killed before",
         };
         self.trace(count, result, note);
+        if action == Action::Count && result == 0 {
+            self.record(count);
+        }
         if matches!(action, Action::KillIn | Action::KillAfter) {
             kill(libc::SIGKILL.into());
         }

@@ -172,6 +172,38 @@ impl<'a> Operation<'a> {
         }
     }
 
+    /// Keeps a copy of a file that was synced. A directory has none.
+    pub fn record(&self, count: u64) {
+        let is_sync = self.call.number == libc::SYS_fsync || self.call.number == libc::SYS_fdatasync;
+        let Some(directory) = self.program.settings.record.as_ref().filter(|_| is_sync) else { return };
+        let open = |path: &Text, flags: i32| {
+            let here = libc::AT_FDCWD as u64;
+            enter(libc::SYS_openat, &[here, path.bytes.as_ptr() as u64, flags as u64, 0o600, 0, 0])
+        };
+        let mut from = Text::new();
+        from.push(b"/proc/self/fd/");
+        from.push_number(i64::from(self.arguments[0] as i32));
+        from.push(&[0]);
+        let mut to = Text::new();
+        to.push(directory.as_bytes());
+        to.push(b"/");
+        to.push_number(count as i64);
+        to.push(&[0]);
+        let from = open(&from, libc::O_RDONLY | libc::O_CLOEXEC);
+        let place = to;
+        let to = open(&place, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC);
+        let mut copied = 1;
+        while copied > 0 {
+            copied = enter(libc::SYS_sendfile, &[to as u64, from as u64, 0, 1 << 30, 0, 0]);
+        }
+        for file in [from, to] {
+            enter(libc::SYS_close, &[file as u64, 0, 0, 0, 0, 0]);
+        }
+        if copied < 0 {
+            enter(libc::SYS_unlinkat, &[libc::AT_FDCWD as u64, place.bytes.as_ptr() as u64, 0, 0, 0, 0]);
+        }
+    }
+
     /// Remembers mappings, and writes a line: number, call, paths, bytes or flags, result, note.
     pub fn trace(&self, count: u64, result: i64, note: &str) {
         use std::sync::atomic::Ordering::Relaxed;

@@ -10,6 +10,7 @@
 //! every=2                of these, every second one
 //! do=ACTION              kill-before, kill-in, kill-after, errno:5, signal:15, short, lie
 //! trace=/path            write a line for each operation that is counted
+//! record=/path           keep a copy of each file as it was when it was synced: /path/NUMBER
 //! ```
 
 /// What happens to an operation that is struck.
@@ -54,6 +55,8 @@ pub struct Settings {
     pub action: Action,
     /// Where a line is written for each operation.
     pub trace: Option<String>,
+    /// The directory where what was synced is kept.
+    pub record: Option<String>,
 }
 
 impl Settings {
@@ -69,6 +72,7 @@ impl Settings {
             every: 1,
             action: Action::Count,
             trace: None,
+            record: None,
         };
         let mut to = None;
         for line in text.lines().filter(|line| !line.is_empty()) {
@@ -85,6 +89,7 @@ impl Settings {
                 "every" => settings.every = number()?.max(1),
                 "do" => settings.action = action(value)?,
                 "trace" => settings.trace = Some(value.to_string()),
+                "record" => settings.record = Some(value.to_string()),
                 _ => return Err(format!("unknown key `{key}`")),
             }
         }

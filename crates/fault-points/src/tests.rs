@@ -106,3 +106,15 @@ fn a_lie_reports_success_and_does_nothing() {
         assert!(directory.join("new").exists() && !directory.join("whole").exists());
     });
 }
+
+#[test]
+fn what_was_synced_is_kept() {
+    let directory = std::env::current_exe().unwrap().with_file_name(format!("recorded-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let sync = number_of("fsync");
+    child("record", &format!("record={}", directory.display()), |output, _| {
+        assert!(printed(output).contains("read twelve bytes"), "{output:?}");
+    });
+    assert_eq!(fs::read(directory.join(sync.to_string())).unwrap(), b"twelve bytes");
+    fs::remove_dir_all(&directory).unwrap();
+}

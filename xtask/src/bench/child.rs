@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// What became of a child.
@@ -93,7 +94,9 @@ impl Group {
     /// A new group below the memory controller's mount, or why there is none.
     pub fn new(limit_bytes: u64) -> Result<Group, String> {
         let mount = Path::new("/sys/fs/cgroup/memory");
-        let path = mount.join(format!("low-mem-t5-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = mount.join(format!("low-mem-t5-{}-{number}", std::process::id()));
         let group = Group { path };
         fs::create_dir(&group.path).map_err(|error| {
             format!("{}: {error} (needs the memory controller of version 1, writable)", group.path.display())

@@ -25,7 +25,8 @@ fn try_inputs(lab: &Lab, table: &mut Table, arguments: Option<Vec<String>>) -> R
     if !lab.is_asked_for(ROW) {
         return Ok(());
     }
-    let program = lab.program.with_file_name("try_inputs");
+    let here = std::env::current_exe().map_err(|error| error.to_string())?;
+    let program = here.with_file_name("try_inputs");
     if !program.is_file() {
         return Err(format!("{}: not built; `cargo build --release --workspace`", program.display()));
     }

@@ -23,6 +23,7 @@ pub struct Lab {
     pub options: Options,
     /// The command.
     pub program: PathBuf,
+    root: PathBuf,
     preloaded: PathBuf,
     scratch: PathBuf,
     /// Tries that were made before, with the promises that they broke.
@@ -40,7 +41,7 @@ impl Lab {
             return Err("fault points need Linux".to_string());
         }
         let here = std::env::current_exe().map_err(|error| error.to_string())?;
-        let program = here.with_file_name("train_low_mem");
+        let program = options.program.clone().unwrap_or_else(|| here.with_file_name("train_low_mem"));
         if !program.is_file() {
             return Err(format!("{}: not built; `cargo build --release --workspace`", program.display()));
         }
@@ -61,7 +62,7 @@ impl Lab {
             }
         };
         let preloaded = here.with_file_name(LIBRARY);
-        Ok(Self { options, program, preloaded, scratch, done, journal })
+        Ok(Self { root: root.to_path_buf(), options, program, preloaded, scratch, done, journal })
     }
 
     /// Faults for a run: the lines of `FAULT_POINTS`.
@@ -74,6 +75,11 @@ impl Lab {
         let path = self.directory_of(name);
         empty(&path)?;
         Ok(path)
+    }
+
+    /// The tokenizer of the sample data.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.root.join("data/sample-tokenizer.json")
     }
 
     /// Where [`Lab::directory`] makes a directory of this name.
@@ -99,8 +105,42 @@ impl Lab {
         notes: Vec<String>,
         make: impl Fn(&T, &Path) -> Outcome + Sync,
     ) -> Result<(), String> {
+        if let Some(mut row) = self.made(fault, tries, make)? {
+            row.notes.splice(0..0, notes);
+            table.add(row);
+        }
+        Ok(())
+    }
+
+    /// [`Lab::try_all`], where a try does a thing more than once and counts how often: `250 kills`.
+    ///
+    /// # Errors
+    ///
+    /// Where the harness itself failed.
+    pub fn try_counted<T: Sync>(
+        &self,
+        table: &mut Table,
+        fault: &str,
+        tries: &[(String, T)],
+        (count, of): (&AtomicUsize, &str),
+        make: impl Fn(&T, &Path) -> Outcome + Sync,
+    ) -> Result<(), String> {
+        if let Some(mut row) = self.made(fault, tries, make)? {
+            row.notes.push(format!("{} {of}", count.load(Ordering::Relaxed)));
+            table.add(row);
+        }
+        Ok(())
+    }
+
+    /// The row of these tries, where it is asked for.
+    fn made<T: Sync>(
+        &self,
+        fault: &str,
+        tries: &[(String, T)],
+        make: impl Fn(&T, &Path) -> Outcome + Sync,
+    ) -> Result<Option<Row>, String> {
         if !self.is_asked_for(fault) {
-            return Ok(());
+            return Ok(None);
         }
         let began = Instant::now();
         let chosen = spread(tries, self.options.tries);
@@ -130,13 +170,12 @@ impl Lab {
         })?;
         let mut failed = failed.into_inner().expect("no try panics");
         failed.sort();
-        let mut notes = notes;
+        let mut notes = Vec::new();
         if chosen.len() < tries.len() {
             notes.push(format!("{} of {}", chosen.len(), tries.len()));
         }
         let seconds = began.elapsed().as_secs_f64();
-        table.add(Row { fault: fault.to_string(), tries: chosen.len(), failed, notes, seconds });
-        Ok(())
+        Ok(Some(Row { fault: fault.to_string(), tries: chosen.len(), failed, notes, seconds }))
     }
 
     fn note(&self, id: &str, broken: &[String]) -> Result<(), String> {
@@ -153,7 +192,7 @@ impl Drop for Lab {
 }
 
 /// At most `most` of these, evenly spread: the first is among them.
-fn spread<T>(all: &[T], most: Option<usize>) -> Vec<&T> {
+pub fn spread<T>(all: &[T], most: Option<usize>) -> Vec<&T> {
     let count = most.unwrap_or(all.len()).min(all.len());
     (0..count).map(|at| &all[at * all.len() / count]).collect()
 }

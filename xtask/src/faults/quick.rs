@@ -4,8 +4,11 @@
 //! that the harness has to find a planted loss: a check that cannot fail shows nothing.
 
 use super::Lab;
+use super::damage;
+use super::disks;
 use super::inputs;
 use super::points;
+use super::power;
 use super::promises;
 use super::scenario::{self, Point, Scenario};
 use super::table::Table;
@@ -14,6 +17,10 @@ use super::table::Table;
 const KILL_EVERY: usize = 16;
 /// Of all operations, every so-manieth fails.
 const FAIL_EVERY: usize = 12;
+/// Power is cut before every so-manieth operation that changes something.
+const CUT_EVERY: usize = 12;
+/// Damages of each kind.
+const DAMAGES: usize = 5;
 
 /// Runs the slice.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
@@ -22,6 +29,8 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
         let scenario = Scenario::new(lab, name, true)?;
         if name == "fresh" {
             find_a_planted_loss(lab, &scenario)?;
+            disks::parts_of_calls(lab, table, &scenario)?;
+            power::cuts(lab, table, &scenario, CUT_EVERY)?;
         }
         let chosen = |every: usize, turning: bool| -> Vec<&Point> {
             let points = scenario.points.iter().enumerate();
@@ -33,7 +42,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
         points::kills(lab, table, &scenario, &chosen(KILL_EVERY, true))?;
         points::errors(lab, table, &scenario, &chosen(FAIL_EVERY, false), "EIO", 5)?;
     }
-    Ok(())
+    damage::some(lab, table, DAMAGES)
 }
 
 /// The library lies about a renaming: a save is acknowledged and is not there. The check has to say so.

@@ -1,0 +1,286 @@
+//! Power cuts: what would be on a disk that keeps what was synced, and of all else as little as it may.
+//!
+//! A run is killed at an operation, after it was recorded what each file held when it was synced. From the operations
+//! before the cut a disk is made up, and the run goes on from there. Two kinds of disk are tried:
+//!
+//! * `strict`, as POSIX has it: a file holds what it held at its last sync, and a directory has the names that it had at its own.
+//! * `names first`: every name is there at once, and files hold what they held at their last sync. Disks that write names
+//!   before contents do so; a file that is renamed before it is synced is empty.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Lab;
+use super::lab::{self, Outcome};
+use super::promises;
+use super::scenario::{self, Point, RUN, Scenario};
+use super::table::Table;
+
+/// Flags of `open` and `renameat2`, as on Linux.
+const O_CREAT: u64 = 0o100;
+const RENAME_EXCHANGE: u64 = 2;
+
+/// What a disk keeps of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    Synced,
+    All,
+}
+
+/// A cut before each operation that changes something, on both kinds of disk.
+pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
+    for name in ["fresh", "resumed"] {
+        if ["strict", "names first"].iter().all(|disk| !lab.is_asked_for(&row(disk, name))) {
+            continue;
+        }
+        let scenario = Scenario::new(lab, name, true)?;
+        cuts(lab, table, &scenario, 1)?;
+    }
+    Ok(())
+}
+
+fn row(disk: &str, scenario: &str) -> String {
+    format!("power cut, {disk}, {scenario}")
+}
+
+/// A cut before every so-manieth operation that changes something, on both kinds of disk.
+pub fn cuts(lab: &Lab, table: &mut Table, scenario: &Scenario, every: usize) -> Result<(), String> {
+    let changes: Vec<&Point> = scenario.points.iter().filter(|point| point.is_change()).collect();
+    let tries: Vec<(String, u64)> = changes.iter().step_by(every).map(|point| (point.name(), point.number)).collect();
+    for (disk, names) in [("strict", Names::Synced), ("names first", Names::All)] {
+        let notes = vec![format!("{} operations that change something", changes.len())];
+        lab.try_all(table, &row(disk, scenario.name), &tries, notes, |&number, directory| {
+            cut(lab, scenario, directory, number, names)
+        })?;
+    }
+    Ok(())
+}
+
+/// Runs up to an operation, makes up the disk, and goes on from it.
+fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Names) -> Outcome {
+    let [before, records] = ["before", "records"].map(|name| directory.join(name));
+    for place in [&before, &records] {
+        lab::empty(place)?;
+    }
+    scenario.prepare(&before)?;
+    let mut disk = Disk::of(&before)?;
+    let newest = promises::whole_checkpoints(&before.join(RUN)).into_iter().max();
+    let trace = directory.join("trace");
+    let lines = format!("trace={}\nrecord={}\nfrom={number}\ndo=kill-before", trace.display(), records.display());
+    let faults = lab.faults(format!("{}\n{lines}", scenario::counted(&before)));
+    let ran = scenario::run(lab, &scenario.arguments, &before, Some(&faults))?;
+    let newest = promises::acknowledged(&ran.out).max(newest);
+    let text = fs::read_to_string(&trace).map_err(|error| format!("{}: {error}", trace.display()))?;
+    for line in text.lines() {
+        disk.follow(line, &before, &records)?;
+    }
+    let after = directory.join("after");
+    lab::empty(&after)?;
+    disk.write(&after, names)?;
+    let mut broken = promises::nothing_lost(&after.join(RUN), newest);
+    let went_on = scenario::run(lab, &scenario.going_on, &after, None)?;
+    broken.extend(scenario.whole.went_on(&went_on, &after));
+    Ok(broken)
+}
+
+/// What is on a disk: names, and what they hold.
+#[derive(Default)]
+struct Disk {
+    things: Vec<Thing>,
+}
+
+/// A file or a directory. The first of a disk is its root.
+#[derive(Clone, Debug)]
+enum Thing {
+    /// What it held when it was synced last.
+    File(Option<Vec<u8>>),
+    /// Its names as they are, and as they were when it was synced last.
+    Directory(BTreeMap<String, usize>, BTreeMap<String, usize>),
+}
+
+impl Disk {
+    /// A disk with all that is in a directory, synced.
+    fn of(directory: &Path) -> Result<Self, String> {
+        let mut disk = Disk::default();
+        disk.read(directory)?;
+        Ok(disk)
+    }
+
+    fn read(&mut self, path: &Path) -> Result<usize, String> {
+        let named = |error: std::io::Error| format!("{}: {error}", path.display());
+        let place = self.things.len();
+        if !path.is_dir() {
+            self.things.push(Thing::File(Some(fs::read(path).map_err(named)?)));
+            return Ok(place);
+        }
+        self.things.push(Thing::Directory(BTreeMap::new(), BTreeMap::new()));
+        let mut names = BTreeMap::new();
+        for entry in fs::read_dir(path).map_err(named)? {
+            let entry = entry.map_err(named)?;
+            names.insert(entry.file_name().to_string_lossy().into_owned(), self.read(&entry.path())?);
+        }
+        self.things[place] = Thing::Directory(names.clone(), names);
+        Ok(place)
+    }
+
+    /// Does what a line of a trace says.
+    fn follow(&mut self, line: &str, base: &Path, records: &Path) -> Result<(), String> {
+        let words: Vec<&str> = line.split('\t').collect();
+        let [number, call, first, second, detail, result, ..] = words[..] else {
+            return Err(format!("not a line of a trace: {line}"));
+        };
+        if result.starts_with('-') || line.ends_with("killed before") {
+            return Ok(());
+        }
+        let below = |path: &str| Path::new(path).strip_prefix(base).ok().map(Path::to_path_buf);
+        let (Some(first), second) = (below(first), below(second)) else { return Ok(()) };
+        #[expect(clippy::cast_sign_loss, reason = "flags are printed as they lie in the register")]
+        let detail = detail.parse::<i64>().unwrap_or(0) as u64;
+        match call {
+            "open" | "openat" | "creat"
+                if (call == "creat" || detail & O_CREAT != 0) && self.find(&first).is_none() =>
+            {
+                self.insert(&first, Thing::File(None));
+            }
+            "mkdir" | "mkdirat" => self.insert(&first, Thing::Directory(BTreeMap::new(), BTreeMap::new())),
+            "unlink" | "unlinkat" | "rmdir" => {
+                self.names_of(&first).map(|(names, name)| names.remove(&name));
+            }
+            "rename" | "renameat" | "renameat2" => {
+                let second = second.ok_or_else(|| format!("renamed out of the directory: {line}"))?;
+                let is_exchange = call == "renameat2" && detail & RENAME_EXCHANGE != 0;
+                let (old, new) = (self.find(&first), self.find(&second));
+                self.names_of(&first).map(|(names, name)| names.remove(&name));
+                if let Some(old) = old {
+                    self.names_of(&second).map(|(names, name)| names.insert(name, old));
+                }
+                if let Some(new) = new.filter(|_| is_exchange) {
+                    self.names_of(&first).map(|(names, name)| names.insert(name, new));
+                }
+            }
+            "link" | "linkat" => {
+                if let (Some(old), Some(second)) = (self.find(&first), second) {
+                    self.names_of(&second).map(|(names, name)| names.insert(name, old));
+                }
+            }
+            "fsync" | "fdatasync" => self.sync(&first, &records.join(number))?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, path: &Path, record: &Path) -> Result<(), String> {
+        let Some(place) = self.find(path) else { return Ok(()) };
+        match &mut self.things[place] {
+            Thing::File(held) => {
+                *held = Some(fs::read(record).map_err(|error| format!("{}: {error}", record.display()))?);
+            }
+            Thing::Directory(names, synced) => synced.clone_from(names),
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, path: &Path, thing: Thing) {
+        let place = self.things.len();
+        self.things.push(thing);
+        self.names_of(path).map(|(names, name)| names.insert(name, place));
+    }
+
+    fn find(&self, path: &Path) -> Option<usize> {
+        path.iter().try_fold(0, |place, name| match &self.things[place] {
+            Thing::Directory(names, _) => names.get(name.to_str()?).copied(),
+            Thing::File(_) => None,
+        })
+    }
+
+    /// The names of the directory that a path is in, and its name there.
+    fn names_of(&mut self, path: &Path) -> Option<(&mut BTreeMap<String, usize>, String)> {
+        let parent = self.find(path.parent()?)?;
+        let name = path.file_name()?.to_str()?.to_string();
+        match &mut self.things[parent] {
+            Thing::Directory(names, _) => Some((names, name)),
+            Thing::File(_) => None,
+        }
+    }
+
+    /// Writes what is left after the cut.
+    fn write(&self, directory: &Path, kept: Names) -> Result<(), String> {
+        let mut left: Vec<(usize, PathBuf)> = vec![(0, directory.to_path_buf())];
+        while let Some((place, path)) = left.pop() {
+            let written = match &self.things[place] {
+                Thing::File(held) => fs::write(&path, held.as_deref().unwrap_or_default()),
+                Thing::Directory(names, synced) => {
+                    let names = if kept == Names::All { names } else { synced };
+                    left.extend(names.iter().map(|(name, place)| (*place, path.join(name))));
+                    fs::create_dir_all(&path)
+                }
+            };
+            written.map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names and contents that a disk has left after these operations, which are written below `/d`.
+    #[track_caller]
+    fn check(operations: &[&str], kept: Names, expected: &[(&str, &str)]) {
+        let here = std::env::current_exe().expect("this program's path");
+        let thread = format!("{:?}", std::thread::current().id()).replace(['(', ')'], "");
+        let directory = here.with_file_name(format!("power-{}-{thread}", std::process::id()));
+        lab::empty(&directory).unwrap();
+        fs::write(directory.join("record"), "synced").unwrap();
+        let mut disk = Disk { things: vec![Thing::Directory(BTreeMap::new(), BTreeMap::new())] };
+        for operation in operations {
+            let line = operation.replace(' ', "\t");
+            disk.follow(&line, Path::new("/d"), &directory).unwrap();
+        }
+        let after = directory.join("after");
+        disk.write(&after, kept).unwrap();
+        let found: Vec<(String, String)> = fs::read_dir(&after)
+            .unwrap()
+            .flatten()
+            .map(|entry| {
+                let text = fs::read_to_string(entry.path()).unwrap_or_else(|_| "directory".to_string());
+                (entry.file_name().to_string_lossy().into_owned(), text)
+            })
+            .collect();
+        let expected: Vec<(String, String)> =
+            expected.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(found, expected, "{operations:?} {kept:?}");
+    }
+
+    const CREATE: &str = "1 openat /d/new  577 3 ";
+    const SYNC: &str = "record fsync /d/new  0 0 ";
+    const RENAME: &str = "3 rename /d/new /d/whole 0 0 ";
+    const SYNC_DIRECTORY: &str = "record fsync /d  0 0 ";
+
+    #[test]
+    fn a_name_stays_where_its_directory_was_synced_and_nowhere_else() {
+        check(&[CREATE, SYNC, RENAME], Names::Synced, &[]);
+        check(&[CREATE, SYNC, RENAME, SYNC_DIRECTORY], Names::Synced, &[("whole", "synced")]);
+        check(&[CREATE, SYNC, SYNC_DIRECTORY, RENAME], Names::Synced, &[("new", "synced")]);
+        check(&["1 mkdir /d/a  511 0 "], Names::Synced, &[]);
+        check(&["1 mkdir /d/a  511 0 ", SYNC_DIRECTORY], Names::Synced, &[("a", "directory")]);
+    }
+
+    #[test]
+    fn a_file_that_is_renamed_before_it_is_synced_is_empty() {
+        check(&[CREATE, RENAME], Names::All, &[("whole", "")]);
+        check(&[CREATE, SYNC, RENAME], Names::All, &[("whole", "synced")]);
+        check(&[CREATE, RENAME, SYNC_DIRECTORY], Names::Synced, &[("whole", "")]);
+    }
+
+    #[test]
+    fn what_failed_did_not_happen_and_what_was_removed_comes_back_until_its_directory_is_synced() {
+        check(&["1 openat /d/new  577 -2 "], Names::All, &[]);
+        let removed = "5 unlink /d/whole  0 0 ";
+        check(&[CREATE, SYNC, RENAME, SYNC_DIRECTORY, removed], Names::Synced, &[("whole", "synced")]);
+        check(&[CREATE, SYNC, RENAME, SYNC_DIRECTORY, removed, SYNC_DIRECTORY], Names::Synced, &[]);
+    }
+}
