@@ -136,6 +136,66 @@ fn a_damaged_newest_checkpoint_is_passed_over_and_that_is_said() {
         .expect_words(&["error: run/checkpoints: none of its", "hint: "]);
 }
 
+/// A run of nine steps over 18 rows, three epochs in file order, killed after its second save.
+fn killed_over_rows(scene: &Scene) -> Vec<String> {
+    let texts: Vec<String> = (0..18).map(|row| format!("say number {row}")).collect();
+    let column: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
+    crate::files::write_rows(&scene.path("rows.parquet"), &[("prompt", column.clone()), ("response", column)]);
+    let arguments = short(&[
+        "--keep-training",
+        "--set",
+        "data.train=rows.parquet",
+        "--set",
+        "data.shuffle=false",
+        "--epochs",
+        "3",
+        "--set",
+        "train.max_steps=none",
+        "--set",
+        "train.batch_size=6",
+        "--set",
+        "checkpoint.every_steps=1",
+    ]);
+    let mut running = scene.start(&arguments);
+    assert!(running.wait_for("saved run/checkpoints/step-00000002"));
+    running.kill();
+    arguments
+}
+
+/// Changes one text of the file where it lies.
+fn change(scene: &Scene, from: &str, to: &str) {
+    let mut bytes = scene.read("rows.parquet");
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("a plain page");
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    scene.write("rows.parquet", bytes);
+}
+
+#[test]
+fn data_that_changed_behind_its_footer_is_noticed_when_the_run_goes_on() {
+    let scene = Scene::new();
+    let arguments = killed_over_rows(&scene);
+    change(&scene, "say number 3", "say nothing!");
+    scene.run(&arguments).expect_code(4).expect_words(&[
+        "warning: rows.parquet: ",
+        "error: rows.parquet: row group 0: column `prompt`: rows 0 to 17: page at byte 4: the data changed since this run",
+        "hint: ",
+        "--allow-changed data",
+    ]);
+    let allowed = [&arguments[..], &["--allow-changed".into(), "data".into()]].concat();
+    scene.run(&allowed).expect_code(0);
+}
+
+#[test]
+fn data_that_was_only_touched_is_a_warning() {
+    let scene = Scene::new();
+    let arguments = killed_over_rows(&scene);
+    let bytes = scene.read("rows.parquet");
+    scene.write("rows.parquet", bytes);
+    let ran = scene.run(&arguments).expect_code(0);
+    let warnings = ran.err.lines().filter(|line| line.contains("changed or replaced since this run read it")).count();
+    assert_eq!(warnings, 1, "{}", ran.err);
+}
+
 #[test]
 fn what_a_killed_save_left_is_removed() {
     let scene = Scene::new();

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use crate::dictionary::{Dictionary, DictionarySource};
 use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::page_bytes::OpenPage;
+use crate::page_bytes::{OpenPage, PageSource};
 use crate::page_map::ChunkMap;
 use crate::page_rows::PageRows;
 use crate::rows::Column;
@@ -21,7 +22,7 @@ const MAX_UNDECLARED_DELTA_ROWS: u32 = 1 << 16;
 pub(crate) struct ChunkRows<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) chunk: &'a Chunk,
-    pub(crate) map: &'a ChunkMap,
+    pub(crate) map: &'a Arc<ChunkMap>,
     /// The row of the dataset that is the chunk's first.
     pub(crate) first_row: u64,
     /// Pages up to this size are held whole while they are read.
@@ -59,32 +60,45 @@ impl ChunkRows<'_> {
                 return Fault::corrupt("its pages hold no rows");
             };
             *page_rows = self.map.rows_of(index, self.chunk.rows);
-            let page = OpenPage::read(self.handle, entry, self.chunk.codec, self.whole_page_bytes)?;
+            let source = PageSource { handle: self.handle, entry, check: Some((self.map, index + 1)) };
+            let page = self.open(&source, page_rows.end - page_rows.start)?;
             if page.header.needs_dictionary() && dictionary.is_none() {
                 dictionary = self.dictionary()?;
             }
-            let rows_in_page = page_rows.end - page_rows.start;
-            if page.header.is_delta() && self.chunk.delta_lengths == 0 && rows_in_page > MAX_UNDECLARED_DELTA_ROWS {
-                return Fault::corrupt("a delta-encoded page, which the footer does not declare");
-            }
-            let mut rows = PageRows::new(page, dictionary.as_ref(), self.chunk.max_definition_level, rows_in_page)?;
-            let mut at = page_rows.start;
-            while let Some(range) = pending.clone().filter(|range| range.start < page_rows.end) {
-                let end = range.end.min(page_rows.end);
-                if range.start > at {
-                    rows.skip(range.start - at, limits)?;
+            // A fault from here on is one of this page: the dictionary has been read.
+            let read = || {
+                let rows_in_page = page_rows.end - page_rows.start;
+                let mut rows = PageRows::new(page, dictionary.as_ref(), self.chunk.max_definition_level, rows_in_page)?;
+                let mut at = page_rows.start;
+                while let Some(range) = pending.clone().filter(|range| range.start < page_rows.end) {
+                    let end = range.end.min(page_rows.end);
+                    if range.start > at {
+                        rows.skip(range.start - at, limits)?;
+                    }
+                    rows.read(self.first_row + u64::from(range.start), end - range.start, column, limits)?;
+                    at = end;
+                    pending = if end < range.end { Some(end..range.end) } else { ranges.next() };
                 }
-                rows.read(self.first_row + u64::from(range.start), end - range.start, column, limits)?;
-                at = end;
-                pending = if end < range.end { Some(end..range.end) } else { ranges.next() };
-            }
+                rows.finish()
+            };
+            read().map_err(|fault| source.explained(fault))?;
         }
         Ok(())
+    }
+
+    fn open(&self, source: &PageSource<'_>, rows: u32) -> Result<OpenPage, Fault> {
+        let page = OpenPage::read(source, self.chunk.codec, self.whole_page_bytes);
+        let page = page.map_err(|fault| source.explained(fault))?;
+        if page.header.is_delta() && self.chunk.delta_lengths == 0 && rows > MAX_UNDECLARED_DELTA_ROWS {
+            return Fault::corrupt("a delta-encoded page, which the footer does not declare");
+        }
+        Ok(page)
     }
 
     fn dictionary(&self) -> Result<Option<Dictionary<'_>>, Fault> {
         let Some(page) = &self.map.dictionary else { return Ok(None) };
         let (handle, codec, whole_page_bytes) = (self.handle, self.chunk.codec, self.whole_page_bytes);
-        Dictionary::read(DictionarySource { handle, page, codec, whole_page_bytes }).map(Some)
+        let source = DictionarySource { handle, page, map: Some(self.map), codec, whole_page_bytes };
+        Dictionary::read(source).map(Some).map_err(|fault| source.page_source().explained(fault))
     }
 }

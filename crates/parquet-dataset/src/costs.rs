@@ -28,6 +28,8 @@ impl Dataset {
         let mut rows = vec![
             CostRow { name: "dataset metadata", bytes: self.metadata_bytes() },
             CostRow { name: "dataset decoding", bytes: self.decoding_bytes() * readers as u64 },
+            // While it is written beside a checkpoint.
+            CostRow { name: "dataset page map", bytes: self.maps.kept_bytes() },
         ];
         let bytes = self.cache_bytes(residency);
         if bytes > 0 {

@@ -1,7 +1,7 @@
 //! A dataset: any rows of any files, in the order asked, within the memory allowed.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cache::BlockCache;
@@ -54,6 +54,8 @@ pub struct DatasetOptions {
     pub whole_page_bytes: usize,
     /// What [`Dataset::page_map`] gave for these files at another time. Parts that do not fit are ignored.
     pub page_map: Option<Vec<u8>>,
+    /// Whether what `page_map` knows of the pages' bytes is forgotten: changed data is then welcome.
+    pub forget_digests: bool,
     /// Records every positional read.
     pub io_log: Option<Arc<IoLog>>,
 }
@@ -68,6 +70,7 @@ impl Default for DatasetOptions {
             max_read_bytes: 1 << 30,
             whole_page_bytes: WHOLE_PAGE_BYTES,
             page_map: None,
+            forget_digests: false,
             io_log: None,
         }
     }
@@ -129,7 +132,7 @@ impl Dataset {
         let mut maps = PageMaps::new(&footers, options.columns.len(), options.whole_page_bytes);
         if let Some(bytes) = options.page_map.take() {
             let identities: Vec<&Identity> = (0..footers.len()).map(|file| opened.identity(file)).collect();
-            maps.restore(&bytes, &footers, &identities, &options.columns);
+            maps.restore(&bytes, &footers, &identities, &options.columns, options.forget_digests);
         }
         let residency = options.residency;
         let dataset = Self {
@@ -468,17 +471,50 @@ impl Dataset {
     }
 
     /// Makes the page maps that are missing, so that a read never walks page headers and [`Dataset::costs`] knows the pages.
-    /// Reads page headers or offset indexes, no data.
+    /// Reads page headers or offset indexes, and of data only dictionaries that are too large to be held whole.
+    ///
+    /// # Errors
+    /// Those of reading; [`Error::Rewritten`] where the pages of a [touched file](Dataset::touched_files) lie elsewhere
+    /// than they did.
     pub fn find_pages(&self) -> Result<(), Error> {
         for (file, footer) in self.footers.iter().enumerate() {
             let handle = self.files.handle(file)?;
             for row_group in 0..footer.row_groups.len() {
                 for column in 0..self.options.columns.len() {
-                    self.chunk_map(&handle, file, row_group, column)?;
+                    let map = self.chunk_map(&handle, file, row_group, column)?;
+                    if self.maps.is_touched(file) {
+                        self.compare_pages(&handle, map, (file, row_group, column))?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    fn compare_pages(&self, handle: &Handle, map: &ChunkMap, at: (usize, usize, usize)) -> Result<(), Error> {
+        let (file, row_group, column) = at;
+        let chunk = &self.footers[file].row_groups[row_group].chunks[column];
+        let found = ChunkMap::build(handle, chunk, self.options.whole_page_bytes);
+        let compared = match found {
+            Ok(found) => map.first_difference(&found).map_or(Ok(()), |at| Err(Fault::Rewritten { at })),
+            // There were pages when the map was made.
+            Err(Fault::Corrupt(_) | Fault::Ended(_)) => Err(Fault::Rewritten { at: chunk.bytes.start }),
+            Err(fault) => Err(fault),
+        };
+        compared.map_err(|fault| self.files.changed_or(file, fault.at(self.place(file, row_group, column))))
+    }
+
+    /// The files whose pages are known from [`DatasetOptions::page_map`], but that somebody touched since it was made:
+    /// size and footer are the same, inode or times are not. Pages that were read before are checked when they are
+    /// read again; whether others changed cannot be told.
+    pub fn touched_files(&self) -> Vec<&Path> {
+        (0..self.footers.len()).filter(|&file| self.maps.is_touched(file)).map(|file| self.files.path(file)).collect()
+    }
+
+    /// How many parts of pages were read so far, in this process or as `page_map` told: with each, what
+    /// [`Dataset::page_map`] gives changes.
+    pub fn known_stretches(&self) -> u64 {
+        self.maps.known_stretches()
     }
 
     /// The page maps of all chunks, for [`DatasetOptions::page_map`] at another time. Makes those that are missing, as

@@ -4,13 +4,15 @@
 //! longer one is read from the page again each time that it is wanted, and only as far as it is wanted. So a dictionary
 //! with one value of 60 MB takes a few kilobytes more than one without.
 
+use std::sync::Arc;
+
 use crate::error::Fault;
 use crate::footer::Codec;
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::page_bytes::OpenPage;
+use crate::page_bytes::{OpenPage, PageSource};
 use crate::page_header::{PageKind, encoding};
-use crate::page_map::PageEntry;
+use crate::page_map::{ChunkMap, PageEntry};
 use crate::rows::Column;
 
 /// A longer value of a large dictionary is read again whenever it is wanted.
@@ -23,6 +25,8 @@ const MAX_HELD_BYTES: u64 = 256 << 20;
 pub(crate) struct DictionarySource<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) page: &'a DictionaryPage,
+    /// The chunk's map, once it is made.
+    pub(crate) map: Option<&'a Arc<ChunkMap>>,
     pub(crate) codec: Codec,
     pub(crate) whole_page_bytes: usize,
 }
@@ -70,7 +74,7 @@ impl DictionaryPage {
         let size = u64::from(entry.uncompressed_bytes);
         let page = Self { entry, held_bytes: 2 * size, largest_value_bytes: size };
         match page.is_streamed(whole_page_bytes) {
-            true => DictionarySource { handle, page: &page, codec, whole_page_bytes }.measure(),
+            true => DictionarySource { handle, page: &page, map: None, codec, whole_page_bytes }.measure(),
             false => Ok(page),
         }
     }
@@ -167,6 +171,7 @@ impl<'a> Dictionary<'a> {
             let mut page = self.source.open()?;
             page.bytes.skip(value.at + part.start)?;
             page.bytes.copy_to(part.end - part.start, column)?;
+            page.bytes.finish()?;
         }
         column.finish(value.bytes, part.end - part.start < value.bytes);
         Ok(())
@@ -174,8 +179,12 @@ impl<'a> Dictionary<'a> {
 }
 
 impl DictionarySource<'_> {
+    pub(crate) fn page_source(&self) -> PageSource<'_> {
+        PageSource { handle: self.handle, entry: &self.page.entry, check: self.map.map(|map| (map, 0)) }
+    }
+
     fn open(&self) -> Result<OpenPage, Fault> {
-        let page = OpenPage::read(self.handle, &self.page.entry, self.codec, self.whole_page_bytes)?;
+        let page = OpenPage::read(&self.page_source(), self.codec, self.whole_page_bytes)?;
         let header = &page.header;
         if header.kind != PageKind::Dictionary {
             return Fault::corrupt("a dictionary page was expected, another kind of page is there");
@@ -226,5 +235,5 @@ fn each_value(
         }
         take(index, size - left, length, &mut page.bytes)?;
     }
-    Ok(())
+    page.bytes.finish()
 }

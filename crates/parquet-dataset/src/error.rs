@@ -111,6 +111,14 @@ pub enum Error {
         /// What changed, from what to what.
         change: String,
     },
+    /// The footer is the same, but a page is not what it was when this run read it first.
+    #[error("{place}: page at byte {at}: the data changed since this run read it first")]
+    Rewritten {
+        /// Where it was met.
+        place: Box<Place>,
+        /// The page's first byte in the file.
+        at: u64,
+    },
     /// A row beyond the end was asked for. Rows are numbered over all files here.
     #[error("row {row} was asked for, expected less than {rows}")]
     RowOutOfRange {
@@ -138,6 +146,9 @@ impl Error {
             Self::NotParquet { .. } | Self::Footer { .. } | Self::Corrupt { .. } => {
                 Some("the file is damaged or was not written completely; copy or write it again".to_owned())
             }
+            Self::Rewritten { .. } => Some(
+                "give the file back its old content, or go on with the new one with `--allow-changed data`".to_owned(),
+            ),
             Self::Changed { .. } => Some("start again once nothing writes to the file any more".to_owned()),
             _ => None,
         }
@@ -194,6 +205,8 @@ pub(crate) enum Fault {
     Corrupt(Cow<'static, str>),
     /// The bytes may be right, but nobody here reads them.
     Unsupported(String),
+    /// The bytes of the page at `at` are not what they were.
+    Rewritten { at: u64 },
     /// The bytes are more than the caller wants.
     TooLarge { what: &'static str, bytes: u64, limit: u64 },
 }
@@ -213,6 +226,7 @@ impl Fault {
             Self::File(source) => source.to_string(),
             Self::Ended(reason) | Self::Corrupt(reason) => reason.to_string(),
             Self::Unsupported(what) => format!("{what} is not supported"),
+            Self::Rewritten { at } => format!("the page at byte {at} changed"),
             Self::TooLarge { what, bytes, limit } => format!("{what} is {bytes} bytes, expected at most {limit}"),
         }
     }
@@ -223,6 +237,7 @@ impl Fault {
             Self::File(source) => Error::Io { path: place.path, action: "read".to_owned(), source },
             Self::Ended(reason) | Self::Corrupt(reason) => Error::Corrupt { place, reason: reason.into_owned() },
             Self::Unsupported(what) => Error::Unsupported { place, what },
+            Self::Rewritten { at } => Error::Rewritten { place, at },
             Self::TooLarge { what, bytes, limit } => Error::TooLarge { place, what, bytes, limit },
         }
     }

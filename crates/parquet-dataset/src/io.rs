@@ -49,8 +49,13 @@ pub(crate) struct Identity {
     device: u64,
     inode: u64,
     pub(crate) bytes: u64,
-    pub(crate) modified_ns: i128,
+    modified_ns: i128,
+    /// When its inode was changed, which an ordinary program cannot set back.
+    changed_ns: i128,
 }
+
+/// The bytes of [`Identity::stamp`].
+pub(crate) const STAMP_BYTES: usize = 8 + 16 + 16;
 
 impl Identity {
     fn of(metadata: &Metadata) -> Self {
@@ -59,7 +64,18 @@ impl Identity {
             inode: metadata.ino(),
             bytes: metadata.size(),
             modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+            changed_ns: i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec()),
         }
+    }
+
+    /// What differs if anybody touched the file: inode and times. Not the device, whose number may be another after a
+    /// start of the machine.
+    pub(crate) fn stamp(&self) -> [u8; STAMP_BYTES] {
+        let mut stamp = [0; STAMP_BYTES];
+        stamp[..8].copy_from_slice(&self.inode.to_le_bytes());
+        stamp[8..24].copy_from_slice(&self.modified_ns.to_le_bytes());
+        stamp[24..].copy_from_slice(&self.changed_ns.to_le_bytes());
+        stamp
     }
 
     /// What differs between what was opened and what is there now.
@@ -93,47 +109,6 @@ impl Handle {
             }
             _ => Fault::File(error),
         })
-    }
-}
-
-/// Bytes of a file as a stream, for decompressors. A failure of the file travels inside the `io::Error` as a
-/// [`FileFault`], so that it is not mistaken for a failure of the compressed data.
-pub(crate) struct FileRange {
-    pub(crate) handle: Handle,
-    pub(crate) bytes: Range<u64>,
-}
-
-impl io::Read for FileRange {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = (self.bytes.end - self.bytes.start).min(buffer.len() as u64) as usize;
-        if count > 0 {
-            self.handle
-                .read_exact_at(&mut buffer[..count], self.bytes.start)
-                .map_err(|fault| io::Error::other(FileFault(Mutex::new(Some(fault)))))?;
-            self.bytes.start += count as u64;
-        }
-        Ok(count)
-    }
-}
-
-/// A [`Fault`] of the file on its way through a decompressor.
-#[derive(Debug)]
-struct FileFault(Mutex<Option<Fault>>);
-
-impl std::fmt::Display for FileFault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the file could not be read")
-    }
-}
-
-impl std::error::Error for FileFault {}
-
-/// Tells a failure of the file from a failure of the data that a decompressor found in it.
-pub(crate) fn decompression_fault(codec: &str, error: io::Error) -> Fault {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<FileFault>());
-    match inner.and_then(|fault| fault.0.lock().unwrap_or_else(PoisonError::into_inner).take()) {
-        Some(fault) => fault,
-        None => Fault::Corrupt(format!("the {codec} data cannot be decompressed: {error}").into()),
     }
 }
 

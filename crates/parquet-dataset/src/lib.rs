@@ -38,6 +38,7 @@ mod dataset;
 mod delta;
 mod dictionary;
 mod error;
+mod file_range;
 mod footer;
 mod footer_walk;
 #[doc(hidden)]
@@ -47,6 +48,7 @@ mod io;
 mod layout;
 mod limits;
 mod page_bytes;
+mod page_digests;
 mod page_header;
 mod page_map;
 mod page_maps;

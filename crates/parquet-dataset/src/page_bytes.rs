@@ -2,21 +2,23 @@
 //!
 //! Pages of common size (up to [`WHOLE_PAGE_BYTES`]) are read with one `pread`, checked against their CRC if
 //! they have one, and decompressed into one buffer. Larger pages, which some writers make as large as their
-//! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]; their CRC is
-//! not checked, because a read stops at the last row it needs.
+//! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]. Either way the bytes
+//! are compared with what this run read there before; see [`crate::page_digests`].
 //!
 //! Invariant: the buffer never grows beyond those two sizes, however long a value is, but for levels, dictionary values
 //! and delta-encoded suffixes, which have limits of their own.
 
 use std::io::{BufReader, Read};
+use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
 use crate::error::Fault;
+use crate::file_range::{FileRange, decompression_fault};
 use crate::footer::Codec;
-use crate::io::{FileRange, Handle, decompression_fault};
+use crate::io::Handle;
 use crate::page_header::PageHeader;
-use crate::page_map::PageEntry;
+use crate::page_map::{ChunkMap, PageEntry};
 use crate::page_rows::most_level_bytes;
 use crate::rows::Column;
 use crate::snappy::SnappyReader;
@@ -58,6 +60,17 @@ impl PageBytes {
     fn stream(stored: FileRange, codec: Codec, decompressed: u32) -> Result<Self, Fault> {
         let rest = Rest::open(stored, codec)?;
         Ok(Self { buffer: Vec::new(), at: 0, unread: u64::from(decompressed), rest })
+    }
+
+    /// Says that no more is wanted of the page: what was read of it is checked.
+    pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+        match &mut self.rest {
+            Rest::Nothing => Ok(()),
+            Rest::Raw(range) => range.finish(),
+            Rest::Snappy(reader) => reader.get_mut().get_mut().finish(),
+            Rest::Gzip(reader) => reader.get_mut().get_mut().finish(),
+            Rest::Zstd(reader) => reader.get_mut().get_mut().finish(),
+        }
     }
 
     /// Whether all bytes that were not consumed are in memory.
@@ -130,7 +143,7 @@ impl PageBytes {
             return ends_early(count, self.unread);
         }
         if let Rest::Raw(range) = &mut self.rest {
-            range.bytes.start += count;
+            range.skip(count)?;
             self.unread -= count;
             return Ok(());
         }
@@ -219,19 +232,22 @@ pub(crate) struct OpenPage {
 }
 
 impl OpenPage {
-    /// Reads the page at `entry`, whole if it is at most `whole_limit` bytes, compressed and decompressed.
-    pub(crate) fn read(handle: &Handle, entry: &PageEntry, codec: Codec, whole_limit: usize) -> Result<Self, Fault> {
-        let end = entry.offset + u64::from(entry.bytes);
+    /// Reads a page, whole if it is at most `whole_limit` bytes, compressed and decompressed.
+    pub(crate) fn read(source: &PageSource<'_>, codec: Codec, whole_limit: usize) -> Result<Self, Fault> {
+        let PageSource { handle, entry, check } = *source;
         let mut whole = None;
-        let header = match entry.bytes as usize <= whole_limit {
+        let header = match entry.bytes.max(entry.uncompressed_bytes) as usize <= whole_limit {
             true => {
                 let mut stored = vec![0; entry.bytes as usize];
                 handle.read_exact_at(&mut stored, entry.offset)?;
+                if let Some((map, slot)) = check {
+                    map.digests.check_whole(slot, entry, &stored)?;
+                }
                 let header = PageHeader::parse(&stored)?;
                 whole = Some(stored);
                 header
             }
-            false => PageHeader::read(handle, entry.offset, end)?,
+            false => PageHeader::read(handle, entry.offset, entry.offset + u64::from(entry.bytes))?,
         };
         if header.total_bytes() != u64::from(entry.bytes) {
             return Fault::corrupt(format!(
@@ -251,29 +267,60 @@ impl OpenPage {
             ));
         }
         let size = header.uncompressed_bytes as usize - levels;
-        if let Some(stored) = whole {
+        if let Some(stored) = whole.filter(|_| header.uncompressed_bytes as usize <= whole_limit) {
             check_crc(&stored[body..], header.crc)?;
-            if header.uncompressed_bytes as usize <= whole_limit {
-                let level_bytes = stored[body + header.repetition_level_bytes as usize..body + levels].to_vec();
-                let bytes = match codec {
-                    Codec::Uncompressed => {
-                        PageBytes { buffer: stored, at: body + levels, unread: 0, rest: Rest::Nothing }
-                    }
-                    _ if size == 0 => PageBytes::whole(Vec::new()),
-                    codec => PageBytes::whole(decompress_whole(codec, &stored[body + levels..], size)?),
-                };
-                return Ok(Self { header, levels: level_bytes, bytes });
-            }
+            let level_bytes = stored[body + header.repetition_level_bytes as usize..body + levels].to_vec();
+            let bytes = match codec {
+                Codec::Uncompressed => PageBytes { buffer: stored, at: body + levels, unread: 0, rest: Rest::Nothing },
+                _ if size == 0 => PageBytes::whole(Vec::new()),
+                codec => PageBytes::whole(decompress_whole(codec, &stored[body + levels..], size)?),
+            };
+            return Ok(Self { header, levels: level_bytes, bytes });
         }
         if levels as u64 > most_level_bytes(header.values) {
             return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
         }
+        source.check_streamed_crc(&header)?;
+        let mut stored = FileRange::new(handle, entry, check);
+        stored.skip(body as u64 + u64::from(header.repetition_level_bytes))?;
         let mut level_bytes = vec![0; header.definition_level_bytes as usize];
-        let levels_at = entry.offset + body as u64 + u64::from(header.repetition_level_bytes);
-        handle.read_exact_at(&mut level_bytes, levels_at)?;
-        let stored = FileRange { handle: handle.clone(), bytes: entry.offset + (body + levels) as u64..end };
+        stored.read_exact(&mut level_bytes)?;
         let bytes = PageBytes::stream(stored, codec, size as u32)?;
         Ok(Self { header, levels: level_bytes, bytes })
+    }
+}
+
+/// Where a page lies, and who knows what its bytes were.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSource<'a> {
+    pub(crate) handle: &'a Handle,
+    pub(crate) entry: &'a PageEntry,
+    /// The page's map and its slot in the map's digests.
+    pub(crate) check: Option<(&'a Arc<ChunkMap>, usize)>,
+}
+
+impl PageSource<'_> {
+    /// A page that is streamed is compared with its checksum once, when not all of it has been read before: a read
+    /// stops at the last row that it needs, and the digests vouch for the rest.
+    fn check_streamed_crc(&self, header: &PageHeader) -> Result<(), Fault> {
+        let (Some(expected), Some((map, slot))) = (header.crc, self.check) else { return Ok(()) };
+        if map.digests.knows(slot, self.entry) {
+            return Ok(());
+        }
+        let actual = map.digests.read_page(self.handle, slot, self.entry, u64::from(header.header_bytes))?;
+        compare_crc(actual, expected)
+    }
+
+    /// A fault of the page's bytes, or the better explanation that they are others than they were.
+    pub(crate) fn explained(&self, fault: Fault) -> Fault {
+        let Some((map, slot)) = self.check else { return fault };
+        if !matches!(fault, Fault::Corrupt(_) | Fault::Ended(_) | Fault::Unsupported(_)) {
+            return fault;
+        }
+        match map.digests.read_page(self.handle, slot, self.entry, 0) {
+            Err(rewritten @ Fault::Rewritten { .. }) => rewritten,
+            _ => fault,
+        }
     }
 }
 
@@ -282,9 +329,13 @@ fn check_crc(stored: &[u8], crc: Option<u32>) -> Result<(), Fault> {
     let Some(expected) = crc else { return Ok(()) };
     let mut actual = flate2::Crc::new();
     actual.update(stored);
-    match actual.sum() == expected {
+    compare_crc(actual.sum(), expected)
+}
+
+fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
+    match actual == expected {
         true => Ok(()),
-        false => Fault::corrupt(format!("a page's checksum is {:08x}, expected {expected:08x}", actual.sum())),
+        false => Fault::corrupt(format!("a page's checksum is {actual:08x}, expected {expected:08x}")),
     }
 }
 

@@ -3,7 +3,7 @@
 //! With a page map every block of rows is a seek. It comes from the file's offset index where there is a
 //! sound one; otherwise from one walk over the page headers, a few hundred bytes per page and none of the
 //! data, but for dictionaries that are too large to be held whole. A chunk's map is made when the chunk is first read
-//! and kept from then on: 24 bytes a page.
+//! and kept from then on: 24 bytes a page, and 4 for its digest.
 //!
 //! Invariant: within a map, pages lie in the chunk's bytes, start at row 0, and each starts after the one
 //! before it, in rows and in bytes. What a page declares about itself is compared with the map when it is read.
@@ -15,6 +15,7 @@ use crate::error::Fault;
 use crate::footer::{Chunk, Codec};
 use crate::io::Handle;
 use crate::page_bytes::zstd_window;
+use crate::page_digests::Digests;
 use crate::page_header::{PageHeader, PageKind, PageLocation, parse_offset_index};
 
 /// An offset index of more bytes is not believed; a map of a million pages has about 12 MiB.
@@ -33,13 +34,15 @@ pub(crate) struct PageEntry {
 }
 
 /// The pages of one column chunk.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct ChunkMap {
     pub(crate) dictionary: Option<DictionaryPage>,
     /// Data pages, in the order of their rows. Pages without rows are left out.
     pub(crate) pages: Vec<PageEntry>,
     /// The largest window of the pages that are decompressed as a zstd stream.
     pub(crate) window_bytes: u64,
+    /// What the pages' bytes were when they were first read.
+    pub(crate) digests: Digests,
 }
 
 impl ChunkMap {
@@ -64,6 +67,7 @@ impl ChunkMap {
         if let Some(page) = &mut map.dictionary {
             *page = DictionaryPage::examine(handle, page.entry, chunk.codec, whole_page_bytes)?;
         }
+        map.digests = Digests::new(map.dictionary.as_ref().map(|page| &page.entry), &map.pages);
         Ok(map)
     }
 
@@ -94,7 +98,7 @@ impl ChunkMap {
                 page.uncompressed_bytes = header.uncompressed_bytes;
             }
         }
-        Ok(Some(Self { dictionary, pages, window_bytes: 0 }))
+        Ok(Some(Self { dictionary, pages, ..Self::default() }))
     }
 
     fn from_page_headers(handle: &Handle, chunk: &Chunk) -> Result<Self, Fault> {
@@ -152,7 +156,19 @@ impl ChunkMap {
 
     /// The bytes that this map takes in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        (size_of::<Self>() + self.pages.capacity() * size_of::<PageEntry>()) as u64
+        (size_of::<Self>() + self.pages.capacity() * size_of::<PageEntry>() + self.digests.memory_bytes()) as u64
+    }
+
+    /// Where the first page lies that does not lie where it lies in `other`.
+    pub(crate) fn first_difference(&self, other: &Self) -> Option<u64> {
+        let places = |map: &Self| {
+            let dictionary = map.dictionary.map(|page| (page.entry.offset, page.entry.bytes, 0));
+            let pages = map.pages.iter().map(|page| (page.offset, page.bytes, page.first_row));
+            dictionary.into_iter().chain(pages).collect::<Vec<_>>()
+        };
+        let (ours, theirs) = (places(self), places(other));
+        let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs).count();
+        (same < ours.len().max(theirs.len())).then(|| ours.get(same).or(theirs.get(same)).map_or(0, |page| page.0))
     }
 
     /// Whether the map could be that of `chunk`.
@@ -201,6 +217,6 @@ fn sound_pages(locations: &[PageLocation], chunk: &Chunk) -> Option<Vec<PageEntr
             first_row,
         });
     }
-    let map = ChunkMap { dictionary: None, pages, window_bytes: 0 };
+    let map = ChunkMap { pages, ..ChunkMap::default() };
     map.fits(chunk).then_some(map.pages)
 }

@@ -1,7 +1,8 @@
 //! The page maps of a dataset's chunks, and the bytes that keep them beside a run.
 //!
 //! [`PageMaps::to_bytes`] gives all maps to whoever wants to keep them, [`PageMaps::restore`] takes them back and drops
-//! those of files that are not the same any more: another size, modification time or footer.
+//! those of files that are not the same any more: another size or footer. With the maps come the digests of what was
+//! read. A file that was touched meanwhile, by its inode and times, keeps them and is named.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,10 +11,11 @@ use sha2::{Digest, Sha256};
 use crate::dictionary::DictionaryPage;
 use crate::error::Fault;
 use crate::footer::{Chunk, Footer};
-use crate::io::{Handle, Identity};
+use crate::io::{Handle, Identity, STAMP_BYTES};
+use crate::page_digests::Digests;
 use crate::page_map::{ChunkMap, PageEntry};
 
-const MAGIC: &[u8] = b"parquet-dataset page map 2\n";
+const MAGIC: &[u8] = b"parquet-dataset page map 3\n";
 
 /// The page maps of all chunks of a dataset, each made when it is first needed.
 pub(crate) struct PageMaps {
@@ -22,6 +24,8 @@ pub(crate) struct PageMaps {
     columns: usize,
     /// Pages up to this size are held whole while they are read.
     whole_page_bytes: usize,
+    /// Files with restored maps that have other stamps than they had.
+    touched: Vec<bool>,
     chunks: Vec<OnceLock<Arc<ChunkMap>>>,
 }
 
@@ -33,7 +37,13 @@ impl PageMaps {
             file_starts.push(total);
             total += footer.row_groups.len() * columns;
         }
-        Self { file_starts, columns, whole_page_bytes, chunks: (0..total).map(|_| OnceLock::new()).collect() }
+        Self {
+            file_starts,
+            columns,
+            whole_page_bytes,
+            touched: vec![false; footers.len()],
+            chunks: (0..total).map(|_| OnceLock::new()).collect(),
+        }
     }
 
     fn slot(&self, file: usize, row_group: usize, column: usize) -> &OnceLock<Arc<ChunkMap>> {
@@ -60,6 +70,25 @@ impl PageMaps {
         Ok(slot.get_or_init(|| map))
     }
 
+    /// Whether a file's maps were restored, but somebody touched the file meanwhile.
+    pub(crate) fn is_touched(&self, file: usize) -> bool {
+        self.touched[file]
+    }
+
+    /// How many stretches of pages were read so far.
+    pub(crate) fn known_stretches(&self) -> u64 {
+        let maps = self.chunks.iter().filter_map(|slot| slot.get());
+        maps.map(|map| map.digests.words().filter(|&word| word != 0).count() as u64).sum()
+    }
+
+    /// How many bytes [`PageMaps::to_bytes`] gives.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        let files = self.file_starts.len() as u64 * (FILE_KEY_BYTES + STAMP_BYTES + 8) as u64;
+        let maps = self.chunks.iter().filter_map(|slot| slot.get());
+        let maps = maps.map(|map| (20 * map.pages.len() + 4 * map.digests.len() + 60) as u64).sum::<u64>();
+        128 + files + 8 * self.chunks.len() as u64 + maps
+    }
+
     /// The bytes that all maps made so far take in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let slots = size_of_val(&*self.chunks) as u64;
@@ -68,11 +97,13 @@ impl PageMaps {
 
     /// Everything made so far, for [`PageMaps::restore`].
     pub(crate) fn to_bytes(&self, footers: &[Footer], identities: &[&Identity], columns: &[String]) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+        let mut bytes = Vec::with_capacity(self.kept_bytes() as usize);
+        bytes.extend(MAGIC);
         bytes.extend(columns_hash(columns));
         put(&mut bytes, footers.len() as u64);
         for (file, (footer, identity)) in footers.iter().zip(identities).enumerate() {
             bytes.extend(file_key(footer, identity));
+            bytes.extend(identity.stamp());
             put(&mut bytes, (footer.row_groups.len() * self.columns) as u64);
             for slot in 0..footer.row_groups.len() * self.columns {
                 put_map(&mut bytes, self.chunks[self.file_starts[file] + slot].get());
@@ -91,8 +122,10 @@ impl PageMaps {
         footers: &[Footer],
         identities: &[&Identity],
         columns: &[String],
+        forgets_digests: bool,
     ) -> usize {
         let mut restored = 0;
+        let mut taken = vec![false; footers.len()];
         let mut read_all = || -> Option<()> {
             let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(32)?)?;
             if Sha256::digest(body)[..] != *checksum {
@@ -101,10 +134,18 @@ impl PageMaps {
             let mut input = body.strip_prefix(MAGIC)?.strip_prefix(&columns_hash(columns))?;
             for _ in 0..take(&mut input)? {
                 let (key, rest) = input.split_at_checked(FILE_KEY_BYTES)?;
+                let (stamp, rest) = rest.split_at_checked(STAMP_BYTES)?;
                 input = rest;
-                let same = (0..footers.len()).find(|&file| file_key(&footers[file], identities[file]) == *key);
+                let is_same = |file: &usize| file_key(&footers[*file], identities[*file]) == *key && !taken[*file];
+                // Copies of one file differ in their stamps, if at all.
+                let same = (0..footers.len()).find(|file| is_same(file) && identities[*file].stamp() == *stamp);
+                let same = same.or_else(|| (0..footers.len()).find(is_same));
+                if let Some(file) = same {
+                    taken[file] = true;
+                    self.touched[file] = !forgets_digests && identities[file].stamp() != *stamp;
+                }
                 for slot in 0..take(&mut input)? as usize {
-                    let map = take_map(&mut input)?;
+                    let map = take_map(&mut input, forgets_digests)?;
                     let (Some(file), Some(map)) = (same, map) else { continue };
                     let (row_group, column) = (slot / self.columns, slot % self.columns);
                     let chunk = footers[file].row_groups.get(row_group)?.chunks.get(column)?;
@@ -121,13 +162,12 @@ impl PageMaps {
     }
 }
 
-const FILE_KEY_BYTES: usize = 8 + 16 + 32;
+const FILE_KEY_BYTES: usize = 8 + 32;
 
 fn file_key(footer: &Footer, identity: &Identity) -> [u8; FILE_KEY_BYTES] {
     let mut key = [0; FILE_KEY_BYTES];
     key[..8].copy_from_slice(&identity.bytes.to_le_bytes());
-    key[8..24].copy_from_slice(&identity.modified_ns.to_le_bytes());
-    key[24..].copy_from_slice(&footer.hash);
+    key[8..].copy_from_slice(&footer.hash);
     key
 }
 
@@ -168,7 +208,7 @@ fn take_entry(input: &mut &[u8]) -> Option<PageEntry> {
     Some(PageEntry { offset, bytes: words[0], uncompressed_bytes: words[1], first_row: words[2] })
 }
 
-/// Number of pages + 1 (0: no map), the window, the dictionary where there is one, the pages.
+/// Number of pages + 1 (0: no map), the window, the dictionary where there is one, the pages, their digests.
 fn put_map(bytes: &mut Vec<u8>, map: Option<&Arc<ChunkMap>>) {
     let Some(map) = map else { return put(bytes, 0) };
     put(bytes, map.pages.len() as u64 + 1);
@@ -180,9 +220,10 @@ fn put_map(bytes: &mut Vec<u8>, map: Option<&Arc<ChunkMap>>) {
         put(bytes, page.largest_value_bytes);
     }
     map.pages.iter().for_each(|page| put_entry(bytes, page));
+    map.digests.words().for_each(|word| bytes.extend(word.to_le_bytes()));
 }
 
-fn take_map(input: &mut &[u8]) -> Option<Option<ChunkMap>> {
+fn take_map(input: &mut &[u8], forgets_digests: bool) -> Option<Option<ChunkMap>> {
     let Some(pages) = take(input)?.checked_sub(1) else { return Some(None) };
     let window_bytes = take(input)?;
     let (&has_dictionary, rest) = input.split_first()?;
@@ -196,5 +237,11 @@ fn take_map(input: &mut &[u8]) -> Option<Option<ChunkMap>> {
         map.pages.push(take_entry(input)?);
     }
     map.pages.shrink_to_fit();
+    map.digests = Digests::new(map.dictionary.as_ref().map(|page| &page.entry), &map.pages);
+    for index in 0..map.digests.len() {
+        let (word, rest) = input.split_first_chunk::<4>()?;
+        *input = rest;
+        map.digests.set(index, if forgets_digests { 0 } else { u32::from_le_bytes(*word) });
+    }
     Some(Some(map))
 }

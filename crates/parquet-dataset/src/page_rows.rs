@@ -101,6 +101,11 @@ impl<'d> PageRows<'d> {
         })
     }
 
+    /// Says that no more rows are wanted.
+    pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+        self.bytes.finish()
+    }
+
     /// Passes over `count` rows.
     pub(crate) fn skip(&mut self, count: u32, limits: &Limits<'_>) -> Result<(), Fault> {
         let mut values = u64::from(count);

@@ -92,6 +92,11 @@ impl<R: BufRead> SnappyReader<R> {
         Self { input, output, remaining: None, literal: 0 }
     }
 
+    /// Where the compressed bytes come from.
+    pub(crate) fn get_mut(&mut self) -> &mut R {
+        &mut self.input
+    }
+
     fn byte(&mut self) -> io::Result<u8> {
         let mut byte = [0];
         self.input.read_exact(&mut byte)?;

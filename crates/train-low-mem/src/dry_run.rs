@@ -31,7 +31,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     stop.is_dry_run_in(directory.path().to_path_buf());
     let run = RunDir::lock(directory.path())?;
     let config = setup::place_embedded_files(config, run.root())?;
-    let opened = setup::open(&config, run.root())?;
+    let opened = setup::open(&config, run.root(), false)?;
     let tried = RunDir::look_at(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &tried)? } else { None };

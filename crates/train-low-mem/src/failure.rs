@@ -126,6 +126,11 @@ impl From<parquet_dataset::Error> for Failure {
 
 impl From<dataloader::Error> for Failure {
     fn from(error: dataloader::Error) -> Self {
+        // What its own errors say of rows met in a batch is what they say when files are opened.
+        let error = match error {
+            dataloader::Error::Dataset(error) => return error.into(),
+            error => error,
+        };
         let exit = match &error {
             dataloader::Error::Options(_) => Exit::Usage,
             dataloader::Error::Thread(_) => Exit::Internal,

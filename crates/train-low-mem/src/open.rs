@@ -27,19 +27,28 @@ pub struct Opened {
     pub validation: Option<Arc<Dataset>>,
 }
 
+/// What an earlier run learnt about the training files.
+pub struct KeptPageMap {
+    /// What [`Dataset::page_map`] gave.
+    pub bytes: Vec<u8>,
+    /// Whether the pages must hold what they held then.
+    pub keeps_digests: bool,
+}
+
 impl Opened {
-    /// Opens what the config names. `page_map` is what an earlier run learnt about the training files.
-    pub fn new(config: &Config, page_map: Option<Vec<u8>>) -> Outcome<Self> {
+    /// Opens what the config names.
+    pub fn new(config: &Config, page_map: Option<KeptPageMap>) -> Outcome<Self> {
         let device = device(&config.run.device)?;
         let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config)?)?);
         let model = model_config(config, &tokenizer)?;
         let columns = objective(config).columns();
-        let open = |key: &str, patterns: &[String], page_map| -> Outcome<Arc<Dataset>> {
+        let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
                 columns: columns.clone(),
                 residency: Residency::UltraLowMem,
                 block_rows: u32::try_from(config.data.block_rows).unwrap_or(u32::MAX),
-                page_map,
+                forget_digests: page_map.as_ref().is_some_and(|kept| !kept.keeps_digests),
+                page_map: page_map.map(|kept| kept.bytes),
                 ..DatasetOptions::default()
             };
             let dataset = Dataset::open(&files(key, patterns)?, &options)?;

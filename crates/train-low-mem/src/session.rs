@@ -60,6 +60,8 @@ pub struct Session {
     first_step: u64,
     saved_step: Option<u64>,
     saved_at: Instant,
+    /// Parts of the data's pages that the kept page map knows.
+    kept_stretches: u64,
 }
 
 /// What a checkpoint remembers for the end of the run.
@@ -122,6 +124,7 @@ impl Session {
         stop.starts_at(steps_done);
         loader.stop_on(stop.flag());
 
+        let kept_stretches = opened.train.known_stretches();
         let mut metrics = Metrics::new(&run.metrics());
         let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         setup::announce(&config, &opened, total_steps);
@@ -181,6 +184,7 @@ impl Session {
             first_step: steps_done,
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
+            kept_stretches,
         };
         session.stop.can_leave_in_order();
         session.memory_line("with the model loaded")?;
@@ -462,6 +466,7 @@ impl Session {
         };
         let state =
             serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
+        self.keep_page_map()?;
         let tokenizer = &self.opened.tokenizer;
         let files = TokenizerFiles { json: tokenizer.path(), config: tokenizer.transformers_config() };
         self.stop.note_saving();
@@ -478,6 +483,23 @@ impl Session {
         self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
         self.hold_prediction("saving")?;
         self.memory_line("after saving").map(drop)
+    }
+
+    /// Keeps the digests of what was read, before the checkpoint that counts on it. Without them a run goes on as well;
+    /// it only notices less.
+    fn keep_page_map(&mut self) -> Outcome<()> {
+        let known = self.opened.train.known_stretches();
+        if known == self.kept_stretches {
+            return Ok(());
+        }
+        match setup::keep_page_map(&self.opened, self.run.root()) {
+            Ok(()) => self.kept_stretches = known,
+            Err(failure) => {
+                let text = format!("{}; changed data may go unnoticed when the run goes on", failure.message);
+                self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "page_map"}))?;
+            }
+        }
+        Ok(())
     }
 
     /// Where the checkpoint of the current step lies.

@@ -10,11 +10,13 @@ use crate::assets;
 use crate::cli::TrainArgs;
 use crate::config::{Config, Values};
 use crate::failure::{Failure, Outcome};
-use crate::open::{self, Opened};
+use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
 
 /// What an earlier run learnt about where the pages of the training files lie.
 const PAGE_MAP: &str = "page-map.bin";
+/// A larger page map is made again: it would be that of some forty million pages.
+const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 /// The config as resolved.
 const RESOLVED: &str = "resolved.toml";
 
@@ -68,17 +70,34 @@ pub fn place_embedded_files(config: Config, directory: &Path) -> Outcome<Config>
 }
 
 /// Opens what the config names, with the page map kept in `directory`, which is made where there is none.
-pub fn open(config: &Config, directory: &Path) -> Outcome<Opened> {
-    let path = directory.join(PAGE_MAP);
-    let kept = std::fs::read(&path).ok();
-    let opened = Opened::new(config, kept.clone())?;
+///
+/// A run that goes on (`resumes`) is held to the data that it read before, unless `--allow-changed data` says otherwise:
+/// a page with other bytes is then an error when it is read, and a file that was only touched is a warning here.
+pub fn open(config: &Config, directory: &Path, resumes: bool) -> Outcome<Opened> {
+    let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
+    let checksum = kept.as_ref().and_then(|bytes| bytes.last_chunk::<32>().copied());
+    let keeps_digests = resumes && !config.run.allow_changes.iter().any(|part| part == "data");
+    let opened = Opened::new(config, kept.map(|bytes| KeptPageMap { bytes, keeps_digests }))?;
     let map = opened.train.page_map()?;
+    if let [first, more @ ..] = opened.train.touched_files().as_slice() {
+        let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };
+        report::warn(&format!(
+            "{}{others}: changed or replaced since this run read it; size and footer are the same. \
+             Pages that were read before are compared when they are read again",
+            first.display()
+        ));
+    }
     // Only for what reading them costs: an evaluation starts at the first row.
     opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
-    if kept.as_ref() != Some(&map) {
-        trainer::write_atomic(&path, &map)?;
+    if checksum.as_ref() != map.last_chunk::<32>() {
+        trainer::write_atomic(&directory.join(PAGE_MAP), &map)?;
     }
     Ok(opened)
+}
+
+/// Writes the page map again, with the digests of the pages that were read meanwhile.
+pub fn keep_page_map(opened: &Opened, directory: &Path) -> Outcome<()> {
+    Ok(trainer::write_atomic(&directory.join(PAGE_MAP), &opened.train.page_map()?)?)
 }
 
 /// Writes `resolved.toml`.

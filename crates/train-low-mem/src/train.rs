@@ -34,7 +34,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         run.refuse_to_overwrite()?;
     }
     let config = setup::place_embedded_files(config, run.root())?;
-    let opened = setup::open(&config, run.root())?;
+    let opened = setup::open(&config, run.root(), keep_training)?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         return Ok(());

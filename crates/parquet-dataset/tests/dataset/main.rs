@@ -3,9 +3,11 @@
 
 mod any_rows;
 mod damage;
+mod digests;
 mod files;
 mod hostile;
 mod io_log;
+mod many_columns;
 mod page_map;
 mod parts;
 mod residency;

@@ -16,9 +16,11 @@ fn a_page_map_given_back_spares_the_walk() {
     options.io_log = Some(Arc::clone(&log));
     let again = Dataset::open(&[directory.path().join("train.parquet")], &options).unwrap();
     log.take();
+    assert_eq!(again.page_map().unwrap(), map);
     assert_rows(&again.read_rows(&[777]).unwrap(), &columns, &[777]);
     assert_eq!(log.take().len(), 2, "one page of each column, no header");
-    assert_eq!(again.page_map().unwrap(), map);
+    let after = again.page_map().unwrap();
+    assert!(after != map && after.len() == map.len(), "it knows what two pages hold");
 }
 
 #[test]

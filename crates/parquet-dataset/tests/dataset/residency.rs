@@ -60,7 +60,7 @@ fn in_memory_ends_up_holding_every_row_within_its_stated_cost() {
 fn costs_name_metadata_decoding_and_cache() {
     let (_directory, dataset, _) = open(&FileKind::default(), &both());
     let names = |residency| dataset.costs(residency, 2).iter().map(|row| row.name).collect::<Vec<_>>();
-    assert_eq!(names(Residency::UltraLowMem), ["dataset metadata", "dataset decoding"]);
+    assert_eq!(names(Residency::UltraLowMem), ["dataset metadata", "dataset decoding", "dataset page map"]);
     let bytes = 123_456;
     let costs = dataset.costs(Residency::RowGroupCache { bytes }, 2);
     assert_eq!(costs.last().map(|row| (row.name, row.bytes)), Some(("dataset cache", bytes)));

@@ -63,7 +63,7 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     let directory =
         tempfile::tempdir().map_err(|error| Failure::internal(format!("a temporary directory: {error}")))?;
     let config = setup::place_embedded_files(config.clone(), directory.path())?;
-    let opened = setup::open(&config, directory.path())?;
+    let opened = setup::open(&config, directory.path(), false)?;
     let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
     let options = options::trainer_options(&config, &opened.model, total_steps);
     rehearse(&opened.model, &options, &opened.device)?;

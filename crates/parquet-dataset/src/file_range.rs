@@ -1,0 +1,149 @@
+//! Bytes of a page as a stream, checked against the page's digests on their way.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flate2::Crc;
+
+use crate::error::Fault;
+use crate::io::Handle;
+use crate::page_digests::{PASS_BYTES, stretch_bytes};
+use crate::page_map::{ChunkMap, PageEntry};
+
+/// Bytes of a file, for decompressors. A failure of the file travels inside the `io::Error` as a [`FileFault`], so
+/// that it is not mistaken for a failure of the compressed data.
+pub(crate) struct FileRange {
+    handle: Handle,
+    bytes: Range<u64>,
+    check: Option<StretchCheck>,
+}
+
+/// The digest of the stretch that is being read. It began at the stretch's first byte.
+struct StretchCheck {
+    map: Arc<ChunkMap>,
+    page: PageEntry,
+    first_word: usize,
+    digest: Crc,
+}
+
+impl FileRange {
+    /// The page at `page`, from its header on. With a map and the page's slot in it, whatever is read is checked.
+    pub(crate) fn new(handle: &Handle, page: &PageEntry, check: Option<(&Arc<ChunkMap>, usize)>) -> Self {
+        let check = check.map(|(map, slot)| StretchCheck {
+            first_word: map.digests.first_word(slot),
+            map: Arc::clone(map),
+            page: *page,
+            digest: Crc::new(),
+        });
+        let bytes = page.offset..page.offset + u64::from(page.bytes);
+        Self { handle: handle.clone(), bytes, check }
+    }
+
+    /// Reads bytes, no more than are left.
+    pub(crate) fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), Fault> {
+        self.handle.read_exact_at(buffer, self.bytes.start)?;
+        if let Some(check) = &mut self.check {
+            check.feed(self.bytes.start, buffer)?;
+        }
+        self.bytes.start += buffer.len() as u64;
+        Ok(())
+    }
+
+    /// Passes over `count` bytes, no more than are left. Whole stretches are not read.
+    pub(crate) fn skip(&mut self, count: u64) -> Result<(), Fault> {
+        let target = self.bytes.start + count;
+        if let Some(check) = &self.check {
+            let (_, stretch_end) = check.stretch(self.bytes.start);
+            let (target_start, _) = check.stretch(target);
+            if self.bytes.start > check.stretch(self.bytes.start).0 {
+                self.pass_to(target.min(stretch_end))?;
+            }
+            if target > stretch_end {
+                self.bytes.start = self.bytes.start.max(target_start);
+            }
+            return self.pass_to(target);
+        }
+        self.bytes.start = target;
+        Ok(())
+    }
+
+    /// Reads to the end of the stretch that was begun, so that every byte that was used is checked.
+    pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+        let Some(check) = &self.check else { return Ok(()) };
+        let (start, end) = check.stretch(self.bytes.start);
+        match start == self.bytes.start {
+            true => Ok(()),
+            false => self.pass_to(end),
+        }
+    }
+
+    fn pass_to(&mut self, target: u64) -> Result<(), Fault> {
+        let mut piece = vec![0; (target - self.bytes.start).min(PASS_BYTES as u64) as usize];
+        while self.bytes.start < target {
+            let count = (target - self.bytes.start).min(PASS_BYTES as u64) as usize;
+            self.read_exact(&mut piece[..count])?;
+        }
+        Ok(())
+    }
+}
+
+impl StretchCheck {
+    /// Where the stretch that holds byte `at` of the file begins and ends. The end of the page begins one of its own.
+    fn stretch(&self, at: u64) -> (u64, u64) {
+        let end = self.page.offset + u64::from(self.page.bytes);
+        let (bytes, inside) = (stretch_bytes(&self.page), at - self.page.offset);
+        match at == end {
+            true => (end, end),
+            false => (at - inside % bytes, (at - inside % bytes + bytes).min(end)),
+        }
+    }
+
+    /// Takes bytes that lie at `at`.
+    fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            let (start, end) = self.stretch(at);
+            let (now, later) = bytes.split_at((end - at).min(bytes.len() as u64) as usize);
+            self.digest.update(now);
+            (at, bytes) = (at + now.len() as u64, later);
+            if at == end {
+                let word = self.first_word + ((start - self.page.offset) / stretch_bytes(&self.page)) as usize;
+                self.map.digests.check(word, &self.digest, &self.page)?;
+                self.digest.reset();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl io::Read for FileRange {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = (self.bytes.end - self.bytes.start).min(buffer.len() as u64) as usize;
+        if count > 0 {
+            self.read_exact(&mut buffer[..count])
+                .map_err(|fault| io::Error::other(FileFault(Mutex::new(Some(fault)))))?;
+        }
+        Ok(count)
+    }
+}
+
+/// A [`Fault`] of the file on its way through a decompressor.
+#[derive(Debug)]
+struct FileFault(Mutex<Option<Fault>>);
+
+impl std::fmt::Display for FileFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the file could not be read")
+    }
+}
+
+impl std::error::Error for FileFault {}
+
+/// Tells a failure of the file from a failure of the data that a decompressor found in it.
+pub(crate) fn decompression_fault(codec: &str, error: io::Error) -> Fault {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<FileFault>());
+    match inner.and_then(|fault| fault.0.lock().unwrap_or_else(PoisonError::into_inner).take()) {
+        Some(fault) => fault,
+        None => Fault::Corrupt(format!("the {codec} data cannot be decompressed: {error}").into()),
+    }
+}

@@ -1,0 +1,153 @@
+//! Digests of pages: what a page's bytes were when this run read them first, and whether they still are.
+//!
+//! A page of common size has one word: the CRC-32 of its header and body as stored, learnt when the page is first read
+//! and compared whenever it is read again. Its check is one pass of an instruction that is faster than memory. A page
+//! of more than [`ONE_WORD_BYTES`] has a word for each stretch of [`STRETCH_BYTES`], and of those only the ones that are
+//! read are checked.
+//!
+//! A change that nobody made on purpose goes unnoticed once in 2^32 stretches. A stretch that was never read is not known.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use flate2::Crc;
+
+use crate::error::Fault;
+use crate::io::Handle;
+use crate::page_map::PageEntry;
+
+/// A page up to this size has one digest.
+const ONE_WORD_BYTES: u32 = 4 << 20;
+/// The part of a larger page that has a digest of its own.
+const STRETCH_BYTES: u64 = 128 << 10;
+/// What is read at a time where bytes are read for their digest alone.
+pub(crate) const PASS_BYTES: usize = 64 << 10;
+
+/// The digests of a chunk's pages. Slot 0 is the dictionary, slot `i + 1` page `i`.
+#[derive(Debug, Default)]
+pub(crate) struct Digests {
+    /// 0 for a stretch that was never read.
+    words: Vec<AtomicU32>,
+    /// The slots of several words, each with how many words the slots up to and including it have beyond one.
+    large: Vec<(u32, u32)>,
+}
+
+/// The size of the parts of a page that have a digest each; the last may be smaller.
+pub(crate) fn stretch_bytes(page: &PageEntry) -> u64 {
+    match page.bytes <= ONE_WORD_BYTES {
+        true => u64::from(page.bytes.max(1)),
+        false => STRETCH_BYTES,
+    }
+}
+
+/// How many words a page has.
+fn stretches(page: &PageEntry) -> u64 {
+    u64::from(page.bytes).div_ceil(stretch_bytes(page)).max(1)
+}
+
+impl Digests {
+    /// Nothing is known yet of `dictionary` and `pages`.
+    pub(crate) fn new(dictionary: Option<&PageEntry>, pages: &[PageEntry]) -> Self {
+        let mut digests = Self::default();
+        let mut more = 0;
+        let sizes = std::iter::once(dictionary.map_or(1, stretches)).chain(pages.iter().map(stretches));
+        for (slot, words) in sizes.enumerate() {
+            if words > 1 {
+                more += words as u32 - 1;
+                digests.large.push((slot as u32, more));
+            }
+        }
+        digests.words.resize_with(pages.len() + 1 + more as usize, AtomicU32::default);
+        digests.large.shrink_to_fit();
+        digests
+    }
+
+    /// The first word of a slot.
+    pub(crate) fn first_word(&self, slot: usize) -> usize {
+        match self.large.partition_point(|&(large, _)| (large as usize) < slot) {
+            0 => slot,
+            before => slot + self.large[before - 1].1 as usize,
+        }
+    }
+
+    /// Learns the digest of a stretch, or compares it with the one learnt before.
+    pub(crate) fn check(&self, word: usize, digest: &Crc, page: &PageEntry) -> Result<(), Fault> {
+        // 0 means that nothing is known.
+        let digest = digest.sum().max(1);
+        match self.words[word].compare_exchange(0, digest, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Ok(()),
+            Err(learnt) if learnt == digest => Ok(()),
+            Err(_) => Err(Fault::Rewritten { at: page.offset }),
+        }
+    }
+
+    /// Checks a whole page, `stored` being its header and body.
+    pub(crate) fn check_whole(&self, slot: usize, page: &PageEntry, stored: &[u8]) -> Result<(), Fault> {
+        for (word, stretch) in (self.first_word(slot)..).zip(stored.chunks(stretch_bytes(page) as usize)) {
+            let mut digest = Crc::new();
+            digest.update(stretch);
+            self.check(word, &digest, page)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every stretch of a page is known.
+    pub(crate) fn knows(&self, slot: usize, page: &PageEntry) -> bool {
+        let first = self.first_word(slot);
+        self.words[first..first + stretches(page) as usize].iter().all(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Reads a page for nothing but its digests, which are learnt or compared. Returns the CRC-32 of what follows the
+    /// first `header_bytes`.
+    pub(crate) fn read_page(
+        &self,
+        handle: &Handle,
+        slot: usize,
+        page: &PageEntry,
+        header_bytes: u64,
+    ) -> Result<u32, Fault> {
+        let (mut digest, mut body) = (Crc::new(), Crc::new());
+        let mut piece = vec![0; PASS_BYTES];
+        let (mut word, mut at, end) = (self.first_word(slot), 0, u64::from(page.bytes));
+        let stretch = stretch_bytes(page);
+        while at < end {
+            // The header ends a piece, and so does a stretch.
+            let stop = [header_bytes, at - at % stretch + stretch, at + PASS_BYTES as u64, end];
+            let stop = stop.into_iter().filter(|&stop| stop > at).min().unwrap_or(end);
+            let piece = &mut piece[..(stop - at) as usize];
+            handle.read_exact_at(piece, page.offset + at)?;
+            digest.update(piece);
+            if at >= header_bytes {
+                body.update(piece);
+            }
+            at = stop;
+            if at % stretch == 0 || at == end {
+                self.check(word, &digest, page)?;
+                digest.reset();
+                word += 1;
+            }
+        }
+        Ok(body.sum())
+    }
+
+    /// All words, for keeping them beside a run.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u32> + '_ {
+        self.words.iter().map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// How many words there are.
+    pub(crate) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Takes back what [`Digests::words`] gave.
+    pub(crate) fn set(&mut self, index: usize, word: u32) {
+        if let Some(slot) = self.words.get_mut(index) {
+            *slot = AtomicU32::new(word);
+        }
+    }
+
+    /// The bytes that the digests take in memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.words.capacity() * size_of::<AtomicU32>() + self.large.capacity() * size_of::<(u32, u32)>()
+    }
+}
