@@ -4,18 +4,19 @@
 //! The config is `configs/tiny.toml`, the files are those of `data/`. They are written beside the run,
 //! where they can be looked at and where `--keep-training` finds them again.
 
-use std::path::Path;
+use std::io::ErrorKind;
 
 use toml::Value;
 
 use crate::config::keys::{self, KEYS};
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
+use crate::run_dir::RunDir;
 
 /// The name that the embedded config has as an origin.
 pub const EMBEDDED: &str = "embedded default";
 /// Where the embedded files go, below the output directory.
-const DIRECTORY: &str = "sample-data";
+pub const DIRECTORY: &str = "sample-data";
 
 const CONFIG: &str = include_str!("../../../configs/tiny.toml");
 const FILES: [(&str, &[u8]); 3] = [
@@ -23,6 +24,11 @@ const FILES: [(&str, &[u8]); 3] = [
     ("sample-validation.parquet", include_bytes!("../../../data/sample-validation.parquet")),
     ("sample-tokenizer.json", include_bytes!("../../../data/sample-tokenizer.json")),
 ];
+
+/// The names of the directory of the embedded files and of the files in it.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    std::iter::once(DIRECTORY).chain(FILES.iter().map(|(name, _)| *name))
+}
 
 /// Lays the embedded config over the defaults.
 pub fn apply(values: &mut Values) -> Outcome<()> {
@@ -51,8 +57,8 @@ pub fn make_room(values: &mut Values) -> Outcome<()> {
 }
 
 /// Writes the embedded files that the config still asks for below `output`, and points the config there.
-/// Files that are there already with the same content are left alone.
-pub fn place(values: &mut Values, output: &Path) -> Outcome<()> {
+/// Files that are there already with the same content are left alone, and with another one never replaced.
+pub fn place(values: &mut Values, output: &mut RunDir) -> Outcome<()> {
     for key in ["data.train", "data.validation", "data.tokenizer"] {
         let setting = values.setting(key);
         let origin = setting.origin.clone();
@@ -76,18 +82,30 @@ pub fn place(values: &mut Values, output: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn place_file(name: &str, output: &Path) -> Outcome<Value> {
+fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
     let file_name = name.rsplit('/').next().unwrap_or(name);
     let (_, bytes) = FILES
         .iter()
         .find(|(embedded, _)| *embedded == file_name)
         .ok_or_else(|| Failure::internal(format!("configs/tiny.toml names `{name}`, which is not embedded")))?;
-    let path = output.join(DIRECTORY).join(file_name);
-    if std::fs::read(&path).is_ok_and(|present| present == *bytes) {
-        return Ok(Value::String(path.display().to_string()));
+    let directory = output.root().join(DIRECTORY);
+    let path = directory.join(file_name);
+    match regular_file::read(&path, bytes.len() as u64) {
+        Ok(present) if present == *bytes => return Ok(Value::String(path.display().to_string())),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) if error.kind() != ErrorKind::FileTooLarge => return Err(Failure::io("read it", &path, &error)),
+        _ => {
+            return Err(Failure::usage(format!(
+                "{}: expected the embedded sample data, got a file with other content",
+                path.display()
+            ))
+            .hint("move the file away, or choose another `--output`"));
+        }
     }
-    let directory = output.join(DIRECTORY);
-    std::fs::create_dir_all(&directory).map_err(|error| Failure::io("create the directory", &directory, &error))?;
+    for made in trainer::create_directories(&directory)? {
+        output.note_made(made);
+    }
     trainer::write_atomic(&path, bytes)?;
+    output.note_made(path.clone());
     Ok(Value::String(path.display().to_string()))
 }

@@ -1,7 +1,7 @@
 //! `--dry-run`: one step, one save, one load, and nothing left behind.
 //!
 //! Everything happens as in a real run, plan and first batch included, but in a directory of its own beside
-//! the output directory, on the same disk, which is removed at the end. With `--keep-training` the step is the one after
+//! the output directory, on the same disk, which is removed at the end. A killed dry run's is removed by the next run. With `--keep-training` the step is the one after
 //! the newest checkpoint of the output directory, which is read and not changed.
 
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use std::time::Instant;
 use candle_core::Device;
 use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
-use trainer::{Batch, StepOutcome, Trainer};
+use trainer::{Batch, Scratch, StepOutcome, Trainer};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
 use crate::stop::Stop;
 use crate::train::{checkpoint_to_go_on_from, is_finished};
@@ -24,13 +24,10 @@ use crate::{report, setup};
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let beside = existing_ancestor(&config.run.output_dir);
-    let directory = tempfile::Builder::new()
-        .prefix(".train_low_mem-dry-run-")
-        .tempdir_in(&beside)
-        .map_err(|error| Failure::io("create a directory in", &beside, &error))?;
-    stop.is_dry_run_in(directory.path().to_path_buf());
-    let run = RunDir::lock(directory.path())?;
-    let config = setup::place_embedded_files(config, run.root())?;
+    let scratch = Scratch::create_in(&beside, &own_names())?;
+    stop.is_dry_run_in(scratch.path().to_path_buf());
+    let mut run = RunDir::lock(scratch.path())?;
+    let config = setup::place_embedded_files(config, &mut run)?;
     let opened = setup::open(&config, run.root(), false)?;
     let tried = RunDir::look_at(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
@@ -38,7 +35,6 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
-    setup::write_resolved(&config, run.root())?;
     let machine = setup::machine(flags, &config)?;
     let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
     if session.trainer.is_done() {
@@ -82,8 +78,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         now.peak_rss,
         plan.predicted_peak
     ));
-    let path = directory.path().to_path_buf();
-    directory.close().map_err(|error| Failure::io("remove the directory", &path, &error))
+    Ok(scratch.close()?)
 }
 
 /// Goes on from what was just saved, as `--keep-training` would.

@@ -154,9 +154,17 @@ impl From<trainer::Error> for Failure {
     fn from(error: trainer::Error) -> Self {
         use trainer::Error as E;
         let exit = match &error {
-            E::InvalidOption { .. } | E::UnknownFreezeItem { .. } | E::NothingToTrain | E::Locked { .. } => Exit::Usage,
+            E::InvalidOption { .. }
+            | E::UnknownFreezeItem { .. }
+            | E::NothingToTrain
+            | E::Locked { .. }
+            | E::ForeignLock { .. } => Exit::Usage,
             E::Diverged { .. } => Exit::Diverged,
-            E::Checkpoint { .. } | E::NoValidCheckpoint { .. } => Exit::Unusable,
+            E::Checkpoint { .. }
+            | E::NoValidCheckpoint { .. }
+            | E::Torn { .. }
+            | E::Unreadable { .. }
+            | E::LaterFormat { .. } => Exit::Unusable,
             _ => Exit::Internal,
         };
         let hint = error.hint();

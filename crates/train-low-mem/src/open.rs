@@ -25,6 +25,8 @@ pub struct Opened {
     pub train: Arc<Dataset>,
     /// Validation rows, where there are any.
     pub validation: Option<Arc<Dataset>>,
+    /// The checksum at the end of the page map that an earlier run left.
+    pub kept_page_map: Option<[u8; 32]>,
 }
 
 /// What an earlier run learnt about the training files.
@@ -38,6 +40,7 @@ pub struct KeptPageMap {
 impl Opened {
     /// Opens what the config names.
     pub fn new(config: &Config, page_map: Option<KeptPageMap>) -> Outcome<Self> {
+        let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device(&config.run.device)?;
         let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config)?)?);
         let model = model_config(config, &tokenizer)?;
@@ -59,7 +62,7 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, train, validation })
+        Ok(Self { device, tokenizer, model, train, validation, kept_page_map })
     }
 }
 

@@ -8,33 +8,77 @@
 //! OUTPUT/finished.json   which step the model is of, and what it is worth; written last
 //! ```
 //!
-//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only looks at it.
+//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only looks at it. A run that is refused, because of
+//! the directory, its data or its budget, leaves the directory as it was: nothing is written before [`RunDir::own`], but
+//! for the embedded data, which goes again.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use trainer::RunLock;
+use trainer::{RunLock, Scratch};
 
+use crate::assets;
 use crate::failure::{Failure, Outcome};
+
+/// The config as resolved.
+pub const RESOLVED: &str = "resolved.toml";
+/// Where the pages of the training files lie.
+pub const PAGE_MAP: &str = "page-map.bin";
+const METRICS: &str = "metrics.jsonl";
+const FINISHED: &str = "finished.json";
+const MODEL: &str = "model";
+
+/// A longer `finished.json` is not one: it holds two evaluations.
+const MAX_FINISHED_BYTES: u64 = 16 << 20;
+
+/// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
+pub fn own_names() -> Vec<&'static str> {
+    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL].into_iter().chain(assets::names()).collect()
+}
 
 /// An output directory.
 #[derive(Debug)]
 pub struct RunDir {
     root: PathBuf,
-    _lock: Option<RunLock>,
+    lock: Option<RunLock>,
 }
 
 impl RunDir {
-    /// Creates the directory where needed and takes its lock.
+    /// Creates the directory where needed and takes its lock. Until it is owned, nothing that was there changes.
     pub fn lock(root: &Path) -> Outcome<Self> {
         let lock = RunLock::acquire(root)?;
-        Ok(Self { root: root.to_path_buf(), _lock: Some(lock) })
+        Ok(Self { root: root.to_path_buf(), lock: Some(lock) })
     }
 
     /// The directory as it is, or is not, to look at: without its lock nothing may be written there.
     pub fn look_at(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), _lock: None }
+        Self { root: root.to_path_buf(), lock: None }
+    }
+
+    /// Says that the run is not refused: from here on it writes. Removes what killed predecessors left unfinished, and
+    /// dry runs beside the directory that nobody runs any more.
+    pub fn own(&mut self) -> Outcome<()> {
+        if let Some(lock) = &mut self.lock {
+            lock.own(&[assets::DIRECTORY])?;
+        }
+        let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
+        // A dry run lies in the nearest directory that there was at its time.
+        root.ancestors().for_each(|directory| Scratch::remove_abandoned(directory, &own_names()));
+        Ok(())
+    }
+
+    /// Remembers a file or directory that was made before the run owned its directory.
+    pub fn note_made(&mut self, path: PathBuf) {
+        if let Some(lock) = &mut self.lock {
+            lock.note_made(path);
+        }
+    }
+
+    /// Checks that no other run can have taken this directory, as it could if it was moved or its lock removed.
+    pub fn check(&mut self) -> Outcome<()> {
+        Ok(self.lock.as_mut().map_or(Ok(()), RunLock::check)?)
     }
 
     /// The directory itself.
@@ -49,17 +93,17 @@ impl RunDir {
 
     /// `OUTPUT/model`
     pub fn model(&self) -> PathBuf {
-        self.root.join("model")
+        self.root.join(MODEL)
     }
 
     /// `OUTPUT/metrics.jsonl`
     pub fn metrics(&self) -> PathBuf {
-        self.root.join("metrics.jsonl")
+        self.root.join(METRICS)
     }
 
     /// The step of `OUTPUT/model`, where the run was finished.
     pub fn finished_step(&self) -> Option<u64> {
-        let text = std::fs::read(self.root.join("finished.json")).ok()?;
+        let text = regular_file::read(&self.root.join(FINISHED), MAX_FINISHED_BYTES).ok()?;
         let finished: Value = serde_json::from_slice(&text).ok()?;
         finished["step"].as_u64().filter(|_| self.model().join("model.safetensors").exists())
     }
@@ -67,13 +111,18 @@ impl RunDir {
     /// Says that `OUTPUT/model` is the model of this step. The last thing that a run writes.
     pub fn finish(&self, step: u64, history: &impl Serialize) -> Outcome<()> {
         let text = json!({ "step": step, "history": history });
-        Ok(trainer::write_atomic(&self.root.join("finished.json"), format!("{text:#}\n").as_bytes())?)
+        Ok(trainer::write_atomic(&self.root.join(FINISHED), format!("{text:#}\n").as_bytes())?)
     }
 
     /// Refuses to start a new run where one has saved something.
     pub fn refuse_to_overwrite(&self) -> Outcome<()> {
-        let has_checkpoints = std::fs::read_dir(self.checkpoints()).is_ok_and(|mut entries| entries.next().is_some());
-        if !has_checkpoints && !self.model().exists() {
+        let has_checkpoints = self.has_checkpoints()?;
+        let model = self.model();
+        let has_model = match std::fs::symlink_metadata(&model) {
+            Err(error) if is_absence(&error) => false,
+            found => found.map(|_| true).map_err(|error| Failure::io("look for it", &model, &error))?,
+        };
+        if !has_checkpoints && !has_model {
             return Ok(());
         }
         let what = if has_checkpoints { "checkpoints" } else { "a model" };
@@ -84,6 +133,27 @@ impl RunDir {
         .hint("`--keep-training` goes on with that run")
         .hint("`--output DIR` starts a new one elsewhere"))
     }
+
+    /// Whether anything lies among the checkpoints but what a killed process did not finish.
+    fn has_checkpoints(&self) -> Outcome<bool> {
+        let path = self.checkpoints();
+        let failed = |error| Failure::io("list it", &path, &error);
+        let entries = match std::fs::read_dir(&path) {
+            Err(error) if is_absence(&error) => return Ok(false),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            if !trainer::is_temporary_name(&entry.map_err(failed)?.file_name()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether the system says that there is nothing. Any other error says nothing about what there is.
+fn is_absence(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
 }
 
 #[cfg(test)]
@@ -95,9 +165,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::lock(directory.path()).unwrap();
         std::fs::create_dir(run.checkpoints()).unwrap();
+        let half = ".train_low_mem-tmp-0123456789abcdef-part-step-00000001";
+        std::fs::create_dir(run.checkpoints().join(half)).unwrap();
         run.refuse_to_overwrite().expect("nothing saved yet");
         std::fs::create_dir(run.checkpoints().join("step-00000001")).unwrap();
         let refused = run.refuse_to_overwrite().expect_err("a checkpoint");
         assert!(refused.hints[0].contains("--keep-training"), "{refused}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::look_at(directory.path());
+        std::os::unix::fs::symlink(run.checkpoints(), run.checkpoints()).unwrap();
+        let failure = run.refuse_to_overwrite().expect_err("a loop of links");
+        assert_eq!(failure.exit, crate::failure::Exit::Internal, "{failure}");
     }
 }

@@ -115,7 +115,7 @@ pub struct Parts {
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<(Self, Plan)> {
-        let Parts { config, opened, run, stop, found, machine } = parts;
+        let Parts { config, opened, mut run, stop, found, machine } = parts;
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
@@ -125,7 +125,6 @@ impl Session {
         loader.stop_on(stop.flag());
 
         let kept_stretches = opened.train.known_stretches();
-        let mut metrics = Metrics::new(&run.metrics());
         let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         setup::announce(&config, &opened, total_steps);
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
@@ -144,6 +143,9 @@ impl Session {
         };
         t5_ops::allocator::release_small();
         report.line(&format!("\n{}", plan.bill));
+        // Nothing refuses the run any more: from here on it writes.
+        setup::begin(&config, &opened, &mut run)?;
+        let mut metrics = Metrics::open(&run.metrics())?;
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
         let threads = t5_ops::threads();
@@ -159,8 +161,9 @@ impl Session {
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
         trainer.offload_to(files);
-        let checkpoints =
+        let mut checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
+        found.iter().for_each(|found| checkpoints.remember(&found.path));
         let session = Self {
             config,
             opened,
@@ -466,11 +469,11 @@ impl Session {
         };
         let state =
             serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
+        self.run.check()?;
         self.keep_page_map()?;
-        let tokenizer = &self.opened.tokenizer;
-        let files = TokenizerFiles { json: tokenizer.path(), config: tokenizer.transformers_config() };
         self.stop.note_saving();
-        let saved = self.checkpoints.save(&self.trainer, &state, Some(files))?;
+        let (files, stop) = (tokenizer_files(&self.opened), self.stop.clone());
+        let saved = self.checkpoints.save(&self.trainer, &state, Some(files), &|| stop.requested())?;
         self.stop.note_saved();
         self.saved_step = Some(step);
         self.saved_at = Instant::now();
@@ -505,6 +508,34 @@ impl Session {
     /// Where the checkpoint of the current step lies.
     pub fn checkpoint_path(&self) -> PathBuf {
         self.checkpoints.path_of(self.trainer.step_count())
+    }
+
+    /// The checkpoint that the finished model is of, where that is not the model in memory: the best one, if it is asked
+    /// for, scored best at an earlier step, and is whole.
+    ///
+    /// # Errors
+    /// It could not be read; another model in its place would be a surprise.
+    pub fn best_checkpoint(&mut self) -> Outcome<Option<PathBuf>> {
+        let best = self.trainer.best_score().map(|best| best.step);
+        let Some(step) = best.filter(|step| self.config.checkpoint.model_is_best && *step != self.trainer.step_count())
+        else {
+            return Ok(None);
+        };
+        if let Some(found) = self.checkpoints.valid_at(step)? {
+            return Ok(Some(found.path));
+        }
+        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory())? else { return Ok(None) };
+        let text = format!(
+            "the best model was that of step {step}, and its checkpoint is gone or damaged; the model is that of step {}",
+            found.state.step
+        );
+        self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
+        Ok(Some(found.path))
+    }
+
+    /// The tokenizer, for beside a model.
+    pub fn tokenizer_files(&self) -> TokenizerFiles<'_> {
+        tokenizer_files(&self.opened)
     }
 
     /// Whether this process has made a step.
@@ -549,6 +580,10 @@ pub struct Took {
     pub data_wait: Duration,
     /// The step itself.
     pub step: Duration,
+}
+
+fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
+    TokenizerFiles { json: opened.tokenizer.path(), config: opened.tokenizer.transformers_config() }
 }
 
 /// What this program added to a checkpoint's state.

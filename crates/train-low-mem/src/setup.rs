@@ -1,5 +1,6 @@
 //! From the command line to a config and opened files: the steps that `train`, `plan` and `--dry-run` share.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,13 +13,12 @@ use crate::config::{Config, Values};
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
+use crate::run_dir::{PAGE_MAP, RESOLVED, RunDir};
 
-/// What an earlier run learnt about where the pages of the training files lie.
-const PAGE_MAP: &str = "page-map.bin";
+/// A longer config is none.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// A larger page map is made again: it would be that of some forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
-/// The config as resolved.
-const RESOLVED: &str = "resolved.toml";
 
 /// Defaults, then the config file, then the flags, resolved.
 ///
@@ -41,8 +41,10 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     let mut values = Values::defaults();
     match &flags.config {
         Some(path) => apply_file(&mut values, path)?,
-        None if flags.keep_training == Some(true) && flags.names_output() && resolved.is_file() => {
-            apply_file(&mut values, &resolved)?;
+        None if flags.keep_training == Some(true) && flags.names_output() && is_there(&resolved)? => {
+            let text = regular_file::read_to_string(&resolved, MAX_CONFIG_BYTES)
+                .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
+            values.apply_file(&resolved.display().to_string(), &text)?;
         }
         None => assets::apply(&mut values)?,
     }
@@ -53,32 +55,48 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     Ok(values)
 }
 
+/// Whether there is a file of this name. One that cannot be looked at is not taken for absent.
+fn is_there(path: &Path) -> Outcome<bool> {
+    match std::fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(Failure::io("look for it", path, &error)),
+    }
+}
+
 /// Lays a config file over what is there.
 pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!("{}: cannot read the config: {error}", path.display()))
-            .hint("paths are relative to the directory where the command runs; `configs/` has examples")
-    })?;
+    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, "config", &error))?;
     values.apply_file(&path.display().to_string(), &text)
 }
 
-/// Puts the embedded files that the config asks for below `directory`.
-pub fn place_embedded_files(config: Config, directory: &Path) -> Outcome<Config> {
+/// A file that the user named cannot be read: a wrong name is the user's mistake, a failing disk is not.
+fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
+    use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, NotADirectory, NotFound, PermissionDenied};
+    if ![NotFound, PermissionDenied, NotADirectory, InvalidInput, InvalidData, FileTooLarge].contains(&error.kind()) {
+        return Failure::io(&format!("read the {what}"), path, error);
+    }
+    Failure::usage(format!("{}: cannot read the {what}: {error}", path.display()))
+        .hint("paths are relative to the directory where the command runs; `configs/` has examples")
+}
+
+/// Puts the embedded files that the config asks for below the directory of the run.
+pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config> {
     let mut values = config.values;
-    assets::place(&mut values, directory)?;
+    assets::place(&mut values, run)?;
     Config::resolve(values)
 }
 
-/// Opens what the config names, with the page map kept in `directory`, which is made where there is none.
+/// Opens what the config names, with the page map that an earlier run may have left in `directory`.
 ///
 /// A run that goes on (`resumes`) is held to the data that it read before, unless `--allow-changed data` says otherwise:
 /// a page with other bytes is then an error when it is read, and a file that was only touched is a warning here.
 pub fn open(config: &Config, directory: &Path, resumes: bool) -> Outcome<Opened> {
+    // A memory of what the data files say: without it they are read again.
     let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
-    let checksum = kept.as_ref().and_then(|bytes| bytes.last_chunk::<32>().copied());
     let keeps_digests = resumes && !config.run.allow_changes.iter().any(|part| part == "data");
     let opened = Opened::new(config, kept.map(|bytes| KeptPageMap { bytes, keeps_digests }))?;
-    let map = opened.train.page_map()?;
+    opened.train.find_pages()?;
     if let [first, more @ ..] = opened.train.touched_files().as_slice() {
         let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };
         report::warn(&format!(
@@ -89,9 +107,6 @@ pub fn open(config: &Config, directory: &Path, resumes: bool) -> Outcome<Opened>
     }
     // Only for what reading them costs: an evaluation starts at the first row.
     opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
-    if checksum.as_ref() != map.last_chunk::<32>() {
-        trainer::write_atomic(&directory.join(PAGE_MAP), &map)?;
-    }
     Ok(opened)
 }
 
@@ -100,10 +115,16 @@ pub fn keep_page_map(opened: &Opened, directory: &Path) -> Outcome<()> {
     Ok(trainer::write_atomic(&directory.join(PAGE_MAP), &opened.train.page_map()?)?)
 }
 
-/// Writes `resolved.toml`.
-pub fn write_resolved(config: &Config, directory: &Path) -> Outcome<()> {
+/// Takes the directory for a run that is not refused, and writes down what the run is.
+pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> {
+    run.own()?;
+    let map = opened.train.page_map()?;
+    if opened.kept_page_map.as_ref() != map.last_chunk() {
+        trainer::write_atomic(&run.root().join(PAGE_MAP), &map)?;
+    }
+    drop(map);
     let heading = "The config of this run as resolved. `train_low_mem --config` this file repeats it.";
-    Ok(trainer::write_atomic(&directory.join(RESOLVED), config.to_toml(heading).as_bytes())?)
+    Ok(trainer::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
 }
 
 /// The stream of batches from `position` on, and the step at which the run ends when `done` steps are made:
@@ -131,8 +152,7 @@ pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
         }
         return Ok(Box::new(probe));
     };
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("{}: cannot read the machine: {error}", path.display())))?;
+    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, "machine", &error))?;
     let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {
         Failure::usage(format!("{}: {error}", path.display()))
             .hint("a JSON list of snapshots, one a plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use memory_policy::Plan;
 use trainer::Batch;
-use trainer::checkpoint::{Checkpoints, Found, export_checkpoint};
+use trainer::checkpoint::{Checkpoints, Found, export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
@@ -28,18 +28,21 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     if flags.dry_run {
         return crate::dry_run::dry_run(flags, config, stop);
     }
-    let run = RunDir::lock(&config.run.output_dir)?;
     let keep_training = flags.keep_training == Some(true);
     if !keep_training {
+        RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
+    }
+    let mut run = RunDir::lock(&config.run.output_dir)?;
+    if !keep_training {
+        // Again, now that no other run can come in between.
         run.refuse_to_overwrite()?;
     }
-    let config = setup::place_embedded_files(config, run.root())?;
+    let config = setup::place_embedded_files(config, &mut run)?;
     let opened = setup::open(&config, run.root(), keep_training)?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         return Ok(());
     }
-    setup::write_resolved(&config, run.root())?;
     let machine = setup::machine(flags, &config)?;
     let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
     let ended = run_steps(&mut session, plan).and_then(|ended| match ended {
@@ -135,13 +138,18 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
 /// After the last step: the model where it belongs, and what was learned.
 fn finish(run: &mut Session) -> Outcome<()> {
     run.stop.note_finishing();
-    let mut from = run.checkpoint_path();
-    if run.config.checkpoint.model_is_best
-        && let Some(best) = Checkpoints::best_valid(&run.run.checkpoints())?
-    {
-        from = best.path;
-    }
-    export_checkpoint(&from, &run.run.model())?;
+    run.run.check()?;
+    let from = match run.best_checkpoint()? {
+        Some(best) => {
+            export_checkpoint(&best, &run.run.model())?;
+            best
+        }
+        // The model in memory is the one that was saved last, and is exported whether or not that can be read.
+        None => {
+            export_model(run.trainer.model(), &run.run.model(), Some(run.tokenizer_files()))?;
+            run.checkpoint_path()
+        }
+    };
     run.run.finish(run.trainer.step_count(), run.history())?;
     run.record_end("done")?;
     run.memory_line("at the end")?;

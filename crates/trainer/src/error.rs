@@ -79,7 +79,48 @@ pub enum Error {
         /// The process that holds it, where it could be read.
         pid: Option<u32>,
     },
-    /// A checkpoint is torn, damaged or not of this model.
+    /// A file in the output directory has the name of the run's lock, and no run wrote it.
+    #[error("{}: expected the lock file of a run, got {got}", path.display())]
+    ForeignLock {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        got: String,
+    },
+    /// The lock that this process took no longer lies in its output directory: another run may write there.
+    #[error("{}: this run's lock is no longer there: the directory was moved, or its `.lock` was replaced", path.display())]
+    LockLost {
+        /// The output directory.
+        path: PathBuf,
+    },
+    /// A checkpoint was read and does not agree with its manifest, or has none. Only such a checkpoint may be removed
+    /// before its time.
+    #[error("{}: {reason}", path.display())]
+    Torn {
+        /// The checkpoint's directory or file.
+        path: PathBuf,
+        /// What is wrong, with what was expected and found.
+        reason: String,
+    },
+    /// The system could not read a checkpoint, which says nothing about whether it is whole.
+    #[error("{}: could not be read: {source}", path.display())]
+    Unreadable {
+        /// The checkpoint's directory or file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A newer version of this program wrote the checkpoint.
+    #[error("{}: a newer version of train_low_mem wrote it: format {format}, this version reads {known}", path.display())]
+    LaterFormat {
+        /// The file that says so.
+        path: PathBuf,
+        /// Its format.
+        format: u64,
+        /// The latest format that this version reads.
+        known: u32,
+    },
+    /// A checkpoint is not of this model, or not what its name says.
     #[error("{}: {reason}", path.display())]
     Checkpoint {
         /// The checkpoint's directory or file.
@@ -87,8 +128,8 @@ pub enum Error {
         /// What is wrong, with what was expected and found.
         reason: String,
     },
-    /// There are checkpoints, and none of them is whole.
-    #[error("{}: none of its {} checkpoints is whole: {}", directory.display(), notes.len(), notes.join("; "))]
+    /// There are checkpoints, and none of them is whole and can be read.
+    #[error("{}: none of its {} checkpoints can be used: {}", directory.display(), notes.len(), notes.join("; "))]
     NoValidCheckpoint {
         /// The `checkpoints` directory.
         directory: PathBuf,
@@ -128,6 +169,14 @@ impl Error {
                 "free some space, or set a smaller `checkpoint.keep_last`, then go on with `--keep-training`"
             }
             Error::Locked { .. } => "wait for it to end, or choose another `--output`",
+            Error::ForeignLock { .. } => "move the file away, or choose another `--output`",
+            Error::LockLost { .. } => {
+                "look for another run with this `--output`; `--keep-training` goes on from the newest checkpoint"
+            }
+            Error::LaterFormat { .. } => "go on with that version, or start again in another `--output`",
+            Error::Unreadable { .. } => {
+                "nothing was changed; make it readable, or check the disk, and run the same command again"
+            }
             Error::NoValidCheckpoint { .. } => {
                 "start again in another `--output`, or restore a checkpoint from a backup"
             }
@@ -143,6 +192,14 @@ impl Error {
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         if is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { action, path, source } }
+    }
+
+    pub(crate) fn torn(path: &Path, reason: impl Into<String>) -> Self {
+        Error::Torn { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
+        Error::Unreadable { path: path.to_owned(), source }
     }
 
     pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {

@@ -1,9 +1,10 @@
-//! Files and directories that are whole or absent: the only place in the house that writes small files.
+//! Files that are whole or absent: the only place in the house that writes small files.
 //!
 //! Invariants:
-//! * A name never points at half a file or half a directory: everything is written under a temporary name in the same
+//! * A name never points at half a file: everything is written under a temporary name (see [`crate::temporary`]) in the same
 //!   directory, synced, and renamed.
-//! * What a crash leaves behind starts with [`TEMPORARY_PREFIX`], and the next holder of the run's lock removes it.
+//! * What is made is on the disk with its name: after a rename, and after a directory is made, the directory that has the
+//!   name is synced.
 //!
 //! ```no_run
 //! trainer::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
@@ -11,34 +12,27 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-
-/// What the name of every unfinished file and directory starts with.
-pub const TEMPORARY_PREFIX: &str = ".tmp-";
-/// What the temporary name ends with of a finished directory that had to make way for its successor.
-const OLD_SUFFIX: &str = ".old";
+use crate::temporary;
 
 /// Writes `bytes` to `path` so that a reader, or the next start after a crash, sees the old file or the new, never a part.
 ///
 /// # Errors
-/// [`Error::DiskFull`], or [`Error::Io`] for anything else. The old file is then intact.
+/// [`Error::DiskFull`], or [`Error::Io`] for anything else. The old file is then intact, and nothing is left of the new one.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = parent_of(path);
-    // `tempfile` makes private files; these are for everyone whom the umask allows.
-    #[cfg(unix)]
-    let permissions = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(TEMPORARY_PREFIX);
-    #[cfg(unix)]
-    builder.permissions(permissions);
-    let mut file = builder.tempfile_in(&parent).map_err(|e| Error::io("create a file in", &parent, e))?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| Error::io("write", path, e))?;
-    file.persist(path).map_err(|e| Error::io("replace", path, e.error))?;
+    let (temporary, mut file) = temporary::create_file(&parent)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e));
+    let renamed = written.and_then(|()| fs::rename(&temporary, path).map_err(|e| Error::io("replace", path, e)));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    renamed?;
     sync_directory(&parent)
 }
 
@@ -47,93 +41,75 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(|e| Error::io("sync", path, e))
 }
 
-/// A fresh, empty directory beside `target`, to be filled and then given to [`commit_directory`].
-pub(crate) fn temporary_directory(target: &Path) -> Result<PathBuf> {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let path = parent_of(target).join(format!("{TEMPORARY_PREFIX}{name}"));
-    remove_directory(&path)?;
-    fs::create_dir_all(&path).map_err(|e| Error::io("create", &path, e))?;
-    Ok(path)
+/// Makes a directory and those above it that are missing, each durable in the one above it. Returns those that it made,
+/// outermost first.
+///
+/// # Errors
+/// I/O errors. Those made before stay.
+pub fn create_directories(path: &Path) -> Result<Vec<PathBuf>> {
+    create_directories_with(path, sync_directory)
 }
 
-/// Gives a filled temporary directory its name, in one step also where the name is taken, then removes what had it.
-pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
-    let parent = parent_of(target);
-    sync_directory(temporary)?;
-    let taken = target.exists();
-    if !taken {
-        fs::rename(temporary, target).map_err(|e| Error::io("rename a finished directory to", target, e))?;
-    } else if exchange(temporary, target).is_err() {
-        // A file system that cannot swap two names: for an instant neither has the name, but both are on the disk.
-        // A process killed in that instant leaves both; [`remove_leftovers`] gives the old one its name back.
-        let mut old = temporary.as_os_str().to_owned();
-        old.push(OLD_SUFFIX);
-        let old = PathBuf::from(old);
-        remove_directory(&old)?;
-        fs::rename(target, &old).map_err(|e| Error::io("move out of the way", target, e))?;
-        fs::rename(temporary, target).map_err(|e| Error::io("rename a finished directory to", target, e))?;
-        sync_directory(&parent)?;
-        return remove_directory(&old);
-    }
-    sync_directory(&parent)?;
-    if taken { remove_directory(temporary) } else { Ok(()) }
-}
-
-/// Swaps two names in one step.
-fn exchange(a: &Path, b: &Path) -> io::Result<()> {
-    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
-    }
-    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
-    {
-        let _ = (a, b);
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-/// Removes a directory and everything in it; one that is not there is fine.
-pub(crate) fn remove_directory(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
-        _ => Ok(()),
-    }
-}
-
-/// Removes what a killed process left unfinished in `directory`. Only for who is its one writer.
-pub(crate) fn remove_leftovers(directory: &Path) -> Result<()> {
-    let entries = match fs::read_dir(directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(|e| Error::io("list", directory, e))?,
-    };
-    for entry in entries {
-        let entry = entry.map_err(|e| Error::io("list", directory, e))?;
-        if !entry.file_name().to_string_lossy().starts_with(TEMPORARY_PREFIX) {
-            continue;
-        }
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let moved_away = name.strip_prefix(TEMPORARY_PREFIX).and_then(|name| name.strip_suffix(OLD_SUFFIX));
-            match moved_away.map(|name| directory.join(name)) {
-                Some(target) if !target.exists() => {
-                    fs::rename(&path, &target).map_err(|e| Error::io("give its name back to", &target, e))?;
-                    sync_directory(directory)?;
-                }
-                _ => remove_directory(&path)?,
-            }
-        } else {
-            fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
+fn create_directories_with(path: &Path, mut sync: impl FnMut(&Path) -> Result<()>) -> Result<Vec<PathBuf>> {
+    let mut missing = Vec::new();
+    for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        match fs::metadata(directory) {
+            Ok(found) if found.is_dir() => break,
+            Ok(_) => return Err(Error::io("create", directory, io::ErrorKind::NotADirectory.into())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => missing.push(directory),
+            Err(e) => return Err(Error::io("create", directory, e)),
         }
     }
-    Ok(())
+    let mut made = Vec::new();
+    for directory in missing.into_iter().rev() {
+        match fs::create_dir(directory) {
+            // Another process was faster, and syncs it.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => continue,
+            created => created.map_err(|e| Error::io("create", directory, e))?,
+        }
+        made.push(directory.to_owned());
+        match sync(&parent_of(directory)) {
+            // A directory may be one to write to and not to read; it cannot be synced then.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
+            synced => synced?,
+        }
+    }
+    Ok(made)
 }
 
-fn parent_of(path: &Path) -> PathBuf {
+/// The directory that has the name `path`.
+pub(crate) fn parent_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),
         _ => PathBuf::from("."),
+    }
+}
+
+/// Which file or directory a path stands for. The same path may stand for another one later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// Of an open file.
+    pub(crate) fn of(file: &fs::Metadata) -> Self {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            Identity { device: file.dev(), inode: file.ino() }
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = file;
+            Identity { device: 0, inode: 0 }
+        }
+    }
+
+    /// Of what has this name itself, a symbolic link included.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::of(&fs::symlink_metadata(path)?))
     }
 }
 
@@ -168,12 +144,34 @@ impl<W: Write> Write for HashingWriter<W> {
     }
 }
 
-/// The length and the SHA-256 of a file, read in small pieces.
-pub(crate) fn checksum(path: &Path) -> io::Result<(u64, String)> {
+/// The length and the SHA-256 of a file of `bytes` bytes, read in small pieces; of a longer one, those of one byte more.
+/// `None` where `interrupted` says so before the end.
+///
+/// # Errors
+/// I/O errors; the file is not a regular one.
+pub(crate) fn checksum(path: &Path, bytes: u64, interrupted: &dyn Fn() -> bool) -> io::Result<Option<(u64, String)>> {
+    const PIECE_BYTES: usize = 1 << 18;
+    let mut file = regular_file::open(path)?.take(bytes.saturating_add(1));
     let mut writer = HashingWriter::new(io::sink());
-    io::copy(&mut io::BufReader::with_capacity(1 << 18, File::open(path)?), &mut writer)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        if interrupted() {
+            return Ok(None);
+        }
+        match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => writer.write_all(&piece[..read])?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
     let (_, bytes, sha256) = writer.finish();
-    Ok((bytes, sha256))
+    Ok(Some((bytes, sha256)))
+}
+
+/// The SHA-256 of bytes, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -219,43 +217,22 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_killed_between_two_renames_gets_its_name_back() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("model");
-        let temporary = temporary_directory(&target).unwrap();
-        let mut old = temporary.as_os_str().to_owned();
-        old.push(OLD_SUFFIX);
-        fs::create_dir(&old).unwrap();
-        fs::write(PathBuf::from(&old).join("weights"), "old").unwrap();
-        remove_leftovers(directory.path()).unwrap();
-        assert_eq!(fs::read(target.join("weights")).unwrap(), b"old");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn committing_a_directory_replaces_the_one_that_had_its_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("model");
-        for content in ["old", "new"] {
-            let temporary = temporary_directory(&target).unwrap();
-            fs::write(temporary.join("weights"), content).unwrap();
-            commit_directory(&temporary, &target).unwrap();
-            assert_eq!(fs::read_to_string(target.join("weights")).unwrap(), content);
-            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-        }
-    }
-
-    #[test]
-    fn leftovers_are_removed_and_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("metrics.jsonl"), "").unwrap();
-        fs::write(directory.path().join(".tmp-abc"), "").unwrap();
-        fs::create_dir(directory.path().join(".tmp-step-00000001")).unwrap();
-        fs::write(directory.path().join(".tmp-step-00000001/model.safetensors"), "half").unwrap();
-        remove_leftovers(directory.path()).unwrap();
-        remove_leftovers(&directory.path().join("absent")).unwrap();
-        let left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, ["metrics.jsonl"]);
+    fn a_directory_that_is_made_is_synced_into_the_one_above_it_as_each_one_on_the_way() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b/c");
+        let mut synced = Vec::new();
+        let mut make = || {
+            create_directories_with(&path, |directory| {
+                synced.push(directory.to_owned());
+                Ok(())
+            })
+            .unwrap()
+        };
+        assert_eq!(make(), [root.path().join("a"), root.path().join("a/b"), path.clone()]);
+        assert!(make().is_empty());
+        assert_eq!(synced, [root.path().to_owned(), root.path().join("a"), root.path().join("a/b")]);
+        fs::write(path.join("file"), "").unwrap();
+        assert!(matches!(create_directories(&path.join("file/d")), Err(Error::Io { .. })));
     }
 
     #[test]
@@ -266,6 +243,8 @@ mod tests {
         writer.write_all(b"abc").unwrap();
         let (_, bytes, sha256) = writer.finish();
         assert_eq!(sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        assert_eq!(checksum(&path).unwrap(), (bytes, sha256));
+        assert_eq!(checksum(&path, 3, &|| false).unwrap(), Some((bytes, sha256)));
+        assert_eq!(checksum(&path, 1, &|| false).unwrap().unwrap().0, 2, "longer than it should be");
+        assert_eq!(checksum(&path, 3, &|| true).unwrap(), None);
     }
 }

@@ -22,12 +22,16 @@ pub mod micro_batches;
 mod options;
 mod run_lock;
 pub mod schedule;
+mod scratch;
+mod temporary;
 mod trainer;
 
 pub use checkpoint::{Checkpoints, Found, Saved, TrainerState, export_checkpoint, export_model};
 pub use error::{Error, Result};
-pub use files::write_atomic;
+pub use files::{create_directories, write_atomic};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
+pub use scratch::Scratch;
 pub use t5::LayerMajor;
+pub use temporary::{TEMPORARY_PREFIX, is_temporary_name};
 pub use trainer::{Accumulation, Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};

@@ -3,11 +3,18 @@
 //! Invariants:
 //! * The kernel holds the lock (`flock`), so it ends with the process that took it, however that ends. A lock file that
 //!   is merely there locks nothing: there are no stale locks.
-//! * Who takes the lock removes what a killed predecessor left unfinished.
-//! * The lock file stays after the run: removing it would let two processes lock two files of the same name.
+//! * Taking the lock changes nothing that was there. Only a run that goes on to [`RunLock::own`] the directory does: it writes
+//!   its process id and removes what a killed predecessor left unfinished. A lock dropped before that leaves everything as
+//!   it was: what was made for it goes.
+//! * The lock is the file at its path, not only an open file: [`RunLock::check`] compares them, so that a run whose directory
+//!   was moved or whose lock file was removed does not write beside another one.
+//! * The lock file stays after a run that owned the directory: removing it would let two processes lock two files of the same
+//!   name.
 //!
 //! ```no_run
-//! let lock = trainer::RunLock::acquire("runs/tiny".as_ref())?;
+//! let mut lock = trainer::RunLock::acquire("runs/tiny".as_ref())?;
+//! // Look around, and refuse to go on without having changed anything; or else:
+//! lock.own(&[])?;
 //! if let Some(pid) = lock.crashed_predecessor() {
 //!     eprintln!("process {pid} ended without letting go; going on from its newest checkpoint");
 //! }
@@ -15,69 +22,206 @@
 //! ```
 
 use std::fs::{self, File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::CHECKPOINTS_DIRECTORY;
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, Identity};
+use crate::temporary;
 
-const LOCK_FILE: &str = ".lock";
+pub(crate) const LOCK_FILE: &str = ".lock";
+/// A process id, its line break, and room for doubt.
+const MOST_TEXT_BYTES: u64 = 32;
 
 /// The right to write to an output directory, until it is dropped.
 #[derive(Debug)]
 pub struct RunLock {
+    output: PathBuf,
+    directory: Identity,
     file: File,
     crashed_predecessor: Option<u32>,
+    is_owner: bool,
+    /// What was made before the directory was owned, in that order.
+    made: Vec<PathBuf>,
 }
 
 impl RunLock {
-    /// Takes the lock of `output`, making the directory where there is none, and cleans up after a killed predecessor.
+    /// Takes the lock of `output`, making the directory where there is none.
     ///
     /// # Errors
-    /// [`Error::Locked`] with the holder's process id while another process has it; I/O errors.
+    /// [`Error::Locked`] with the holder's process id while another process has it; [`Error::ForeignLock`] where something
+    /// else has the lock's name; I/O errors. Nothing is changed then.
     pub fn acquire(output: &Path) -> Result<Self> {
-        fs::create_dir_all(output).map_err(|e| Error::io("create", output, e))?;
+        let mut made = Made(files::create_directories(output)?);
         let path = output.join(LOCK_FILE);
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(|e| Error::io("open", &path, e))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Locked { path: output.to_owned(), pid: read_pid(&mut file) });
+        let file = loop {
+            let (file, is_new) = open_or_create(&path)?;
+            if is_new {
+                made.0.push(path.clone());
             }
-            Err(TryLockError::Error(e)) => return Err(Error::io("lock", &path, e)),
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    // Who has it wrote who it is, unless it is about to.
+                    let pid = text_of(&path, &file)?;
+                    return Err(Error::Locked { path: output.to_owned(), pid });
+                }
+                Err(TryLockError::Error(e)) => return Err(Error::io("lock", &path, e)),
+            }
+            // Between opening and locking, a run that was refused may have removed it.
+            if is_at(&file, &path)? {
+                break file;
+            }
+        };
+        let crashed_predecessor = text_of(&path, &file)?;
+        let directory = Identity::at(output).map_err(|e| Error::io("examine", output, e))?;
+        Ok(RunLock {
+            output: output.to_owned(),
+            directory,
+            file,
+            crashed_predecessor,
+            is_owner: false,
+            made: std::mem::take(&mut made.0),
+        })
+    }
+
+    /// Says that the run goes on: writes the process id, and removes what a killed predecessor left unfinished in the
+    /// directory, in its checkpoints and in `subdirectories`.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn own(&mut self, subdirectories: &[&str]) -> Result<()> {
+        self.is_owner = true;
+        let path = self.path();
+        write_pid(&mut self.file, Some(std::process::id())).map_err(|e| Error::io("write", &path, e))?;
+        temporary::remove_leftovers(&self.output)?;
+        for name in subdirectories.iter().chain(&[CHECKPOINTS_DIRECTORY]) {
+            temporary::remove_leftovers(&self.output.join(name))?;
         }
-        let crashed_predecessor = read_pid(&mut file);
+        Ok(())
+    }
+
+    /// Remembers a file or directory that was made before the run owned its directory: if it never does, it is removed.
+    pub fn note_made(&mut self, path: PathBuf) {
+        self.made.push(path);
+    }
+
+    /// Checks that the lock still lies where this process took it. A lock file that only went away is made again, as long as
+    /// no other run has made one.
+    ///
+    /// # Errors
+    /// [`Error::LockLost`] where the directory is another one now, or another file has the lock's name; I/O errors.
+    pub fn check(&mut self) -> Result<()> {
+        let path = self.path();
+        if is_at(&self.file, &path)? {
+            return Ok(());
+        }
+        let lost = || Error::LockLost { path: self.output.clone() };
+        let is_same_directory = Identity::at(&self.output).is_ok_and(|there| there == self.directory);
+        if !is_same_directory {
+            return Err(lost());
+        }
+        let mut file = match temporary::create_new(&path) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(lost()),
+            created => created.map_err(|e| Error::io("create", &path, e))?,
+        };
+        file.try_lock().map_err(|_| lost())?;
         write_pid(&mut file, Some(std::process::id())).map_err(|e| Error::io("write", &path, e))?;
-        files::remove_leftovers(output)?;
-        files::remove_leftovers(&output.join(CHECKPOINTS_DIRECTORY))?;
-        Ok(RunLock { file, crashed_predecessor })
+        self.file = file;
+        Ok(())
     }
 
     /// The process that had the lock before and ended without letting go of it: it was killed, or the machine stopped.
     pub fn crashed_predecessor(&self) -> Option<u32> {
         self.crashed_predecessor
     }
+
+    fn path(&self) -> PathBuf {
+        self.output.join(LOCK_FILE)
+    }
 }
 
 impl Drop for RunLock {
     fn drop(&mut self) {
         // Best effort: the lock itself goes with the file handle.
-        let _ = write_pid(&mut self.file, None);
+        if self.is_owner {
+            let _ = write_pid(&mut self.file, None);
+        } else {
+            drop(Made(std::mem::take(&mut self.made)));
+        }
     }
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.seek(SeekFrom::Start(0)).ok()?;
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+/// Files and directories that are removed when this is dropped, the last one first. A directory that others use stays.
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            let is_directory = fs::symlink_metadata(path).is_ok_and(|made| made.is_dir());
+            let _ = if is_directory { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
+    }
+}
+
+/// Opens the lock file, or makes one, and says whether it did. Changes nothing in one that is there.
+fn open_or_create(path: &Path) -> Result<(File, bool)> {
+    loop {
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.is_file() => {
+                let got = if found.is_symlink() { "a symbolic link" } else { "no regular file" };
+                return Err(Error::ForeignLock { path: path.to_owned(), got: got.to_owned() });
+            }
+            Ok(_) => match open_existing(path) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                opened => return Ok((opened.map_err(|e| Error::io("open", path, e))?, false)),
+            },
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let mut options = File::options();
+                options.read(true).write(true).create_new(true);
+                match options.open(path) {
+                    Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                    created => return Ok((created.map_err(|e| Error::io("create", path, e))?, true)),
+                }
+            }
+            Err(e) => return Err(Error::io("examine", path, e)),
+        }
+    }
+}
+
+/// Never through a symbolic link, and without waiting where the file was replaced by a pipe.
+fn open_existing(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    }
+    options.open(path)
+}
+
+fn is_at(file: &File, path: &Path) -> Result<bool> {
+    let held = file.metadata().map_err(|e| Error::io("examine", path, e))?;
+    match Identity::at(path) {
+        Ok(there) => Ok(there == Identity::of(&held)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io("examine", path, e)),
+    }
+}
+
+/// The process id that a lock file holds, if any. A file with any other text is not ours to write to.
+fn text_of(path: &Path, mut file: &File) -> Result<Option<u32>> {
+    let mut text = Vec::new();
+    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MOST_TEXT_BYTES + 1).read_to_end(&mut text));
+    read.map_err(|e| Error::io("read", path, e))?;
+    let foreign = || Error::ForeignLock { path: path.to_owned(), got: "a file with other text".to_owned() };
+    let text = str::from_utf8(&text).map_err(|_| foreign())?;
+    // Zeros are what a power cut can leave of a text.
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(|_| foreign()) }
 }
 
 fn write_pid(file: &mut File, pid: Option<u32>) -> std::io::Result<()> {
@@ -90,10 +234,16 @@ fn write_pid(file: &mut File, pid: Option<u32>) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    fn owned(output: &Path) -> RunLock {
+        let mut lock = RunLock::acquire(output).unwrap();
+        lock.own(&["sample-data"]).unwrap();
+        lock
+    }
+
     #[test]
     fn a_second_writer_is_refused_and_told_who_the_first_is() {
         let output = tempfile::tempdir().unwrap();
-        let lock = RunLock::acquire(output.path()).unwrap();
+        let lock = owned(output.path());
         let error = RunLock::acquire(output.path()).unwrap_err();
         assert!(matches!(error, Error::Locked { pid: Some(pid), .. } if pid == std::process::id()), "{error}");
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
@@ -102,21 +252,99 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_left_by_a_killed_process_locks_nothing_and_its_leftovers_are_removed() {
+    fn leftovers_are_removed_once_the_directory_is_owned_and_not_before() {
         let output = tempfile::tempdir().unwrap();
         fs::write(output.path().join(LOCK_FILE), "4000000\n").unwrap();
-        let half = output.path().join(CHECKPOINTS_DIRECTORY).join(".tmp-step-00000007");
-        fs::create_dir_all(&half).unwrap();
+        let leftovers: Vec<PathBuf> = ["checkpoints", "sample-data"]
+            .map(|name| {
+                fs::create_dir(output.path().join(name)).unwrap();
+                temporary::create_directory(&output.path().join(name).join("step-00000007")).unwrap()
+            })
+            .into();
         let lock = RunLock::acquire(output.path()).unwrap();
         assert_eq!(lock.crashed_predecessor(), Some(4_000_000));
-        assert!(!half.exists());
+        drop(lock);
+        assert_eq!(fs::read(output.path().join(LOCK_FILE)).unwrap(), b"4000000\n");
+        assert!(leftovers.iter().all(|path| path.exists()));
+        let lock = owned(output.path());
+        assert!(!leftovers.iter().any(|path| path.exists()));
+        assert_eq!(lock.crashed_predecessor(), Some(4_000_000));
     }
 
     #[test]
-    fn the_output_directory_is_made_where_there_is_none() {
+    fn the_output_directory_is_made_where_there_is_none_and_goes_with_a_run_that_never_owned_it() {
         let parent = tempfile::tempdir().unwrap();
         let output = parent.path().join("runs/tiny");
-        let _lock = RunLock::acquire(&output).unwrap();
+        let mut lock = RunLock::acquire(&output).unwrap();
         assert!(output.is_dir());
+        fs::write(output.join("placed"), "").unwrap();
+        lock.note_made(output.join("placed"));
+        drop(lock);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+        drop(owned(&output));
+        assert!(output.join(LOCK_FILE).exists());
+        drop(RunLock::acquire(&output).unwrap());
+        assert!(output.join(LOCK_FILE).exists(), "it was there before");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_file_that_is_no_lock_of_ours_is_refused_and_not_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let precious = directory.path().join("precious");
+        fs::write(&precious, "my only copy").unwrap();
+        let lock = |name: &str| {
+            let output = directory.path().join(name);
+            fs::create_dir(&output).unwrap();
+            (output.join(LOCK_FILE), output)
+        };
+        let (link, linked) = lock("linked");
+        std::os::unix::fs::symlink(&precious, link).unwrap();
+        let (hard_link, hard_linked) = lock("hard-linked");
+        fs::hard_link(&precious, hard_link).unwrap();
+        let (pipe, piped) = lock("piped");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        let (inner, directories) = lock("directories");
+        fs::create_dir(inner).unwrap();
+        for output in [linked, hard_linked, piped, directories] {
+            let error = RunLock::acquire(&output).unwrap_err();
+            assert!(matches!(error, Error::ForeignLock { .. }), "{error}");
+            assert!(error.hint().is_some());
+        }
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "my only copy");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_run_whose_directory_or_lock_belongs_to_another_one_notices() {
+        let parent = tempfile::tempdir().unwrap();
+        let output = parent.path().join("run");
+        let mut first = owned(&output);
+        first.check().unwrap();
+        fs::remove_file(output.join(LOCK_FILE)).unwrap();
+        let second = owned(&output);
+        assert!(matches!(first.check(), Err(Error::LockLost { .. })));
+        drop(second);
+        assert!(matches!(first.check(), Err(Error::LockLost { .. })), "it may have saved something");
+        drop(first);
+
+        let mut first = owned(&output);
+        fs::rename(&output, parent.path().join("moved")).unwrap();
+        assert!(matches!(first.check(), Err(Error::LockLost { .. })));
+        fs::create_dir(&output).unwrap();
+        assert!(matches!(first.check(), Err(Error::LockLost { .. })));
+        assert_eq!(fs::read_dir(&output).unwrap().count(), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_file_that_only_went_away_is_made_again() {
+        let output = tempfile::tempdir().unwrap();
+        let mut lock = owned(output.path());
+        fs::remove_file(output.path().join(LOCK_FILE)).unwrap();
+        lock.check().unwrap();
+        let error = RunLock::acquire(output.path()).unwrap_err();
+        assert!(matches!(error, Error::Locked { pid: Some(_), .. }), "{error}");
+        lock.check().unwrap();
     }
 }

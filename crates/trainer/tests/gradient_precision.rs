@@ -96,7 +96,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
     run(&mut straight, &plan(2, Accumulation::MicroBatchMajor), 0, 6);
     let mut stopped = new(options);
     run(&mut stopped, &plan(2, Accumulation::MicroBatchMajor), 0, 3);
-    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None).unwrap();
+    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None, &|| false).unwrap();
     let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
     let options = found.state.options.clone();
     assert_eq!(options.gradient_precision, GradientPrecision::Bf16);

@@ -29,7 +29,8 @@ fn options() -> TrainerOptions {
 
 /// Runs to the end from wherever the output directory got to, saving after every step and saying so.
 fn run(output: &Path) {
-    let _lock = RunLock::acquire(output).unwrap();
+    let mut lock = RunLock::acquire(output).unwrap();
+    lock.own(&[]).unwrap();
     let directory = output.join("checkpoints");
     let mut trainer = match Checkpoints::newest_valid(&directory).unwrap() {
         Some(found) => Trainer::resume(&found, options(), DType::F32, &Device::Cpu).unwrap(),
@@ -47,7 +48,7 @@ fn run(output: &Path) {
             Trainer::new(T5::init(&config, 9, DType::F32, &Device::Cpu).unwrap(), options()).unwrap()
         }
     };
-    let checkpoints = Checkpoints::new(&directory, 2, 0);
+    let mut checkpoints = Checkpoints::new(&directory, 2, 0);
     while !trainer.is_done() {
         let n = trainer.step_count() as u32;
         let list =
@@ -61,7 +62,7 @@ fn run(output: &Path) {
             accumulation: Accumulation::MicroBatchMajor,
         };
         trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
-        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None).unwrap();
+        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None, &|| false).unwrap();
         println!("saved {}", trainer.step_count());
     }
     export_model(trainer.model(), &output.join("model"), None).unwrap();

@@ -54,7 +54,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
     run(&mut straight, 0, 6);
     let mut stopped = new(options(MasterWeights::StochasticRounding));
     run(&mut stopped, 0, 3);
-    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None).unwrap();
+    Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None, &|| false).unwrap();
     let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();

@@ -90,7 +90,9 @@ fn steps_evaluations_and_checkpoints_are_the_same_to_the_bit() {
 
             let [saved, other] = [&memory, &disk].map(|trainer| {
                 let directory = tempfile::tempdir().unwrap();
-                Checkpoints::new(directory.path(), 1, 0).save(trainer, &serde_json::Value::Null, None).unwrap();
+                Checkpoints::new(directory.path(), 1, 0)
+                    .save(trainer, &serde_json::Value::Null, None, &|| false)
+                    .unwrap();
                 directory
             });
             let found = [&saved, &other].map(|directory| Checkpoints::newest_valid(directory.path()).unwrap().unwrap());

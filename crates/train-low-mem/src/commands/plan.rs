@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::rehearsal::rehearse;
+use crate::run_dir::RunDir;
 use crate::{bill, options, report, setup};
 
 /// Prints the bill and the plan.
@@ -62,7 +63,8 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     // The embedded files have to lie somewhere while their footers are read.
     let directory =
         tempfile::tempdir().map_err(|error| Failure::internal(format!("a temporary directory: {error}")))?;
-    let config = setup::place_embedded_files(config.clone(), directory.path())?;
+    let mut place = RunDir::look_at(directory.path());
+    let config = setup::place_embedded_files(config.clone(), &mut place)?;
     let opened = setup::open(&config, directory.path(), false)?;
     let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
     let options = options::trainer_options(&config, &opened.model, total_steps);

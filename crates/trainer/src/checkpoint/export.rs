@@ -2,32 +2,33 @@
 
 use std::path::Path;
 
-use super::{MODEL_FILES, Manifest, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save};
+use super::{MODEL_FILES, Manifest, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save, save::Place};
 use crate::error::Result;
-use crate::files;
+use crate::temporary;
 
 /// Writes a Hugging Face directory, replacing one of the same name in one step.
 ///
 /// # Errors
 /// [`crate::Error::DiskFull`] and other I/O errors; what was there before is then untouched.
 pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
-    let temporary = files::temporary_directory(target)?;
-    save::commit_or_remove(&temporary, target, || save::write_model(&temporary, model, tokenizer).map(drop))
+    let place = Place::new(temporary::create_directory(target)?);
+    save::commit_or_remove(&place.path, target, || save::write_model(&place, model, tokenizer).map(drop))
 }
 
 /// Copies the model of a checkpoint, such as the best one, without loading it, as [`export_model`] would have written it.
 ///
 /// # Errors
-/// [`crate::Error::Checkpoint`] where it does not agree with its manifest; as [`export_model`].
+/// [`crate::Error::Torn`] where it does not agree with its manifest, [`crate::Error::Unreadable`] where it cannot be read; as
+/// [`export_model`].
 pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     let manifest = Manifest::read(checkpoint)?;
     manifest.verify_lengths(checkpoint)?;
-    let temporary = files::temporary_directory(target)?;
-    save::commit_or_remove(&temporary, target, || {
+    let place = Place::new(temporary::create_directory(target)?);
+    save::commit_or_remove(&place.path, target, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
             if MODEL_FILES.contains(&name) || [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].contains(&name) {
-                let copied = save::copy(&checkpoint.join(name), &temporary, name)?;
+                let copied = save::copy(&checkpoint.join(name), &place, name)?;
                 manifest.check(checkpoint, &copied)?;
             }
         }

@@ -1,85 +1,122 @@
 //! Finding the newest whole checkpoint, and going on from it.
 
-use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::mem::take;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use t5::safetensors::Reader;
 use t5::{Files, T5};
 
-use super::{Checkpoints, Found, MODEL_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TrainerState, list};
+use super::manifest::{expect_format, read_bounded};
+use super::{Checkpoints, Found, MODEL_FILES, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, TrainerState, list};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::options::TrainerOptions;
 use crate::trainer::Trainer;
+
+/// A state longer than this is damage: it holds numbers, settings and a few sentences.
+const MAX_STATE_BYTES: u64 = 64 << 20;
 
 impl Checkpoints {
     /// The newest checkpoint in `directory` whose every byte agrees with its manifest; `None` where there are none.
     ///
     /// # Errors
-    /// [`Error::NoValidCheckpoint`] where there are some and none is whole; I/O errors on the directory itself.
+    /// [`Error::NoValidCheckpoint`] where there are some and none is whole and readable; [`Error::LaterFormat`] where a newer
+    /// version wrote a newer one; I/O errors on the directory itself.
     pub fn newest_valid(directory: &Path) -> Result<Option<Found>> {
         let listed = list(directory)?;
         if listed.is_empty() {
             return Ok(None);
         }
-        let mut notes = Vec::new();
-        for (step, path) in listed {
-            match verify(&path, step) {
-                Ok(state) => return Ok(Some(Found { path, state, notes })),
-                Err(error) => notes.push(error.to_string()),
-            }
+        match first_valid(listed)? {
+            (Some(found), _) => Ok(Some(found)),
+            (None, notes) => Err(Error::NoValidCheckpoint { directory: directory.to_owned(), notes }),
         }
-        Err(Error::NoValidCheckpoint { directory: directory.to_owned(), notes })
     }
 
-    /// The whole checkpoint with the best score, if any was scored; damaged ones are passed over.
+    /// The whole checkpoint with the best score, if any was scored; what is wrong with better ones is in its notes, as is
+    /// what is wrong with those whose score could not be read.
     ///
     /// # Errors
-    /// I/O errors on the directory itself.
+    /// [`Error::LaterFormat`]; I/O errors on the directory itself.
     pub fn best_valid(directory: &Path) -> Result<Option<Found>> {
-        let mut scored: Vec<_> = list(directory)?
-            .into_iter()
-            .filter_map(|(step, path)| Some((read_state(&path).ok()?.score?, step, path)))
-            .collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut notes = Vec::new();
-        for (_, step, path) in scored {
-            match verify(&path, step) {
-                Ok(state) => return Ok(Some(Found { path, state, notes })),
-                Err(error) => notes.push(error.to_string()),
+        let mut scored = Vec::new();
+        let mut unknown = Vec::new();
+        for (step, path) in list(directory)? {
+            match manifest_of(&path).and_then(|manifest| read_state(&path, step, &manifest)) {
+                Ok(state) => scored.extend(state.score.map(|score| (score, step, path))),
+                Err(error @ Error::LaterFormat { .. }) => return Err(error),
+                Err(error) => unknown.push(error.to_string()),
             }
         }
-        Ok(None)
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let (found, _) = first_valid(scored.into_iter().map(|(_, step, path)| (step, path)))?;
+        Ok(found.map(|mut found| {
+            found.notes.extend(unknown);
+            found
+        }))
+    }
+
+    /// The checkpoint of `step`, if it is whole.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`] and [`Error::LaterFormat`]: there may be one.
+    pub fn valid_at(&self, step: u64) -> Result<Option<Found>> {
+        let path = self.path_of(step);
+        match verify(&path, step, &|| false) {
+            Ok(state) => Ok(state.map(|state| Found { path, state, notes: Vec::new() })),
+            Err(Error::Torn { .. } | Error::Checkpoint { .. }) => Ok(None),
+            Err(Error::Unreadable { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 
-/// Checks every byte of a checkpoint and reads its state.
-fn verify(path: &Path, step: u64) -> Result<TrainerState> {
+/// The first in this order that is whole, and what is wrong with those before it.
+fn first_valid(candidates: impl IntoIterator<Item = (u64, PathBuf)>) -> Result<(Option<Found>, Vec<String>)> {
+    let mut notes = Vec::new();
+    for (step, path) in candidates {
+        match verify(&path, step, &|| false) {
+            Ok(state) => return Ok((state.map(|state| Found { path, state, notes: take(&mut notes) }), notes)),
+            Err(error @ Error::LaterFormat { .. }) => return Err(error),
+            Err(error) => notes.push(error.to_string()),
+        }
+    }
+    Ok((None, notes))
+}
+
+/// The manifest of a checkpoint, which lists all that one must have.
+pub(super) fn manifest_of(path: &Path) -> Result<Manifest> {
     let manifest = Manifest::read(path)?;
     for name in MODEL_FILES.iter().chain(&[OPTIMIZER_FILE, STATE_FILE]) {
         if !manifest.files.iter().any(|file| file.name == *name) {
-            return Err(Error::checkpoint(path, format!("its manifest does not list {name}")));
+            return Err(Error::torn(path, format!("its manifest does not list {name}")));
         }
     }
-    manifest.verify(path)?;
-    let state = read_state(path)?;
-    if state.step != step {
-        return Err(Error::checkpoint(
-            path,
-            format!("expected the state of step {step}, got that of step {}", state.step),
-        ));
-    }
-    Ok(state)
+    Ok(manifest)
 }
 
-fn read_state(path: &Path) -> Result<TrainerState> {
-    let path = path.join(STATE_FILE);
-    let text = fs::read(&path).map_err(|e| Error::checkpoint(&path, format!("unreadable ({e})")))?;
+/// Checks every byte of a checkpoint and reads its state; `None` where that was interrupted.
+pub(super) fn verify(path: &Path, step: u64, interrupted: &dyn Fn() -> bool) -> Result<Option<TrainerState>> {
+    let manifest = manifest_of(path)?;
+    let is_whole = manifest.verify(path, interrupted)?;
+    is_whole.then(|| read_state(path, step, &manifest)).transpose()
+}
+
+/// Reads the state, which must be the one that the manifest sums.
+pub(super) fn read_state(directory: &Path, step: u64, manifest: &Manifest) -> Result<TrainerState> {
+    let path = directory.join(STATE_FILE);
+    let text = read_bounded(directory, STATE_FILE, MAX_STATE_BYTES)?;
+    let read = ManifestEntry { name: STATE_FILE.to_owned(), bytes: text.len() as u64, sha256: files::sha256(&text) };
+    manifest.check(directory, &read)?;
+    // From here on it is what was written: what is not understood is of another version, or under another name.
+    expect_format(&path, &text, TrainerState::FORMAT)?;
     let state: TrainerState = serde_json::from_slice(&text)
         .map_err(|e| Error::checkpoint(&path, format!("not the state of a trainer ({e})")))?;
-    if state.format != TrainerState::FORMAT {
-        let reason = format!("expected state format {}, got {}", TrainerState::FORMAT, state.format);
-        return Err(Error::checkpoint(&path, reason));
+    if state.step != step {
+        let reason = format!("expected the state of step {step}, got that of step {}", state.step);
+        return Err(Error::checkpoint(directory, reason));
     }
     Ok(state)
 }

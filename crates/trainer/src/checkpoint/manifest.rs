@@ -2,6 +2,7 @@
 //! checkpoint; what does not agree with it is torn.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -49,25 +50,19 @@ impl Manifest {
     /// Reads the manifest of `directory`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] where there is none, or none that can be read.
+    /// [`Error::Torn`] where there is none or it was read and is none, [`Error::Unreadable`] where it could not be read,
+    /// [`Error::LaterFormat`].
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST_FILE);
-        let length = fs::metadata(&path).map_err(|e| Error::checkpoint(&path, format!("no manifest ({e})")))?.len();
-        if length > MAX_MANIFEST_BYTES {
-            return Err(Error::checkpoint(&path, format!("expected a manifest, got {length} bytes")));
-        }
-        let text = fs::read(&path).map_err(|e| Error::checkpoint(&path, format!("unreadable ({e})")))?;
+        let text = read_bounded(directory, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
+        expect_format(&path, &text, FORMAT)?;
         let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::checkpoint(&path, format!("not a manifest ({e})")))?;
-        if manifest.format != FORMAT {
-            let reason = format!("expected manifest format {FORMAT}, got {}", manifest.format);
-            return Err(Error::checkpoint(&path, reason));
-        }
+            serde_json::from_slice(&text).map_err(|e| Error::torn(&path, format!("not a manifest ({e})")))?;
         // No path may leave the directory.
         if let Some(file) =
             manifest.files.iter().find(|file| Path::new(&file.name).file_name() != Some(file.name.as_ref()))
         {
-            return Err(Error::checkpoint(&path, format!("expected plain file names, got `{}`", file.name)));
+            return Err(Error::torn(&path, format!("expected plain file names, got `{}`", file.name)));
         }
         Ok(manifest)
     }
@@ -75,31 +70,31 @@ impl Manifest {
     /// Checks that every file is there and as long as it should be: what can be seen without reading them.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] naming the file.
+    /// [`Error::Torn`] or [`Error::Unreadable`], naming the file.
     pub fn verify_lengths(&self, directory: &Path) -> Result<()> {
         for file in &self.files {
             let path = directory.join(&file.name);
-            let length = fs::metadata(&path).map_err(|e| Error::checkpoint(&path, format!("missing ({e})")))?.len();
-            if length != file.bytes {
-                return Err(Error::checkpoint(&path, format!("expected {} bytes, got {length}", file.bytes)));
+            let found = fs::metadata(&path).map_err(|e| not_read(directory, &path, e))?;
+            if found.is_file() && found.len() != file.bytes {
+                return Err(Error::torn(&path, format!("expected {} bytes, got {}", file.bytes, found.len())));
             }
         }
         Ok(())
     }
 
-    /// Checks every byte of every file.
+    /// Checks every byte of every file. False where `interrupted`, which is asked every few milliseconds, ended that early.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] naming the file.
-    pub fn verify(&self, directory: &Path) -> Result<()> {
+    /// [`Error::Torn`] or [`Error::Unreadable`], naming the file.
+    pub fn verify(&self, directory: &Path, interrupted: &dyn Fn() -> bool) -> Result<bool> {
         self.verify_lengths(directory)?;
         for file in &self.files {
             let path = directory.join(&file.name);
-            let (bytes, sha256) =
-                files::checksum(&path).map_err(|e| Error::checkpoint(&path, format!("unreadable ({e})")))?;
+            let sum = files::checksum(&path, file.bytes, interrupted).map_err(|e| not_read(directory, &path, e))?;
+            let Some((bytes, sha256)) = sum else { return Ok(false) };
             self.check(directory, &ManifestEntry { name: file.name.clone(), bytes, sha256 })?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Checks what was read of one file.
@@ -107,8 +102,44 @@ impl Manifest {
         let expected = self.files.iter().find(|file| file.name == read.name);
         if let Some(expected) = expected.filter(|expected| *expected != read) {
             let reason = format!("damaged: expected SHA-256 {}, got {}", expected.sha256, read.sha256);
-            return Err(Error::checkpoint(&directory.join(&read.name), reason));
+            return Err(Error::torn(&directory.join(&read.name), reason));
         }
         Ok(())
+    }
+}
+
+/// Reads a small file of a checkpoint.
+pub(super) fn read_bounded(directory: &Path, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
+    let path = directory.join(name);
+    regular_file::read(&path, most_bytes).map_err(|e| not_read(directory, &path, e))
+}
+
+/// Says whether a file of a checkpoint is missing, which is torn, or could not be read, which may be anything.
+///
+/// A missing file is one that the system says is not there while it shows the directory that it should be in. A link to
+/// nowhere, or a directory that went away, is neither.
+fn not_read(directory: &Path, path: &Path, error: io::Error) -> Error {
+    let says_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+    let is_missing = says_absent(&error)
+        && fs::symlink_metadata(path).is_err_and(|e| says_absent(&e))
+        && fs::read_dir(directory).is_ok();
+    if is_missing { Error::torn(path, "missing") } else { Error::unreadable(path, error) }
+}
+
+/// Refuses a file that says to be of a later format than `known`, whatever else is in it.
+pub(super) fn expect_format(path: &Path, text: &[u8], known: u32) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: u64,
+    }
+    match serde_json::from_slice(text) {
+        Ok(Format { format }) if format > u64::from(known) => {
+            Err(Error::LaterFormat { path: path.to_owned(), format, known })
+        }
+        Ok(Format { format }) if format < u64::from(known) => {
+            Err(Error::torn(path, format!("expected format {known}, got {format}")))
+        }
+        // That it is no JSON is said by who reads the rest of it.
+        _ => Ok(()),
     }
 }

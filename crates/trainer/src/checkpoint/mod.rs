@@ -12,8 +12,9 @@
 //! Invariants:
 //! * A directory has its final name only when everything in it is on the disk; its manifest is the proof. Older checkpoints
 //!   are removed only after that.
-//! * Nothing is resumed that does not agree with its manifest to the last byte: a torn checkpoint is passed over, with a
-//!   note, for the newest whole one.
+//! * Nothing is resumed that does not agree with its manifest to the last byte: a torn checkpoint, or one that could not be
+//!   read, is passed over, with a note, for the newest whole one. It stays where it is.
+//! * A checkpoint that a newer version wrote is neither resumed nor passed over, replaced or removed.
 //! * Saving holds one piece of one tensor at a time.
 //! * One process writes (see [`crate::RunLock`]).
 //!
@@ -22,7 +23,7 @@
 //! use trainer::checkpoint::Checkpoints;
 //! let directory = std::path::Path::new("runs/tiny/checkpoints");
 //! let position = serde_json::json!({ "epoch": 1, "sample": 512 });
-//! Checkpoints::new(directory, 2, 1).save(trainer, &position, None)?;
+//! Checkpoints::new(directory, 2, 1).save(trainer, &position, None, &|| false)?;
 //! if let Some(found) = Checkpoints::newest_valid(directory)? {
 //!     assert_eq!(found.state.caller, position);
 //! }
@@ -38,6 +39,8 @@ mod save;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,6 +50,7 @@ pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files::Identity;
 use crate::options::TrainerOptions;
 use crate::trainer::Score;
 
@@ -102,6 +106,10 @@ pub struct Checkpoints {
     directory: PathBuf,
     keep_last: usize,
     keep_best: usize,
+    /// Those that this process wrote, or read to the last byte.
+    verified: BTreeMap<PathBuf, Identity>,
+    /// Those of which was said why they stay.
+    noted: BTreeSet<PathBuf>,
 }
 
 /// A checkpoint that was just written.
@@ -111,20 +119,21 @@ pub struct Saved {
     pub path: PathBuf,
     /// The length of its files together.
     pub bytes: u64,
-    /// Older checkpoints that were removed.
+    /// Older checkpoints that were removed, torn ones included.
     pub pruned: Vec<PathBuf>,
-    /// What went wrong without consequences for the new checkpoint, such as an old one that could not be removed.
+    /// What is to be said beside that: which old ones were torn and removed, which stay because they could not be read, and
+    /// what went wrong without consequences for the new one.
     pub notes: Vec<String>,
 }
 
-/// A checkpoint whose every byte agrees with its manifest.
+/// A checkpoint whose every byte agreed with its manifest.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its directory.
     pub path: PathBuf,
     /// Its state.
     pub state: TrainerState,
-    /// What is wrong with the newer ones that were passed over, one sentence each.
+    /// What is wrong with those that were passed over for it, one sentence each. They are still there.
     pub notes: Vec<String>,
 }
 
@@ -132,7 +141,31 @@ impl Checkpoints {
     /// The checkpoints in `directory` (made at the first save), of which the newest `keep_last` (at least one) and the
     /// `keep_best` with the best scores are kept.
     pub fn new(directory: &Path, keep_last: usize, keep_best: usize) -> Self {
-        Checkpoints { directory: directory.to_owned(), keep_last: keep_last.max(1), keep_best }
+        Checkpoints {
+            directory: directory.to_owned(),
+            keep_last: keep_last.max(1),
+            keep_best,
+            verified: BTreeMap::new(),
+            noted: BTreeSet::new(),
+        }
+    }
+
+    /// Notes that this checkpoint is whole to the last byte: [`Checkpoints::newest_valid`] returned it, or this process wrote
+    /// it. It is not read again to be counted.
+    pub fn remember(&mut self, checkpoint: &Path) {
+        if let Ok(identity) = Identity::at(checkpoint) {
+            self.verified.insert(checkpoint.to_owned(), identity);
+        }
+    }
+
+    fn remembers(&self, checkpoint: &Path) -> bool {
+        let known = self.verified.get(checkpoint);
+        known.is_some_and(|known| Identity::at(checkpoint).is_ok_and(|now| now == *known))
+    }
+
+    fn forget(&mut self, checkpoint: &Path) {
+        self.verified.remove(checkpoint);
+        self.noted.remove(checkpoint);
     }
 
     /// Where they are.
@@ -142,11 +175,11 @@ impl Checkpoints {
 
     /// The directory of the checkpoint of `step`, there or not.
     pub fn path_of(&self, step: u64) -> PathBuf {
-        self.directory.join(format!("step-{step:08}"))
+        self.directory.join(name_of(step))
     }
 }
 
-/// The checkpoints in a directory, whole or not, newest first.
+/// The checkpoints in a directory, whole or not, newest first. Only names that a run gives count.
 fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -155,14 +188,35 @@ fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| Error::io("list", directory, e))?;
-        let name = entry.file_name();
-        let step = name.to_str().and_then(|name| name.strip_prefix("step-")?.parse().ok());
-        if let Some(step) = step
-            && entry.path().is_dir()
-        {
+        let Some(step) = step_of(&entry.file_name()) else { continue };
+        // What the system cannot say anything about may be a checkpoint.
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             found.push((step, entry.path()));
         }
     }
     found.sort_by_key(|&(step, _)| std::cmp::Reverse(step));
     Ok(found)
+}
+
+fn name_of(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
+    let name = name.to_str()?;
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (name_of(step) == name).then_some(step)
+}
+
+/// Whether a run gives this name to a file of a checkpoint or a model.
+pub(crate) fn is_own_name(name: &OsStr) -> bool {
+    let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
+    MODEL_FILES.iter().chain(&others).any(|own| name == *own)
+}
+
+/// The names that the manifest in `directory` lists; none where it has none that can be read.
+pub(crate) fn listed_names(directory: &Path) -> Vec<String> {
+    Manifest::read(directory)
+        .map(|manifest| manifest.files.into_iter().map(|file| file.name).collect())
+        .unwrap_or_default()
 }

@@ -1,53 +1,226 @@
-//! Removing checkpoints that nobody asked to keep, after a newer one is safe.
+//! Removing checkpoints that nobody asked to keep, after a newer one is safe. Never losing one.
+//!
+//! A look at a checkpoint ends in one of three ways:
+//!
+//! * **whole**: its files are there, as long as its manifest says, and its state is the one that the manifest sums;
+//! * **torn**: it was read and disagrees with its manifest, or has none;
+//! * **unknown**: it could not be read, or another version wrote it. Nothing is known about it, so it stays and counts for
+//!   nothing.
+//!
+//! Invariants:
+//! * The checkpoint that was just saved stays.
+//! * Nothing is removed before `keep_last` newer ones are known to be whole to the last byte. This process knows that of those
+//!   that it wrote or resumed from; any other one it reads once. After that a look costs a few small reads, so that saving
+//!   does not read what it wrote. Those with the best scores are verified in the same way before another one goes.
+//! * A torn one is removed under the same condition, and named. What is unknown, or holds files that no run writes, stays
+//!   and is named once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoints, Manifest, STATE_FILE, Saved, TrainerState, list};
+use super::load::{self, verify};
+use super::{Checkpoints, Saved, list};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::temporary;
 
-/// Keeps the newest `keep_last` and the `keep_best` with the best scores, of those up to `newest`, which was just saved.
-///
-/// Later ones stay: they are there when a run went back to an earlier step, which will reach and replace them. Torn ones are
-/// not counted, so they never push out a whole one. Nothing that fails here concerns the new checkpoint: it becomes a note.
-pub(super) fn prune(checkpoints: &Checkpoints, newest: u64, saved: &mut Saved) {
-    let listed = match list(&checkpoints.directory) {
-        Ok(listed) => listed,
-        Err(error) => return saved.notes.push(error.to_string()),
-    };
-    let older: Vec<PathBuf> = listed.into_iter().filter(|&(step, _)| step <= newest).map(|(_, path)| path).collect();
-    let kept = kept(&older, checkpoints.keep_last, checkpoints.keep_best);
-    for path in older.into_iter().filter(|path| !kept.contains(path)) {
-        match remove(&path) {
-            Ok(()) => saved.pruned.push(path),
-            Err(error) => saved.notes.push(error.to_string()),
+/// What a look at a checkpoint found.
+enum Condition {
+    Whole { score: Option<f64> },
+    Torn(String),
+    Unknown(String),
+}
+
+impl Condition {
+    fn of_error(error: &Error) -> Self {
+        match error {
+            Error::Torn { .. } => Condition::Torn(reason(error)),
+            _ => Condition::Unknown(reason(error)),
         }
     }
 }
 
-/// Which of these, newest first, stay.
-fn kept(newest_first: &[PathBuf], keep_last: usize, keep_best: usize) -> Vec<PathBuf> {
-    let whole: Vec<&PathBuf> = newest_first
-        .iter()
-        .filter(|path| Manifest::read(path).and_then(|manifest| manifest.verify_lengths(path)).is_ok())
-        .collect();
-    let mut scored: Vec<(f64, &PathBuf)> = whole.iter().filter_map(|path| Some((score(path)?, *path))).collect();
+struct Looked {
+    step: u64,
+    path: PathBuf,
+    condition: Condition,
+}
+
+/// Keeps the newest `keep_last` and the `keep_best` with the best scores, of those up to `newest`, which was just saved.
+///
+/// Later ones stay: they are there when a run went back to an earlier step, which will reach and replace them. Nothing that
+/// fails here concerns the new checkpoint: it becomes a note.
+pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Saved, interrupted: &dyn Fn() -> bool) {
+    let listed = match list(&checkpoints.directory) {
+        Ok(listed) => listed,
+        Err(error) => return saved.notes.push(format!("no old checkpoint was removed: {error}")),
+    };
+    let older = listed.into_iter().filter(|&(step, _)| step <= newest);
+    let mut older: Vec<Looked> =
+        older.map(|(step, path)| Looked { step, condition: look(&path, step), path }).collect();
+    let kept = kept(checkpoints, &mut older, interrupted);
+    for (index, Looked { step, path, condition }) in older.iter().enumerate() {
+        let is_surplus = *step != newest && kept.as_ref().is_some_and(|kept| !kept.contains(&index));
+        match condition {
+            Condition::Unknown(reason) => note_once(checkpoints, saved, path, reason),
+            Condition::Whole { .. } if is_surplus => {
+                remove(checkpoints, saved, path);
+            }
+            Condition::Torn(reason) if is_surplus => {
+                if remove(checkpoints, saved, path) {
+                    saved.notes.push(format!("removed {}, because it was torn: {reason}", path.display()));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Which of these, newest first, stay; `None` where too little is known to remove any.
+fn kept(checkpoints: &mut Checkpoints, older: &mut [Looked], interrupted: &dyn Fn() -> bool) -> Option<Vec<usize>> {
+    let newest_first: Vec<usize> = (0..older.len()).collect();
+    let mut kept = verified(checkpoints, older, &newest_first, checkpoints.keep_last, interrupted)?;
+    if kept.len() < checkpoints.keep_last {
+        return None;
+    }
+    let mut scored: Vec<(f64, usize)> =
+        older.iter().enumerate().filter_map(|(i, looked)| Some((score(looked)?, i))).collect();
     // Stable: of equal scores the newest is the best.
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let best = scored.into_iter().take(keep_best).map(|(_, path)| path);
-    whole.iter().take(keep_last).copied().chain(best).cloned().collect()
+    let best_first: Vec<usize> = scored.into_iter().map(|(_, index)| index).collect();
+    kept.extend(verified(checkpoints, older, &best_first, checkpoints.keep_best, interrupted)?);
+    Some(kept)
 }
 
-fn score(path: &Path) -> Option<f64> {
-    let text = fs::read(path.join(STATE_FILE)).ok()?;
-    serde_json::from_slice::<TrainerState>(&text).ok()?.score
+fn score(looked: &Looked) -> Option<f64> {
+    match looked.condition {
+        Condition::Whole { score } => score,
+        _ => None,
+    }
 }
 
-/// Takes the name away first, so that being killed on the way leaves a leftover and not a torn checkpoint.
-fn remove(path: &Path) -> Result<()> {
-    let doomed = files::temporary_directory(path)?;
-    files::remove_directory(&doomed)?;
-    fs::rename(path, &doomed).map_err(|e| Error::io("move out of the way", path, e))?;
-    files::remove_directory(&doomed)
+/// The first `most` in this order that are whole to the last byte. `None` where that was interrupted.
+fn verified(
+    checkpoints: &mut Checkpoints,
+    older: &mut [Looked],
+    order: &[usize],
+    most: usize,
+    interrupted: &dyn Fn() -> bool,
+) -> Option<Vec<usize>> {
+    let mut found = Vec::new();
+    for &index in order {
+        if found.len() == most {
+            break;
+        }
+        let Looked { step, path, condition } = &mut older[index];
+        if !matches!(condition, Condition::Whole { .. }) {
+            continue;
+        }
+        if !checkpoints.remembers(path) {
+            match verify(path, *step, interrupted) {
+                Ok(Some(_)) => checkpoints.remember(path),
+                Ok(None) => return None,
+                Err(error) => {
+                    *condition = Condition::of_error(&error);
+                    continue;
+                }
+            }
+        }
+        found.push(index);
+    }
+    Some(found)
+}
+
+/// A look at everything but the tensors.
+fn look(path: &Path, step: u64) -> Condition {
+    let state = load::manifest_of(path).and_then(|manifest| {
+        manifest.verify_lengths(path)?;
+        load::read_state(path, step, &manifest)
+    });
+    match state {
+        Ok(state) => Condition::Whole { score: state.score },
+        Err(error) => Condition::of_error(&error),
+    }
+}
+
+/// Removes a checkpoint and says whether it did; what prevents it becomes a note.
+fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
+    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
+    let foreign = if is_link { Ok(Vec::new()) } else { temporary::foreign_names(path) };
+    let removed = match foreign {
+        Ok(_) if is_link => {
+            note_once(checkpoints, saved, path, "it is a symbolic link");
+            return false;
+        }
+        Ok(foreign) => match foreign.first() {
+            Some(name) => {
+                let reason = format!("it holds a file that no run writes: {}", name.display());
+                note_once(checkpoints, saved, path, &reason);
+                return false;
+            }
+            None => temporary::retire_directory(path),
+        },
+        Err(e) => Err(Error::io("list", path, e)),
+    };
+    match removed {
+        Ok(()) => saved.pruned.push(path.to_owned()),
+        Err(error) => saved.notes.push(error.to_string()),
+    }
+    checkpoints.forget(path);
+    true
+}
+
+/// Says once, and not at every save, why a checkpoint stays.
+fn note_once(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path, reason: &str) {
+    if checkpoints.noted.insert(path.to_owned()) {
+        saved.notes.push(format!("kept {}, because {reason}", path.display()));
+    }
+}
+
+fn reason(error: &Error) -> String {
+    let name = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
+    match error {
+        Error::Torn { path, reason } => format!("{}: {reason}", name(path)),
+        Error::Unreadable { path, source } => format!("{} could not be read: {source}", name(path)),
+        Error::LaterFormat { path, format, known } => {
+            let name = name(path);
+            format!("a newer version of train_low_mem wrote it: {name} has format {format}, this version reads {known}")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// What stood where a new checkpoint goes.
+#[derive(Default)]
+pub(super) struct Before {
+    /// Where it is now, if it may not be replaced.
+    pub(super) aside: Option<PathBuf>,
+    /// What is to be said about it.
+    pub(super) note: Option<String>,
+}
+
+/// Makes way for a checkpoint of the same step: a whole or a torn one will be replaced, any other one moves aside.
+pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
+    match fs::symlink_metadata(target) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::default()),
+        found => drop(found.map_err(|e| Error::io("examine", target, e))?),
+    }
+    let reason = match look(target, step) {
+        Condition::Whole { .. } => return Ok(Before::default()),
+        Condition::Torn(reason) => {
+            let note = Some(format!("replaced {}, because it was torn: {reason}", target.display()));
+            return Ok(Before { aside: None, note });
+        }
+        Condition::Unknown(reason) => reason,
+    };
+    let mut number = 1;
+    let aside = loop {
+        let mut aside = target.as_os_str().to_owned();
+        aside.push(format!(".kept-{number}"));
+        match temporary::rename_to_free_name(target, aside.as_ref()) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            renamed => break renamed.map(|()| PathBuf::from(aside)).map_err(|e| Error::io("move aside", target, e))?,
+        }
+    };
+    let note = format!("moved {} to {}, because {reason}", target.display(), aside.display());
+    Ok(Before { aside: Some(aside), note: Some(note) })
 }

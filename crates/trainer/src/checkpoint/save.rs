@@ -1,106 +1,138 @@
 //! Writing a checkpoint: temporary directory, files, manifest, rename, and only then pruning.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
     Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, TokenizerFiles, prune,
+    TOKENIZER_FILE, TokenizerFiles,
+    prune::{self, Before},
 };
 use crate::error::{Error, Result};
 use crate::files;
+use crate::temporary;
 use crate::trainer::Trainer;
 
 impl Checkpoints {
     /// Saves the trainer as it is. When this returns the checkpoint is on the disk and would survive a power cut.
     ///
     /// `caller` is given back by [`Checkpoints::newest_valid`]; `tokenizer` goes beside the model. A checkpoint of the same step is
-    /// replaced in one step. What an earlier process left unfinished is removed first.
+    /// replaced in one step; one that could not be read is moved aside instead. What an earlier process left unfinished is
+    /// removed first. Once `interrupted` says so, no old checkpoint is read to its end any more: then more of them stay.
     ///
     /// # Errors
     /// [`Error::DiskFull`] and other I/O errors. Older checkpoints are then untouched, and nothing is left of the new one.
     pub fn save(
-        &self,
+        &mut self,
         trainer: &Trainer,
         caller: &serde_json::Value,
         tokenizer: Option<TokenizerFiles>,
+        interrupted: &dyn Fn() -> bool,
     ) -> Result<Saved> {
-        fs::create_dir_all(&self.directory).map_err(|e| Error::io("create", &self.directory, e))?;
-        files::remove_leftovers(&self.directory)?;
+        files::create_directories(&self.directory)?;
+        temporary::remove_leftovers(&self.directory)?;
         let target = self.path_of(trainer.step_count());
-        let temporary = files::temporary_directory(&target)?;
-        let bytes = write(&temporary, &target, trainer, caller, tokenizer)?;
-        let mut saved = Saved { path: target, bytes, pruned: Vec::new(), notes: Vec::new() };
-        prune::prune(self, trainer.step_count(), &mut saved);
+        let place = Place::new(temporary::create_directory(&target)?);
+        let (bytes, notes) = write(&place, &target, trainer, caller, tokenizer)?;
+        let mut saved = Saved { path: target, bytes, pruned: Vec::new(), notes };
+        self.remember(&saved.path);
+        prune::prune(self, trainer.step_count(), &mut saved, interrupted);
         Ok(saved)
     }
 }
 
-/// Writes a checkpoint into `temporary`, which becomes `target`.
+/// A directory to write into, and how files are made in it.
+pub(super) struct Place<'a> {
+    pub(super) path: PathBuf,
+    /// Makes an empty file; a test gives a full disk.
+    pub(super) create: &'a dyn Fn(&Path) -> io::Result<File>,
+}
+
+impl Place<'_> {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Place { path, create: &temporary::create_new }
+    }
+}
+
+/// Writes a checkpoint into a temporary directory, which becomes `target`. Returns its length, and what became of the one that
+/// had its name.
 pub(super) fn write(
-    temporary: &Path,
+    temporary: &Place,
     target: &Path,
     trainer: &Trainer,
     caller: &serde_json::Value,
     tokenizer: Option<TokenizerFiles>,
-) -> Result<u64> {
-    commit_or_remove(temporary, target, || fill(temporary, trainer, caller, tokenizer))
+) -> Result<(u64, Vec<String>)> {
+    let mut before = Before::default();
+    let written = commit_or_remove(&temporary.path, target, || {
+        let bytes = fill(temporary, trainer, caller, tokenizer)?;
+        before = prune::make_way(target, trainer.step_count())?;
+        Ok(bytes)
+    });
+    match (&written, before.aside) {
+        (Ok(_), _) | (Err(_), None) => {}
+        // Nothing took its place.
+        (Err(_), Some(aside)) => drop(temporary::rename_to_free_name(&aside, target)),
+    }
+    Ok((written?, before.note.into_iter().collect()))
 }
 
 /// Fills a temporary directory and gives it its name; on any error removes it, so that a full disk is not kept full.
 pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl FnOnce() -> Result<T>) -> Result<T> {
-    let result = fill().and_then(|value| files::commit_directory(temporary, target).map(|()| value));
-    if result.is_err() {
-        let _ = files::remove_directory(temporary);
+    let filled = fill();
+    if filled.is_err() {
+        let _ = temporary::remove_own_directory(temporary);
     }
-    result
+    let value = filled?;
+    temporary::commit_directory(temporary, target)?;
+    Ok(value)
 }
 
 /// Writes all files of a checkpoint, the manifest last. Returns their length together.
 fn fill(
-    directory: &Path,
+    place: &Place,
     trainer: &Trainer,
     caller: &serde_json::Value,
     tokenizer: Option<TokenizerFiles>,
 ) -> Result<u64> {
-    let mut entries = write_model(directory, trainer.model(), tokenizer)?;
-    entries.push(write_optimizer(directory, trainer)?);
-    entries.push(write_json(directory, STATE_FILE, &trainer.state(caller.clone()))?);
+    let mut entries = write_model(place, trainer.model(), tokenizer)?;
+    entries.push(write_optimizer(place, trainer)?);
+    entries.push(write_json(place, STATE_FILE, &trainer.state(caller.clone()))?);
     let manifest = Manifest::new(entries);
-    let last = write_json(directory, MANIFEST_FILE, &manifest)?;
+    let last = write_json(place, MANIFEST_FILE, &manifest)?;
     Ok(manifest.total_bytes() + last.bytes)
 }
 
 /// The files that make the directory a Hugging Face model.
 pub(super) fn write_model(
-    directory: &Path,
+    place: &Place,
     model: &t5::T5,
     tokenizer: Option<TokenizerFiles>,
 ) -> Result<Vec<ManifestEntry>> {
     let mut entries = Vec::new();
-    model.save_with(directory, |name, write| -> Result<()> {
-        entries.push(write_file(directory, name, |file| Ok(write(file)?))?);
+    model.save_with(&place.path, |name, write| -> Result<()> {
+        entries.push(write_file(place, name, |file| Ok(write(file)?))?);
         Ok(())
     })?;
     if let Some(tokenizer) = tokenizer {
-        entries.push(copy(tokenizer.json, directory, TOKENIZER_FILE)?);
-        entries.push(write_text(directory, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
+        entries.push(copy(tokenizer.json, place, TOKENIZER_FILE)?);
+        entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
     }
     Ok(entries)
 }
 
 /// Adafactor's moments, tensor by tensor.
-fn write_optimizer(directory: &Path, trainer: &Trainer) -> Result<ManifestEntry> {
+fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
     let parameters = trainer.model().parameters();
     let state = || trainer.adafactor.named_state(parameters);
     let headers = state()
         .map(|(name, tensor)| TensorHeader { name, dtype: tensor.dtype(), shape: tensor.dims().to_vec() })
         .collect();
-    write_file(directory, OPTIMIZER_FILE, |file| {
-        let mut writer = Writer::new(&directory.join(OPTIMIZER_FILE), file, headers, &[])?;
+    write_file(place, OPTIMIZER_FILE, |file| {
+        let mut writer = Writer::new(&place.path.join(OPTIMIZER_FILE), file, headers, &[])?;
         for (name, tensor) in state() {
             writer.write(&name, tensor)?;
         }
@@ -109,9 +141,9 @@ fn write_optimizer(directory: &Path, trainer: &Trainer) -> Result<ManifestEntry>
     })
 }
 
-fn write_json(directory: &Path, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
-    let path = directory.join(name);
-    write_file(directory, name, |file| {
+fn write_json(place: &Place, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
+    let path = place.path.join(name);
+    write_file(place, name, |file| {
         serde_json::to_writer_pretty(&mut *file, value)
             .map_err(io::Error::from)
             .and_then(|()| file.write_all(b"\n"))
@@ -119,23 +151,23 @@ fn write_json(directory: &Path, name: &str, value: &impl serde::Serialize) -> Re
     })
 }
 
-fn write_text(directory: &Path, name: &str, text: &str) -> Result<ManifestEntry> {
-    let path = directory.join(name);
-    write_file(directory, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
+fn write_text(place: &Place, name: &str, text: &str) -> Result<ManifestEntry> {
+    let path = place.path.join(name);
+    write_file(place, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Copies a file, summing it on the way.
-pub(super) fn copy(from: &Path, directory: &Path, name: &str) -> Result<ManifestEntry> {
-    let mut source = File::open(from).map_err(|e| Error::io("open", from, e))?;
-    let path = directory.join(name);
-    write_file(directory, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
+pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEntry> {
+    let mut source = regular_file::open(from).map_err(|e| Error::io("open", from, e))?;
+    let path = place.path.join(name);
+    write_file(place, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Writes one file through a checksum and syncs it, so that it need not be read again to be summed.
-fn write_file(directory: &Path, name: &str, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<ManifestEntry> {
-    let path = directory.join(name);
+fn write_file(place: &Place, name: &str, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<ManifestEntry> {
+    let path = place.path.join(name);
     let io_error = |e| Error::io("write", &path, e);
-    let file = File::create(&path).map_err(io_error)?;
+    let file = (place.create)(&path).map_err(io_error)?;
     let mut sink = files::HashingWriter::new(BufWriter::with_capacity(PIECE_BYTES, file));
     write(&mut sink)?;
     let (buffer, bytes, sha256) = sink.finish();

@@ -9,8 +9,8 @@ use t5::{Config, T5};
 
 use super::*;
 use crate::adafactor::AdafactorOptions;
-use crate::files;
 use crate::schedule::{Schedule, ScheduleKind};
+use crate::temporary;
 use crate::trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer};
 
 fn config() -> Config {
@@ -90,14 +90,14 @@ fn tokenizer_files(json: &Path) -> TokenizerFiles<'_> {
 /// A directory with the checkpoints of steps 1 and 2, and a trainer at step 2.
 fn two_checkpoints() -> (tempfile::TempDir, Trainer) {
     let directory = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(directory.path(), 5, 0);
+    let mut checkpoints = Checkpoints::new(directory.path(), 5, 0);
     let tokenizer = directory.path().join("source-tokenizer.json");
     fs::write(&tokenizer, "{}").unwrap();
     let tokenizer = tokenizer_files(&tokenizer);
     let mut trainer = trainer();
     for _ in 0..2 {
         step(&mut trainer);
-        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 5 }), Some(tokenizer)).unwrap();
+        checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 5 }), Some(tokenizer), &|| false).unwrap();
     }
     (directory, trainer)
 }
@@ -124,7 +124,7 @@ fn a_resumed_run_goes_on_to_the_same_bits() {
                 step(&mut trainer);
             }
             let path = directory.path().join(at.to_string());
-            Checkpoints::new(&path, 1, 0).save(&trainer, &json!(null), None).unwrap();
+            Checkpoints::new(&path, 1, 0).save(&trainer, &json!(null), None, &|| false).unwrap();
             trainer = resume(&newest(&path));
         }
         while trainer.step_count() < 9 {
@@ -143,7 +143,7 @@ fn a_checkpoint_keeps_counters_scores_options_and_what_the_caller_gave() {
     step(&mut trainer);
     assert!(!trainer.record_score(0.25) && !trainer.record_score(f64::NAN));
     let caller = json!({ "epoch": 1, "position": 17, "data": "0123abcd", "x": 0.1 });
-    Checkpoints::new(directory.path(), 1, 0).save(&trainer, &caller, None).unwrap();
+    Checkpoints::new(directory.path(), 1, 0).save(&trainer, &caller, None, &|| false).unwrap();
     let found = newest(directory.path());
     assert_eq!(found.state.caller, caller);
     assert_eq!((found.state.step, found.state.updates, found.state.score), (3, 3, Some(0.25)));
@@ -180,7 +180,7 @@ fn a_checkpoint_has_the_documented_files_and_is_a_model_that_loads() {
 fn saving_twice_writes_the_same_bytes() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for directory in [&a, &b] {
-        Checkpoints::new(directory.path(), 1, 0).save(&stepped(3), &json!({ "seed": 1 }), None).unwrap();
+        Checkpoints::new(directory.path(), 1, 0).save(&stepped(3), &json!({ "seed": 1 }), None, &|| false).unwrap();
     }
     for name in names(&a.path().join("step-00000003")) {
         let read = |root: &Path| fs::read(root.join("step-00000003").join(&name)).unwrap();
@@ -282,26 +282,25 @@ fn a_manifest_cannot_point_outside_its_directory() {
 #[test]
 fn an_unfinished_save_is_invisible_and_the_next_save_removes_it() {
     let (directory, mut trainer) = two_checkpoints();
-    let half = directory.path().join(format!("{}step-00000003", files::TEMPORARY_PREFIX));
-    fs::create_dir(&half).unwrap();
+    let half = temporary::create_directory(&directory.path().join("step-00000003")).unwrap();
     fs::write(half.join("model.safetensors"), "half").unwrap();
     assert_eq!(newest(directory.path()).state.step, 2);
     step(&mut trainer);
     step(&mut trainer);
-    Checkpoints::new(directory.path(), 5, 0).save(&trainer, &json!(null), None).unwrap();
+    Checkpoints::new(directory.path(), 5, 0).save(&trainer, &json!(null), None, &|| false).unwrap();
     assert!(!half.exists());
 }
 
 #[test]
 fn the_newest_and_the_best_are_kept_and_the_rest_go() {
     let directory = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(directory.path(), 2, 2);
+    let mut checkpoints = Checkpoints::new(directory.path(), 2, 2);
     let mut trainer = trainer();
     let mut pruned = Vec::new();
     for score in [Some(3.0), Some(9.0), None, Some(7.0), Some(7.0), None, Some(1.0)] {
         step(&mut trainer);
         score.map(|score| trainer.record_score(score));
-        let saved = checkpoints.save(&trainer, &json!(null), None).unwrap();
+        let saved = checkpoints.save(&trainer, &json!(null), None, &|| false).unwrap();
         assert!(saved.path.exists() && saved.notes.is_empty());
         pruned.extend(saved.pruned.iter().map(|path| path.file_name().unwrap().to_owned()));
     }
@@ -317,14 +316,14 @@ fn a_damaged_checkpoint_never_pushes_out_a_whole_one() {
     // A run went on from step 1, and a torn step 3 is still there.
     fs::create_dir(directory.path().join("step-00000003")).unwrap();
     fs::remove_dir_all(directory.path().join("step-00000002")).unwrap();
-    Checkpoints::new(directory.path(), 1, 0).save(&trainer, &json!(null), None).unwrap();
+    Checkpoints::new(directory.path(), 1, 0).save(&trainer, &json!(null), None, &|| false).unwrap();
     assert_eq!(newest(directory.path()).state.step, 2);
 }
 
 #[test]
 fn saving_a_step_again_replaces_it() {
     let (directory, trainer) = two_checkpoints();
-    Checkpoints::new(directory.path(), 5, 0).save(&trainer, &json!("again"), None).unwrap();
+    Checkpoints::new(directory.path(), 5, 0).save(&trainer, &json!("again"), None, &|| false).unwrap();
     let found = newest(directory.path());
     assert_eq!((found.state.step, found.state.caller), (2, json!("again")));
     assert_eq!(names(directory.path()), ["source-tokenizer.json", "step-00000001", "step-00000002"]);
@@ -337,19 +336,34 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
     step(&mut trainer);
     let tokenizer = directory.path().join("source-tokenizer.json");
     let tokenizer = tokenizer_files(&tokenizer);
-    let checkpoints = Checkpoints::new(directory.path(), 1, 0);
-    for name in names(&directory.path().join("step-00000002")) {
-        let target = checkpoints.path_of(3);
-        let temporary = files::temporary_directory(&target).unwrap();
-        // Writing to this device fails as writing to a full disk does.
-        std::os::unix::fs::symlink("/dev/full", temporary.join(&name)).unwrap();
-        let error = save::write(&temporary, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
-        assert!(matches!(&error, Error::DiskFull { path, .. } if path.ends_with(&name)), "{name}: {error:?}");
+    let target = Checkpoints::new(directory.path(), 1, 0).path_of(3);
+    // Writing to this device fails as writing to a full disk does.
+    fn full_after(files: usize) -> impl Fn(&Path) -> io::Result<fs::File> {
+        let made = std::cell::Cell::new(0);
+        move |path| {
+            made.set(made.get() + 1);
+            if made.get() > files {
+                fs::File::options().write(true).open("/dev/full")
+            } else {
+                temporary::create_new(path)
+            }
+        }
+    }
+    let files = names(&directory.path().join("step-00000002")).len();
+    for written in 0..files {
+        let create = full_after(written);
+        let place = save::Place { path: temporary::create_directory(&target).unwrap(), create: &create };
+        let error = save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
+        assert!(matches!(&error, Error::DiskFull { .. }), "{written}: {error:?}");
         assert!(error.to_string().contains("intact"), "{error}");
-        assert_eq!(names(directory.path()), ["source-tokenizer.json", "step-00000001", "step-00000002"], "{name}");
+        assert_eq!(names(directory.path()), ["source-tokenizer.json", "step-00000001", "step-00000002"], "{written}");
         let found = newest(directory.path());
         assert_eq!((found.state.step, found.notes.len()), (2, 0));
     }
+    let create = full_after(files);
+    let place = save::Place { path: temporary::create_directory(&target).unwrap(), create: &create };
+    save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap();
+    assert_eq!(newest(directory.path()).state.step, 3);
 }
 
 #[test]
@@ -374,7 +388,7 @@ fn the_exported_model_is_the_same_whichever_way_it_is_exported() {
     )
     .unwrap();
     let before = fs::read(copied.join("model.safetensors")).unwrap();
-    assert!(matches!(export_checkpoint(&checkpoint, &copied), Err(Error::Checkpoint { .. })));
+    assert!(matches!(export_checkpoint(&checkpoint, &copied), Err(Error::Torn { .. })));
     assert!(fs::read(copied.join("model.safetensors")).unwrap() == before);
 }
 

@@ -1,0 +1,192 @@
+//! A directory for a run that is only tried: whatever ends the process, the next one that looks there removes it.
+//!
+//! Invariants:
+//! * The directory itself is locked (`flock`) for as long as its owner lives. One whose lock is free belongs to nobody.
+//! * Of a directory that nobody owns only files that a run writes are removed. Where anything else is in it, it stays.
+//!
+//! ```no_run
+//! let files = ["resolved.toml", "metrics.jsonl"];
+//! trainer::Scratch::remove_abandoned("runs".as_ref(), &files);
+//! let scratch = trainer::Scratch::create_in("runs".as_ref(), &files)?;
+//! trainer::write_atomic(&scratch.path().join("resolved.toml"), b"")?;
+//! scratch.close()?;
+//! # Ok::<(), trainer::Error>(())
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{self, CHECKPOINTS_DIRECTORY};
+use crate::error::{Error, Result};
+use crate::files::Identity;
+use crate::run_lock::LOCK_FILE;
+use crate::temporary::{self, Kind};
+
+/// A directory that goes with its owner.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    /// Names of files and directories that its owner makes there, beside checkpoints and the lock.
+    own_names: Vec<&'static str>,
+    /// Holds the lock.
+    _directory: File,
+    is_removed: bool,
+}
+
+impl Scratch {
+    /// Makes an empty directory in `parent`, in which the caller will make `own_names` and no others, at any depth.
+    ///
+    /// # Errors
+    /// It cannot be made or opened.
+    pub fn create_in(parent: &Path, own_names: &[&'static str]) -> Result<Self> {
+        loop {
+            let path = temporary::create_run_directory(parent)?;
+            // Whoever looks for abandoned directories may come between making and locking it, and remove it.
+            match File::open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                opened => {
+                    let directory = opened.map_err(|e| Error::io("open", &path, e))?;
+                    // A file system without locks for directories: nobody can take it, so nobody will remove it.
+                    let _ = directory.try_lock();
+                    if is_at(&directory, &path) {
+                        return Ok(Scratch {
+                            path,
+                            own_names: own_names.to_vec(),
+                            _directory: directory,
+                            is_removed: false,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes the directories in `parent` whose owners ended without doing so. What cannot be removed stays.
+    pub fn remove_abandoned(parent: &Path, own_names: &[&str]) {
+        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            let is_ours = temporary::kind_of(&entry.file_name()) == Some(Kind::Run);
+            if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            let Ok(directory) = File::open(&path) else { continue };
+            if directory.try_lock().is_ok() && is_at(&directory, &path) {
+                let _ = remove(&path, own_names);
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// Something in it cannot be removed, or is none of the owner's.
+    pub fn close(mut self) -> Result<()> {
+        self.is_removed = true;
+        remove(&self.path, &self.own_names).map_err(|e| Error::io("remove", &self.path, e))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.is_removed {
+            // Best effort: what stays is removed by the next one.
+            let _ = remove(&self.path, &self.own_names);
+        }
+    }
+}
+
+fn is_at(directory: &File, path: &Path) -> bool {
+    let held = directory.metadata().map(|held| Identity::of(&held));
+    matches!((held, Identity::at(path)), (Ok(held), Ok(there)) if held == there)
+}
+
+/// Removes what a run writes into `directory`, and the directory if nothing else is in it.
+fn remove(directory: &Path, own_names: &[&str]) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name == LOCK_FILE
+            || name == CHECKPOINTS_DIRECTORY
+            || own_names.iter().any(|own| name == *own)
+            || checkpoint::is_own_name(&name)
+            || checkpoint::step_of(&name).is_some()
+            || temporary::is_temporary_name(&name);
+        if !is_ours {
+            continue;
+        }
+        if entry.file_type()?.is_dir() { remove(&entry.path(), own_names)? } else { fs::remove_file(entry.path())? }
+    }
+    fs::remove_dir(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 3] = ["resolved.toml", "sample-data", "rows.parquet"];
+
+    /// A directory as a killed dry run leaves it.
+    fn abandoned(parent: &Path) -> PathBuf {
+        let scratch = Scratch::create_in(parent, &NAMES).unwrap();
+        let path = scratch.path().to_owned();
+        for directory in [
+            "sample-data",
+            "checkpoints/step-00000001",
+            "checkpoints/.train_low_mem-tmp-0123456789abcdef-part-step-00000002",
+        ] {
+            fs::create_dir_all(path.join(directory)).unwrap();
+        }
+        for file in
+            [".lock", "resolved.toml", "sample-data/rows.parquet", "checkpoints/step-00000001/model.safetensors"]
+        {
+            fs::write(path.join(file), "").unwrap();
+        }
+        // Ends without removing anything, as a killed process does; its lock goes with it.
+        let Scratch { ref _directory, .. } = scratch;
+        _directory.unlock().unwrap();
+        std::mem::forget(scratch);
+        path
+    }
+
+    #[test]
+    fn an_abandoned_directory_is_removed_and_one_in_use_is_not() {
+        let parent = tempfile::tempdir().unwrap();
+        let (first, second) = (abandoned(parent.path()), abandoned(parent.path()));
+        let in_use = Scratch::create_in(parent.path(), &NAMES).unwrap();
+        Scratch::remove_abandoned(parent.path(), &NAMES);
+        assert!(!first.exists() && !second.exists());
+        assert!(in_use.path().is_dir());
+        in_use.close().unwrap();
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_its_owner_drops_is_gone() {
+        let parent = tempfile::tempdir().unwrap();
+        let scratch = Scratch::create_in(parent.path(), &NAMES).unwrap();
+        fs::write(scratch.path().join("resolved.toml"), "").unwrap();
+        drop(scratch);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_that_no_run_writes_stay_where_they_are() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = abandoned(parent.path());
+        fs::write(path.join("checkpoints/thesis"), "my only copy").unwrap();
+        for other in
+            [".train_low_mem-tmp-thesis", ".train_low_mem-tmp-0123456789abcdef-runs", ".train_low_mem-dry-run-x"]
+        {
+            fs::create_dir(parent.path().join(other)).unwrap();
+        }
+        Scratch::remove_abandoned(parent.path(), &NAMES);
+        assert_eq!(fs::read_to_string(path.join("checkpoints/thesis")).unwrap(), "my only copy");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 4);
+    }
+}

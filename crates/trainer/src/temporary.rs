@@ -1,0 +1,394 @@
+//! Names that are ours alone, for what is not finished yet, and the removal of what a killed process left under them.
+//!
+//! ```text
+//! .train_low_mem-tmp-0123456789abcdef                a file on its way to its name
+//! .train_low_mem-tmp-0123456789abcdef-part-model     a directory that is to be `model`, or was and is being removed
+//! .train_low_mem-tmp-0123456789abcdef-old-model      the `model` that made way, for the instant before the new one has its name
+//! .train_low_mem-tmp-0123456789abcdef-run            a dry run, see [`crate::Scratch`]
+//! ```
+//!
+//! Invariants:
+//! * A name is made with `O_CREAT | O_EXCL | O_NOFOLLOW` or `mkdir`, so it never stands for what was there before.
+//! * Only names of exactly these patterns are ever removed, and of a directory only files that a run writes. Whatever else
+//!   lies in it stays, or moves to the directory that takes its place.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint;
+use crate::error::{Error, Result};
+use crate::files::{parent_of, sync_directory};
+
+/// What the name of every unfinished file and directory starts with.
+pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
+
+const ID_DIGITS: usize = 16;
+const PART: &str = "-part-";
+const OLD: &str = "-old-";
+/// What the name of a directory of a dry run ends with.
+pub(crate) const RUN: &str = "-run";
+
+/// What stands under a temporary name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A file.
+    File,
+    /// A directory that is being filled, or removed, and the name that it is to have, or had.
+    Part(String),
+    /// A directory that had this name, and gets it back if nothing has it.
+    Old(String),
+    /// A dry run.
+    Run,
+}
+
+/// What stands under `name`, if that is one of ours.
+pub(crate) fn kind_of(name: &OsStr) -> Option<Kind> {
+    let rest = name.to_str()?.strip_prefix(TEMPORARY_PREFIX)?;
+    let (id, rest) = rest.split_at_checked(ID_DIGITS)?;
+    if !id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let of = |prefix: &str| rest.strip_prefix(prefix).filter(|name| !name.is_empty()).map(str::to_owned);
+    match rest {
+        "" => Some(Kind::File),
+        RUN => Some(Kind::Run),
+        _ => of(PART).map(Kind::Part).or_else(|| of(OLD).map(Kind::Old)),
+    }
+}
+
+/// Whether a run gives this name to what is not finished.
+pub fn is_temporary_name(name: &OsStr) -> bool {
+    kind_of(name).is_some()
+}
+
+/// Makes something under a temporary name in `parent` that nothing had before.
+fn create<T>(parent: &Path, ending: &[&OsStr], make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
+    loop {
+        // Keys of the system's random source, not a clock and not a process id, which repeat in containers.
+        let mut name = OsString::from(format!("{TEMPORARY_PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
+        ending.iter().for_each(|part| name.push(part));
+        let path = parent.join(name);
+        match make(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return Ok((path, made?)),
+        }
+    }
+}
+
+/// An empty file in `parent`, open to be written.
+pub(crate) fn create_file(parent: &Path) -> Result<(PathBuf, File)> {
+    create(parent, &[], create_new).map_err(|e| Error::io("create a file in", parent, e))
+}
+
+/// A file that was not there before, open to be written. Never one behind a symbolic link.
+pub(crate) fn create_new(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.open(path)
+}
+
+/// An empty directory in `parent` for a dry run.
+pub(crate) fn create_run_directory(parent: &Path) -> Result<PathBuf> {
+    let made = create(parent, &[OsStr::new(RUN)], |path| fs::create_dir(path));
+    Ok(made.map_err(|e| Error::io("create a directory in", parent, e))?.0)
+}
+
+/// A fresh, empty directory beside `target`, to be filled and then given to [`commit_directory`].
+pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
+    let parent = parent_of(target);
+    let made =
+        create(&parent, &[OsStr::new(PART), target.file_name().unwrap_or_default()], |path| fs::create_dir(path));
+    Ok(made.map_err(|e| Error::io("create a directory in", &parent, e))?.0)
+}
+
+/// Gives a filled temporary directory its name, in one step also where the name is taken. What had the name is removed then,
+/// but for files in it that are not ours: they move to the new directory.
+///
+/// # Errors
+/// I/O errors. What had the name then has it still and nothing is left of `temporary`, or only the last sync failed.
+pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
+    let replaced = give_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
+    sync_directory(&parent_of(target))?;
+    if let Some(old) = replaced {
+        // What cannot be removed of it goes with the next start's leftovers.
+        let _ = remove_replaced(&old, target);
+    }
+    Ok(())
+}
+
+/// Returns where the directory is now that had the name.
+fn give_name(temporary: &Path, target: &Path) -> Result<Option<PathBuf>> {
+    sync_directory(temporary)?;
+    match fs::symlink_metadata(target) {
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            fs::rename(temporary, target).map_err(|e| Error::io("rename a finished directory to", target, e))?;
+            return Ok(None);
+        }
+        Err(e) => return Err(Error::io("examine", target, e)),
+    }
+    if exchange(temporary, target).is_ok() {
+        return Ok(Some(temporary.to_owned()));
+    }
+    // A file system that cannot swap two names: for an instant neither has the name, but both are on the disk.
+    // A process killed in that instant leaves both; [`remove_leftovers`] gives the old one its name back.
+    let old = move_out_of_the_way(target, OLD)?;
+    if let Err(e) = fs::rename(temporary, target) {
+        let _ = fs::rename(&old, target);
+        return Err(Error::io("rename a finished directory to", target, e));
+    }
+    Ok(Some(old))
+}
+
+/// Removes a checkpoint or a model, name first, so that being killed on the way leaves a leftover and nothing torn.
+pub(crate) fn retire_directory(directory: &Path) -> Result<()> {
+    let moved = move_out_of_the_way(directory, PART)?;
+    remove_own_directory(&moved).map_err(|e| Error::io("remove", directory, e))
+}
+
+/// Takes the name of a directory away from it. Returns where it is now.
+fn move_out_of_the_way(directory: &Path, ending: &str) -> Result<PathBuf> {
+    let parent = parent_of(directory);
+    let ending = [OsStr::new(ending), directory.file_name().unwrap_or_default()];
+    let moved = create(&parent, &ending, |path| rename_to_free_name(directory, path));
+    Ok(moved.map_err(|e| Error::io("move out of the way", directory, e))?.0)
+}
+
+/// Renames where nothing has the new name.
+pub(crate) fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        use rustix::io::Errno;
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // File systems without it; the names are random or the directory has one writer.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
+            renamed => return Ok(renamed?),
+        }
+    }
+    match fs::symlink_metadata(to) {
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+        Err(e) => Err(e),
+    }
+}
+
+/// Swaps two names in one step.
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+    }
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+    {
+        let _ = (a, b);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// The names in `directory` that are not those of files which a checkpoint or a model has.
+pub(crate) fn foreign_names(directory: &Path) -> io::Result<Vec<OsString>> {
+    let mut foreign = Vec::new();
+    let listed = checkpoint::listed_names(directory);
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = !entry.file_type()?.is_dir()
+            && (checkpoint::is_own_name(&name)
+                || kind_of(&name) == Some(Kind::File)
+                || listed.iter().any(|n| **n == *name));
+        if !is_ours {
+            foreign.push(name);
+        }
+    }
+    foreign.sort();
+    Ok(foreign)
+}
+
+/// Removes a directory of ours that was replaced by `successor`. What in it is not ours moves there, or stays.
+fn remove_replaced(old: &Path, successor: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(old)?.file_type().is_symlink() {
+        return fs::remove_file(old);
+    }
+    for name in foreign_names(old)? {
+        rename_to_free_name(&old.join(&name), &successor.join(&name))?;
+    }
+    remove_own_directory(old)
+}
+
+/// Removes the files of a checkpoint or a model, and their directory once it is empty. The manifest goes last: it names the
+/// files of another version.
+pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
+    let foreign = foreign_names(directory)?;
+    let manifest = OsStr::new(checkpoint::MANIFEST_FILE);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.push(entry?.file_name());
+    }
+    names.sort_by_key(|name| name == manifest);
+    for name in names.iter().filter(|name| !foreign.contains(name)) {
+        match fs::remove_file(directory.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    fs::remove_dir(directory)
+}
+
+/// Removes what a killed process left unfinished in `directory`, and gives a directory its name back that was killed between
+/// two names. Only for who is its one writer. What cannot be removed stays: it is in nobody's way.
+///
+/// # Errors
+/// The directory cannot be listed, or a name cannot be given back.
+pub(crate) fn remove_leftovers(directory: &Path) -> Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|e| Error::io("list", directory, e))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(|e| Error::io("list", directory, e))?;
+        let Some(kind) = kind_of(&entry.file_name()) else { continue };
+        let Ok(found) = entry.file_type() else { continue };
+        let path = entry.path();
+        match kind {
+            Kind::File if found.is_file() => drop(fs::remove_file(&path)),
+            Kind::Old(name) if found.is_dir() && is_absent(&directory.join(&name)) => {
+                let target = directory.join(name);
+                rename_to_free_name(&path, &target).map_err(|e| Error::io("give its name back to", &target, e))?;
+                sync_directory(directory)?;
+            }
+            Kind::Part(name) | Kind::Old(name) if found.is_dir() => {
+                let target = directory.join(name);
+                drop(if is_absent(&target) { remove_own_directory(&path) } else { remove_replaced(&path, &target) });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn only_names_of_our_patterns_are_ours() {
+        let check = |name: &str, expected: Option<Kind>| assert_eq!(kind_of(OsStr::new(name)), expected, "{name}");
+        check(".train_low_mem-tmp-0123456789abcdef", Some(Kind::File));
+        check(".train_low_mem-tmp-0123456789abcdef-run", Some(Kind::Run));
+        check(".train_low_mem-tmp-0123456789abcdef-part-model", Some(Kind::Part("model".to_owned())));
+        check(".train_low_mem-tmp-0123456789abcdef-old-a-old-b", Some(Kind::Old("a-old-b".to_owned())));
+        for foreign in [
+            ".tmp-step-00000001",
+            ".train_low_mem-tmp-",
+            ".train_low_mem-tmp-thesis",
+            ".train_low_mem-tmp-0123456789ABCDEF",
+            ".train_low_mem-tmp-0123456789abcdef0",
+            ".train_low_mem-tmp-0123456789abcde\u{e9}",
+            ".train_low_mem-tmp-0123456789abcdef-part-",
+            ".train_low_mem-tmp-0123456789abcdef-notes",
+            ".train_low_mem-dry-run-abc",
+        ] {
+            check(foreign, None);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_never_made_where_something_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (precious, link) = (directory.path().join("precious"), directory.path().join("link"));
+        fs::write(&precious, "my only copy").unwrap();
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        for path in [&precious, &link] {
+            assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        let dangling = directory.path().join("dangling");
+        std::os::unix::fs::symlink(directory.path().join("absent"), &dangling).unwrap();
+        assert!(create_new(&dangling).is_err());
+        assert_eq!(names(directory.path()), ["dangling", "link", "precious"]);
+    }
+
+    #[test]
+    fn committing_a_directory_replaces_the_one_that_had_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("model");
+        for content in ["old", "new"] {
+            let temporary = create_directory(&target).unwrap();
+            fs::write(temporary.join("config.json"), content).unwrap();
+            commit_directory(&temporary, &target).unwrap();
+            assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), content);
+            assert_eq!(names(directory.path()), ["model"]);
+        }
+    }
+
+    #[test]
+    fn what_others_put_into_a_directory_is_in_the_one_that_replaces_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("model");
+        fs::create_dir_all(target.join("onnx")).unwrap();
+        for (name, content) in [("config.json", "old"), ("README.md", "mine"), ("onnx/model.onnx", "mine, too")] {
+            fs::write(target.join(name), content).unwrap();
+        }
+        let temporary = create_directory(&target).unwrap();
+        fs::write(temporary.join("config.json"), "new").unwrap();
+        commit_directory(&temporary, &target).unwrap();
+        assert_eq!(names(directory.path()), ["model"]);
+        assert_eq!(names(&target), ["README.md", "config.json", "onnx"]);
+        assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(target.join("onnx/model.onnx")).unwrap(), "mine, too");
+    }
+
+    #[test]
+    fn a_directory_killed_between_two_renames_gets_its_name_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("model");
+        let new = create_directory(&target).unwrap();
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("config.json"), "old").unwrap();
+        move_out_of_the_way(&target, OLD).unwrap();
+        fs::write(new.join("config.json"), "new").unwrap();
+        remove_leftovers(directory.path()).unwrap();
+        assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "old");
+        assert_eq!(names(directory.path()), ["model"]);
+    }
+
+    #[test]
+    fn leftovers_are_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let others = [".tmp-abc", ".train_low_mem-tmp-thesis", "metrics.jsonl"];
+        others.iter().for_each(|name| fs::write(root.join(name), "").unwrap());
+        let (file, _) = create_file(root).unwrap();
+        let half = create_directory(&root.join("step-00000001")).unwrap();
+        fs::write(half.join("model.safetensors"), "half").unwrap();
+        // Not what a temporary name stands for.
+        fs::create_dir(root.join(".train_low_mem-tmp-ffffffffffffffff")).unwrap();
+        fs::write(root.join(".train_low_mem-tmp-ffffffffffffffff-part-model"), "").unwrap();
+        // Ours, with something in it that is not.
+        let with_thesis = create_directory(&root.join("step-00000002")).unwrap();
+        fs::write(with_thesis.join("chapter1"), "my only copy").unwrap();
+        remove_leftovers(root).unwrap();
+        remove_leftovers(&root.join("absent")).unwrap();
+        assert!(!file.exists() && !half.exists());
+        assert_eq!(fs::read_to_string(with_thesis.join("chapter1")).unwrap(), "my only copy");
+        assert_eq!(names(root).len(), 6, "{:?}", names(root));
+    }
+}
