@@ -14,6 +14,7 @@ mod leaving;
 mod listing;
 mod lost_files;
 mod other_commands;
+mod own_files;
 mod resume;
 mod same_mathematics;
 mod situations;

@@ -200,7 +200,8 @@ fn data_that_was_only_touched_is_a_warning() {
 fn what_a_killed_save_left_is_removed() {
     let scene = Scene::new();
     scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
-    scene.write("run/checkpoints/.tmp-step-00000004/model.safetensors", "half a model");
+    let half = ".train_low_mem-tmp-0123456789abcdef-part-step-00000004";
+    scene.write(&format!("run/checkpoints/{half}/model.safetensors"), "half a model");
     scene.run(&short(&["--keep-training"])).expect_code(0);
     assert!(
         scene.names("run/checkpoints").iter().all(|name| name.starts_with("step-")),

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, unused_imports, reason = "the rest of these modules is the command's")]
 
+mod assets;
 mod config;
 mod failure;
 mod metrics;

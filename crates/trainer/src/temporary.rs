@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::files::{parent_of, sync_directory};
 
 /// What the name of every unfinished file and directory starts with.
-pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
+pub use t5_ops::TEMPORARY_PREFIX;
 
 const ID_DIGITS: usize = 16;
 const PART: &str = "-part-";

@@ -7,10 +7,10 @@ use serde_json::json;
 use crate::bill::Wanted;
 use crate::cli::PlanArgs;
 use crate::config::Config;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::open;
 use crate::rehearsal::rehearse;
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, own_names};
 use crate::{bill, options, report, setup};
 
 /// Prints the bill and the plan.
@@ -61,8 +61,9 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
         return Ok((costs_without_data(config, probe)?, config.train.max_steps));
     }
     // The embedded files have to lie somewhere while their footers are read.
-    let directory =
-        tempfile::tempdir().map_err(|error| Failure::internal(format!("a temporary directory: {error}")))?;
+    let (temporary, names) = (std::env::temp_dir(), own_names());
+    trainer::Scratch::remove_abandoned(&temporary, &names);
+    let directory = trainer::Scratch::create_in(&temporary, &names)?;
     let mut place = RunDir::look_at(directory.path());
     let config = setup::place_embedded_files(config.clone(), &mut place)?;
     let opened = setup::open(&config, directory.path(), false)?;

@@ -75,7 +75,13 @@ impl Manifest {
         for file in &self.files {
             let path = directory.join(&file.name);
             let found = fs::metadata(&path).map_err(|e| not_read(directory, &path, e))?;
-            if found.is_file() && found.len() != file.bytes {
+            if !found.is_file() {
+                return Err(Error::unreadable(
+                    &path,
+                    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"),
+                ));
+            }
+            if found.len() != file.bytes {
                 return Err(Error::torn(&path, format!("expected {} bytes, got {}", file.bytes, found.len())));
             }
         }

@@ -15,6 +15,9 @@
 //! * A torn one is removed under the same condition, and named. What is unknown, or holds files that no run writes, stays
 //!   and is named once.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

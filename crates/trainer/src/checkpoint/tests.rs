@@ -47,7 +47,7 @@ fn trainer() -> Trainer {
 }
 
 /// One step on a batch that is a function of the step's number.
-fn step(trainer: &mut Trainer) {
+pub(super) fn step(trainer: &mut Trainer) {
     let n = trainer.step_count() as u32;
     let sources: Vec<Vec<u32>> =
         (0..5).map(|i| (0..=(n + i) % 4).map(|j| 2 + (n * 7 + i * 3 + j) % 28).chain([1]).collect()).collect();
@@ -64,7 +64,7 @@ fn step(trainer: &mut Trainer) {
     assert!(matches!(outcome, StepOutcome::Done(_)), "{outcome:?}");
 }
 
-fn stepped(steps: usize) -> Trainer {
+pub(super) fn stepped(steps: usize) -> Trainer {
     let mut trainer = trainer();
     (0..steps).for_each(|_| step(&mut trainer));
     trainer
@@ -88,7 +88,7 @@ fn tokenizer_files(json: &Path) -> TokenizerFiles<'_> {
 }
 
 /// A directory with the checkpoints of steps 1 and 2, and a trainer at step 2.
-fn two_checkpoints() -> (tempfile::TempDir, Trainer) {
+pub(super) fn two_checkpoints() -> (tempfile::TempDir, Trainer) {
     let directory = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(directory.path(), 5, 0);
     let tokenizer = directory.path().join("source-tokenizer.json");
@@ -102,11 +102,11 @@ fn two_checkpoints() -> (tempfile::TempDir, Trainer) {
     (directory, trainer)
 }
 
-fn newest(directory: &Path) -> Found {
+pub(super) fn newest(directory: &Path) -> Found {
     Checkpoints::newest_valid(directory).unwrap().unwrap()
 }
 
-fn names(directory: &Path) -> Vec<String> {
+pub(super) fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
