@@ -145,7 +145,7 @@ impl Session {
         report.line(&format!("\n{}", plan.bill));
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
-        let mut metrics = Metrics::open(&run.metrics())?;
+        let mut metrics = Metrics::new(&run.metrics());
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
         let threads = t5_ops::threads();
