@@ -12,6 +12,7 @@ mod configs;
 mod finetune;
 mod leaving;
 mod listing;
+mod long_rows;
 mod lost_files;
 mod other_commands;
 mod own_files;

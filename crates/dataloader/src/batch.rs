@@ -4,12 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parquet_dataset::{Dataset, Rows, Value};
+use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
 use crate::objective::{Prepared, Refused, SampleLimits};
 use crate::order::Order;
 use crate::random::Key;
+use crate::row_text::Place;
+use crate::tokenizer::TextFault;
 use crate::{Error, LoaderOptions, Tokenizer};
 
 /// Where in the stream of samples a run stands: `sample` samples of epoch `epoch` have been consumed.
@@ -46,9 +48,9 @@ pub struct Batch {
     pub sources: Vec<Vec<u32>>,
     /// Target ids, ended, not padded.
     pub targets: Vec<Vec<u32>>,
-    /// The texts of each sample, in the order of [`Objective::columns`](crate::Objective::columns); empty unless
+    /// The text of the last column of each sample, of a long one the first [`KEPT_TEXT_BYTES`]; empty unless
     /// [`LoaderOptions::keep_texts`].
-    pub texts: Vec<Vec<String>>,
+    pub texts: Vec<String>,
     /// Rows that were left out, under [`BadRows::Skip`]. A batch in which all were is empty.
     pub bad_rows: u64,
     /// The first of them.
@@ -83,6 +85,12 @@ impl Batch {
     }
 }
 
+/// Bytes of a text that are kept beside its tokens at most: far more than an answer has.
+pub const KEPT_TEXT_BYTES: usize = 16 << 10;
+
+/// Bytes of values that are read at a time, however many rows a batch has. Rows that exceed it are read in parts.
+pub(crate) const MOST_READ_BYTES: u64 = 2 << 20;
+
 /// Makes batches: a pure function of the batch's place, used by any number of threads at once.
 pub(crate) struct BatchMaker {
     dataset: Arc<Dataset>,
@@ -90,6 +98,8 @@ pub(crate) struct BatchMaker {
     order: Order,
     objective: Prepared,
     columns: Vec<usize>,
+    /// Bytes of each value that are read with its batch, by the dataset's columns.
+    read_bytes: Vec<u64>,
     options: LoaderOptions,
 }
 
@@ -115,9 +125,13 @@ impl BatchMaker {
             eos_id: options.eos_id,
         };
         let objective = Prepared::new(&options.objective, limits, &tokenizer)?;
-        let columns =
+        let columns: Vec<usize> =
             options.objective.columns().iter().map(|name| column_index(&dataset, name)).collect::<Result<_, _>>()?;
-        Ok(Self { dataset, tokenizer, order, objective, columns, options })
+        let mut read_bytes = vec![0; dataset.columns().len()];
+        for (&column, bytes) in columns.iter().zip(read_bytes_of(&options, &tokenizer)) {
+            read_bytes[column] = bytes;
+        }
+        Ok(Self { dataset, tokenizer, order, objective, columns, read_bytes, options })
     }
 
     /// The batch of the samples `samples` of `epoch`; `None` when `stop`, asked before every row, said so.
@@ -127,17 +141,34 @@ impl BatchMaker {
         batch.rows.reserve_exact(rows.len());
         batch.sources.reserve_exact(rows.len());
         batch.targets.reserve_exact(rows.len());
-        let values = self.dataset.read_rows(&rows)?;
         let key = Key::new(self.options.order.seed).of(SAMPLES).of(epoch);
+        Ok(self.add_rows(&mut batch, &rows, key, stop)?.then_some(batch))
+    }
+
+    /// Adds rows to a batch, reading no more at a time than [`MOST_READ_BYTES`]; false when `stop` said so.
+    fn add_rows(&self, batch: &mut Batch, rows: &[u64], key: Key, stop: &dyn Fn() -> bool) -> Result<bool, Error> {
+        let whole = self.columns.iter().map(|&column| self.read_bytes[column]).min().unwrap_or(0);
+        let part = |row, column: usize, bytes| self.objective.read_part(bytes, self.read_bytes[column], key.of(row));
+        let most = if rows.len() == 1 { u64::MAX } else { MOST_READ_BYTES };
+        let values = match self.dataset.read_parts_within(rows, most, whole, &part) {
+            Err(error) if error.is_read_too_large() && rows.len() > 1 => {
+                let (first, second) = rows.split_at(rows.len() / 2);
+                return Ok(self.add_rows(batch, first, key, stop)? && self.add_rows(batch, second, key, stop)?);
+            }
+            values => values?,
+        };
         for (index, &row) in rows.iter().enumerate() {
             if stop() {
-                return Ok(None);
+                return Ok(false);
             }
-            if let Err(refused) = self.add(&mut batch, &values, index, row, key)? {
-                self.refuse(&mut batch, row, refused)?;
+            match self.add(batch, &values, index, row, key, stop) {
+                Ok(()) => {}
+                Err(NoSample::Refused(refused)) => self.refuse(batch, row, refused)?,
+                Err(NoSample::Stopped) => return Ok(false),
+                Err(NoSample::Error(error)) => return Err(error),
             }
         }
-        Ok(Some(batch))
+        Ok(true)
     }
 
     fn position(&self, epoch: u64, samples_done: u64) -> Position {
@@ -156,27 +187,43 @@ impl BatchMaker {
         index: usize,
         row: u64,
         key: Key,
-    ) -> Result<Result<(), Refused>, Error> {
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), NoSample> {
         let mut texts = Vec::with_capacity(self.columns.len());
-        for (column, &column_of_dataset) in self.columns.iter().enumerate() {
-            match usable(values.value(column_of_dataset, index)) {
-                Ok(text) => texts.push(text),
-                Err(value) => return Ok(Err(Refused { column, value })),
+        for (number, &column) in self.columns.iter().enumerate() {
+            let refused = |value| NoSample::Refused(Refused { column: number, value });
+            let (Some(held), Some(bytes)) = (values.bytes(column, index), values.value_bytes(column, index)) else {
+                return Err(refused(BadValue::Null));
+            };
+            let place = Place { dataset: &self.dataset, row, column };
+            let mut text = self.objective.text(place, bytes, held, key.of(row), stop);
+            if text.is_blank().map_err(|fault| NoSample::of(fault, number))? {
+                return Err(refused(BadValue::Empty));
             }
+            texts.push(text);
         }
-        let sample = match self.objective.sample(&texts, key.of(row), &self.tokenizer)? {
-            Ok(sample) => sample,
-            Err(refused) => return Ok(Err(refused)),
-        };
+        let mut ids = Vec::with_capacity(texts.len());
+        for (number, text) in texts.iter_mut().enumerate() {
+            let of_text = self.tokenizer.encode_source(text, self.objective.most_tokens(number));
+            let of_text = of_text.map_err(|fault| NoSample::of(fault, number))?;
+            if of_text.is_empty() {
+                // White space that the tokenizer strips, for one.
+                return Err(NoSample::Refused(Refused { column: number, value: BadValue::Empty }));
+            }
+            ids.push(of_text);
+        }
+        let last = texts.last().filter(|_| self.options.keep_texts);
+        if let Some(text) = last {
+            let text = text.beginning().map_err(|fault| NoSample::of(fault, self.columns.len() - 1))?;
+            batch.texts.push(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned());
+        }
+        let sample = self.objective.sample(ids, key.of(row));
         batch.rows.push(row);
         batch.cut_sources += u64::from(sample.source_was_cut);
         batch.cut_targets += u64::from(sample.target_was_cut);
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
-        if self.options.keep_texts {
-            batch.texts.push(texts.into_iter().map(str::to_owned).collect());
-        }
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn refuse(&self, batch: &mut Batch, row: u64, refused: Refused) -> Result<(), Error> {
@@ -239,12 +286,30 @@ fn column_index(dataset: &Dataset, name: &str) -> Result<usize, Error> {
     })
 }
 
-/// The text of a value that can be a sample's; white space alone cannot.
-fn usable(value: Value<'_>) -> Result<&str, BadValue> {
-    match value {
-        Value::Null => Err(BadValue::Null),
-        Value::Invalid(_) => Err(BadValue::NotUtf8),
-        Value::Text(text) if text.trim().is_empty() => Err(BadValue::Empty),
-        Value::Text(text) => Ok(text),
+/// Bytes of the values of each of the objective's columns that are read with a batch.
+pub(crate) fn read_bytes_of(options: &LoaderOptions, tokenizer: &Tokenizer) -> Vec<u64> {
+    let columns = options.objective.columns().len();
+    let of_column = |number| {
+        let bytes = options.objective.read_bytes(number, options, tokenizer);
+        let keeps = options.keep_texts && number + 1 == columns;
+        bytes.max(if keeps { KEPT_TEXT_BYTES as u64 } else { 0 })
+    };
+    (0..columns).map(of_column).collect()
+}
+
+/// Why a row gives no sample.
+enum NoSample {
+    Refused(Refused),
+    Stopped,
+    Error(Error),
+}
+
+impl NoSample {
+    fn of(fault: TextFault, column: usize) -> Self {
+        match fault {
+            TextFault::NotUtf8 => Self::Refused(Refused { column, value: BadValue::NotUtf8 }),
+            TextFault::Stopped => Self::Stopped,
+            TextFault::Error(error) => Self::Error(error),
+        }
     }
 }

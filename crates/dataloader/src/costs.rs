@@ -1,7 +1,11 @@
 //! What the loader costs in bytes, as rows of a bill. Pure functions of shapes.
 
-use crate::objective::tokenized_bytes;
-use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Tokenizer};
+use parquet_dataset::Dataset;
+
+use crate::batch::{KEPT_TEXT_BYTES, MOST_READ_BYTES, read_bytes_of};
+use crate::objective::MOST_PIECE_BYTES;
+use crate::row_text::STRETCH_BYTES;
+use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Objective, Tokenizer};
 
 /// One row of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,33 +26,41 @@ const TOKENIZER_BYTES: u64 = 4 << 20;
 /// A remembered word: its text and the symbols that it was merged from. 0.3 KiB in English, 4 KiB for a Chinese clause,
 /// 8 KiB for the longest that is remembered.
 const CACHED_WORD_BYTES: u64 = 2 << 10;
-/// While a text is tokenized every byte has its alignment, and every token its text and offsets.
-const BYTES_PER_TEXT_BYTE: u64 = 100;
+/// While a window is cut into words every byte of it has its alignment, and in digits a word of its own with three
+/// blocks. Measured: see the test.
+const BYTES_PER_WINDOW_BYTE: u64 = 400;
+/// While a long word is tokenized every byte may be a symbol, a place in the queue of merges and a token with its text.
+const BYTES_PER_WORD_BYTE: u64 = 200;
 /// Stack that a decoding thread touches, what the allocator keeps for it, and the tables that the pattern
 /// builds up in each thread, which the regex crate bounds.
 const THREAD_BYTES: u64 = 1 << 20;
 
 /// What a loader with these options costs under these limits, without what the dataset itself holds.
 ///
-/// `mean_row_bytes` is the size of a row's texts on average.
-pub fn costs(
-    options: &LoaderOptions,
-    limits: LoaderLimits,
-    tokenizer: &Tokenizer,
-    mean_row_bytes: u64,
-) -> Vec<CostRow> {
+/// Of the dataset its largest values count, not its usual ones: a batch may be made of those alone.
+pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
     let batch_size = options.batch_size as u64;
     let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
-    let texts = if options.keep_texts { mean_row_bytes } else { 0 };
+    let read = read_bytes_of(options, tokenizer);
+    let columns = options.objective.columns();
+    let largest = |number: usize| {
+        let column = dataset.columns().iter().position(|name| *name == columns[number]);
+        column.map_or(0, |column| dataset.largest_value_bytes(column))
+    };
+    let largest: Vec<u64> = (0..columns.len()).map(largest).collect();
+    let texts =
+        if options.keep_texts { largest.last().map_or(0, |&bytes| bytes.min(KEPT_TEXT_BYTES as u64)) } else { 0 };
     let batch_bytes = batch_size * (4 * tokens + SAMPLE_OVERHEAD_BYTES + texts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // The caller's own thread decodes when no other does; its stack and heap are there already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
-    // The rows as read and once more in batch order, and the text in work, which may be far longer than the mean.
-    let longest = options.max_source_tokens.max(options.max_target_tokens);
-    let text_bytes = tokenized_bytes(&options.objective, longest).min(16 * mean_row_bytes);
-    let decoder_bytes =
-        2 * batch_size * mean_row_bytes + text_bytes * BYTES_PER_TEXT_BYTE + CACHED_WORDS as u64 * CACHED_WORD_BYTES;
+    let decoder_bytes = rows_bytes(options, dataset, &read)
+        + (0..columns.len())
+            .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number]))
+            .max()
+            .unwrap_or(0)
+        + if largest.iter().zip(&read).any(|(largest, read)| largest > read) { later_bytes(options) } else { 0 }
+        + CACHED_WORDS as u64 * CACHED_WORD_BYTES;
     vec![
         CostRow { name: "tokenizer", bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES },
         CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes },
@@ -56,15 +68,46 @@ pub fn costs(
     ]
 }
 
+/// The rows of a batch as they are read, or as many of them as are read at a time, while they are put in order.
+fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
+    let most_of_a_value = read.iter().copied().max().unwrap_or(0);
+    let of_batch = dataset.most_read_bytes(options.batch_size, most_of_a_value);
+    let of_a_row = read.iter().sum();
+    of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (options.batch_size * read.len()) as u64
+}
+
+/// A further stretch of a long value. A piece for span corruption is read whole.
+fn later_bytes(options: &LoaderOptions) -> u64 {
+    match options.objective {
+        Objective::TextToText { .. } => STRETCH_BYTES as u64 * 9 / 4,
+        Objective::SpanCorruption { .. } => 0,
+    }
+}
+
+/// What tokenizing a text of `largest` bytes takes.
+fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
+    let (max_tokens, ids) = match options.objective {
+        Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, 0),
+        Objective::TextToText { .. } => (options.max_target_tokens, 0),
+        // Each byte may be a token, and the vector of ids doubles as it grows.
+        Objective::SpanCorruption { .. } => (usize::MAX, 3 * 4 * largest.min(MOST_PIECE_BYTES)),
+    };
+    let windows = tokenizer.windows(max_tokens);
+    let window = largest.min(windows.most_bytes() as u64);
+    let word = largest.min(windows.word_bytes as u64);
+    window * BYTES_PER_WINDOW_BYTE + word * BYTES_PER_WORD_BYTE + ids
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::sample_tokenizer;
+    use crate::testing::{Files, sample_tokenizer};
 
     fn bytes(prefetch_batches: usize, decode_threads: usize) -> u64 {
         let options = LoaderOptions { batch_size: 128, ..LoaderOptions::default() };
         let limits = LoaderLimits { prefetch_batches, decode_threads };
-        costs(&options, limits, sample_tokenizer(), 400).iter().map(|row| row.bytes).sum()
+        let files = Files::new().with_squares(300, 100);
+        costs(&options, limits, sample_tokenizer(), &files.open()).iter().map(|row| row.bytes).sum()
     }
 
     #[test]
@@ -77,5 +120,23 @@ mod tests {
     #[test]
     fn a_queued_batch_is_priced_at_full_length() {
         assert_eq!(bytes(3, 1) - bytes(2, 1), 128 * (4 * 1024 + 96));
+    }
+
+    #[test]
+    fn one_enormous_value_costs_a_bounded_amount_however_enormous_it_is() {
+        let decoding = |value_bytes: usize| {
+            let value = |bytes: usize| (Some(vec![b'x'; bytes]), Some(b"short".to_vec()));
+            let mut rows: Vec<_> = (0..300).map(|_| value(20)).collect();
+            rows[7] = value(value_bytes);
+            let dataset = Files::new().with(&rows, 100).open();
+            dataset.find_pages().unwrap();
+            let options = LoaderOptions { batch_size: 32, ..LoaderOptions::default() };
+            let limits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+            costs(&options, limits, sample_tokenizer(), &dataset)[2].bytes
+        };
+        let (short, long, longer) = (decoding(20), decoding(3 << 20), decoding(30 << 20));
+        assert!(short < long, "{short} {long}");
+        assert_eq!(long, longer);
+        assert!(longer < 10 << 20, "{longer}");
     }
 }

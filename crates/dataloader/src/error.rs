@@ -29,9 +29,14 @@ pub enum Error {
         /// The names that were looked for.
         expected: String,
     },
-    /// The tokenizer refused a text.
-    #[error("tokenizing failed: {0}")]
-    Encode(String),
+    /// The tokenizer has no tokens for a text.
+    #[error("{}: cannot tokenize a text: {reason}", path.display())]
+    Encode {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What the tokenizer said.
+        reason: String,
+    },
     /// Options that contradict each other, the tokenizer, or the data.
     #[error("{0}")]
     Options(String),
@@ -56,6 +61,14 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file holds no text: a damaged parquet file, zeros, another format.
+    #[error("{}: not a text file: {reason}", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// What was found instead.
+        reason: String,
+    },
     /// A decoding thread could not be started or died; a bug or an exhausted machine.
     #[error("a decoding thread failed: {0}")]
     Thread(String),
@@ -74,6 +87,7 @@ impl Error {
             Self::MissingToken { .. } => {
                 Some("name the token in the model's config, or add it to the tokenizer as a special token")
             }
+            Self::NotText { .. } => Some("inputs are text files in UTF-8, or whole parquet files"),
             Self::Position { .. } => Some("the data changed since the checkpoint was written"),
             _ => None,
         }

@@ -23,13 +23,14 @@ mod objective;
 mod order;
 mod permutation;
 mod random;
+mod row_text;
 #[cfg(test)]
 mod testing;
 mod texts;
 mod tokenizer;
 mod train_tokenizer;
 
-pub use batch::{BadRows, Batch, Position};
+pub use batch::{BadRows, Batch, KEPT_TEXT_BYTES, Position};
 pub use costs::{CostRow, costs};
 pub use error::{BadRow, BadValue, Error};
 pub use loader::{DataLoader, Fingerprints, LoaderLimits, LoaderOptions};
@@ -37,6 +38,8 @@ pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_
 pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;
 pub use random::{Key, Stream};
-pub use texts::texts_of_files;
+pub use texts::TextFiles;
 pub use tokenizer::{CACHED_WORDS, Tokenizer};
-pub use train_tokenizer::{TokenizerTraining, TrainedTokenizer, train_tokenizer, train_tokenizer_on};
+pub use train_tokenizer::{
+    TokenizerTraining, TrainedTokenizer, train_tokenizer, train_tokenizer_on, train_tokenizer_on_files,
+};

@@ -65,7 +65,7 @@ pub struct LoaderOptions {
     pub eos_id: u32,
     /// What happens to rows that cannot be samples.
     pub bad_rows: BadRows,
-    /// Keep each sample's texts beside its ids, for evaluation.
+    /// Keep the text of each sample's last column beside its ids, for evaluation.
     pub keep_texts: bool,
 }
 
@@ -290,7 +290,7 @@ impl DataLoader {
     /// What this loader would cost under `limits`; see [`costs`].
     pub fn costs(&self, limits: LoaderLimits) -> Vec<CostRow> {
         let maker = &self.shared.maker;
-        costs(maker.options(), limits, maker.tokenizer(), maker.dataset().mean_row_bytes())
+        costs(maker.options(), limits, maker.tokenizer(), maker.dataset())
     }
 }
 
@@ -352,7 +352,7 @@ impl Shared {
     }
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
 }

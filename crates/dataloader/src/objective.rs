@@ -3,12 +3,15 @@
 mod span_corruption;
 mod text_to_text;
 
+pub(crate) use span_corruption::MOST_PIECE_BYTES;
 pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length};
+
+use std::ops::Range;
 
 use crate::error::BadValue;
 use crate::random::Key;
-use crate::tokenizer::FIRST_TRY_BYTES_PER_TOKEN;
-use crate::{Error, Tokenizer};
+use crate::row_text::{Place, RowText};
+use crate::{Error, LoaderOptions, Tokenizer};
 
 /// What a sample is made from.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -37,6 +40,17 @@ impl Objective {
         match self {
             Self::TextToText { prompt_column, response_column } => vec![prompt_column.clone(), response_column.clone()],
             Self::SpanCorruption { text_column, .. } => vec![text_column.clone()],
+        }
+    }
+
+    /// Bytes of a column's values that are read with their batch: what the tokens take in usual text, or a whole piece.
+    pub(crate) fn read_bytes(&self, column: usize, options: &LoaderOptions, tokenizer: &Tokenizer) -> u64 {
+        match self {
+            Self::TextToText { .. } => {
+                let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
+                tokenizer.windows(tokens).most_bytes() as u64
+            }
+            Self::SpanCorruption { .. } => MOST_PIECE_BYTES,
         }
     }
 }
@@ -68,14 +82,6 @@ pub(crate) struct Refused {
     pub value: BadValue,
 }
 
-/// Bytes of text that one sample tokenizes at a time, at most, for texts of more than one word.
-pub(crate) fn tokenized_bytes(objective: &Objective, max_tokens: usize) -> u64 {
-    match objective {
-        Objective::TextToText { .. } => (max_tokens * FIRST_TRY_BYTES_PER_TOKEN) as u64,
-        Objective::SpanCorruption { .. } => span_corruption::MAX_TEXT_BYTES as u64,
-    }
-}
-
 /// An objective with everything that can be computed before the first row.
 pub(crate) enum Prepared {
     TextToText(SampleLimits),
@@ -99,22 +105,44 @@ impl Prepared {
         })
     }
 
-    /// Makes the sample of one row. `key` is the row's own; `texts` follow [`Objective::columns`].
-    pub fn sample(&self, texts: &[&str], key: Key, tokenizer: &Tokenizer) -> Result<Result<Sample, Refused>, Error> {
-        let mut ids = Vec::with_capacity(texts.len());
-        for (column, text) in texts.iter().enumerate() {
-            let of_text = match (self, column) {
-                (Self::TextToText(limits), 0) => tokenizer.encode_start(text, limits.max_source_tokens)?,
-                (Self::TextToText(limits), _) => tokenizer.encode_start(text, limits.max_target_tokens)?,
-                (Self::SpanCorruption(_), _) => tokenizer.encode(span_corruption::piece(text, key))?,
-            };
-            if of_text.is_empty() {
-                // White space that the tokenizer strips, for one.
-                return Ok(Err(Refused { column, value: BadValue::Empty }));
-            }
-            ids.push(of_text);
+    /// The bytes to read of a value of `bytes` bytes where a column is read up to `most`. `key` is the row's own.
+    pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
+        match self {
+            Self::TextToText(_) => 0..bytes.min(most),
+            Self::SpanCorruption(_) => span_corruption::piece(bytes, key),
         }
-        Ok(Ok(match self {
+    }
+
+    /// The text of a value of `bytes` bytes, of which [`read_part`](Self::read_part) was read.
+    pub fn text<'a>(
+        &self,
+        place: Place<'a>,
+        bytes: u64,
+        held: &'a [u8],
+        key: Key,
+        stop: &'a dyn Fn() -> bool,
+    ) -> RowText<'a> {
+        match self {
+            Self::TextToText(_) => RowText::new(place, bytes as usize, held, stop),
+            Self::SpanCorruption(_) => {
+                let piece = span_corruption::within_characters(held, span_corruption::piece(bytes, key), bytes);
+                RowText::new(place, piece.len(), piece, stop)
+            }
+        }
+    }
+
+    /// Tokens of a column's text that matter.
+    pub fn most_tokens(&self, column: usize) -> usize {
+        match self {
+            Self::TextToText(limits) if column == 0 => limits.max_source_tokens,
+            Self::TextToText(limits) => limits.max_target_tokens,
+            Self::SpanCorruption(_) => usize::MAX,
+        }
+    }
+
+    /// Makes the sample of one row from the tokens of its texts, in the order of [`Objective::columns`].
+    pub fn sample(&self, ids: Vec<Vec<u32>>, key: Key) -> Sample {
+        match self {
             Self::TextToText(limits) => {
                 let [source, target] = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a response");
                 text_to_text::sample(source, target, limits)
@@ -123,7 +151,7 @@ impl Prepared {
                 let [text] = <[Vec<u32>; 1]>::try_from(ids).expect("one text");
                 spans.sample(&text, key)
             }
-        }))
+        }
     }
 }
 

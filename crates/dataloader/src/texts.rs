@@ -1,40 +1,104 @@
 //! The texts of files, one after the other, in little memory: what a tokenizer is trained on.
+//!
+//! A file is parquet if it begins like one, and text otherwise. Text is looked at as it is read: what is mostly no text (zero
+//! bytes, control characters, bytes that are not UTF-8) is an error that says so, because a tokenizer that learned it
+//! would be of no use, and nobody would notice.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use parquet_dataset::{Dataset, DatasetOptions, Rows, inspect};
+use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows, inspect};
 
 use crate::Error;
+use crate::row_text::as_text;
 
 /// A longer line is taken in pieces of this many bytes.
-const LINE_BYTES: u64 = 64 << 10;
-/// Rows of a parquet file that are held at a time.
+const LINE_BYTES: usize = 64 << 10;
+/// Rows of a parquet file that are read at a time, at most.
 const READ_ROWS: u64 = 1024;
+/// Bytes of values that are read at a time, and at most of one value.
+const READ_BYTES: u64 = 1 << 20;
+/// Of a longer value this much is read: beyond, a single row would outweigh a corpus.
+const MOST_VALUE_BYTES: u64 = 16 << 20;
+/// What is read of a text file at a time, and judged.
+const BLOCK_BYTES: usize = 64 << 10;
 
-/// The texts of `inputs` in order: each line of a text file, each value of a parquet file's string columns.
-///
-/// A file is parquet if it begins like one. Of its columns, those in `columns` are taken, or all string columns
-/// where `columns` is empty. Null and broken values are passed over, and broken bytes in lines are replaced: a
-/// tokenizer's training needs no row in particular.
-///
-/// # Errors
-/// [`Error::Text`] for a file that cannot be opened; reading errors come in place of texts.
-pub fn texts_of_files(
-    inputs: &[PathBuf],
-    columns: &[String],
-) -> Result<impl Iterator<Item = Result<String, Error>>, Error> {
-    let files = inputs.iter().map(|path| open(path, columns)).collect::<Result<Vec<_>, _>>()?;
-    Ok(files.into_iter().flatten())
+/// The files that a tokenizer is trained on.
+pub struct TextFiles {
+    inputs: Vec<Input>,
+    reading_bytes: u64,
 }
 
-fn open(path: &Path, columns: &[String]) -> Result<Box<dyn Iterator<Item = Result<String, Error>>>, Error> {
+enum Input {
+    Lines(PathBuf),
+    Values(PathBuf, Vec<String>),
+}
+
+impl TextFiles {
+    /// Looks at each file: whether it is there, and is parquet with these columns (all string columns where none is named).
+    ///
+    /// # Errors
+    /// [`Error::Text`] for a file that cannot be opened, [`Error::NotText`] for one that ends like a parquet file but does not
+    /// begin like one, [`Error::Dataset`] for a parquet file that cannot be read or lacks a column.
+    pub fn open(inputs: &[PathBuf], columns: &[String]) -> Result<Self, Error> {
+        let mut files = Self { inputs: Vec::with_capacity(inputs.len()), reading_bytes: BLOCK_BYTES as u64 };
+        for path in inputs {
+            let input = look_at(path, columns)?;
+            if let Input::Values(path, columns) = &input {
+                let dataset = dataset(path, columns)?;
+                dataset.find_pages()?;
+                let decoding = dataset.costs(Residency::UltraLowMem, 1).iter().map(|row| row.bytes).sum::<u64>();
+                let read =
+                    dataset.most_read_bytes(READ_ROWS as usize, READ_BYTES).min(READ_BYTES * columns.len() as u64);
+                files.reading_bytes = files.reading_bytes.max(decoding + read * 9 / 4);
+            }
+            files.inputs.push(input);
+        }
+        Ok(files)
+    }
+
+    /// Bytes that reading holds at most, one file at a time.
+    pub fn reading_bytes(&self) -> u64 {
+        self.reading_bytes
+    }
+
+    /// The texts in order: each line of a text file, each value of a parquet file's columns. Lines and values that are long
+    /// come in pieces. Null and broken values are passed over, and broken bytes in lines are replaced: a tokenizer's
+    /// training needs no row in particular. Of a value of more than 16 MiB the beginning is read, and `long_values` counted.
+    pub fn texts<'a>(
+        &'a self,
+        long_values: &'a std::cell::Cell<u64>,
+    ) -> impl Iterator<Item = Result<String, Error>> + 'a {
+        self.inputs.iter().flat_map(move |input| -> Box<dyn Iterator<Item = Result<String, Error>> + 'a> {
+            match open(input, long_values) {
+                Ok(texts) => texts,
+                Err(error) => Box::new(std::iter::once(Err(error))),
+            }
+        })
+    }
+}
+
+fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     let failed = |source| Error::Text { path: path.to_owned(), source };
-    let mut reader = BufReader::new(File::open(path).map_err(failed)?);
-    if !reader.fill_buf().map_err(failed)?.starts_with(b"PAR1") {
-        return Ok(Box::new(Lines { path: path.to_owned(), reader, has_failed: false }));
+    let mut file = regular_file::open(path).map_err(failed)?;
+    let mut magic = [0; 4];
+    let bytes = file.metadata().map_err(failed)?.len();
+    let mut begins_and_ends = [false; 2];
+    if bytes >= 8 {
+        for (is_magic, place) in begins_and_ends.iter_mut().zip([SeekFrom::Start(0), SeekFrom::End(-4)]) {
+            file.seek(place).and_then(|_| file.read_exact(&mut magic)).map_err(failed)?;
+            *is_magic = magic == *b"PAR1";
+        }
+    }
+    match begins_and_ends {
+        [true, _] => {}
+        [false, true] => {
+            let reason = "it ends like a parquet file and does not begin like one: its beginning is damaged".to_owned();
+            return Err(Error::NotText { path: path.to_owned(), reason });
+        }
+        [false, false] => return Ok(Input::Lines(path.to_owned())),
     }
     let columns = match columns.is_empty() {
         false => columns.to_vec(),
@@ -43,75 +107,214 @@ fn open(path: &Path, columns: &[String]) -> Result<Box<dyn Iterator<Item = Resul
             strings.map(|column| column.name).collect()
         }
     };
-    let dataset = Dataset::open(&[path.to_owned()], &DatasetOptions::new(columns))?;
-    Ok(Box::new(Values::new(dataset)))
+    Ok(Input::Values(path.to_owned(), columns))
+}
+
+fn dataset(path: &Path, columns: &[String]) -> Result<Dataset, Error> {
+    Ok(Dataset::open(&[path.to_owned()], &DatasetOptions::new(columns.iter().cloned()))?)
+}
+
+fn open<'a>(
+    input: &Input,
+    long_values: &'a std::cell::Cell<u64>,
+) -> Result<Box<dyn Iterator<Item = Result<String, Error>> + 'a>, Error> {
+    Ok(match input {
+        Input::Lines(path) => {
+            let file = regular_file::open(path).map_err(|source| Error::Text { path: path.clone(), source })?;
+            Box::new(Lines::new(path, file))
+        }
+        Input::Values(path, columns) => Box::new(Values::new(dataset(path, columns)?, long_values)),
+    })
+}
+
+/// A text file, judged block by block as it is read.
+struct Judged {
+    file: File,
+}
+
+impl Read for Judged {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.file.read(&mut buffer[filled..]) {
+                Ok(0) => break,
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match not_text(&buffer[..filled]) {
+            Some(reason) => Err(io::Error::new(io::ErrorKind::InvalidData, reason)),
+            None => Ok(filled),
+        }
+    }
+}
+
+/// Why a block of a file is no text; `None` for text of any language, though some bytes of it be broken.
+fn not_text(block: &[u8]) -> Option<String> {
+    let share = |count: usize| 100.0 * count as f64 / block.len() as f64;
+    let zeros = block.iter().filter(|&&byte| byte == 0).count();
+    if zeros * 1000 > block.len() {
+        return Some(format!("{:.1} % of its bytes are zero: binary data, or text in UTF-16", share(zeros)));
+    }
+    let is_control = |byte: &&u8| matches!(byte, 1..=8 | 14..=26 | 28..=31 | 127);
+    let controls = block.iter().filter(is_control).count();
+    let broken: usize = block.utf8_chunks().map(|chunk| chunk.invalid().len()).sum();
+    if (controls + broken) * 10 > block.len() {
+        let share = share(controls + broken);
+        return Some(format!(
+            "{share:.0} % of its bytes are control characters or not UTF-8: binary data, or another encoding"
+        ));
+    }
+    None
 }
 
 /// Lines of a text file, without their ends.
 struct Lines {
     path: PathBuf,
-    reader: BufReader<File>,
-    has_failed: bool,
+    reader: BufReader<Judged>,
+    /// The beginning of a character whose end is in the next piece of its line.
+    begun: Vec<u8>,
+    is_over: bool,
+}
+
+impl Lines {
+    fn new(path: &Path, file: File) -> Self {
+        let reader = BufReader::with_capacity(BLOCK_BYTES, Judged { file });
+        Self { path: path.to_owned(), reader, begun: Vec::new(), is_over: false }
+    }
+
+    fn failed(&mut self, source: io::Error) -> Error {
+        self.is_over = true;
+        let path = self.path.clone();
+        match source.kind() {
+            io::ErrorKind::InvalidData => Error::NotText { path, reason: source.to_string() },
+            _ => Error::Text { path, source },
+        }
+    }
 }
 
 impl Iterator for Lines {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut line = Vec::new();
-        if self.has_failed {
+        if self.is_over {
             return None;
         }
-        match self.reader.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
-            Ok(0) => None,
-            Ok(_) => {
+        let mut line = std::mem::take(&mut self.begun);
+        let room = LINE_BYTES - line.len();
+        match self.reader.by_ref().take(room as u64).read_until(b'\n', &mut line) {
+            Ok(0) if line.is_empty() => None,
+            Ok(read) => {
+                if read == room && !line.ends_with(b"\n") {
+                    let whole = as_text(&line, false).map_or(line.len(), str::len);
+                    self.begun = line.split_off(whole);
+                }
                 let text = String::from_utf8_lossy(&line);
                 Some(Ok(text.trim_end_matches(['\n', '\r']).to_owned()))
             }
-            Err(source) => {
-                self.has_failed = true;
-                Some(Err(Error::Text { path: self.path.clone(), source }))
-            }
+            Err(source) => Some(Err(self.failed(source))),
         }
     }
 }
 
 /// Values of a parquet file: row by row, in each row column by column.
-struct Values {
+struct Values<'a> {
     dataset: Dataset,
+    long_values: &'a std::cell::Cell<u64>,
     rows: Rows,
     /// Values of `rows` that are still to come.
     left: Range<usize>,
-    next_row: u64,
+    /// The first row of `rows`, and the one after the last.
+    read: Range<u64>,
+    /// Rows to read next: fewer where they are large.
+    at_a_time: u64,
+    /// The value of which more is to come: its place in `rows`, and the bytes that came.
+    within: Option<(usize, u64)>,
 }
 
-impl Values {
-    fn new(dataset: Dataset) -> Self {
-        Self { dataset, rows: Rows::default(), left: 0..0, next_row: 0 }
+impl<'a> Values<'a> {
+    fn new(dataset: Dataset, long_values: &'a std::cell::Cell<u64>) -> Self {
+        let (rows, left, read) = (Rows::default(), 0..0, 0..0);
+        Self { dataset, long_values, rows, left, read, at_a_time: READ_ROWS, within: None }
+    }
+
+    /// Reads the next rows: as many as fit, of each value the beginning.
+    fn read_more(&mut self) -> Result<(), Error> {
+        let start = self.read.end;
+        let columns = self.dataset.columns().len();
+        loop {
+            let end = self.dataset.rows().min(start + self.at_a_time);
+            let rows: Vec<u64> = (start..end).collect();
+            let most = if rows.len() == 1 { u64::MAX } else { READ_BYTES };
+            let part = |_, _, bytes: u64| 0..bytes.min(READ_BYTES);
+            match self.dataset.read_parts_within(&rows, most, READ_BYTES, &part) {
+                Err(error) if error.is_read_too_large() && rows.len() > 1 => self.at_a_time = rows.len() as u64 / 2,
+                read => {
+                    self.rows = read?;
+                    self.left = 0..self.rows.len() * columns;
+                    self.read = start..end;
+                    self.at_a_time = READ_ROWS.min(self.at_a_time * 2);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The next piece of a long value.
+    fn piece(&self, value: usize, from: u64) -> Result<Option<String>, Error> {
+        let columns = self.dataset.columns().len();
+        let (row, column) = (self.read.start + (value / columns) as u64, value % columns);
+        let part = |_, of_column, bytes: u64| {
+            if of_column == column { from..bytes.min(from + READ_BYTES) } else { 0..0 }
+        };
+        let rows = self.dataset.read_parts(&[row], 0, &part)?;
+        Ok(rows.bytes(column, 0).and_then(|bytes| as_text(bytes, false).ok()).map(str::to_owned))
+    }
+
+    /// A value of the rows that were read, or what was read of it.
+    fn value(&mut self, value: usize) -> Option<String> {
+        let columns = self.dataset.columns().len();
+        let (column, row) = (value % columns, value / columns);
+        let (bytes, whole) = (self.rows.bytes(column, row)?, self.rows.value_bytes(column, row)?);
+        let is_whole = bytes.len() as u64 == whole;
+        let text = as_text(bytes, is_whole).ok()?;
+        if !is_whole {
+            self.within = Some((value, text.len() as u64));
+            if whole > MOST_VALUE_BYTES {
+                self.long_values.set(self.long_values.get() + 1);
+            }
+        }
+        Some(text.to_owned())
     }
 }
 
-impl Iterator for Values {
+impl Iterator for Values<'_> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let columns = self.dataset.columns().len();
         loop {
-            for value in self.left.by_ref() {
-                if let Some(text) = self.rows.value(value % columns, value / columns).text() {
-                    return Some(Ok(text.to_owned()));
+            if let Some((value, from)) = self.within.take().filter(|(_, from)| *from < MOST_VALUE_BYTES) {
+                match self.piece(value, from) {
+                    Ok(Some(text)) if !text.is_empty() => {
+                        self.within = Some((value, from + text.len() as u64));
+                        return Some(Ok(text));
+                    }
+                    Ok(_) => {}
+                    Err(error) => return Some(Err(error)),
                 }
             }
-            if self.next_row == self.dataset.rows() {
+            while let Some(value) = self.left.next() {
+                if let Some(text) = self.value(value) {
+                    return Some(Ok(text));
+                }
+            }
+            if self.read.end == self.dataset.rows() {
                 return None;
             }
-            let end = self.dataset.rows().min(self.next_row + READ_ROWS);
-            match self.dataset.read(std::slice::from_ref(&(self.next_row..end))) {
-                Ok(rows) => (self.left, self.rows, self.next_row) = (0..rows.len() * columns, rows, end),
-                Err(error) => {
-                    self.next_row = self.dataset.rows();
-                    return Some(Err(error.into()));
-                }
+            if let Err(error) = self.read_more() {
+                self.read.end = self.dataset.rows();
+                return Some(Err(error));
             }
         }
     }
@@ -119,13 +322,16 @@ impl Iterator for Values {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::testing::Files;
     use crate::{TokenizerTraining, train_tokenizer};
 
     fn texts(inputs: &[PathBuf], columns: &[&str]) -> Vec<String> {
         let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
-        texts_of_files(inputs, &columns).unwrap().map(Result::unwrap).collect()
+        let files = TextFiles::open(inputs, &columns).unwrap();
+        files.texts(&Cell::new(0)).map(Result::unwrap).collect()
     }
 
     #[test]
@@ -157,7 +363,7 @@ mod tests {
 
     #[test]
     fn missing_files_and_columns_are_typed_errors() {
-        let missing = texts_of_files(&["no/such/file".into()], &[]).err().unwrap();
+        let missing = TextFiles::open(&["no/such/file".into()], &[]).err().unwrap();
         assert!(missing.to_string().starts_with("no/such/file: "), "{missing}");
         let files = Files::new().with_squares(3, 10);
         let training = TokenizerTraining::default();
@@ -173,5 +379,79 @@ mod tests {
         assert_eq!(trained.texts, 600);
         let tokenizer = crate::Tokenizer::from_bytes(&trained.json, Path::new("t.json")).unwrap();
         assert_eq!(tokenizer.encode(" squared").unwrap().len(), 1);
+    }
+
+    fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        file
+    }
+
+    /// The texts of a file, or why it is none.
+    fn read(bytes: &[u8]) -> Result<Vec<String>, String> {
+        let file = file(bytes);
+        let files = TextFiles::open(&[file.path().to_owned()], &[]).map_err(|error| error.to_string())?;
+        files.texts(&Cell::new(0)).collect::<Result<_, _>>().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_and_says_why() {
+        let check = |bytes: &[u8], expected: &str| {
+            let error = read(bytes).unwrap_err();
+            assert!(error.contains(": not a text file: ") && error.contains(expected), "{error}");
+        };
+        let parquet = std::fs::read(Files::new().with_squares(2500, 700).paths()[0].clone()).unwrap();
+        check(&parquet[1..], "ends like a parquet file");
+        check(&[b"XXXX", &parquet[4..]].concat(), "ends like a parquet file");
+        check(&parquet[1..parquet.len() - 4], "binary data");
+        check(&[0; 4096], "100.0 % of its bytes are zero");
+        let utf16: Vec<u8> = "text in UTF-16".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        check(&utf16, "UTF-16");
+        let noise: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect();
+        check(&noise, "control characters or not UTF-8");
+        // A good beginning does not make up for what follows.
+        check(&[&b"a line of text\n".repeat(20_000)[..], &[0x91; 200_000]].concat(), "another encoding");
+    }
+
+    #[test]
+    fn text_in_any_language_is_read_though_some_bytes_of_it_are_broken() {
+        let lines = [
+            "naïve café",
+            "训练器会减小微批大小。",
+            "ὕδωρ",
+            "\u{1f469}\u{200d}\u{1f467}",
+            "tab\there",
+            "\u{1b}[1mbold\u{1b}[0m",
+        ];
+        let text = lines.join("\n").repeat(2000);
+        let expected: Vec<String> = text.split('\n').map(str::to_owned).collect();
+        assert_eq!(read(text.as_bytes()).unwrap(), expected);
+        let mut broken = text.into_bytes();
+        (0..broken.len()).step_by(500).for_each(|at| broken[at] = 0xff);
+        assert!(read(&broken).is_ok());
+        assert_eq!(read(b"").unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_line_that_is_taken_in_pieces_loses_no_character() {
+        let line = "天地人".repeat(30_000);
+        assert_eq!(read(line.as_bytes()).unwrap().concat(), line);
+    }
+
+    #[test]
+    fn a_long_value_comes_in_pieces_and_an_enormous_one_is_counted() {
+        let long = "天地人 ".repeat(300_000);
+        let text = |text: &str| Some(text.as_bytes().to_vec());
+        let rows = [(text("a"), text(&long)), (text(&"b".repeat(17 << 20)), text("end"))];
+        let written = Files::new().with(&rows, 2);
+        let files = TextFiles::open(written.paths(), &[]).unwrap();
+        let long_values = Cell::new(0);
+        let texts: Vec<String> = files.texts(&long_values).map(Result::unwrap).collect();
+        assert!(texts.iter().all(|text| text.len() <= READ_BYTES as usize));
+        let all = texts.concat();
+        assert_eq!(all.len(), 1 + long.len() + MOST_VALUE_BYTES as usize + 3);
+        assert!(all.starts_with(&format!("a{long}b")) && all.ends_with("bend"));
+        assert_eq!(long_values.get(), 1);
+        assert!(files.reading_bytes() < 24 << 20, "{}", files.reading_bytes());
     }
 }

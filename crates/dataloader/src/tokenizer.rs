@@ -4,20 +4,28 @@
 //! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
 //!   file asks for. Those are the loader's business and are done on ids.
 //! - Memory does not grow with use: the tokenizer's own word cache is capped at [`CACHED_WORDS`] words a thread
-//!   and never stores a word of more than 256 bytes.
+//!   and never stores a word of more than 256 bytes. Texts of any length are tokenized in [windows](windows).
+//! - Whatever the file says and the text holds, the outcome is ids or a typed error that names the file.
 //!
 //! ```no_run
 //! let tokenizer = dataloader::Tokenizer::load("data/sample-tokenizer.json".as_ref())?;
-//! assert_eq!(tokenizer.decode(&tokenizer.encode("3 + 4")?), "3 + 4");
+//! assert_eq!(tokenizer.decode(&tokenizer.encode("3 + 4")?)?, "3 + 4");
 //! # Ok::<(), dataloader::Error>(())
 //! ```
 
+mod growth;
+mod windows;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 use tokenizers::ModelWrapper;
 
 use crate::Error;
+use growth::Head;
+use windows::{MOST_WORD_PIECE_CHARS, Tokenizing, Traits};
+pub(crate) use windows::{Source, TextFault, Windows};
 
 /// Words that the tokenizer remembers the tokens of, for each thread that encodes.
 ///
@@ -25,12 +33,8 @@ use crate::Error;
 /// spaces a word is a clause, and takes kilobytes: the tokenizer keeps 32 bytes for each byte that it was merged from.
 pub const CACHED_WORDS: usize = 512;
 
-/// Where [`Tokenizer::encode_start`] first looks for the tokens it wants: generous, most tokens take 2 to 6 bytes.
-pub(crate) const FIRST_TRY_BYTES_PER_TOKEN: usize = 16;
-const FIRST_TRY_BYTES: usize = 1024;
-/// Cutting a text can change words near the cut: the one that is cut, its neighbours where the tokenizer looks
-/// around it, and the pieces of the name of a special token that is cut.
-const CERTAIN_WORDS: u32 = 16;
+/// A text on which a tokenizer is tried when it is loaded: scripts, digits, spaces, a character that grows, broken pieces.
+const PROBE: &str = "The quick  brown fox, 0123456789 km.\n\t\u{4e2d}\u{6587} \u{fdfa} \u{e9}e\u{301} \u{1f469}\u{200d}\u{1f467} <unk>\u{0} ";
 
 const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|im_end|>"];
 const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
@@ -49,6 +53,11 @@ pub struct Tokenizer {
     fingerprint: String,
     vocab_size: usize,
     transformers_config: String,
+    traits: Traits,
+    /// Bytes of the longest token, and of the longest that is found by its name.
+    longest_token: usize,
+    longest_added: usize,
+    growth: u64,
 }
 
 impl Tokenizer {
@@ -68,27 +77,71 @@ impl Tokenizer {
     /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the bytes are not a tokenizer.
+    /// [`Error::Tokenizer`] when the bytes are not a tokenizer, or one that fails or grows without bound on any text.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, Error> {
+        let head = Head::read(bytes).map_err(|error| unusable(path, error))?;
+        // Before anything of it runs: reading the file normalizes the tokens that are found by name.
+        let growth = head.growth().map_err(|error| unusable(path, error))?;
+        let tokenizer = guarded(path, "reading it", || Self::build(bytes, path, &head, growth))??;
+        tokenizer.try_out()?;
+        Ok(tokenizer)
+    }
+
+    /// Tries both ways once: what can only fail does so here, before any work is done that could be lost.
+    fn try_out(&self) -> Result<(), Error> {
+        let mut ids: Vec<u32> = (0..self.vocab_size.min(64) as u32).collect();
+        match self.encode(PROBE) {
+            Ok(of_text) => ids.extend(of_text),
+            // A text that it has no tokens for is no fault of the file.
+            Err(Error::Encode { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.decode(&ids).map(drop)
+    }
+
+    fn build(bytes: &[u8], path: &Path, head: &Head, growth: u64) -> Result<Self, Error> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| unusable(path, error))?;
         inner.with_truncation(None).map_err(|error| unusable(path, error))?;
         inner.with_padding(None);
         let mut model = inner.get_model().clone();
         match &mut model {
-            ModelWrapper::BPE(bpe) => bpe.resize_cache(CACHED_WORDS),
-            ModelWrapper::Unigram(unigram) => unigram.resize_cache(CACHED_WORDS),
-            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => {} // These two have no cache.
+            ModelWrapper::BPE(bpe) => {
+                bpe.resize_cache(CACHED_WORDS);
+                bpe.dropout = None; // The same text gives the same ids.
+            }
+            ModelWrapper::Unigram(unigram) => {
+                unigram.resize_cache(CACHED_WORDS);
+                (unigram.alpha, unigram.nbest_size) = (None, None);
+            }
+            ModelWrapper::WordPiece(words) => {
+                words.max_input_chars_per_word = words.max_input_chars_per_word.min(MOST_WORD_PIECE_CHARS);
+            }
+            ModelWrapper::WordLevel(_) => {}
         }
+        let traits = Traits::of(&model, head.unigram_unknown());
         inner.with_model(model);
+        let vocabulary = inner.get_vocab(true);
+        let longest_token = vocabulary.keys().map(String::len).max().unwrap_or(0);
+        let longest_added = inner.get_added_vocabulary().get_vocab().keys().map(String::len).max().unwrap_or(0);
         // Ids may have gaps; a model needs a row for the largest of them.
-        let largest = inner.get_vocab(true).into_values().max();
-        let vocab_size = largest.map_or(0, |id| id as usize + 1);
+        let vocab_size = vocabulary.into_values().max().map_or(0, |id| id as usize + 1);
         if vocab_size == 0 {
             return Err(unusable(path, "its vocabulary is empty"));
         }
         let fingerprint = hexadecimal(&Sha256::digest(bytes));
         let path = path.to_owned();
-        let mut tokenizer = Self { inner, path, fingerprint, vocab_size, transformers_config: String::new() };
+        let transformers_config = String::new();
+        let mut tokenizer = Self {
+            inner,
+            path,
+            fingerprint,
+            vocab_size,
+            transformers_config,
+            traits,
+            longest_token,
+            longest_added,
+            growth,
+        };
         tokenizer.transformers_config = tokenizer.new_transformers_config();
         Ok(tokenizer)
     }
@@ -96,41 +149,56 @@ impl Tokenizer {
     /// The token ids of `text`, without an end-of-sequence token.
     ///
     /// # Errors
-    /// [`Error::Encode`] when the tokenizer cannot represent the text and has no unknown token.
+    /// [`Error::Encode`] when the tokenizer cannot represent the text and has no unknown token; [`Error::Tokenizer`]
+    /// when it fails on it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|error| Error::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_start(text, usize::MAX)
     }
 
-    /// Ids of which the first `max_tokens` are those of [`encode`](Self::encode), and more than `max_tokens` if the
-    /// text has more; what follows them is not all there.
+    /// The first `max_tokens` ids of [`encode`](Self::encode), and one more if the text has more.
     ///
-    /// Of a long text only as much is tokenized as these take, so that one enormous row does not cost a hundred
-    /// times its size in memory. This is exact because tokens never cross the words that the tokenizer cuts text
-    /// into: a prefix of the text is enough once the tokens wanted end well before its last word. A text that
-    /// is a single word is tokenized whole.
+    /// Of a long text only as much is tokenized as these take, in windows of a few KiB: no text costs a multiple of its
+    /// size, however its words are cut. The ids are those of the whole text wherever its words are shorter
+    /// than [`windows`](Self::windows) say; the borders of tokens within longer words may differ from those of the whole.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode).
     pub fn encode_start(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>, Error> {
-        let mut bytes = FIRST_TRY_BYTES + max_tokens * FIRST_TRY_BYTES_PER_TOKEN;
-        while text.len() > bytes {
-            let prefix = &text[..text.floor_char_boundary(bytes)];
-            let encoding = self.inner.encode(prefix, false).map_err(|error| Error::Encode(error.to_string()))?;
-            let words = encoding.get_word_ids();
-            if let (Some(Some(word)), Some(Some(last))) = (words.get(max_tokens), words.last())
-                && word + CERTAIN_WORDS <= *last
-            {
-                return Ok(encoding.get_ids()[..=max_tokens].to_vec());
-            }
-            bytes = bytes.saturating_mul(4);
+        self.encode_source(&mut &*text, max_tokens).map_err(|fault| match fault {
+            TextFault::Error(error) => error,
+            TextFault::NotUtf8 | TextFault::Stopped => unreachable!("a `str` is UTF-8 and is there"),
+        })
+    }
+
+    /// The first `max_tokens` ids of a text that is read as far as they take, and one more if there are more.
+    pub(crate) fn encode_source(&self, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
+        self.encode_in(self.windows(max_tokens), source, max_tokens)
+    }
+
+    fn encode_in(&self, sizes: Windows, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
+        let bytes = source.len();
+        let mut tokenizing = Tokenizing::new(&self.inner, self.traits, sizes, max_tokens);
+        while let Some(range) = tokenizing.next(bytes) {
+            let is_last = range.end == bytes;
+            let text = source.stretch(range)?;
+            let added = guarded(&self.path, "encoding a text", || tokenizing.add(text, is_last))?;
+            added.map_err(|error| Error::Encode { path: self.path.clone(), reason: error.to_string() })?;
         }
-        self.encode(text)
+        Ok(tokenizing.finish())
+    }
+
+    /// The sizes in which texts are tokenized of which the first `max_tokens` tokens are wanted.
+    pub(crate) fn windows(&self, max_tokens: usize) -> Windows {
+        Windows::new(max_tokens, self.longest_token, self.longest_added, self.growth)
     }
 
     /// The text of `ids`, special tokens left out, ids outside the vocabulary too.
-    pub fn decode(&self, ids: &[u32]) -> String {
-        self.inner.decode(ids, true).unwrap_or_default()
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        let decoded = guarded(&self.path, "decoding tokens", || self.inner.decode(ids, true))?;
+        decoded.map_err(|error| unusable(&self.path, error))
     }
 
     /// Rows that a model's embedding needs: the largest id plus one.
@@ -240,6 +308,15 @@ fn config_beside(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
+/// Runs code of the tokenizers crate, which panics on some files that it accepts.
+fn guarded<T>(path: &Path, doing: &str, run: impl FnOnce() -> T) -> Result<T, Error> {
+    // What a panic leaves behind is dropped with the tokenizer, or is a cache that is only ever looked up.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let said = crate::loader::panic_message(&*panic);
+        unusable(path, format!("the tokenizers library failed at {doing}: {said}"))
+    })
+}
+
 fn unusable(path: &Path, reason: impl ToString) -> Error {
     Error::Tokenizer { path: path.to_owned(), reason: reason.to_string() }
 }
@@ -247,6 +324,10 @@ fn unusable(path: &Path, reason: impl ToString) -> Error {
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+#[path = "tokenizer/tests.rs"]
+mod window_tests;
 
 #[cfg(test)]
 mod tests {
@@ -277,7 +358,7 @@ mod tests {
         let mut ids = tokenizer.encode("12 km").unwrap();
         ids.insert(0, 0);
         ids.extend([1, 0, 5_000_000]);
-        assert_eq!(tokenizer.decode(&ids), "12 km");
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "12 km");
     }
 
     #[test]
@@ -360,7 +441,7 @@ mod tests {
         fn every_text_survives_encoding_and_decoding(text in any::<String>()) {
             prop_assume!(!text.contains('<'));
             let tokenizer = sample_tokenizer();
-            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()), text);
+            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()).unwrap(), text);
         }
     }
 }

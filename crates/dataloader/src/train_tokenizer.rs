@@ -9,7 +9,7 @@
 //! sentinels last, `<extra_id_0>` the very last.
 //!
 //! Invariants: the result is a function of the texts in their order and of [`TokenizerTraining`], not of threads
-//! or hash seeds; memory is bounded by [`TokenizerTraining::max_counted_bytes`], however long the texts are.
+//! or hash seeds; memory is bounded by [`TokenizerTraining::most_bytes`], however long the texts are.
 //!
 //! BPE: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", ACL 2016.
 //! Bytes as the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
@@ -26,7 +26,7 @@ use tokenizers::{
     AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-use crate::texts::texts_of_files;
+use crate::texts::TextFiles;
 use crate::{Error, bpe};
 
 /// Cuts text into the words that merges stay inside. Read by `fancy-regex` here and by Oniguruma in Python, so
@@ -52,6 +52,54 @@ pub struct TokenizerTraining {
     pub max_counted_bytes: usize,
 }
 
+/// Bytes that a counted byte takes at most, first in the table of words and then while merges are learned.
+const LEARNING_BYTES_PER_COUNTED: u64 = 6;
+/// An entry of the vocabulary, in the tokenizer and in its file. Measured.
+const ENTRY_OF_TOKENIZER_BYTES: u64 = 1536;
+/// What cutting a piece of text into words takes, and what there is besides.
+const CUTTING_BYTES: u64 = 6 << 20;
+/// With a smaller table of words nothing worth having is learned.
+const LEAST_COUNTED_BYTES: u64 = 512 << 10;
+
+impl TokenizerTraining {
+    /// Bytes that training takes at most, beside reading the texts.
+    pub fn most_bytes(&self) -> u64 {
+        self.max_counted_bytes as u64 * LEARNING_BYTES_PER_COUNTED + self.fixed_bytes()
+    }
+
+    /// The same with the table of words as small as `bytes` demand, no larger than it is.
+    ///
+    /// # Errors
+    /// The bytes that would be needed.
+    pub fn within(&self, bytes: u64) -> Result<Self, u64> {
+        let least = self.fixed_bytes() + LEAST_COUNTED_BYTES * LEARNING_BYTES_PER_COUNTED;
+        if bytes < least {
+            return Err(least);
+        }
+        let counted = (bytes - self.fixed_bytes()) / LEARNING_BYTES_PER_COUNTED;
+        Ok(Self { max_counted_bytes: self.max_counted_bytes.min(counted as usize), ..self.clone() })
+    }
+
+    fn fixed_bytes(&self) -> u64 {
+        CUTTING_BYTES + self.vocab_size as u64 * ENTRY_OF_TOKENIZER_BYTES
+    }
+
+    /// # Errors
+    /// [`Error::Options`] when `vocab_size` has no room for the bytes, the special tokens and the sentinels.
+    pub fn check(&self) -> Result<(), Error> {
+        let smallest = (SPECIAL.len() + BYTES).saturating_add(self.sentinels);
+        if self.vocab_size >= smallest {
+            return Ok(());
+        }
+        Err(Error::Options(format!(
+            "a vocabulary of {} is too small: expected at least {smallest} ({} special tokens, {BYTES} bytes, {} sentinels)",
+            self.vocab_size,
+            SPECIAL.len(),
+            self.sentinels
+        )))
+    }
+}
+
 impl Default for TokenizerTraining {
     fn default() -> Self {
         Self { vocab_size: 32_100, sentinels: 100, min_frequency: 2, max_counted_bytes: 32 << 20 }
@@ -71,6 +119,8 @@ pub struct TrainedTokenizer {
     pub text_bytes: u64,
     /// True when rare words were forgotten to stay within `max_counted_bytes`.
     pub pruned: bool,
+    /// Values of parquet files of which the beginning was read.
+    pub long_values: u64,
 }
 
 /// Trains a tokenizer on files: the lines of text files and the values of parquet files' string columns, those
@@ -85,27 +135,28 @@ pub fn train_tokenizer(
     columns: &[String],
     training: &TokenizerTraining,
 ) -> Result<TrainedTokenizer, Error> {
-    train_tokenizer_on(texts_of_files(inputs, columns)?, training)
+    train_tokenizer_on_files(&TextFiles::open(inputs, columns)?, training)
+}
+
+/// Trains a tokenizer on files that have been looked at.
+///
+/// # Errors
+/// Those of [`train_tokenizer`].
+pub fn train_tokenizer_on_files(files: &TextFiles, training: &TokenizerTraining) -> Result<TrainedTokenizer, Error> {
+    let long_values = std::cell::Cell::new(0);
+    let trained = train_tokenizer_on(files.texts(&long_values), training)?;
+    Ok(TrainedTokenizer { long_values: long_values.get(), ..trained })
 }
 
 /// Trains a tokenizer on `texts`, read once and in order.
 ///
 /// # Errors
-/// The first error of `texts`; [`Error::Training`] when `vocab_size` has no room for the bytes, the special
-/// tokens and the sentinels, or when there is no text.
+/// The first error of `texts`; those of [`TokenizerTraining::check`]; [`Error::Training`] when there is no text.
 pub fn train_tokenizer_on(
     texts: impl IntoIterator<Item = Result<String, Error>>,
     training: &TokenizerTraining,
 ) -> Result<TrainedTokenizer, Error> {
-    let smallest = SPECIAL.len() + BYTES + training.sentinels;
-    if training.vocab_size < smallest {
-        return Err(Error::Training(format!(
-            "a vocabulary of {} is too small: expected at least {smallest} ({} special tokens, {BYTES} bytes, {} sentinels)",
-            training.vocab_size,
-            SPECIAL.len(),
-            training.sentinels
-        )));
-    }
+    training.check()?;
     let splitter = word_splitter()?;
     let mut words = WordCounts::new(training.max_counted_bytes);
     let (mut read, mut text_bytes) = (0, 0);
@@ -121,7 +172,8 @@ pub fn train_tokenizer_on(
     let pruned = words.forgotten > 0;
     let tokenizer = assemble(words, training)?;
     let json = tokenizer.to_string(true).map_err(failed)?.into_bytes();
-    Ok(TrainedTokenizer { json, vocab_size: tokenizer.get_vocab_size(true), texts: read, text_bytes, pruned })
+    let vocab_size = tokenizer.get_vocab_size(true);
+    Ok(TrainedTokenizer { json, vocab_size, texts: read, text_bytes, pruned, long_values: 0 })
 }
 
 /// Learns the merges and puts the tokenizer together around them.
@@ -203,6 +255,16 @@ impl WordCounts {
     }
 
     fn count(&mut self, text: &str, splitter: &Split) -> Result<(), Error> {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(piece_end(rest));
+            self.count_piece(piece, splitter)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn count_piece(&mut self, text: &str, splitter: &Split) -> Result<(), Error> {
         let mut cut = PreTokenizedString::from(text);
         splitter.pre_tokenize(&mut cut).map_err(failed)?;
         for (word, ..) in cut.get_splits(OffsetReferential::Original, OffsetType::None) {
@@ -238,6 +300,21 @@ impl WordCounts {
         }
         self.counts.shrink_to_fit();
     }
+}
+
+/// Where to cut a long text, so that cutting it into words costs little at a time: before white space, where a word ends
+/// anyway, or else within a word that is counted in pieces.
+fn piece_end(text: &str) -> usize {
+    const PIECE_BYTES: usize = 8 << 10;
+    let end = text.floor_char_boundary(PIECE_BYTES);
+    if end == text.len() {
+        return end;
+    }
+    let words_end = |at: &usize| {
+        let (before, after) = text.split_at(*at);
+        !before.ends_with(char::is_whitespace) && after.starts_with(char::is_whitespace)
+    };
+    (1..=end).rev().filter(|&at| text.is_char_boundary(at)).find(words_end).unwrap_or(end)
 }
 
 fn failed(error: impl ToString) -> Error {
@@ -286,7 +363,7 @@ mod tests {
         let tokenizer = load(&train(360));
         for text in ["ὕδωρ", "👩‍👩‍👧 🇨🇳", "龘靐齉", " leading", "trailing ", "\u{0}\u{7f}\u{85}", "a\r\n\tb"]
         {
-            assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()), text);
+            assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
         }
     }
 
@@ -325,6 +402,28 @@ mod tests {
         let text = "存".repeat(100_000);
         let trained = train_tokenizer_on([Ok(text.clone())], &training).unwrap();
         let tokenizer = load(&trained);
-        assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()), text);
+        assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()).unwrap(), text);
+    }
+
+    #[test]
+    fn a_long_text_has_the_words_of_its_lines() {
+        let lines: Vec<String> = (0..3000).map(|n| format!("line {n}  of words, {}", "天地".repeat(n % 7))).collect();
+        let mut whole = WordCounts::new(1 << 30);
+        let mut pieces = WordCounts::new(1 << 30);
+        let text = lines.join("\n");
+        whole.count_piece(&text, &word_splitter().unwrap()).unwrap();
+        pieces.count(&text, &word_splitter().unwrap()).unwrap();
+        assert!(whole.counts == pieces.counts);
+    }
+
+    #[test]
+    fn a_training_within_a_budget_counts_fewer_words_and_never_takes_more() {
+        let training = TokenizerTraining { vocab_size: 1000, ..TokenizerTraining::default() };
+        for bytes in [12 << 20, 40 << 20, 100 << 20, 1 << 30] {
+            let within = training.within(bytes).unwrap();
+            assert!(within.most_bytes() <= bytes && within.max_counted_bytes <= training.max_counted_bytes);
+        }
+        assert_eq!(training.within(1 << 40).unwrap().max_counted_bytes, training.max_counted_bytes);
+        assert!(training.within(1 << 20).unwrap_err() > 1 << 20);
     }
 }

@@ -243,6 +243,9 @@ pub struct TrainTokenizerArgs {
     /// Sentinel tokens for span corruption
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub sentinels: usize,
+    /// Bytes that the whole process may hold: 512MiB, 4GiB, 4G; with less, rare words are forgotten sooner
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// Replace an existing file
     #[arg(long)]
     pub force: bool,

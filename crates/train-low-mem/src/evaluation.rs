@@ -78,11 +78,14 @@ pub fn evaluate(
     let mut scored = Evaluation::new(settings.options(false));
     let mut loader = settings.loader(dataset, tokenizer)?;
     let (mut seen, mut bad_rows) = (0, 0);
+    // A tokenizer that fails ends the evaluation once the batch in hand is done.
+    let failed = std::cell::Cell::new(None);
+    let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
     while seen < rows && !interrupted() {
         let Some(batch) = loader.next_batch()? else { break };
         bad_rows += batch.bad_rows;
         let length = batch.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
-        let references: Vec<String> = batch.texts.into_iter().filter_map(|mut texts| texts.pop()).collect();
+        let references = batch.texts;
         // Rows that are generated come first, so a batch has at most one border in it.
         let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
         for (evaluation, range) in [(&mut generated, 0..border), (&mut scored, border..length)] {
@@ -94,7 +97,10 @@ pub fn evaluate(
                 targets: &batch.targets[range.clone()],
                 references: settings.has_references().then(|| &references[range]),
             };
-            evaluation.add(model, &part, &|ids| tokenizer.decode(ids), interrupted)?;
+            evaluation.add(model, &part, &decode, interrupted)?;
+            if let Some(error) = failed.take() {
+                return Err(error.into());
+            }
         }
         seen += length as u64;
     }
@@ -160,7 +166,7 @@ impl EvaluatedRows<'_> {
     /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
     pub fn bytes(&self, samples: usize) -> u64 {
         let options = in_file_order(&self.loader, samples);
-        let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset.mean_row_bytes());
+        let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);
         let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
         let loader = loader.iter().filter(|row| row.name != "tokenizer").map(|row| row.bytes);
         let dataset = dataset.iter().filter(|row| row.name != "dataset metadata").map(|row| row.bytes);

@@ -9,6 +9,7 @@
 //! command line and the config, and the only one that prints.
 
 mod assets;
+mod bad_rows;
 mod bill;
 mod cli;
 mod commands;

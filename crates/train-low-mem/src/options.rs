@@ -1,7 +1,7 @@
 //! From the config's words to the parts' own options. No decision is made here.
 
 use candle_core::DType;
-use memory_policy::Plan;
+use memory_policy::{Budget, Plan};
 use trainer::adafactor::AdafactorOptions;
 use trainer::bleu::Tokenization;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
@@ -9,6 +9,7 @@ use trainer::{Precision, TrainerOptions};
 
 use crate::config::Config;
 use crate::evaluation::Settings;
+use crate::failure::{Failure, Outcome};
 
 /// The trainer's options.
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
@@ -82,4 +83,13 @@ pub fn tokenization(name: &str) -> Tokenization {
         "none" => Tokenization::None,
         _ => Tokenization::V13a,
     }
+}
+
+/// The budget of a `--memory-budget` flag; without one, the usual share of what is available.
+pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
+    let Some(text) = flag else { return Ok(Budget::ShareOfAvailable) };
+    let bytes = text.parse().map_err(|error| {
+        Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
+    })?;
+    Ok(Budget::Explicit(bytes))
 }

@@ -73,6 +73,12 @@ pub struct History {
     pub last_evaluation: Option<Value>,
     /// Rows left out so far.
     pub bad_rows: u64,
+    /// Rows used and left out so far.
+    #[serde(default)]
+    pub read_rows: u64,
+    /// Whether the share of rows left out was warned of.
+    #[serde(default)]
+    pub warned_of_bad_rows: bool,
     /// The first of them.
     pub first_bad_row: Option<String>,
     /// A source of the validation rows, for trying the model.
@@ -328,19 +334,6 @@ impl Session {
         }
     }
 
-    /// Counts rows that were left out, and says so the first time.
-    fn note_bad_rows(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
-        let before = self.history.bad_rows;
-        self.history.bad_rows += batch.bad_rows;
-        let (0, Some(row)) = (before, &batch.first_bad_row) else { return Ok(()) };
-        let row = row.to_string();
-        self.history.first_bad_row = Some(row.clone());
-        self.warn(
-            &format!("{row}: left out; further ones are counted and reported at the end"),
-            json!({"step": self.trainer.step_count(), "kind": "bad_row", "row": row}),
-        )
-    }
-
     /// A warning, for people and in the metrics.
     pub fn warn(&mut self, text: &str, mut fields: Value) -> Outcome<()> {
         self.report.warn(text);
@@ -570,6 +563,11 @@ impl Session {
     /// What the end of the run reports.
     pub fn history(&self) -> &History {
         &self.history
+    }
+
+    /// The same, to add to.
+    pub fn history_mut(&mut self) -> &mut History {
+        &mut self.history
     }
 }
 

@@ -57,8 +57,8 @@ fn without_shuffling_step_i_is_rows_i_times_batch_size_on() {
     let batches = stream(&files, options, Position::default(), SYNCHRONOUS);
     let rows: Vec<_> = batches.iter().map(|batch| (batch.rows[0], batch.rows[batch.len() - 1])).collect();
     assert_eq!(rows, [(0, 15), (16, 31), (32, 47), (48, 49)].repeat(2));
-    assert_eq!(sample_tokenizer().decode(&batches[0].sources[7]), "7 squared");
-    assert_eq!(sample_tokenizer().decode(&batches[0].targets[7]), "49");
+    assert_eq!(sample_tokenizer().decode(&batches[0].sources[7]).unwrap(), "7 squared");
+    assert_eq!(sample_tokenizer().decode(&batches[0].targets[7]).unwrap(), "49");
     assert!(
         batches.iter().flat_map(|batch| batch.sources.iter().chain(&batch.targets)).all(|ids| ids.last() == Some(&1))
     );
@@ -230,8 +230,8 @@ fn texts_are_kept_beside_their_samples_when_asked_for() {
     let options = LoaderOptions { keep_texts: true, max_source_tokens: 3, ..options(8) };
     for batch in stream(&files, options, Position::default(), limits(2, 2)) {
         for ((row, texts), source) in batch.rows.iter().zip(&batch.texts).zip(&batch.sources) {
-            assert_eq!(*texts, [format!("{row} squared"), (row * row).to_string()]);
-            assert!(source.len() <= 3, "the ids are cut, the texts are not");
+            assert_eq!(*texts, (row * row).to_string());
+            assert!(source.len() <= 3, "the ids are cut");
         }
         assert_eq!(batch.cut_sources, batch.len() as u64);
     }

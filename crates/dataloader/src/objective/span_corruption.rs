@@ -21,6 +21,8 @@
 //! the window drawn from it.) Where the target would exceed `max_target_tokens`, texts are shortened
 //! until it fits. Spans and windows are functions of (seed, epoch, row).
 
+use std::ops::Range;
+
 use super::{Sample, SampleLimits};
 use crate::Error;
 use crate::random::{Key, Stream};
@@ -118,22 +120,41 @@ pub(crate) struct Prepared {
     sentinels: Vec<u32>,
 }
 
-/// Of a longer text, a piece of this size is drawn before it is tokenized, which bounds what a row can cost.
-pub(crate) const MAX_TEXT_BYTES: usize = 256 << 10;
+/// Of a longer text, a piece of this size is drawn before it is read and tokenized, which bounds what a row can cost.
+const MAX_TEXT_BYTES: u64 = 256 << 10;
+/// What is read of a text: such a piece, which may have to begin three bytes later, where a character does.
+pub(crate) const MOST_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
 
 /// Tell the random choices of a row apart.
 const WINDOW: u64 = 0;
 const SPANS: u64 = 1;
 const PIECE: u64 = 2;
 
-/// The text, or a random piece of a text of more than [`MAX_TEXT_BYTES`].
-pub(crate) fn piece(text: &str, key: Key) -> &str {
-    if text.len() <= MAX_TEXT_BYTES {
-        return text;
+/// The bytes to read of a text of `bytes` bytes: all, or a random piece of more than [`MAX_TEXT_BYTES`].
+pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
+    if bytes <= MAX_TEXT_BYTES {
+        return 0..bytes;
     }
-    let start = key.of(PIECE).stream().below((text.len() - MAX_TEXT_BYTES) as u64 + 1) as usize;
-    let start = text.ceil_char_boundary(start);
-    &text[start..text.floor_char_boundary(start + MAX_TEXT_BYTES)]
+    let start = key.of(PIECE).stream().below(bytes - MAX_TEXT_BYTES + 1);
+    start..bytes.min(start + MOST_PIECE_BYTES)
+}
+
+/// What was read of a text of `bytes` bytes, without the characters that are cut off at its ends.
+pub(crate) fn within_characters(read: &[u8], piece: Range<u64>, bytes: u64) -> &[u8] {
+    if bytes <= MAX_TEXT_BYTES {
+        return read;
+    }
+    let is_inside = |byte: &&u8| **byte & 0xc0 == 0x80;
+    let start = if piece.start == 0 { 0 } else { read.iter().take(3).take_while(is_inside).count() };
+    let mut end = read.len().min(start + MAX_TEXT_BYTES as usize);
+    if piece.start + (end as u64) < bytes {
+        // The byte after the end says whether a character is cut; at most three bytes of it come before.
+        let is_cut = |end: usize| read.get(end).is_some_and(|byte| is_inside(&byte));
+        for _ in 0..3 {
+            end -= usize::from(end > start && is_cut(end));
+        }
+    }
+    &read[start..end]
 }
 
 impl Prepared {
@@ -290,10 +311,17 @@ mod tests {
     #[test]
     fn a_piece_of_an_enormous_text_is_drawn_before_tokenizing() {
         let text = "天地人".repeat(100_000);
-        let pieces: Vec<&str> = (0..20).map(|row| piece(&text, key(row))).collect();
-        assert!(pieces.iter().all(|piece| (MAX_TEXT_BYTES - 4..=MAX_TEXT_BYTES).contains(&piece.len())));
+        let of = |text: &'static str, row| {
+            let range = piece(text.len() as u64, key(row));
+            let read = &text.as_bytes()[range.start as usize..range.end as usize];
+            std::str::from_utf8(within_characters(read, range, text.len() as u64)).unwrap()
+        };
+        let text: &'static str = text.leak();
+        let pieces: Vec<&str> = (0..40).map(|row| of(text, row)).collect();
+        let most = MAX_TEXT_BYTES as usize;
+        assert!(pieces.iter().all(|piece| (most - 4..=most).contains(&piece.len())));
         assert!(pieces.iter().any(|piece| !piece.starts_with('天')), "pieces start anywhere");
-        assert_eq!(piece("short", key(0)), "short");
+        assert_eq!(of("short", 0), "short");
     }
 
     #[test]

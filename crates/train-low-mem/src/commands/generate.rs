@@ -5,14 +5,14 @@ use std::path::Path;
 
 use candle_core::DType;
 use dataloader::Tokenizer;
-use memory_policy::{Budget, Probe, SystemProbe};
+use memory_policy::{Probe, SystemProbe};
 use serde_json::json;
 use t5::{GenerateOptions, T5};
 
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
 use crate::inference::Inference;
-use crate::{open, report};
+use crate::{open, options, report};
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
@@ -30,12 +30,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         max_new_tokens: flags.max_new_tokens,
         rows: None,
     };
-    let budget = match &flags.memory_budget {
-        None => Budget::ShareOfAvailable,
-        Some(text) => Budget::Explicit(text.parse().map_err(|error| {
-            Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
-        })?),
-    };
+    let budget = options::budget(flags.memory_budget.as_deref())?;
     let plan = inference.plan(budget)?;
     let model = T5::load(&flags.model, DType::F32, &device)?;
     answer_all(&model, &tokenizer, flags, plan.evaluation_samples)?;
@@ -80,15 +75,16 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
     let eos = model.config().eos_token_ids.first().copied();
     let mut sources = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let mut ids = tokenizer.encode(prompt)?;
-        ids.truncate(flags.max_source_tokens.saturating_sub(1).max(1));
+        let most = flags.max_source_tokens.saturating_sub(1).max(1);
+        let mut ids = tokenizer.encode_start(prompt, most)?;
+        ids.truncate(most);
         ids.extend(eos);
         sources.push(ids);
     }
     let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
     let options = GenerateOptions { max_new_tokens: flags.max_new_tokens, ..GenerateOptions::default() };
     for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options)?) {
-        let response = tokenizer.decode(&ids);
+        let response = tokenizer.decode(&ids)?;
         let line = if flags.json { json!({"prompt": prompt, "response": response}).to_string() } else { response };
         report::result(&format!("{line}\n"))?;
     }

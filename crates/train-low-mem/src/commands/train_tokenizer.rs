@@ -1,11 +1,11 @@
 //! `train_low_mem train-tokenizer`: a `tokenizer.json` from the texts of parquet or text files.
 
-use dataloader::TokenizerTraining;
-use memory_policy::Bytes;
+use dataloader::{TextFiles, TokenizerTraining};
+use memory_policy::{Budget, Bytes, Probe, SystemProbe};
 
 use crate::cli::TrainTokenizerArgs;
-use crate::failure::{Failure, Outcome};
-use crate::{open, report};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::{open, options, report};
 
 /// Trains a tokenizer and writes it.
 pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
@@ -13,10 +13,13 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         return Err(Failure::usage(format!("{}: there is a file already", flags.output.display()))
             .hint("`--force` replaces it; a model trained with the old tokenizer cannot use the new one"));
     }
-    let files = open::files("--input", &flags.input)?;
     let training =
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
-    let trained = dataloader::train_tokenizer(&files, &flags.columns, &training)?;
+    training.check()?;
+    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let files = TextFiles::open(&open::files("--input", &flags.input)?, &flags.columns)?;
+    let training = within(&training, &files, budget)?;
+    let trained = dataloader::train_tokenizer_on_files(&files, &training)?;
     trainer::write_atomic(&flags.output, &trained.json)?;
     report::result(&format!(
         "{}: {} entries from {} texts, {}\n",
@@ -32,7 +35,34 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         ));
     }
     if trained.pruned {
-        report::warn("there were more different words than fit in memory; the rarest were forgotten");
+        report::warn("there were more different words than fit the memory budget; the rarest were forgotten");
+    }
+    if flags.memory_budget.is_some() {
+        report::note(&format!("peak {} bytes", SystemProbe::new().snapshot()?.peak_rss.0));
+    }
+    if trained.long_values > 0 {
+        report::warn(&format!("{} values are longer than 16 MiB; the rest of each was not read", trained.long_values));
     }
     Ok(())
+}
+
+/// The training with as large a table of words as the budget has room for.
+fn within(training: &TokenizerTraining, files: &TextFiles, budget: Budget) -> Outcome<TokenizerTraining> {
+    let now = SystemProbe::new().snapshot()?;
+    let budget = budget.resolve(&now);
+    let others = now.rss.0 + files.reading_bytes();
+    training.within(budget.0.saturating_sub(others)).map_err(|least| {
+        let needed = Bytes(others + least);
+        Failure::new(
+            Exit::DoesNotFit,
+            format!("training this tokenizer takes at least {needed}, the budget is {budget}"),
+        )
+        .hint(format!(
+            "the program has {}, reading takes up to {}, training at least {}",
+            now.rss,
+            Bytes(files.reading_bytes()),
+            Bytes(least)
+        ))
+        .hint("a larger `--memory-budget`, or a smaller `--vocab-size`")
+    })
 }

@@ -1,0 +1,111 @@
+//! [`RowText`]: the text of a row, of which only the beginning may be in memory.
+//!
+//! A batch's rows are read with as much of each value as its tokens usually take. Where they take more (a run of a
+//! megabyte of spaces), more of that value is read again, a stretch at a time. So no value is ever held whole.
+
+use std::ops::Range;
+
+use parquet_dataset::{Dataset, Rows};
+
+use crate::error::Error;
+use crate::tokenizer::{Source, TextFault};
+
+/// Bytes of a long value that are read at a time.
+pub(crate) const STRETCH_BYTES: usize = 512 << 10;
+/// Bytes that are looked at together for anything but white space.
+const LOOK_BYTES: usize = 16 << 10;
+
+/// Where the text of a row lies.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub dataset: &'a Dataset,
+    pub row: u64,
+    /// The column, as the dataset counts.
+    pub column: usize,
+}
+
+/// A text, and how to get more of it.
+pub(crate) struct RowText<'a> {
+    place: Place<'a>,
+    /// Bytes of the whole text.
+    bytes: usize,
+    /// Its beginning.
+    held: &'a [u8],
+    /// A later stretch: the only row of a read, and where it begins.
+    later: Option<(Rows, usize)>,
+    /// Asked before each further read.
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl<'a> RowText<'a> {
+    pub fn new(place: Place<'a>, bytes: usize, held: &'a [u8], stop: &'a dyn Fn() -> bool) -> Self {
+        Self { place, bytes, held, later: None, stop }
+    }
+
+    /// Whether there is nothing but white space.
+    pub fn is_blank(&mut self) -> Result<bool, TextFault> {
+        let mut at = 0;
+        while at < self.bytes {
+            // As much as is held, so that a usual text is looked at once.
+            let end = self.bytes.min(if at == 0 { self.held.len().clamp(4, LOOK_BYTES) } else { at + LOOK_BYTES });
+            let text = self.stretch(at..end)?;
+            if !text.trim_start().is_empty() {
+                return Ok(false);
+            }
+            at += text.len();
+        }
+        Ok(true)
+    }
+
+    /// The beginning of the text that is in memory.
+    pub fn beginning(&self) -> Result<&'a str, TextFault> {
+        as_text(self.held, self.held.len() == self.bytes)
+    }
+
+    fn read(&mut self, range: Range<usize>) -> Result<(), TextFault> {
+        if (self.stop)() {
+            return Err(TextFault::Stopped);
+        }
+        let Place { dataset, row, column } = self.place;
+        let wanted = range.start as u64..range.end as u64;
+        let part = |_, of_column, _| if of_column == column { wanted.clone() } else { 0..0 };
+        let rows = dataset.read_parts(&[row], 0, &part).map_err(Error::from)?;
+        self.later = Some((rows, range.start));
+        Ok(())
+    }
+
+    fn later(&self, range: &Range<usize>) -> Option<&[u8]> {
+        let (rows, start) = self.later.as_ref()?;
+        rows.bytes(self.place.column, 0)?.get(range.start.checked_sub(*start)?..range.end - start)
+    }
+}
+
+impl Source for RowText<'_> {
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+        let is_last = range.end == self.bytes;
+        if let Some(bytes) = self.held.get(range.clone()) {
+            return as_text(bytes, is_last);
+        }
+        if self.later(&range).is_none() {
+            let end = range.end.max(self.bytes.min(range.start + STRETCH_BYTES));
+            self.read(range.start..end)?;
+        }
+        // A file that changed is an error of the dataset; what is left is a value that is not there.
+        as_text(self.later(&range).ok_or(TextFault::NotUtf8)?, is_last)
+    }
+}
+
+/// Bytes as text; where more follows, without a character that is cut off at the end.
+pub(crate) fn as_text(bytes: &[u8], is_last: bool) -> Result<&str, TextFault> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) if error.error_len().is_none() && !is_last => {
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).map_err(|_| TextFault::NotUtf8)
+        }
+        Err(_) => Err(TextFault::NotUtf8),
+    }
+}

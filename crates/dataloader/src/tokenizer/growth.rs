@@ -1,0 +1,175 @@
+//! How much a tokenizer can make text grow before it is cut into tokens, read from its file before anything of it runs.
+//!
+//! A normalizer may put a long text in the place of a short one, and a sequence of them multiplies. Four that turn `1`
+//! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is
+//! bounded from what the file says, and a tokenizer that exceeds [`MOST_GROWTH`] is refused.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Bytes that one byte of text may become. Tokenizers in use stay below a hundred.
+pub(super) const MOST_GROWTH: u64 = 4096;
+
+/// The parts of a `tokenizer.json` that are read twice: here, and by the tokenizers crate.
+#[derive(Deserialize)]
+pub(super) struct Head {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(default)]
+    model: Model,
+}
+
+#[derive(Default, Deserialize)]
+struct Model {
+    #[serde(default)]
+    unk_id: Option<u64>,
+}
+
+impl Head {
+    /// Reads these parts and passes over the others.
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+
+    /// The id of unknown text that a Unigram model names.
+    pub fn unigram_unknown(&self) -> Option<u32> {
+        self.model.unk_id.and_then(|id| id.try_into().ok())
+    }
+
+    /// Bytes that one byte of text becomes at most before it is cut into tokens.
+    ///
+    /// # Errors
+    /// Says which part makes text grow beyond [`MOST_GROWTH`].
+    pub fn growth(&self) -> Result<u64, String> {
+        let encoding = growth(&self.pre_tokenizer, growth(&self.normalizer, 1));
+        let decoding = growth(&self.decoder, 1);
+        for (part, bytes) in [("normalizer", encoding), ("decoder", decoding)] {
+            if bytes > MOST_GROWTH {
+                return Err(format!(
+                    "its {part} can turn one byte of text into {bytes} bytes: expected at most {MOST_GROWTH}"
+                ));
+            }
+        }
+        Ok(encoding)
+    }
+}
+
+/// Bytes that `before` bytes become at most in this part.
+fn growth(part: &Value, before: u64) -> u64 {
+    let length = |key: &str| part[key].as_str().map_or(0, |text| text.len() as u64);
+    for key in ["normalizers", "pretokenizers", "decoders"] {
+        if let Some(parts) = part[key].as_array() {
+            return parts.iter().fold(before, |bytes, part| growth(part, bytes));
+        }
+    }
+    match part["type"].as_str() {
+        // One character each, see Unicode's `MaxNormalizationExpansion`: 18 code points of U+FDFA, 33 bytes for 3.
+        Some("NFKC" | "NFKD") => before.saturating_mul(11),
+        Some("NFC" | "NFD" | "BertNormalizer" | "Bert" | "Nmt") => before.saturating_mul(3),
+        Some("Lowercase" | "ByteLevel") => before.saturating_mul(2).saturating_add(1),
+        Some("Precompiled") => before.saturating_mul(longest_replacement(part["precompiled_charsmap"].as_str())),
+        // It is put before every piece between two added tokens, so before every byte at the most.
+        Some("Prepend") => before.saturating_add(length("prepend")),
+        Some("Metaspace") => before.saturating_mul(4),
+        Some("Replace") => before.saturating_mul(replacement(&part["pattern"], length("content"))),
+        // Files of old versions name no type.
+        None if part["pattern"].is_object() => before.saturating_mul(replacement(&part["pattern"], length("content"))),
+        None if part["prepend"].is_string() => before.saturating_add(length("prepend")),
+        _ => before,
+    }
+}
+
+/// Bytes for one byte where matches of `pattern` are replaced by `content` bytes.
+fn replacement(pattern: &Value, content: u64) -> u64 {
+    match pattern["String"].as_str() {
+        Some("") => 1 + content,
+        Some(pattern) => content.div_ceil(pattern.len() as u64).max(1),
+        // An expression may match between two characters, and then nothing is taken away.
+        None if content > 0 && may_be_empty(pattern["Regex"].as_str().unwrap_or_default()) => 1 + content,
+        None => content.max(1),
+    }
+}
+
+/// Whether a match may be empty. Only a text of plain characters, classes and `+` certainly has none.
+fn may_be_empty(pattern: &str) -> bool {
+    pattern.is_empty()
+        || pattern.contains(['*', '?', '|', '^', '$', '('])
+        || pattern.contains("{0")
+        || pattern.contains("{,")
+        || pattern.contains("\\b")
+        || pattern.contains("\\B")
+}
+
+/// The longest text that a precompiled map puts in the place of a character: after its index, whose length comes first,
+/// the map holds these texts, each ended by a zero.
+fn longest_replacement(map: Option<&str>) -> u64 {
+    let bytes = from_base64(map.unwrap_or_default());
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return 1 };
+    let texts = rest.get(u32::from_le_bytes(*length) as usize..).unwrap_or_default();
+    texts.split(|&byte| byte == 0).map(|text| text.len() as u64).max().unwrap_or(0).max(1)
+}
+
+/// The bytes of a base64 text; what is no letter of it is passed over.
+fn from_base64(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0_u32, 0);
+    for letter in text.bytes() {
+        let value = match letter {
+            b'A'..=b'Z' => letter - b'A',
+            b'a'..=b'z' => letter - b'a' + 26,
+            b'0'..=b'9' => letter - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => continue,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[track_caller]
+    fn check(normalizer: Value, expected: u64) {
+        assert_eq!(growth(&normalizer, 1), expected, "{normalizer}");
+    }
+
+    #[test]
+    fn the_growth_of_each_step_is_bounded_and_steps_multiply() {
+        let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+        check(Value::Null, 1);
+        check(json!({"type": "NFKC"}), 11);
+        check(json!({"type": "Prepend", "prepend": "▁"}), 4);
+        check(replace(" ", "▁"), 3);
+        check(replace("``", "\""), 1);
+        check(replace("", "ab"), 3);
+        check(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}), 3);
+        check(json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "▁"}), 4);
+        let llama =
+            json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")]});
+        check(llama, 12);
+        let bomb = replace("1", &"1".repeat(1000));
+        check(json!({"type": "Sequence", "normalizers": [bomb, bomb, bomb, bomb]}), 1_000_000_000_000);
+    }
+
+    #[test]
+    fn a_precompiled_map_grows_text_by_its_longest_entry() {
+        // An index of four bytes, then "ab", "cdefg" and "h".
+        let map = "BAAAAAAAAABhYgBjZGVmZwBoAA==";
+        check(json!({"type": "Precompiled", "precompiled_charsmap": map}), 5);
+        check(json!({"type": "Precompiled", "precompiled_charsmap": ""}), 1);
+        check(json!({"type": "Precompiled"}), 1);
+    }
+}

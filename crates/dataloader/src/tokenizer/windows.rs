@@ -1,0 +1,467 @@
+//! Tokenizing a text of any length in bounded memory: window by window, and words longer than a window in parts.
+//!
+//! Bytes are counted before they are tokenized. A window is normalized and cut into words as the tokenizer's file says.
+//! What ends well before the window does is certain, and is tokenized. The next window begins some words
+//! earlier, so that whatever the beginning of a text does (a space that is put before it, say) is over before the first
+//! character that counts.
+//!
+//! A word that goes on beyond the window is collected, normalized, across windows. Up to [`Windows::word_bytes`] it
+//! is tokenized whole. A longer one is tokenized in parts: of each, the tokens well before its end are taken, and
+//! the next part begins where they ended. Byte-pair merges give the same tokens from there on: any run of a word's
+//! tokens is the tokenization of the text that it covers. So is any run of Unigram's best path. WordPiece and
+//! WordLevel look at whole words only; of a word that is longer than any they know the rest is passed over.
+//!
+//! Invariants:
+//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
+//! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
+
+use std::ops::Range;
+
+use tokenizers::normalizer::Range as Referential;
+use tokenizers::{
+    Model, ModelWrapper, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token,
+};
+
+use crate::Error;
+
+/// Why a text gives no tokens.
+#[derive(Debug)]
+pub(crate) enum TextFault {
+    /// Its bytes are not UTF-8.
+    NotUtf8,
+    /// Nobody wants it any more.
+    Stopped,
+    /// Reading or tokenizing it failed.
+    Error(Error),
+}
+
+impl From<Error> for TextFault {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// A text that is handed out in stretches.
+pub(crate) trait Source {
+    /// Bytes of the whole text.
+    fn len(&self) -> usize;
+
+    /// The text from `start`, where a character begins, to `end`, or to the character border before it. Starts and ends
+    /// rise from call to call.
+    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault>;
+}
+
+impl Source for &str {
+    fn len(&self) -> usize {
+        str::len(self)
+    }
+
+    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+        Ok(&self[range.start..self.floor_char_boundary(range.end)])
+    }
+}
+
+/// The sizes that decide what is held, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Windows {
+    /// Text that each window moves on by.
+    pub step_bytes: usize,
+    /// Text before the place where the last window stopped, which is looked at again.
+    pub context_bytes: usize,
+    /// Text at the end of a window that says nothing certain: a cut word, or the cut name of a special token.
+    pub margin_bytes: usize,
+    /// Normalized text of a word that is tokenized at once.
+    pub word_bytes: usize,
+    /// Normalized text at the end of a word's part whose tokens may change with what follows.
+    pub word_margin_bytes: usize,
+}
+
+impl Windows {
+    /// The sizes for the first `max_tokens` tokens of texts.
+    ///
+    /// `longest_token` is the longest of the vocabulary, `longest_added` the longest of the tokens that are found by name,
+    /// `growth` what one byte can become before it is cut into tokens, all in bytes.
+    pub fn new(max_tokens: usize, longest_token: usize, longest_added: usize, growth: u64) -> Self {
+        // Most tokens take 2 to 6 bytes; a text whose tokens take more is read in more windows.
+        let step = max_tokens.saturating_mul(8).saturating_add(1024).min(MOST_STEP_BYTES);
+        // Text that can grow much is taken in smaller windows.
+        let step = step * USUAL_GROWTH / (growth as usize).max(USUAL_GROWTH);
+        let word = max_tokens.saturating_mul(8).clamp(LEAST_WORD_BYTES, MOST_STEP_BYTES);
+        Self {
+            step_bytes: step.max(LEAST_STEP_BYTES),
+            context_bytes: CONTEXT_BYTES,
+            margin_bytes: MARGIN_BYTES + longest_added.min(MOST_NAME_BYTES),
+            word_bytes: word,
+            word_margin_bytes: (4 * longest_token).clamp(64, LEAST_WORD_BYTES / 4),
+        }
+    }
+
+    /// Text that is normalized and cut at once, at most.
+    pub fn most_bytes(&self) -> usize {
+        8 * self.context_bytes + self.step_bytes + self.margin_bytes
+    }
+}
+
+const MOST_STEP_BYTES: usize = 16 << 10;
+const LEAST_STEP_BYTES: usize = 256;
+const LEAST_WORD_BYTES: usize = 4 << 10;
+const CONTEXT_BYTES: usize = 128;
+const MARGIN_BYTES: usize = 64;
+const MOST_NAME_BYTES: usize = 256;
+/// Growth of text that tokenizers in use stay below.
+const USUAL_GROWTH: usize = 64;
+/// Characters of a word beyond which WordPiece gives the unknown token: it tries every stretch of a word. Files say 100 or 200.
+pub(super) const MOST_WORD_PIECE_CHARS: usize = 1000;
+
+/// What a tokenizer is besides its parts, as far as windows need it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Traits {
+    /// The unknown token, where a run of unknown characters becomes a single one.
+    pub fused_unknown: Option<u32>,
+    /// Words are looked up whole: nothing within one can be a border.
+    pub whole_words: bool,
+    /// The first characters of a word are looked up under another name than those that follow.
+    pub marks_first: bool,
+}
+
+impl Traits {
+    pub fn of(model: &ModelWrapper, unigram_unknown: Option<u32>) -> Self {
+        match model {
+            ModelWrapper::BPE(bpe) => Self {
+                fused_unknown: bpe.unk_token.as_ref().filter(|_| bpe.fuse_unk).and_then(|name| bpe.token_to_id(name)),
+                marks_first: bpe.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()),
+                ..Self::default()
+            },
+            ModelWrapper::Unigram(_) => Self { fused_unknown: unigram_unknown, ..Self::default() },
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => Self { whole_words: true, ..Self::default() },
+        }
+    }
+}
+
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// A text on its way to tokens.
+pub(super) struct Tokenizing<'t> {
+    tokenizer: &'t tokenizers::Tokenizer,
+    traits: Traits,
+    sizes: Windows,
+    max_tokens: usize,
+    ids: Vec<u32>,
+    /// Bytes of the text that have been cut into words.
+    at: usize,
+    /// Where the next window begins.
+    from: usize,
+    is_over: bool,
+    word: Word,
+}
+
+/// A word that goes on beyond the window.
+#[derive(Default)]
+struct Word {
+    /// Its normalized text that is not tokenized, after `done` bytes that are.
+    text: String,
+    done: usize,
+    /// Its last token is the unknown one and may go on.
+    ends_unknown: bool,
+    /// Its tokens are known; the rest of it is passed over.
+    is_decided: bool,
+}
+
+impl<'t> Tokenizing<'t> {
+    pub fn new(tokenizer: &'t tokenizers::Tokenizer, traits: Traits, sizes: Windows, max_tokens: usize) -> Self {
+        let (ids, word) = (Vec::new(), Word::default());
+        Self { tokenizer, traits, sizes, max_tokens, ids, at: 0, from: 0, is_over: false, word }
+    }
+
+    /// The stretch of a text of `bytes` bytes that comes next; `None` once there are enough tokens or no more text.
+    pub fn next(&self, bytes: usize) -> Option<Range<usize>> {
+        let end = self.at.saturating_add(self.sizes.step_bytes + self.sizes.margin_bytes);
+        (!self.is_over).then_some(self.from..bytes.min(end))
+    }
+
+    /// The ids; more than `max_tokens` only in that one says that there are more.
+    pub fn finish(mut self) -> Vec<u32> {
+        self.ids.truncate(self.max_tokens.saturating_add(1));
+        self.ids
+    }
+
+    /// Tokenizes the stretch that [`next`](Self::next) asked for.
+    pub fn add(&mut self, text: &str, is_last: bool) -> Result<(), Fault> {
+        let normalizer = self.tokenizer.get_normalizer();
+        let mut cut = self.tokenizer.get_added_vocabulary().extract_and_normalize(normalizer, text);
+        if let Some(cutter) = self.tokenizer.get_pre_tokenizer() {
+            cutter.pre_tokenize(&mut cut)?;
+        }
+        let at = self.at - self.from;
+        // Nothing after the limit is certain.
+        let limit = if is_last { text.len() } else { text.floor_char_boundary(text.len() - self.sizes.margin_bytes) };
+        let pieces = Pieces::of(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
+        if !pieces.begins_within {
+            // A word that seemed to go on ended exactly here.
+            self.end_word()?;
+        }
+        let latest = limit.saturating_sub(self.sizes.context_bytes);
+        let last = pieces.last_before(latest);
+        let mut restart = pieces.restart(latest);
+        let mut named = pieces.named.iter().filter(|(index, _)| pieces.whole.contains(index)).peekable();
+        cut.split(|index, piece| {
+            while let Some((_, id)) = named.next_if(|(named, _)| *named < index) {
+                self.ids.push(*id);
+            }
+            if self.ids.len() <= self.max_tokens {
+                self.add_piece(index, &piece, &pieces, at..limit)?;
+            }
+            if last == Some(index) && latest - restart > 7 * self.sizes.context_bytes {
+                restart = origin_before(&piece, latest);
+            }
+            Ok(Vec::<NormalizedString>::new())
+        })?;
+        self.ids.extend(named.map(|(_, id)| *id));
+        if is_last {
+            self.end_word()?;
+        }
+        self.is_over = is_last || self.ids.len() > self.max_tokens;
+        self.at = self.from + limit;
+        // Text of which nothing was left can be as long as it likes.
+        let is_far = latest - restart > 7 * self.sizes.context_bytes;
+        self.from += if is_far { text.floor_char_boundary(latest) } else { restart };
+        Ok(())
+    }
+
+    /// Tokenizes the piece number `index` of a window, as far as it lies in `certain`.
+    fn add_piece(
+        &mut self,
+        index: usize,
+        piece: &NormalizedString,
+        pieces: &Pieces,
+        certain: Range<usize>,
+    ) -> Result<(), Fault> {
+        let begins_within = pieces.begins_within && index == pieces.whole.start;
+        let is_whole = pieces.whole.contains(&index);
+        if is_whole && !begins_within {
+            self.end_word()?;
+            return self.add_word(piece.get());
+        }
+        if is_whole || pieces.goes_on == Some(index) {
+            let start = if begins_within { position(piece, certain.start) } else { 0 };
+            let end = if is_whole { piece.get().len() } else { position(piece, certain.end) };
+            self.extend_word(piece.get().get(start..end).unwrap_or_default())?;
+        }
+        if is_whole { self.end_word() } else { Ok(()) }
+    }
+
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>, Fault> {
+        self.tokenizer.get_model().tokenize(text)
+    }
+
+    /// A word that lies in one window.
+    fn add_word(&mut self, text: &str) -> Result<(), Fault> {
+        if text.len() <= self.sizes.word_bytes {
+            let tokens = self.tokenize(text)?;
+            self.ids.extend(tokens.iter().map(|token| token.id));
+            return Ok(());
+        }
+        self.extend_word(text)?;
+        self.end_word()
+    }
+
+    /// More of a word that goes on.
+    fn extend_word(&mut self, text: &str) -> Result<(), Fault> {
+        let mut rest = text;
+        while !rest.is_empty() && !self.word.is_decided && self.ids.len() <= self.max_tokens {
+            let room = self.sizes.word_bytes.saturating_sub(self.word.text.len());
+            let (piece, after) = rest.split_at(rest.floor_char_boundary(room));
+            if piece.is_empty() {
+                self.take_part()?;
+            }
+            self.word.text.push_str(piece);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// The word is at its end.
+    fn end_word(&mut self) -> Result<(), Fault> {
+        let word = std::mem::take(&mut self.word);
+        if word.text.len() > word.done {
+            let tokens = self.tokenize(&word.text)?;
+            let tokens = word.new_tokens(&tokens, self.traits.fused_unknown);
+            self.ids.extend(tokens.iter().map(|token| token.id));
+        }
+        Ok(())
+    }
+
+    /// Takes the certain tokens of a word that is too long to be tokenized whole.
+    fn take_part(&mut self) -> Result<(), Fault> {
+        let tokens = self.tokenize(&self.word.text)?;
+        if self.traits.whole_words {
+            self.ids.extend(tokens.iter().map(|token| token.id));
+            self.word = Word { is_decided: true, ..Word::default() };
+            return Ok(());
+        }
+        let text = &self.word.text;
+        let limit = text.floor_char_boundary(text.len() - self.sizes.word_margin_bytes.min(text.len()));
+        let tokens = self.word.new_tokens(&tokens, self.traits.fused_unknown);
+        let mut part = match tokens.last() {
+            // Characters that the model drops are in no token, and then offsets mean nothing.
+            Some(last) if last.offsets.1 != text.len() => self.part_by_trying(tokens, limit)?,
+            _ => Part::of(tokens, text, limit, self.traits.fused_unknown),
+        };
+        if part.end <= self.word.done {
+            // No border at all; a part has to end somewhere.
+            part = Part { tokens: tokens.len(), end: text.len(), ends_unknown: false };
+        }
+        self.ids.extend(tokens[..part.tokens].iter().map(|token| token.id));
+        // The next part begins like a word; where that matters, with some tokens that are known already.
+        let kept = if self.traits.marks_first { self.sizes.word_margin_bytes.min(part.end) } else { 0 };
+        let kept_from = text.floor_char_boundary(part.end - kept);
+        self.word.done = part.end - kept_from;
+        self.word.ends_unknown = part.ends_unknown;
+        self.word.text.drain(..kept_from);
+        Ok(())
+    }
+
+    /// A border found without offsets: where the beginning of the text gives the first tokens of the whole.
+    fn part_by_trying(&self, tokens: &[Token], limit: usize) -> Result<Part, Fault> {
+        const MOST_TRIES: usize = 64;
+        let text = &self.word.text;
+        let ends = (self.word.done + 1..=limit).rev().filter(|&end| text.is_char_boundary(end));
+        for end in ends.take(MOST_TRIES) {
+            let start = self.tokenize(&text[..end])?;
+            let start = self.word.new_tokens(&start, self.traits.fused_unknown);
+            let is_start = start.len() <= tokens.len() && start.iter().zip(tokens).all(|(a, b)| a.id == b.id);
+            if is_start {
+                return Ok(Part { tokens: start.len(), end, ends_unknown: false });
+            }
+        }
+        Ok(Part { tokens: tokens.len(), end: text.len(), ends_unknown: false })
+    }
+}
+
+impl Word {
+    /// Those of the text's tokens that were not taken before.
+    fn new_tokens<'a>(&self, tokens: &'a [Token], fused_unknown: Option<u32>) -> &'a [Token] {
+        let tokens = &tokens[tokens.iter().take_while(|token| token.offsets.0 < self.done).count()..];
+        match tokens.first() {
+            // It was taken when it began.
+            Some(first) if self.ends_unknown && Some(first.id) == fused_unknown => &tokens[1..],
+            _ => tokens,
+        }
+    }
+}
+
+/// The tokens at the beginning of a word's part that stay as they are whatever follows.
+struct Part {
+    tokens: usize,
+    /// Bytes of the part's text that they cover.
+    end: usize,
+    ends_unknown: bool,
+}
+
+impl Part {
+    /// The tokens that end at a character border up to `limit`. A run of unknown characters is a single token, or tokens of
+    /// its bytes that all have the run's place; it ends at the limit.
+    fn of(tokens: &[Token], text: &str, limit: usize, fused_unknown: Option<u32>) -> Self {
+        let mut part = Self { tokens: 0, end: 0, ends_unknown: false };
+        let mut taken = 0;
+        for run in tokens.chunk_by(|a, b| a.offsets == b.offsets) {
+            let (start, end) = run[0].offsets;
+            let is_unknown = run.len() == 1 && Some(run[0].id) == fused_unknown;
+            if end <= limit {
+                taken += run.len();
+                if text.is_char_boundary(end) {
+                    part = Self { tokens: taken, end, ends_unknown: false };
+                }
+                continue;
+            }
+            if start < limit && text.is_char_boundary(start) {
+                if is_unknown {
+                    part = Self { tokens: taken + 1, end: limit, ends_unknown: true };
+                } else if run.len() > 1 && run.len() == end - start {
+                    part = Self { tokens: taken + limit - start, end: limit, ends_unknown: false };
+                }
+            }
+            break;
+        }
+        part
+    }
+}
+
+/// The pieces that a window was cut into, by their places in its text.
+struct Pieces {
+    ranges: Vec<Range<usize>>,
+    /// Pieces that are tokens by their name.
+    named: Vec<(usize, u32)>,
+    /// Pieces that count and end in the certain part. The first may begin before it.
+    whole: Range<usize>,
+    begins_within: bool,
+    /// The piece that begins in the certain part and goes on after it.
+    goes_on: Option<usize>,
+}
+
+impl Pieces {
+    /// The pieces of a window whose text counts from `at`, or all of it, and is certain up to `limit`.
+    fn of(cut: &PreTokenizedString, at: Option<usize>, limit: usize, is_last: bool) -> Self {
+        let splits = cut.get_splits(OffsetReferential::Original, OffsetType::None);
+        let ranges: Vec<Range<usize>> = splits.iter().map(|(_, place, _)| place.0..place.1).collect();
+        let named = splits.iter().enumerate().filter_map(|(index, (_, _, tokens))| {
+            let token = tokens.as_ref()?.first()?;
+            Some((index, token.id))
+        });
+        let named: Vec<(usize, u32)> = named.collect();
+        // What a beginning of its own put before the first character has no place in the text.
+        let first = at.map_or(0, |at| ranges.iter().take_while(|range| range.end <= at && range.start < at).count());
+        let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
+        // The last piece of a window may go on after text of which nothing is left; a name is whole.
+        let ends_in_name = named.last().is_some_and(|(index, _)| index + 1 == ranges.len());
+        let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name)).max(first);
+        let ends_in_time = |range: &&Range<usize>| is_last || range.end <= limit;
+        let whole = first..first + ranges[first..certain].iter().take_while(ends_in_time).count();
+        let goes_on = ranges.get(whole.end).is_some_and(|range| range.start < limit).then_some(whole.end);
+        Self { ranges, named, whole, begins_within, goes_on }
+    }
+
+    /// The last piece that begins up to `latest` and counts.
+    fn last_before(&self, latest: usize) -> Option<usize> {
+        let counted = &self.ranges[..self.whole.end + usize::from(self.goes_on.is_some())];
+        counted.iter().rposition(|range| range.start <= latest)
+    }
+
+    /// Where the next window begins: where a piece does, because cutting a text from there gives the same pieces. That is
+    /// certain only where the piece shares no character with the one before it.
+    fn restart(&self, latest: usize) -> usize {
+        let starts_apart = |&index: &usize| {
+            index == 0 || {
+                let (before, here) = (&self.ranges[index - 1], &self.ranges[index]);
+                before.end <= here.start && before.start < here.start
+            }
+        };
+        let last = self.last_before(latest).and_then(|last| (0..=last).rev().find(starts_apart));
+        last.map_or(0, |index| self.ranges[index].start)
+    }
+}
+
+/// Where the last character of a normalized piece comes from that comes from `place` in the window's text or before it.
+fn origin_before(piece: &NormalizedString, place: usize) -> usize {
+    let after = position(piece, place + 1);
+    let start = piece.get().floor_char_boundary(after.saturating_sub(1));
+    let origin = piece.convert_offsets(Referential::Normalized(start..after));
+    piece.offsets_original().0 + origin.map_or(0, |origin| origin.start)
+}
+
+/// The first byte of a normalized piece whose character comes from `place` in the window's text or after it.
+fn position(piece: &NormalizedString, place: usize) -> usize {
+    let text = piece.get();
+    let shift = piece.offsets_original().0;
+    let is_before = |index: usize| {
+        let next = text.ceil_char_boundary(index + 1);
+        let origin = piece.convert_offsets(Referential::Normalized(index..next));
+        origin.is_some_and(|origin| shift + origin.start < place)
+    };
+    let (mut low, mut high) = (0, text.len());
+    while low < high {
+        let middle = text.floor_char_boundary(low.midpoint(high));
+        if is_before(middle) { low = text.ceil_char_boundary(middle + 1) } else { high = middle }
+    }
+    low
+}
