@@ -120,9 +120,9 @@ impl Config {
     /// Reads and validates a `config.json`, and a `generation_config.json` beside it for the token ids
     /// that transformers 5 may keep only there.
     pub fn from_file(path: &Path) -> Result<Self> {
-        let raw = read_object(path)?;
+        let raw = read_object(path, LARGEST_CONFIG_BYTES)?;
         let beside = path.with_file_name("generation_config.json");
-        let generation = if beside.is_file() { Some(read_object(&beside)?) } else { None };
+        let generation = if beside.is_file() { Some(read_object(&beside, LARGEST_CONFIG_BYTES)?) } else { None };
         Self::from_objects(raw, generation, path.display().to_string())
     }
 
@@ -373,13 +373,13 @@ fn token_of(object: &Option<Map<String, Value>>, key: &str) -> Option<u32> {
     object.as_ref()?.get(key)?.as_u64()?.try_into().ok()
 }
 
-/// Largest JSON file that is believed to be a configuration or an index.
-const LARGEST_JSON_BYTES: u64 = 64 << 20;
+/// No T5's `config.json` is longer. Parsed, a file takes up to 50 times its length, and it is kept with the model.
+const LARGEST_CONFIG_BYTES: u64 = 256 << 10;
 
-/// A JSON file that holds one object.
-pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
+/// A JSON file of at most `most_bytes` that holds one object.
+pub(crate) fn read_object(path: &Path, most_bytes: u64) -> Result<Map<String, Value>> {
     let json = |problem: String| Error::Json { path: path.into(), problem };
-    let text = match regular_file::read(path, LARGEST_JSON_BYTES) {
+    let text = match regular_file::read(path, most_bytes) {
         Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => return Err(json(error.to_string())),
         text => text.map_err(Error::io(path))?,
     };

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
 use crate::weight_file::WeightFile;
 
+/// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
+const LARGEST_INDEX_BYTES: u64 = 1 << 20;
+
 const SHARED: &str = "shared.weight";
 const LM_HEAD: &str = "lm_head.weight";
 /// Other names of the shared table. Writers that drop duplicates keep whichever comes first to them.
@@ -81,7 +84,7 @@ impl Files {
 
     fn open_shards(directory: &Path, index: &Path) -> Result<Files> {
         let bad = |problem: String| Error::Json { path: index.into(), problem };
-        let object = read_object(index)?;
+        let object = read_object(index, LARGEST_INDEX_BYTES)?;
         let Some(Value::Object(weight_map)) = object.get("weight_map") else {
             return Err(bad("expected an object `weight_map`".into()));
         };

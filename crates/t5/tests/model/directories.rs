@@ -192,6 +192,16 @@ fn wrong_directories_are_refused() {
     check("config.json: No such file", &|d| std::fs::remove_file(d.join("config.json")).unwrap());
     check("config.json: ", &|d| std::fs::write(d.join("config.json"), "{\"d_model\": ").unwrap());
     check("config.json: expected a JSON object", &|d| std::fs::write(d.join("config.json"), "[]").unwrap());
+    // Valid JSON, but longer than any T5's: what it takes once parsed is 50 times as much.
+    let lengthen = |directory: &Path, file: &str, to: usize| {
+        let mut text = std::fs::read(directory.join(file)).unwrap();
+        text.resize(to, b' ');
+        std::fs::write(directory.join(file), text).unwrap();
+    };
+    check("config.json: expected at most 262144 bytes", &|d| lengthen(d, "config.json", 262_145));
+    check("model.safetensors.index.json: expected at most 1048576 bytes", &|d| {
+        lengthen(d, "model.safetensors.index.json", 1_048_577);
+    });
     check("has no model.safetensors", &|d| std::fs::remove_file(d.join("model.safetensors.index.json")).unwrap());
     check("expected an object `weight_map`", &|d| index(d, &|json| json["weight_map"] = json!([1])));
     check("expected the name of a file in the same directory", &|d| {
