@@ -25,7 +25,7 @@ pub fn try_command(run: &Run, parser: &'static Parser, binary: &Path, sample: u6
     let mut tally = Tally::new(&format!("{} (command)", parser.name));
     let began = std::time::Instant::now();
     let inputs = corpus(&run.root, parser)?;
-    let mutator = Mutator::new(&inputs, parser.shape, run.seed);
+    let mutator = Mutator::new(&inputs, parser, run.seed);
     let step = (run.tries / sample.max(1)).max(1);
     for number in (0..run.tries).step_by(step as usize).take(sample as usize) {
         let input = mutator.input(number);

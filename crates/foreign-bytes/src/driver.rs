@@ -86,7 +86,7 @@ pub fn try_parser(run: &Run, parser: &'static Parser) -> io::Result<Tally> {
         };
     }
     let inputs = corpus(&run.root, parser)?;
-    let mutator = Mutator::new(&inputs, parser.shape, run.seed);
+    let mutator = Mutator::new(&inputs, parser, run.seed);
     for (number, kind, what) in suspects {
         let (kind, what) = match kind {
             Kind::Hang | Kind::OverLimit => match alone(run, parser, number, &mut tally)? {
@@ -270,7 +270,7 @@ pub fn run_child(root: &Path, parser: &Parser, seed: u64, from: u64, to: u64) ->
     let _ = setrlimit(Resource::Data, limit(MOST_DATA_BYTES));
     let _ = setrlimit(Resource::Core, limit(0));
     let inputs = corpus(root, parser)?;
-    let mutator = Mutator::new(&inputs, parser.shape, seed);
+    let mutator = Mutator::new(&inputs, parser, seed);
     let scratch = Scratch::new()?;
     let mut output = io::stdout().lock();
     let base_kib = resident_kib();

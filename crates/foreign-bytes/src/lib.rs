@@ -13,6 +13,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod bombs;
 mod bytes;
 mod command;
 mod corpus;

@@ -1,14 +1,15 @@
 //! Inputs made from a corpus: the n-th input of a seed is always the same bytes.
 //!
-//! The first inputs are the corpus itself, so that every file that ever broke something is tried each time. What
-//! follows is a file of the corpus with one to four mutations that suit its [`Shape`]: a mutated header keeps a
+//! The first inputs are the corpus itself, so that every file that ever broke something is tried each time, and then
+//! inputs that are large or deep on purpose. What follows is a file of the corpus with one to four mutations that suit its [`Shape`]: a mutated header keeps a
 //! length that agrees with it most of the time, so that mutations reach the parser behind the length check.
 
 use dataloader::{Key, Stream};
 use sha2::{Digest, Sha256};
 
+use crate::bombs::bombs;
 use crate::bytes::{self, below, one};
-use crate::json;
+use crate::{Parser, json};
 
 /// What the inputs of a parser look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,20 +35,24 @@ pub enum Shape {
 pub struct Mutator<'c> {
     corpus: &'c [Vec<u8>],
     shape: Shape,
+    bombs: &'static [fn() -> Vec<u8>],
     key: Key,
 }
 
 impl<'c> Mutator<'c> {
-    /// Inputs of this shape from a corpus that is not empty.
-    pub fn new(corpus: &'c [Vec<u8>], shape: Shape, seed: u64) -> Self {
+    /// Inputs for a parser from its corpus, which is not empty.
+    pub fn new(corpus: &'c [Vec<u8>], parser: &Parser, seed: u64) -> Self {
         assert!(!corpus.is_empty(), "there is something to mutate");
-        Self { corpus, shape, key: Key::new(seed) }
+        Self { corpus, shape: parser.shape, bombs: bombs(parser.name), key: Key::new(seed) }
     }
 
     /// The input of this number.
     pub fn input(&self, number: u64) -> Vec<u8> {
         if let Some(file) = self.corpus.get(number as usize) {
             return file.clone();
+        }
+        if let Some(make) = self.bombs.get(number as usize - self.corpus.len()) {
+            return make();
         }
         let stream = &mut self.key.of(number).stream();
         let (base, other) = (one(stream, self.corpus), one(stream, self.corpus));
@@ -192,10 +197,14 @@ fn mutate_lines(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
 mod tests {
     use super::*;
 
+    fn shaped(shape: Shape) -> Parser {
+        Parser { name: "none", shape, also: &[], parse: |_, _| Ok(()), command: None }
+    }
+
     #[test]
     fn the_input_of_a_number_is_always_the_same_and_begins_with_the_corpus() {
         let corpus = [b"{\"a\": [1, 2]}".to_vec(), b"{}".to_vec()];
-        let mutator = |seed| Mutator::new(&corpus, Shape::Json, seed);
+        let mutator = |seed| Mutator::new(&corpus, &shaped(Shape::Json), seed);
         assert_eq!([mutator(1).input(0), mutator(2).input(1)], corpus);
         assert!((0..200).all(|number| mutator(1).input(number) == mutator(1).input(number)));
         assert!((2..200).any(|number| mutator(1).input(number) != mutator(2).input(number)));
@@ -219,7 +228,7 @@ mod tests {
             (Shape::Sealed, &sealed),
         ] {
             let corpus = [file.clone()];
-            let mutator = Mutator::new(&corpus, shape, 5);
+            let mutator = Mutator::new(&corpus, &shaped(shape), 5);
             let count = (1..=400).filter(|&number| agrees(shape, &mutator.input(number))).count();
             assert!((300..400).contains(&count), "{shape:?}: {count} of 400");
         }
