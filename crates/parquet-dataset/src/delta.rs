@@ -25,7 +25,8 @@ pub(crate) fn lengths(bytes: &mut PageBytes, limit: u32) -> Result<Vec<u32>, Fau
         return Fault::corrupt(format!("delta blocks of {block_values} values in {miniblocks} miniblocks"));
     }
     let total = total as usize;
-    let mut output = Vec::new();
+    // In the bill: the page's rows have been compared with its map and with a limit.
+    let mut output = Vec::with_capacity(total);
     let mut last = first as i32;
     let mut push = |value: i32| match u32::try_from(value) {
         Ok(length) => {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-/// The shape of a dataset. Two datasets with the same fingerprint hold the same rows in the same order.
+/// The shape of a dataset. Two datasets with the same fingerprint hold the same rows in the same order, unless somebody
+/// changed pages and left the footer as it was; [`DatasetOptions::page_map`](crate::DatasetOptions::page_map) is for that.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Layout {
     /// The files, in the order given.
@@ -22,7 +23,7 @@ pub struct FileLayout {
     /// Rows of each row group.
     pub row_groups: Vec<u64>,
     /// SHA-256 of the footer, in hexadecimal. The footer holds every chunk's place, sizes and statistics, so
-    /// another content practically has another footer.
+    /// another content that was written anew practically has another footer.
     pub footer_sha256: String,
 }
 
