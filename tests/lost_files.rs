@@ -23,3 +23,36 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     scene.run(&arguments).expect_code(0);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
 }
+
+/// Cuts the files without names off that a process has in a directory; returns how many.
+#[cfg(target_os = "linux")]
+fn shorten(process: u32, directory: &std::path::Path) -> usize {
+    let directory = directory.canonicalize().expect("the output directory");
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("the process runs");
+    let files = descriptors.map(|entry| entry.expect("a descriptor").path()).filter(|path| {
+        let to = std::fs::read_link(path).unwrap_or_default();
+        to.parent() == Some(&directory) && to.to_string_lossy().ends_with(" (deleted)")
+    });
+    files.map(|path| std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap()).count()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_offload_file_that_is_shortened_under_a_run_is_named_and_the_run_goes_on_from_its_checkpoint() {
+    let scene = Scene::new();
+    let on_disk = ["--set", "memory.accumulation=layer-major", "--set", "memory.weight_offload=disk"];
+    let more = [&["--max-steps", "40", "--set", "checkpoint.every_steps=4", "--keep-training"], &on_disk[..]].concat();
+    let arguments = short(&more);
+    let mut running = scene.start(&arguments);
+    assert!(running.wait_for("saved run/checkpoints/step-00000004"));
+    // The run stands still while its file is shortened.
+    running.signal("STOP");
+    let count = shorten(running.id(), &scene.path("run"));
+    running.signal("CONT");
+    assert!(count > 0, "a file without a name in the output directory");
+    let words = ["error: run/<offload file>: ", "shortened", "hint: checkpoints are intact", "--keep-training"];
+    running.end().expect_code(1).expect_words(&words);
+    assert!(scene.names("run/checkpoints").iter().any(|name| name.starts_with("step-")));
+    scene.run(&arguments).expect_code(0).expect_words(&["going on from run/checkpoints/step-"]);
+    assert!(scene.read("run/model/model.safetensors") == undisturbed(&scene, &more));
+}

@@ -168,6 +168,11 @@ impl Running {
         (0..count).all(|_| self.lines.read_line(&mut line).expect("a pipe") > 0)
     }
 
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();

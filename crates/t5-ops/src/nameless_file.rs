@@ -74,8 +74,10 @@ fn create_new(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
+    #![cfg(unix)]
+
     use std::collections::BTreeSet;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::PathBuf;
