@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
+use crate::storage::elements;
+
 /// True when the CPU kernels can take all of these operands: on the CPU, in `F32` or `BF16`.
 pub(crate) fn has_kernel(operands: &[&Tensor]) -> bool {
     operands.iter().all(|t| t.device().is_cpu() && matches!(t.dtype(), DType::F32 | DType::BF16))
@@ -62,6 +64,9 @@ pub(crate) fn check_shape(op: &str, what: &str, t: &Tensor, expected: &[usize]) 
 pub(crate) fn rows_and_width(op: &str, what: &str, t: &Tensor) -> Result<(usize, usize)> {
     match t.dims() {
         [] => bail!("{op}: {what}: expected at least one dimension, got a scalar"),
-        [rest @ .., width] => Ok((rest.iter().product(), *width)),
+        [rest @ .., width] => {
+            elements(t.shape())?;
+            Ok((rest.iter().product(), *width))
+        }
     }
 }

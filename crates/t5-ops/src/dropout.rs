@@ -13,6 +13,7 @@ use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch;
 use crate::keys::mix;
+use crate::storage::elements;
 
 /// One place of the model at which dropout is applied, at one optimizer step.
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +164,7 @@ pub(crate) fn kept(d: &Dropout, key: RowKey, channel: u32) -> f32 {
 
 /// `(B, T, D)`, or an error if dropout cannot be applied to this shape.
 pub(crate) fn batch_rows_width(op: &str, x: &Tensor) -> Result<(usize, usize, usize)> {
+    elements(x.shape())?;
     match x.dims() {
         &[b, t, d] => Ok((b, t, d)),
         dims => bail!("{op}: expected shape (batch, positions, channels), got {dims:?}"),

@@ -5,12 +5,14 @@
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape, has_kernel};
+use crate::storage::elements;
 
 /// Looks `ids` up in `table`, giving rows in `dtype`. An id outside the table is an error.
 pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let _span = tracing::debug_span!("embedding").entered();
     check_ids("embedding", ids)?;
     table.dims2()?;
+    elements(table.shape())?;
     if has_kernel(&[table]) && ids.device().is_cpu() && matches!(dtype, DType::F32 | DType::BF16) {
         kernel::embedding(ids, table, dtype)
     } else {
@@ -38,6 +40,7 @@ fn check_ids(op: &str, ids: &Tensor) -> Result<()> {
     if ids.dtype() != DType::U32 {
         bail!("{op}: ids: expected U32, got {:?}", ids.dtype())
     }
+    elements(ids.shape())?;
     Ok(())
 }
 
@@ -83,7 +86,7 @@ mod kernel {
         check_range("embedding_backward", id_data, entries)?;
         // Rows may repeat, so the threads share the columns: every sum runs in the order of the rows.
         let threads = if id_data.len() * width < 1 << 16 { 1 } else { rayon::current_num_threads() };
-        let part = width.div_ceil(threads).next_multiple_of(64);
+        let part = width.div_ceil(threads).next_multiple_of(64).max(64);
         with_element!(dy.dtype(), T, {
             let dy_data = dy_view.slice::<T>()?;
             update::<f32, _>("embedding_backward", dtable, &[&ids, &dy], |dtable| {

@@ -47,13 +47,20 @@ impl RelativePosition {
             .collect()
     }
 
-    fn check(&self, op: &str, table: &Tensor, queries: usize, keys: usize) -> Result<()> {
+    fn check(&self, op: &str, table: &Tensor, queries: usize, keys: usize, first_query: usize) -> Result<()> {
         let least = if self.bidirectional { 4 } else { 2 };
         if self.buckets < least || self.max_distance <= self.buckets / least {
             bail!("{op}: expected at least {least} buckets and a larger max_distance, got {self:?}")
         }
         if queries == 0 || keys == 0 {
             bail!("{op}: expected at least one query and one key, got {queries} and {keys}")
+        }
+        if [keys, first_query]
+            .iter()
+            .try_fold(queries, |sum, &n| sum.checked_add(n))
+            .is_none_or(|n| n > u32::MAX as usize)
+        {
+            bail!("{op}: expected positions below 2^32, got {queries} queries from {first_query} on and {keys} keys")
         }
         let (_, heads) = table.dims2()?;
         check_shape(op, "table", table, &[self.buckets, heads])
@@ -70,7 +77,7 @@ pub fn relative_bias(
     first_query: usize,
 ) -> Result<Tensor> {
     let _span = tracing::debug_span!("relative_bias").entered();
-    r.check("relative_bias", table, queries, keys)?;
+    r.check("relative_bias", table, queries, keys, first_query)?;
     reference::relative_bias(table, r, queries, keys, first_query)
 }
 
@@ -84,7 +91,7 @@ pub fn relative_bias_backward(
     dtable: &Tensor,
 ) -> Result<()> {
     let _span = tracing::debug_span!("relative_bias_backward").entered();
-    r.check("relative_bias_backward", dtable, queries, keys)?;
+    r.check("relative_bias_backward", dtable, queries, keys, first_query)?;
     check_shape("relative_bias_backward", "dbias", dbias, &[dtable.dim(1)?, queries + keys - 1])?;
     reference::relative_bias_backward(dbias, r, queries, keys, first_query, dtable)
 }

@@ -107,6 +107,7 @@ pub(crate) struct View<'a> {
 impl<'a> View<'a> {
     /// The view of a tensor that must be contiguous and on the CPU.
     pub(crate) fn new(t: &'a Tensor) -> Result<Self> {
+        elements(t.shape())?;
         let (storage, layout) = t.storage_and_layout();
         let Some((start, end)) = layout.contiguous_offsets() else {
             bail!("expected a contiguous tensor, got strides {:?}", layout.stride())
@@ -150,14 +151,23 @@ impl<'a> View<'a> {
     }
 }
 
+/// How many elements a shape has. Sizes of which any product overflows are an error, also beside a size of zero: kernels count
+/// rows before they look at their width.
+pub(crate) fn elements(shape: &Shape) -> Result<usize> {
+    let count = shape.dims().iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+    match count.filter(|&count| count <= isize::MAX as usize) {
+        Some(count) => Ok(count),
+        None => bail!("expected a tensor that memory could hold, got shape {shape:?}"),
+    }
+}
+
 /// A new CPU tensor whose elements `write` sets, every one of them.
 pub(crate) fn filled<T: Element>(
     shape: impl Into<Shape>,
     write: impl FnOnce(&mut [T]) -> Result<()>,
 ) -> Result<Tensor> {
     let shape = shape.into();
-    let n = shape.elem_count();
-    let mut data = scratch::<T>(n);
+    let mut data = scratch::<T>(elements(&shape)?);
     write(&mut data)?;
     Tensor::from_vec(data, shape, &candle_core::Device::Cpu)
 }
@@ -165,24 +175,34 @@ pub(crate) fn filled<T: Element>(
 /// A buffer whose contents are unspecified until written.
 pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
     let mut data = Vec::<T>::with_capacity(n);
-    set_unspecified(&mut data.spare_capacity_mut()[..n]);
-    // SAFETY: the capacity is n, and n elements have just been set.
-    unsafe { data.set_len(n) };
+    // SAFETY: every pattern of bytes is a value of an element, which is a float. The capacity is n, and so many are set.
+    unsafe {
+        set_unspecified(&mut data.spare_capacity_mut()[..n]);
+        data.set_len(n);
+    }
     data
 }
 
 /// Sets memory to whatever it holds, without touching it: kernels write large buffers whole, and a fill
 /// before that would be another pass over memory.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn set_unspecified<T: Element>(data: &mut [std::mem::MaybeUninit<T>]) {
+///
+/// # Safety
+///
+/// Every pattern of bytes is a value of the type.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
     // SAFETY: no instruction. To the compiler the assembly is code that may have written any bytes to the memory
-    // at the pointer, and every pattern of bytes is a value of an element, which is a float.
+    // at the pointer.
     unsafe { std::arch::asm!("/* {0} */", in(reg) data.as_mut_ptr(), options(nostack, preserves_flags)) };
 }
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn set_unspecified<T: Element>(data: &mut [std::mem::MaybeUninit<T>]) {
-    data.fill(std::mem::MaybeUninit::new(T::from_f32(0.0)));
+/// # Safety
+///
+/// As above.
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
+    // SAFETY: zeros are bytes, too.
+    unsafe { data.as_mut_ptr().write_bytes(0, data.len()) };
 }
 
 /// Calls `f` with the elements of `t`, to be changed in place, under its write lock.
@@ -279,6 +299,14 @@ mod tests {
         })
         .unwrap();
         assert_eq!(x.sum_all().unwrap().to_scalar::<f32>().unwrap(), 8.0);
+    }
+
+    #[test]
+    fn sizes_whose_product_overflows_are_an_error() {
+        for shape in [&[1 << 33, 1 << 33][..], &[1 << 40, 1 << 40, 0], &[usize::MAX, 2], &[1 << 63]] {
+            assert!(filled::<f32>(shape, |_| unreachable!("nothing is made")).is_err(), "{shape:?}");
+        }
+        assert!(filled::<f32>(&[0, 1 << 40][..], |_| Ok(())).is_ok());
     }
 
     #[test]

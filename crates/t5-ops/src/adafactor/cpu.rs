@@ -121,6 +121,9 @@ fn factors<G: Element>(
             let Some(sums) = &sums.factored else {
                 bail!("adafactor: expected the sums of a matrix, got those of a vector")
             };
+            if (sums.0.len(), sums.1.len()) != (row.elem_count(), col.elem_count()) {
+                bail!("adafactor: expected the sums of this gradient, got those of {} x {}", sums.0.len(), sums.1.len())
+            }
             update::<f32, _>("adafactor", row, &[], |row| {
                 update::<f32, _>("adafactor", col, &[], |col| Ok(factored(sums, row, col, h)))
             })

@@ -220,7 +220,7 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
 
     let each = B::queries(a, s);
     let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.heads);
-    let parts = (PARTS_PER_THREAD * rayon::current_num_threads()).div_ceil(heads).min(groups);
+    let parts = (PARTS_PER_THREAD * rayon::current_num_threads()).div_ceil(heads.max(1)).min(groups);
     // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
     let offsets = s.queries + s.keys - 1;
     let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];

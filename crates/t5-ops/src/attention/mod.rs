@@ -20,6 +20,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape, has_kernel};
 use crate::dropout::{Dropout, active};
+use crate::storage::elements;
 
 /// What attention needs besides queries, keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -63,16 +64,20 @@ impl Attention<'_> {
     fn sizes(&self, op: &str, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Sizes> {
         let (batch, queries, width) = q.dims3()?;
         let (_, keys, _) = k.dims3()?;
+        elements(q.shape()).and_then(|_| elements(k.shape()))?;
         check_shape(op, "k", k, &[batch, keys, width])?;
         check_shape(op, "v", v, &[batch, keys, width])?;
-        if self.heads == 0 || width % self.heads != 0 {
-            bail!("{op}: expected a number of heads that divides the width {width}, got {}", self.heads)
+        if self.heads == 0 || width == 0 || width % self.heads != 0 {
+            bail!("{op}: expected a number of heads that divides a width of at least 1, got {} and {width}", self.heads)
         }
         if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
             bail!("{op}: expected q, k, v of one dtype, got {:?}, {:?}, {:?}", q.dtype(), k.dtype(), v.dtype())
         }
         if queries == 0 || keys == 0 {
             bail!("{op}: expected at least one query and one key, got {queries} and {keys}")
+        }
+        if queries.checked_add(keys).is_none_or(|offsets| offsets > u32::MAX as usize) {
+            bail!("{op}: expected fewer queries and keys, got {queries} and {keys}")
         }
         if self.key_lengths.len() != batch {
             bail!("{op}: key_lengths: expected one for each of {batch} sequences, got {}", self.key_lengths.len())

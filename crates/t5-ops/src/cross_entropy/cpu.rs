@@ -68,7 +68,7 @@ struct Cut {
 impl Cut {
     fn new(logits: Logits, rows: usize, vocabulary: usize, chunk_rows: usize) -> Self {
         let threads = rayon::current_num_threads();
-        let stretch = vocabulary.div_ceil(threads).next_multiple_of(BLOCK);
+        let stretch = vocabulary.div_ceil(threads).next_multiple_of(BLOCK).max(BLOCK);
         let chunk = match logits {
             Logits::Kept => chunk_rows,
             Logits::ComputedAgain => (RECOMPUTED_ROWS / threads).clamp(256, 1024),

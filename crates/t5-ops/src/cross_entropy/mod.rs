@@ -10,6 +10,7 @@ mod cpu;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{check_accumulator, check_shape, has_kernel};
+use crate::storage::elements;
 
 /// Rows with this label count for nothing and cost nothing.
 pub const IGNORED_LABEL: u32 = u32::MAX;
@@ -90,8 +91,13 @@ fn product_flops(w: &Tensor, labels: &[u32]) -> usize {
 fn valid_rows(op: &str, x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<Vec<u32>> {
     let (v, d) = w.dims2()?;
     check_shape(op, "x", x, &[labels.len(), d])?;
+    elements(x.shape()).and_then(|_| elements(w.shape()))?;
     if c.chunk_rows == 0 {
         bail!("{op}: chunk_rows: expected at least 1, got 0")
+    }
+    // Rows are numbered in 32 bits below, and each number stands for one row.
+    if u32::try_from(labels.len()).is_err() {
+        bail!("{op}: expected at most {} rows, got {}", u32::MAX, labels.len())
     }
     let mut rows = Vec::with_capacity(labels.len());
     for (row, &label) in labels.iter().enumerate() {

@@ -86,6 +86,7 @@ impl<'a> Matrix<'a> {
 
     /// Some of the columns.
     fn columns(self, columns: std::ops::Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.cols, "{columns:?} of {} columns", self.cols);
         let skip = columns.start * self.col_stride;
         let data = match self.data {
             Operand::F32(data) => Operand::F32(&data[skip..]),

@@ -60,12 +60,14 @@ impl Tiles {
     /// Packs rows `rows`, at most 32, of A (M, K) over `k`, filled up with zeros: 32 cells for each k. `k` starts at a multiple
     /// of 32 and ends at one or with A.
     pub(crate) fn pack_left(&self, a: Matrix, rows: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
-        // SAFETY: a machine with AMX-BF16 has the instructions.
+        check((a.rows, a.cols), &rows, &k, cells);
+        // SAFETY: a machine with AMX-BF16 has the instructions; the ranges lie inside of A, and the cells are as many.
         unsafe { pairs::pack(Side::A, &a.t(), rows, k, cells) }
     }
 
     /// The same for columns of B (K, N).
     pub(crate) fn pack_right(&self, b: Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+        check((b.cols, b.rows), &cols, &k, cells);
         // SAFETY: as above.
         unsafe { pairs::pack(Side::B, &b, cols, k, cells) }
     }
@@ -125,6 +127,12 @@ impl Tiles {
             );
         }
     }
+}
+
+/// Ranges of an operand that has so many rows (columns) and so much of K, and cells for them.
+fn check((across, along): (usize, usize), x: &Range<usize>, k: &Range<usize>, cells: &[u16]) {
+    assert!(x.end <= across && x.len() <= BLOCK && k.end <= along, "{x:?}, {k:?} of {across}, {along}");
+    assert_eq!(cells.len(), k.len().next_multiple_of(BLOCK) * BLOCK, "cells of a panel");
 }
 
 #[cfg(test)]
