@@ -26,7 +26,10 @@ use crate::error::{Error, Result};
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
 const LARGEST_DIMENSION: u64 = 1 << 24;
-const LARGEST_LAYERS: u64 = 1 << 12;
+/// Layers of a stack: more than any T5 has, and few enough that every plan is counted within seconds.
+const LARGEST_LAYERS: u64 = 128;
+/// Buckets of relative positions: more than there are distances between the tokens of any input.
+const LARGEST_BUCKETS: usize = 1 << 16;
 
 /// The architecture of one T5. Field names are those of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -225,8 +228,9 @@ impl Config {
             ));
         }
         let buckets = self.relative_attention_num_buckets;
-        if buckets < 4 || buckets as u64 > LARGEST_DIMENSION {
-            return Err(self.invalid("relative_attention_num_buckets", &buckets.to_string(), "a number of at least 4"));
+        if !(4..=LARGEST_BUCKETS).contains(&buckets) {
+            let expected = format!("a number from 4 to {LARGEST_BUCKETS}");
+            return Err(self.invalid("relative_attention_num_buckets", &buckets.to_string(), &expected));
         }
         // Half of the buckets are exact distances; the logarithmic rest must have room beyond them.
         if self.relative_attention_max_distance <= buckets / 2 {

@@ -26,7 +26,6 @@ mod arithmetic;
 mod layer_major;
 mod weights;
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
@@ -80,8 +79,10 @@ pub struct Pass {
 #[derive(Clone, Debug)]
 pub struct Trained {
     specs: Vec<ParameterSpec>,
-    /// Which of them are a part's: they follow each other.
-    parts: HashMap<Part, Range<usize>>,
+    /// Which of them are a part's, by the part's index: they follow each other.
+    parts: Vec<Range<usize>>,
+    /// Bytes of a part's gradients with products in f32, and in bf16.
+    part_gradient_bytes: Vec<[u64; 2]>,
     reach: Reach,
 }
 
@@ -90,11 +91,16 @@ impl Trained {
     pub fn new(config: &Config, is_trained: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
         let specs: Vec<_> = ParameterSpec::all(config).into_iter().filter(is_trained).collect();
         let reach = Reach::to(config, specs.iter().map(|spec| spec.part));
-        let mut parts = HashMap::new();
+        let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
+        let (mut parts, mut part_gradient_bytes) = (vec![0..0; most], vec![[0; 2]; most]);
         for (index, spec) in specs.iter().enumerate() {
-            parts.entry(spec.part).or_insert(index..index).end = index + 1;
+            let part = spec.part.index();
+            let first = if parts[part].is_empty() { index } else { parts[part].start };
+            parts[part] = first..index + 1;
+            let [f32, bf16] = [DType::F32, DType::BF16].map(|products| spec.gradient_bytes(products));
+            part_gradient_bytes[part] = [part_gradient_bytes[part][0] + f32, part_gradient_bytes[part][1] + bf16];
         }
-        Trained { specs, parts, reach }
+        Trained { specs, parts, part_gradient_bytes, reach }
     }
 
     /// Every parameter.
@@ -109,7 +115,17 @@ impl Trained {
 
     /// Those of a part.
     fn of(&self, part: Part) -> &[ParameterSpec] {
-        self.parts.get(&part).map_or(&[], |range| &self.specs[range.clone()])
+        self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
+    }
+
+    /// Bytes of the gradients of a part.
+    fn gradient_bytes_of(&self, part: Part, products: DType) -> u64 {
+        let bytes = || self.part_gradient_bytes.get(part.index()).copied().unwrap_or_default();
+        match products {
+            DType::F32 => bytes()[0],
+            DType::BF16 => bytes()[1],
+            _ => self.of(part).iter().map(|spec| spec.gradient_bytes(products)).sum(),
+        }
     }
 
     /// The most blocks that `recompute_blocks` can mean: those that backward enters.

@@ -54,6 +54,20 @@ pub struct Parameter {
     pub part: Part,
 }
 
+impl Part {
+    /// A number of its own, without gaps where both stacks have as many blocks.
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Part::Shared => 0,
+            Part::LmHead => 1,
+            Part::EncoderNorm => 2,
+            Part::DecoderNorm => 3,
+            Part::Encoder { block } => 4 + 2 * block,
+            Part::Decoder { block } => 5 + 2 * block,
+        }
+    }
+}
+
 /// The dtype of a parameter's gradient accumulator: `products` for the weights of a block's products, whose gradient a
 /// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors are nothing
 /// beside matrices: both stay in f32, unless `products` is f64.

@@ -4,6 +4,10 @@
 //! choice costs in time is a relative number from a few measured facts, said where it is used. Nothing is
 //! decided here: [`memory_policy::plan`] takes the fastest pair that fits.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use candle_core::{DType, Device};
 use dataloader::{DataLoader, LoaderLimits};
 use memory_policy::{
@@ -116,6 +120,8 @@ pub struct StepCosts<'a> {
     /// What loading the model needs beside its parameters.
     loading: Vec<CostRow>,
     evaluation: Option<Evaluated<'a>>,
+    /// What evaluation and generation hold, by samples and rows of logits at a time: many ways to cut a step ask for the same.
+    counted: RefCell<HashMap<(usize, usize), Rc<[Vec<t5::CostRow>; 2]>>>,
     /// Where tensors lie.
     place: Place,
     /// Bytes of files that the system keeps in memory beside the run before it writes them to the disk.
@@ -194,6 +200,7 @@ impl<'a> StepCosts<'a> {
             gradients: options.gradient_dtype(),
             dropout: options.dropout > 0.0,
             evaluation: None,
+            counted: RefCell::default(),
             place: Place::Host,
             file_room: Bytes(u64::MAX),
         })
@@ -349,8 +356,8 @@ impl<'a> StepCosts<'a> {
             rows.insert(0, parameters);
             Phase { name: name.to_owned(), rows }
         };
-        let rows = |rows: Vec<t5::CostRow>, note: &str| -> Vec<CostRow> {
-            rows.into_iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
+        let rows = |rows: &[t5::CostRow], note: &str| -> Vec<CostRow> {
+            rows.iter().map(|row| CostRow::new(row.name, row.bytes, note)).collect()
         };
         let mut saving = vec![CostRow::new("gradients", gradients, "kept for the next step").at(self.place)];
         let buffers = trainer::costs::saving();
@@ -363,19 +370,15 @@ impl<'a> StepCosts<'a> {
         ];
         let at_a_time = || parameters(WeightsOnDisk::at_a_time);
         if let Some(evaluated) = &self.evaluation {
-            let shape = Shape { samples: evaluation_samples, ..pass.shape };
+            let counted = self.evaluation_rows(pass, evaluation_samples, evaluated);
+            let [evaluation, generation] = counted.as_ref();
             let of = format!("{evaluation_samples} samples at a time");
             let reading = CostRow::new("validation rows", evaluated.reading(evaluation_samples), &of);
-            let with_reading = |tensors: Vec<t5::CostRow>| -> Vec<CostRow> {
+            let with_reading = |tensors: &[t5::CostRow]| -> Vec<CostRow> {
                 let tensors = rows(tensors, &of).into_iter().map(|row| row.at(self.place));
                 tensors.chain([reading.clone()]).collect()
             };
-            phases.push(phase(
-                "evaluation",
-                at_a_time(),
-                with_reading(t5::costs::evaluation(self.model, &Pass { shape, ..*pass })),
-            ));
-            let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
+            phases.push(phase("evaluation", at_a_time(), with_reading(evaluation)));
             phases.push(phase("generation", at_a_time(), with_reading(generation)));
         }
         phases
@@ -393,11 +396,21 @@ impl<'a> StepCosts<'a> {
     }
 
     fn evaluation_bytes(&self, pass: &Pass, samples: usize, evaluated: &Evaluated<'_>) -> u64 {
-        let shape = Shape { samples, ..pass.shape };
-        let sum = |rows: Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
-        let loss = sum(t5::costs::evaluation(self.model, &Pass { shape, ..*pass }));
-        let generation = t5::costs::generation(self.model, &shape, evaluated.max_new_tokens, self.activations);
-        evaluated.reading(samples) + loss.max(sum(generation))
+        let sum = |rows: &Vec<t5::CostRow>| rows.iter().map(|row| row.bytes).sum::<u64>();
+        let [evaluation, generation] = self.evaluation_rows(pass, samples, evaluated).as_ref().each_ref().map(sum);
+        evaluated.reading(samples) + evaluation.max(generation)
+    }
+
+    /// The tensors of an evaluation and of a generation.
+    fn evaluation_rows(&self, pass: &Pass, samples: usize, evaluated: &Evaluated<'_>) -> Rc<[Vec<t5::CostRow>; 2]> {
+        let mut counted = self.counted.borrow_mut();
+        let rows = counted.entry((samples, pass.loss_chunk_rows)).or_insert_with(|| {
+            let pass = Pass { shape: Shape { samples, ..pass.shape }, ..*pass };
+            let evaluation = t5::costs::evaluation(self.model, &pass);
+            let generation = t5::costs::generation(self.model, &pass.shape, evaluated.max_new_tokens, self.activations);
+            Rc::new([evaluation, generation])
+        });
+        Rc::clone(rows)
     }
 }
 

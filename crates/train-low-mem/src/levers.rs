@@ -62,9 +62,20 @@ fn partly_in_memory(way: Way, pins: &Memory, blocks: usize) -> Vec<Way> {
     counts.map(|blocks_in_memory| Way { layers: Some(LayerMajor { blocks_in_memory, ..layers }), ..way }).collect()
 }
 
+/// As many values a lever over blocks has, at most: those of a deeper model are evenly spaced, and planning stays quick.
+const MOST_COUNTS: usize = 64;
+
+/// Counts of blocks that are offered, from none to all.
+fn counts(blocks: usize) -> Vec<usize> {
+    let step = blocks.div_ceil(MOST_COUNTS).max(1);
+    let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
+    counts.dedup();
+    counts
+}
+
 /// Micro-batch after micro-batch, or layer after layer with more or fewer gradients kept, as the pins leave.
 fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
-    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), (0..=blocks).rev().collect());
+    let kept = pinned(pins.kept_gradient_blocks.map(|pin| pin.min(blocks)), counts(blocks).into_iter().rev().collect());
     let boundaries = pinned(pins.activation_offload, vec![false, true]);
     let by_layer = kept.iter().flat_map(|&kept_gradient_blocks| {
         let is_every_block_kept = kept_gradient_blocks == blocks;
@@ -109,7 +120,7 @@ fn accumulations(pins: &Memory, blocks: usize) -> Vec<Option<LayerMajor>> {
 /// How many blocks may be computed again in a way to accumulate, as the pins leave.
 fn recomputed(layers: Option<LayerMajor>, pins: &Memory, blocks: usize) -> Vec<usize> {
     let pin = pins.recompute_blocks.map(|pin| pin.min(blocks));
-    let Some(layers) = layers else { return pinned(pin, (0..=blocks).collect()) };
+    let Some(layers) = layers else { return pinned(pin, counts(blocks)) };
     // What backward goes through twice is computed again, whatever the number.
     if layers.goes_twice(blocks) {
         return vec![blocks];
@@ -124,7 +135,7 @@ fn recomputed(layers: Option<LayerMajor>, pins: &Memory, blocks: usize) -> Vec<u
         LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. }
             if kept_gradient_blocks == pins.kept_gradient_blocks.unwrap_or(0) =>
         {
-            (0..=blocks).rev().collect()
+            counts(blocks).into_iter().rev().collect()
         }
         _ => vec![blocks],
     };
@@ -171,6 +182,16 @@ mod tests {
         assert_eq!(even_cuts(7), [7, 4, 3, 2, 1]);
         assert_eq!(even_cuts(1), [1]);
         assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
+    }
+
+    #[test]
+    fn a_deep_model_has_no_more_values_of_a_lever_and_still_all_and_none() {
+        assert_eq!(counts(3), [0, 1, 2, 3]);
+        for blocks in [64, 65, 127, 200, 256] {
+            let counts = counts(blocks);
+            assert!(counts.is_sorted() && counts.len() <= MOST_COUNTS + 1, "{counts:?}");
+            assert_eq!((counts[0], counts.last()), (0, Some(&blocks)));
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -
         num_heads: 2,
         num_layers: 1,
         num_decoder_layers: 1,
+        relative_attention_num_buckets: 32,
+        relative_attention_max_distance: 128,
         eos_token_ids: vec![1],
         pad_token_id: 0,
         decoder_start_token_id: 0,

@@ -1,6 +1,8 @@
 //! What layer-major accumulation holds: the walk through its three stretches (forward, the pass that measures,
 //! the pass that applies), unit by unit, for a whole optimizer batch of the longest samples.
 
+use std::collections::HashSet;
+
 use super::{CostRow, Pass, Shape, Sizes, Trained, Walk, WeightsOnDisk};
 use crate::config::Config;
 use crate::layer_major::{LayerMajor, Stage, Unit};
@@ -210,7 +212,7 @@ impl<'a> LayerWalk<'a> {
 
     /// Bytes of the gradients of the trained parameters of a part.
     fn gradients_of(&self, part: Part) -> u64 {
-        self.trained.of(part).iter().map(|spec| self.gradient_bytes(spec)).sum()
+        self.trained.gradient_bytes_of(part, self.whole.gradients)
     }
 
     fn gradient_bytes(&self, spec: &ParameterSpec) -> u64 {
@@ -357,8 +359,9 @@ impl<'a> LayerWalk<'a> {
     fn update_the_rest(&mut self) {
         let Some(weights) = self.weights_on_disk else { return };
         self.live.workspace = 0;
-        let is_changed = |part| self.layers.gradients_on_disk && self.dropped_parts().any(|other| other == part);
-        self.live.weights = weights.largest_of(weights.parts().filter(|&part| !is_changed(part)));
+        let changed: HashSet<Part> =
+            if self.layers.gradients_on_disk { self.dropped_parts().collect() } else { HashSet::new() };
+        self.live.weights = weights.largest_of(weights.parts().filter(|part| !changed.contains(part)));
         self.moment(0, 0);
         self.live.weights = 0;
     }

@@ -1,7 +1,5 @@
 //! What parameters hold: all of them in memory, or those that are worked on of a file.
 
-use std::collections::HashMap;
-
 use candle_core::DType;
 use t5_ops::allocator::LARGE_BYTES;
 
@@ -47,22 +45,41 @@ pub fn save() -> Vec<CostRow> {
 pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
-    /// Of each part that has any there: bytes in the file, and of the largest parameter.
-    parts: HashMap<Part, (u64, u64)>,
-    comparing: u64,
+    /// Parts that have any there.
+    parts: Vec<Part>,
+    /// Of each part, by its index: bytes in the file, and of the largest parameter.
+    in_file: Vec<(u64, u64)>,
+    always: u64,
+    loading: u64,
 }
 
 impl WeightsOnDisk {
     /// Of a model of `dtype`.
     pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
-        let comparing = comparing_table(config, dtype);
-        let mut weights = WeightsOnDisk { specs: ParameterSpec::all(config), dtype, parts: HashMap::new(), comparing };
-        let mut parts = HashMap::new();
-        for spec in weights.specs.iter().filter(|spec| weights.is_in_file(spec)) {
-            let (bytes, of_part) = (spec.bytes(dtype), parts.entry(spec.part).or_insert((0, 0)));
+        let specs = ParameterSpec::all(config);
+        let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
+        let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
+        let mut weights = WeightsOnDisk { specs, dtype, parts, in_file, always: 0, loading: 0 };
+        for spec in &weights.specs {
+            let bytes = spec.bytes(dtype);
+            if !weights.is_in_file(spec) {
+                weights.always += bytes;
+                continue;
+            }
+            let of_part = &mut weights.in_file[spec.part.index()];
+            if of_part.0 == 0 {
+                weights.parts.push(spec.part);
+            }
             *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
         }
-        weights.parts = parts;
+        let of = |spec: &ParameterSpec| {
+            let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
+            let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
+            2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
+        };
+        let most_of_one = weights.specs.iter().map(of).max().unwrap_or(0);
+        let comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
+        weights.loading = weights.always + most_of_one.max(comparing);
         weights
     }
 
@@ -72,43 +89,37 @@ impl WeightsOnDisk {
 
     /// What stays in memory: parameters that have no pages of their own.
     pub fn always(&self) -> u64 {
-        let small = self.specs.iter().filter(|spec| !self.is_in_file(spec));
-        small.map(|spec| spec.bytes(self.dtype)).sum()
+        self.always
     }
 
     /// While a part of the model is worked on, beside that.
     pub(super) fn of(&self, part: Part) -> u64 {
-        self.parts.get(&part).map_or(0, |(bytes, _)| *bytes)
+        self.in_file.get(part.index()).map_or(0, |(bytes, _)| *bytes)
     }
 
     /// Parts that have parameters in the file.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
-        self.parts.keys().copied()
+        self.parts.iter().copied()
     }
 
     /// The largest parameter of some parts.
     pub(super) fn largest_of(&self, parts: impl Iterator<Item = Part>) -> u64 {
-        parts.filter_map(|part| self.parts.get(&part)).map(|(_, largest)| *largest).max().unwrap_or(0)
+        parts.filter_map(|part| self.in_file.get(part.index())).map(|(_, largest)| *largest).max().unwrap_or(0)
     }
 
     /// In an evaluation or a generation: a part at a time.
     pub fn at_a_time(&self) -> u64 {
-        self.always() + self.parts.values().map(|(bytes, _)| *bytes).max().unwrap_or(0)
+        self.always + self.in_file.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
     /// While a checkpoint is saved: a parameter at a time.
     pub fn saving(&self) -> u64 {
-        self.always() + self.largest_of(self.parts())
+        self.always + self.largest_of(self.parts())
     }
 
     /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
     pub fn loading(&self) -> u64 {
-        let of = |spec: &ParameterSpec| {
-            let (bytes, kept) = (spec.bytes(self.dtype), spec.dtype(self.dtype));
-            let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
-            2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
-        };
-        self.always() + self.specs.iter().map(of).max().unwrap_or(0).max(self.largest_of(self.parts()) + self.comparing)
+        self.loading
     }
 
     /// Bytes of what a step changes.

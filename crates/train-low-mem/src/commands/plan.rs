@@ -17,7 +17,9 @@ use crate::{bill, options, report, setup};
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
     let machine = setup::machine(&flags.train, &config)?;
-    let (costs, total_steps) = costs(&config, machine.as_ref())?;
+    // Whoever wants nothing explained needs only the choices that some budget would take.
+    let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
+    let (costs, total_steps) = costs(&config, machine.as_ref(), wanted)?;
     let now = machine.snapshot()?;
     let plan = memory_policy::plan(&now, &costs, bill::budgets(&config))?;
     if flags.json {
@@ -56,9 +58,9 @@ fn explanation(levers: &[Explained], plan: &Plan) -> String {
 }
 
 /// The costs of the config's run, and its steps where the data says how many.
-fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
+fn costs(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Costs, Option<u64>)> {
     if config.data.train.is_empty() {
-        return Ok((costs_without_data(config, probe)?, config.train.max_steps));
+        return Ok((costs_without_data(config, probe, wanted)?, config.train.max_steps));
     }
     // The embedded files have to lie somewhere while their footers are read.
     let (temporary, names) = (std::env::temp_dir(), own_names());
@@ -71,7 +73,7 @@ fn costs(config: &Config, probe: &dyn Probe) -> Outcome<(Costs, Option<u64>)> {
     let options = options::trainer_options(&config, &opened.model, total_steps);
     rehearse(&opened.model, &options, &opened.device)?;
     let now = for_another_start(probe.snapshot()?);
-    Ok((bill::costs(&config, &opened, &options, &now, &loader, Wanted::All)?, Some(total_steps)))
+    Ok((bill::costs(&config, &opened, &options, &now, &loader, wanted)?, Some(total_steps)))
 }
 
 /// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
@@ -80,7 +82,7 @@ fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
 }
 
 /// The costs as far as they are known before any data is: the queue of batches, and no dataset.
-fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
+fn costs_without_data(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) -> Outcome<Costs> {
     let model = open::model_without_data(config)?;
     // What a run of unknown length writes is unknown, too: files are offered only where they are pinned.
     let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(u64::MAX));
@@ -97,7 +99,7 @@ fn costs_without_data(config: &Config, probe: &dyn Probe) -> Outcome<Costs> {
     Ok(Costs {
         batch_samples: config.train.batch_size,
         fixed,
-        steps: Wanted::All.of(step.choices(&config.memory)),
+        steps: wanted.of(step.choices(&config.memory)),
         loaders: vec![LoaderChoice {
             residency: DatasetResidency::UltraLowMem,
             decode_threads: config.memory.decode_threads.unwrap_or(1),
