@@ -19,6 +19,7 @@ mod process;
 mod promises;
 mod quick;
 mod scenario;
+mod signals;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ parts, all but `quick` where none is named:
   power        power cuts: what was not synced is not there
   memory       hard memory groups whose limit is the budget, also with rows that are meant to break it
   inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
+  signals      SIGTERM, SIGINT and SIGHUP at random moments; `--only t5-small` or `chatlm-0.2b` tries these models, too
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
 flags:
@@ -119,6 +121,7 @@ const PARTS: &[(&str, Part)] = &[
     ("power", power::run),
     ("memory", groups::run),
     ("inputs", inputs::run),
+    ("signals", signals::run),
     ("quick", quick::run),
 ];
 

@@ -82,7 +82,7 @@ pub use norm::{rms_norm, rms_norm_backward};
 pub use paging::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
 };
-pub use parallel::{for_each_part, join_threads, threads};
+pub use parallel::{Joined, for_each_part, join_threads, threads};
 pub use peak::peak_gflops;
 pub use reduce::zero;
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};

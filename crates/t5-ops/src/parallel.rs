@@ -4,6 +4,7 @@
 //! can be combined in a fixed order.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -18,14 +19,43 @@ pub fn threads() -> usize {
 /// Makes the calling thread one of those that operations run on, if it is called before any operation.
 ///
 /// A thread outside of the pool hands every operation over, sleeps until it is done, and is woken: two waits for the
-/// scheduler in each of the thousand operations of a step. With one thread operations run where they are called in any case.
-pub fn join_threads() {
+/// scheduler in each of the thousand operations of a step.
+///
+/// Where the system gives fewer threads than that, operations run on those that it gives.
+pub fn join_threads() -> Joined {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
-    if asked.unwrap_or(threads) > 1 {
-        // An error says that the pool was built already: operations then run as they did.
-        let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
-    }
+    let wanted = asked.unwrap_or(threads);
+    // A pool that fails to start cannot be built a second time: so it is tried before how many threads there may be.
+    let given = 1 + startable(wanted - 1);
+    // An error says that the pool was built already: operations then run as they did.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(given).use_current_thread().build_global();
+    Joined { wanted, given }
+}
+
+/// The threads of [`join_threads`], the caller's counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// As many were asked for.
+    pub wanted: usize,
+    /// As many there are.
+    pub given: usize,
+}
+
+/// How many threads can be started, of so many that are wanted.
+fn startable(wanted: usize) -> usize {
+    // All of them exist at the same time: each waits for a lock that is given back in the end.
+    let end = Arc::new(Mutex::new(()));
+    let waits = end.lock().unwrap_or_else(PoisonError::into_inner);
+    let spawn = || {
+        let end = Arc::clone(&end);
+        std::thread::Builder::new().spawn(move || drop(end.lock()))
+    };
+    let started: Vec<_> = (0..wanted).map_while(|_| spawn().ok()).collect();
+    drop(waits);
+    let given = started.len();
+    started.into_iter().for_each(|thread| drop(thread.join()));
+    given
 }
 
 /// How many of `rows` rows of `width` elements a part takes.

@@ -5,6 +5,7 @@
 //! two splitmix64 outputs.
 
 use std::f64::consts::TAU;
+use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
 use t5_ops::keys::{self, mix};
@@ -46,22 +47,19 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) + 1) as f64 * (-53f64).exp2()
 }
 
-fn fill<T: Send>(values: &mut [T], convert: impl Fn(f64) -> T + Copy + Send, key: u64) {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let per_thread = values.len().div_ceil(threads).next_multiple_of(CHUNK_VALUES);
-    std::thread::scope(|scope| {
-        for (part, values) in values.chunks_mut(per_thread).enumerate() {
-            let first_pair = (part * per_thread / 2) as u64;
-            scope.spawn(move || {
-                for (pair, out) in values.chunks_mut(2).enumerate() {
-                    let counter = key.wrapping_add((first_pair + pair as u64) << 1);
-                    let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt();
-                    let (sin, cos) = (TAU * uniform(mix(counter ^ 1))).sin_cos();
-                    for (out, value) in out.iter_mut().zip([radius * cos, radius * sin]) {
-                        *out = convert(value);
-                    }
-                }
-            });
+fn fill<T: Send>(values: &mut [T], convert: impl Fn(f64) -> T + Sync + Send, key: u64) {
+    let per_part = values.len().div_ceil(t5_ops::threads()).next_multiple_of(CHUNK_VALUES);
+    let parts: Vec<_> = values.chunks_mut(per_part).map(Mutex::new).collect();
+    t5_ops::for_each_part(parts.len(), |part| {
+        let mut values = parts[part].lock().expect("a part is filled once");
+        let first_pair = (part * per_part / 2) as u64;
+        for (pair, out) in values.chunks_mut(2).enumerate() {
+            let counter = key.wrapping_add((first_pair + pair as u64) << 1);
+            let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt();
+            let (sin, cos) = (TAU * uniform(mix(counter ^ 1))).sin_cos();
+            for (out, value) in out.iter_mut().zip([radius * cos, radius * sin]) {
+                *out = convert(value);
+            }
         }
     });
 }

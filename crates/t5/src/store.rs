@@ -162,7 +162,9 @@ impl Store {
         if let Some(Stored::File(after)) = after {
             let (files, after) = (Arc::clone(&spill.files), after.clone());
             let stretch = after.clone();
-            spill.ahead = Some((after, std::thread::spawn(move || read(&files, &stretch))));
+            // Where there is no thread for it, it is read when it is asked for.
+            let reader = std::thread::Builder::new().spawn(move || read(&files, &stretch));
+            spill.ahead = reader.ok().map(|reader| (after, reader));
         }
         Ok(tensor.map_err(Error::offload(&spill.path))??)
     }

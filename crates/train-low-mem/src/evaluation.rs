@@ -15,6 +15,7 @@ use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch, Evaluation
 
 use crate::failure::Outcome;
 use crate::metrics::number;
+use crate::stop::Stop;
 
 /// What to evaluate, and how.
 #[derive(Clone, Debug)]
@@ -64,19 +65,21 @@ pub struct Figures {
     pub examples: Vec<Example>,
 }
 
-/// Evaluates `model`, or returns nothing where `interrupted` said so between two micro-batches.
+/// Evaluates `model`, or returns nothing where `stop` was requested meanwhile: it is asked before every block, token and row.
 pub fn evaluate(
     model: &T5,
     dataset: &Arc<Dataset>,
     tokenizer: &Arc<Tokenizer>,
     settings: &Settings,
-    interrupted: &dyn Fn() -> bool,
+    stop: &Stop,
 ) -> Outcome<Option<Figures>> {
+    let interrupted = &|| stop.requested();
     let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
     let generated_rows = if settings.generate_samples == 0 { rows } else { settings.generate_samples.min(rows) };
     let mut generated = Evaluation::new(settings.options(true));
     let mut scored = Evaluation::new(settings.options(false));
     let mut loader = settings.loader(dataset, tokenizer)?;
+    loader.stop_on(stop.flag());
     let (mut seen, mut bad_rows) = (0, 0);
     // A tokenizer that fails ends the evaluation once the batch in hand is done.
     let failed = std::cell::Cell::new(None);

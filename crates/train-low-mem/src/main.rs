@@ -37,6 +37,7 @@ mod stop;
 mod summary;
 mod train;
 
+use std::io::Write;
 use std::panic::{PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -47,9 +48,38 @@ use failure::{Failure, Outcome};
 #[global_allocator]
 static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
 
+/// What the main thread's stack has to hold. A lower limit (`ulimit -s`) is no limit of other threads.
+const STACK_BYTES: u64 = 2 << 20;
+
 fn main() -> ExitCode {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    if limit.is_none_or(|bytes| bytes >= STACK_BYTES) {
+        return run_and_say();
+    }
+    let thread = std::thread::Builder::new().name("main".into()).stack_size(8 << 20);
+    match thread.spawn(run_and_say).map(std::thread::JoinHandle::join) {
+        Ok(ended) => ended.unwrap_or(ExitCode::FAILURE),
+        Err(error) => {
+            let kib = limit.unwrap_or(0) >> 10;
+            let said =
+                format!("the stack is limited to {kib} KiB, and a thread with another cannot be started: {error}");
+            report::error(&Failure::internal(said).hint("`ulimit -s 2048` is enough"));
+            Failure::internal("").exit.into()
+        }
+    }
+}
+
+/// The command from its arguments to its exit code.
+fn run_and_say() -> ExitCode {
     t5_ops::allocator::keep_pages_small();
-    t5_ops::join_threads();
+    t5_ops::allocator::on_refusal(out_of_memory);
+    let threads = t5_ops::join_threads();
+    if threads.given < threads.wanted {
+        report::warn(&format!(
+            "the system gives {} of {} threads; a limit such as `ulimit -u` or pids.max stands in the way",
+            threads.given, threads.wanted
+        ));
+    }
     stop::survive_file_size_limit();
     t5_ops::allocator::end_on_lost_pages(
         failure::Exit::Internal as u8,
@@ -66,6 +96,18 @@ fn main() -> ExitCode {
     };
     output::drain();
     code
+}
+
+/// Ends the process when the system refuses memory: what asks for it cannot go on without. Allocates nothing.
+fn out_of_memory(bytes: usize) {
+    const HINTS: &str = "hint: the machine or a limit (`ulimit -v`, `ulimit -d`) leaves less than the plan counts on; try a \
+        smaller `--memory-budget`\nhint: checkpoints are intact: `--keep-training` goes on from the newest one";
+    let mut text = [0; 512];
+    let mut rest = &mut text[..];
+    let _ = writeln!(rest, "error: out of memory: the system refused {bytes} bytes\n{HINTS}");
+    let left = rest.len();
+    output::say_at_last(&text[..text.len() - left]);
+    signal_hook::low_level::exit(failure::Exit::DoesNotFit as i32);
 }
 
 /// What the last panic said and where. A panic that a part catches and turns into an error is not shown.

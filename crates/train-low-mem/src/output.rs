@@ -85,10 +85,16 @@ pub fn drain() {
         .wait_timeout_while(OUTPUT.lock(), PATIENCE, |queue| !queue.is_done())
         .unwrap_or_else(PoisonError::into_inner);
     for text in queue.take_messages(Stream::Err) {
-        let stderr = std::io::stderr();
-        if takes_bytes(&[stderr.as_fd()], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))[0] {
-            let _ = rustix::io::write(&stderr, &text.as_bytes()[..text.len().min(CHUNK_BYTES)]);
-        }
+        say_at_last(&text.as_bytes()[..text.len().min(CHUNK_BYTES)]);
+    }
+}
+
+/// Writes to standard error past the queue, if that takes it at once: for an end in which nothing may be allocated.
+pub fn say_at_last(text: &[u8]) {
+    let stderr = std::io::stderr();
+    let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
+    if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
+        let _ = rustix::io::write(&stderr, text);
     }
 }
 
@@ -116,7 +122,7 @@ impl Output {
             let waiting: Vec<Stream> = queue.waiting();
             drop(queue);
             let of = waiting.iter().map(|stream| fds[*stream as usize]).collect::<Vec<_>>();
-            let ready = takes_bytes(&of, Some(&RECHECK));
+            let ready = takes_bytes(&of, &RECHECK);
             let Some(stream) = waiting.into_iter().zip(ready).find_map(|(stream, ready)| ready.then_some(stream))
             else {
                 continue;
@@ -131,9 +137,9 @@ impl Output {
 }
 
 /// Which of some files take bytes without waiting. A file whose reader is gone does: it gives an error at once.
-fn takes_bytes(fds: &[BorrowedFd<'_>], patience: Option<&Timespec>) -> Vec<bool> {
+fn takes_bytes(fds: &[BorrowedFd<'_>], patience: &Timespec) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::OUT)).collect();
-    match poll(&mut polled, patience) {
+    match poll(&mut polled, Some(patience)) {
         Ok(_) => polled.iter().map(|fd| !fd.revents().is_empty()).collect(),
         Err(_) => vec![false; fds.len()],
     }

@@ -392,10 +392,8 @@ impl Session {
         t5_ops::allocator::release_unused();
         self.memory_line("before evaluation")?;
         let settings = options::evaluation(&self.config, &self.opened.model, plan);
-        let stop = self.stop.clone();
-        let interrupted = move || stop.requested();
         let model = self.trainer.model();
-        let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &interrupted)?
+        let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop)?
         else {
             return Ok(());
         };

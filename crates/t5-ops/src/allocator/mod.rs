@@ -25,6 +25,7 @@ mod ranges;
 use std::alloc::{GlobalAlloc, Layout};
 #[cfg(target_os = "linux")]
 use std::ffi::{c_int, c_ulong};
+use std::sync::OnceLock;
 
 use mimalloc::MiMalloc;
 
@@ -47,6 +48,25 @@ pub struct Allocator;
 /// Pages are this large, or a divisor of it, wherever this runs; no tensor is aligned to more.
 const MOST_ALIGNMENT: usize = 4096;
 
+static ON_REFUSAL: OnceLock<fn(usize)> = OnceLock::new();
+
+/// From here on `f` is called with the bytes of an allocation that the system refused, before whoever asked for it learns
+/// that. Most cannot go on then, and the standard library ends the process with a signal. `f` may end it with more to say. It
+/// must not allocate. The first call counts.
+pub fn on_refusal(f: fn(usize)) {
+    let _ = ON_REFUSAL.set(f);
+}
+
+/// The block, about whose absence somebody was told.
+fn told(block: *mut u8, bytes: usize) -> *mut u8 {
+    if block.is_null()
+        && let Some(f) = ON_REFUSAL.get()
+    {
+        f(bytes);
+    }
+    block
+}
+
 fn is_large(layout: &Layout) -> bool {
     layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && pages::IS_SUPPORTED
 }
@@ -56,25 +76,26 @@ fn is_large(layout: &Layout) -> bool {
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count::count(layout.size());
-        match is_large(&layout) {
+        let block = match is_large(&layout) {
             true => pages::allocate(layout.size()).0,
             // SAFETY: the caller's promise about the layout is the one that is asked for.
             false => unsafe { MiMalloc.alloc(layout) },
-        }
+        };
+        told(block, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count::count(layout.size());
         if !is_large(&layout) {
             // SAFETY: as in `alloc`.
-            return unsafe { MiMalloc.alloc_zeroed(layout) };
+            return told(unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size());
         }
         let (block, is_zero) = pages::allocate(layout.size());
         if !block.is_null() && !is_zero {
             // SAFETY: the block has at least `layout.size()` bytes, and nobody else knows it yet.
             unsafe { block.write_bytes(0, layout.size()) };
         }
-        block
+        told(block, layout.size())
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
@@ -93,7 +114,7 @@ unsafe impl GlobalAlloc for Allocator {
             (false, false) => {
                 count::count(new_size);
                 // SAFETY: as in `alloc`; both blocks are mimalloc's.
-                unsafe { MiMalloc.realloc(block, layout, new_size) }
+                told(unsafe { MiMalloc.realloc(block, layout, new_size) }, new_size)
             }
             (true, true) if pages::is_same_block(layout.size(), new_size) => block,
             _ => {

@@ -11,6 +11,7 @@ use crate::evaluation::{EvaluatedRows, Settings, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::inference::Inference;
 use crate::open::{self, Opened};
+use crate::stop::Stop;
 use crate::{bill, options, report, setup};
 
 /// Evaluates a model.
@@ -41,7 +42,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         examples: flags.show,
         ..options::evaluation(&config, &opened.model, &plan)
     };
-    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &|| false)?
+    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default())?
         .ok_or_else(|| Failure::internal("nobody interrupts an evaluation"))?;
     if figures.samples == 0 {
         return Err(Failure::unusable(format!("no row could be evaluated; {} were left out", figures.bad_rows))
