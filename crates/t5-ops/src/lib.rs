@@ -25,8 +25,8 @@
 //!   reductions are in `F32` or wider.
 //! - Arguments named `dw`, `dweight`, `dtable`, `dbias` are accumulators: contiguous tensors that the
 //!   operation adds to in place, so that micro-batches need no second buffer.
-//! - For a given number of threads the same inputs give the same bits: work is cut into fixed parts and
-//!   partial sums are added in a fixed order.
+//! - With one instruction set ([`instruction_set`]) the same inputs give the same bits on any number of threads: what is
+//!   summed is cut into parts that depend on sizes only, and partial sums are added in a fixed order.
 //! - Dropout masks are a function of what an element *is* (seed, step, place, sample, position, channel),
 //!   never of how the batch was cut or padded. See [`Dropout`].
 //! - Nothing here knows the structure of T5, and no other crate of the workspace holds `unsafe` code.
@@ -71,7 +71,7 @@ pub use attention::{Attended, Attention, attention, attention_backward};
 pub use bytes::{from_bytes, with_bytes};
 pub use cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_bytes,
+    linear_cross_entropy_bytes, linear_cross_entropy_kept_bytes,
 };
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
@@ -87,7 +87,10 @@ pub use peak::peak_gflops;
 pub use reduce::zero;
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use rounding::Rounding;
-pub use vector::has_tiles;
+pub use vector::{has_instruction_set, has_tiles, instruction_set};
+
+/// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
+pub const KERNELS_VERSION: u32 = 2;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.

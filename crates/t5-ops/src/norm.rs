@@ -55,7 +55,7 @@ mod kernel {
     use candle_core::{Result, Tensor};
 
     use crate::dispatch::rows_and_width;
-    use crate::parallel::{Shared, for_each_part, rows_per_part};
+    use crate::parallel::{Shared, for_each_part, rows_per_part, rows_per_sum};
     use crate::storage::{Element, View, filled, update, with_element};
     use crate::vector::{self, sum, sum_of_three, vectorized};
 
@@ -97,7 +97,7 @@ mod kernel {
         let (weight_view, inv_view) = (View::new(&weight)?, View::new(&inv_rms)?);
         let (weight_data, inv_data) = (weight_view.to_f32()?, inv_view.to_f32()?);
         let (x_view, residual_view) = (View::new(&x)?, residual.as_ref().map(View::new).transpose()?);
-        let part = rows_per_part(rows, width);
+        let part = rows_per_sum(rows, width);
         // Each part sums its own gradient of the weight; they are added in order at the end.
         let mut partial = vec![0f32; rows.div_ceil(part) * width];
         let partials = Shared::new(&mut partial);

@@ -1,15 +1,19 @@
 //! Cutting work into parts for the threads.
 //!
-//! Parts depend on the sizes and on the number of threads only, never on timing, so that partial results
-//! can be combined in a fixed order.
+//! Parts whose partial results are added up depend on the sizes only, and are added in order: no result depends on the
+//! number of threads or on timing. Parts that write elements of their own may depend on the number of threads.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
 /// Below this many elements a kernel runs on the calling thread: waking others costs more.
 const SERIAL_ELEMENTS: usize = 16 * 1024;
+/// Into at most so many parts rows are cut where the parts' sums are added up: enough for as many threads, and few enough
+/// that adding them up costs nothing.
+const SUMMED_PARTS: usize = 16;
 
 /// On how many threads operations run: `RAYON_NUM_THREADS`, or one for each core.
 pub fn threads() -> usize {
@@ -58,7 +62,7 @@ fn startable(wanted: usize) -> usize {
     given
 }
 
-/// How many of `rows` rows of `width` elements a part takes.
+/// How many of `rows` rows of `width` elements a part takes that writes elements of its own.
 pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 || rows * width <= SERIAL_ELEMENTS {
@@ -66,6 +70,13 @@ pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     }
     // A few parts for each thread even out other work on the machine.
     rows.div_ceil(4 * threads).max(1)
+}
+
+/// How many of `rows` rows of `width` elements a part takes whose sums are added to those of other parts: as many on every
+/// number of threads.
+pub(crate) fn rows_per_sum(rows: usize, width: usize) -> usize {
+    let parts = if rows * width <= SERIAL_ELEMENTS { 1 } else { SUMMED_PARTS };
+    rows.div_ceil(parts).max(1)
 }
 
 /// Calls `f` with the number of each part, on any thread.
@@ -90,6 +101,25 @@ pub(crate) fn for_each_part_with<S>(
     } else {
         (0..parts).into_par_iter().for_each_init(init, f);
     }
+}
+
+/// Calls `f` with the number of each part, on as many threads as there are workers at most. Each call has one of the
+/// workers for itself: which one depends on timing, so results must not.
+pub(crate) fn for_each_part_by<W: Send>(workers: &mut [W], parts: usize, f: impl Fn(&mut W, usize) + Sync + Send) {
+    let next = AtomicUsize::new(0);
+    let (count, workers) = (workers.len().min(parts), Shared::new(workers));
+    assert!(count > 0 || parts == 0, "parts need a worker");
+    for_each_part(count, |number| {
+        // SAFETY: each worker belongs to one part of this loop.
+        let worker = unsafe { &mut workers.slice(number, 1)[0] };
+        loop {
+            let part = next.fetch_add(1, Ordering::Relaxed);
+            if part >= parts {
+                break;
+            }
+            f(worker, part);
+        }
+    });
 }
 
 /// Cuts `rows` rows of `width` elements into parts and calls `f` with the range of rows of each.

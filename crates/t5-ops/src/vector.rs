@@ -61,6 +61,17 @@ pub(crate) fn isa() -> Isa {
     *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
 }
 
+/// The name of the instruction set in use, which decides the last bits of results: `portable`, `neon`, `avx2`, `avx512`,
+/// `avx512bf16` or `amx`. Fixed for the process.
+pub fn instruction_set() -> &'static str {
+    isa().name()
+}
+
+/// Whether this machine has the instruction set of that [name](instruction_set), or all that it consists of.
+pub fn has_instruction_set(name: &str) -> bool {
+    ALL.into_iter().any(|isa| isa.name() == name && isa <= detect())
+}
+
 /// Whether bf16 products run on tile registers, at ten times the rate of vectors. Fixed for the process.
 pub fn has_tiles() -> bool {
     #[cfg(target_arch = "x86_64")]

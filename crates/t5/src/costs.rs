@@ -158,9 +158,12 @@ pub(crate) fn training_within(config: &Config, pass: &Pass, reach: Reach) -> Vec
         CostRow { name: "activations", bytes: activations },
         CostRow { name: "loss", bytes: loss },
         CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) },
-        CostRow { name: "packed operands", bytes: packed(config, pass, true) },
+        CostRow { name: PACKED, bytes: packed(config, pass, true) },
     ]
 }
+
+/// The row of what the threads keep from one product to the next.
+const PACKED: &str = "packed operands";
 
 /// What products pack of their operands, which the threads keep for the next product: for outputs and the gradients of inputs
 /// a run of the weight each; for a weight's gradient both operands, activations along tokens.
@@ -168,9 +171,23 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
     let product = |k, n| t5_ops::product_bytes(k, n, pass.activations);
     let of_weights = product(config.d_model, widest).max(product(widest, config.d_model));
+    let rows = pass.shape.samples * pass.shape.target_tokens;
+    let of_loss = t5_ops::linear_cross_entropy_kept_bytes(
+        rows,
+        config.vocab_size,
+        pass.activations,
+        pass.loss_chunk_rows,
+        trains,
+    );
     if !trains {
-        return of_weights.max(product(config.d_model, config.vocab_size)) as u64;
+        return (of_weights.max(product(config.d_model, config.vocab_size)) + of_loss) as u64;
     }
+    (of_weights + of_loss) as u64 + packed_along_tokens(config, pass)
+}
+
+/// Of what products pack, that of the gradients of weights, which depends on the tokens of a pass.
+fn packed_along_tokens(config: &Config, pass: &Pass) -> u64 {
+    let widest = config.d_ff.max(config.inner_dim()).max(config.d_model);
     let most = |elements: usize| (elements * pass.activations.size_in_bytes()).min(t5_ops::PACKED_BYTES);
     let tokens = pass.shape.samples * pass.shape.source_tokens.max(pass.shape.target_tokens);
     let chunk = pass.loss_chunk_rows.min(pass.shape.samples * pass.shape.target_tokens);
@@ -178,7 +195,15 @@ fn packed(config: &Config, pass: &Pass, trains: bool) -> u64 {
     // A bf16 gradient is summed in f32 where its product is cut along the tokens.
     let is_summed_apart = pass.gradients == DType::BF16 && tokens > t5_ops::longest_sum(pass.activations);
     let sums = if is_summed_apart { widest * config.d_model * 4 } else { 0 };
-    (of_weights + left + right + sums) as u64
+    (left + right + sums) as u64
+}
+
+/// The sum of [`training`] without what each thread has for itself: passes compared by it compare alike on any number of
+/// threads.
+pub(crate) fn training_bytes_within(config: &Config, pass: &Pass, reach: Reach) -> u64 {
+    let rows = training_within(config, pass, reach);
+    let beside_packed = rows.iter().filter(|row| row.name != PACKED).map(|row| row.bytes).sum::<u64>();
+    beside_packed + packed_along_tokens(config, pass)
 }
 
 /// The peak of [`crate::T5::loss`] beside the parameters. `recompute_blocks` and `dropout` do not matter.
@@ -191,7 +216,7 @@ pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
     vec![
         CostRow { name: "loss", bytes: loss },
         CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) },
-        CostRow { name: "packed operands", bytes: packed(config, &pass, false) },
+        CostRow { name: PACKED, bytes: packed(config, &pass, false) },
     ]
 }
 
@@ -221,7 +246,7 @@ pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activat
     vec![
         CostRow { name: "key/value cache", bytes: full.min(peak) },
         CostRow { name: "workspace", bytes: peak - full.min(peak) },
-        CostRow { name: "packed operands", bytes: packed },
+        CostRow { name: PACKED, bytes: packed },
     ]
 }
 

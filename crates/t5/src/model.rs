@@ -238,10 +238,11 @@ impl T5 {
     }
 
     /// What [`T5::forward_backward`] with these accumulators holds at its peak beside them and the parameters, as a
-    /// function of the micro-batch: the sum of [`crate::costs::training`].
+    /// function of the micro-batch: the sum of [`crate::costs::training`] without what each thread has for itself, which
+    /// is the same for all micro-batches of a run.
     pub fn training_bytes(&self, grads: &Gradients) -> impl Fn(&crate::costs::Pass) -> u64 {
         let reach = self.reach(grads);
-        move |pass| crate::costs::training_within(&self.config, pass, reach).iter().map(|row| row.bytes).sum()
+        move |pass| crate::costs::training_bytes_within(&self.config, pass, reach)
     }
 
     /// Forward of a micro-batch that keeps what backward within `reach` needs. `None` when `interrupted` said so before a block.

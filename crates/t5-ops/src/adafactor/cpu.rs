@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor, bail};
 
 use super::{AdafactorHyper, SecondMoment, SquareSums};
 use crate::dropout::{RowKey, hash};
-use crate::parallel::{Shared, for_each_part, rows_per_part};
+use crate::parallel::{Shared, for_each_part, rows_per_part, rows_per_sum};
 use crate::reduce::kernel::square_sum_of;
 use crate::rounding::Rounding;
 use crate::storage::{Element, View, share_storage, update, with_element};
@@ -38,7 +38,7 @@ pub(super) fn square_sums_of(grad: &Tensor) -> Result<SquareSums> {
 }
 
 fn by_row_and_column<G: Element>(g: &[G], rows: usize, width: usize) -> (Vec<f32>, Vec<f32>) {
-    let part = rows_per_part(rows, width);
+    let part = rows_per_sum(rows, width);
     let parts = rows.div_ceil(part);
     let mut row_sums = vec![0f32; rows];
     let mut col_sums = vec![0f64; parts * width];
@@ -167,7 +167,7 @@ fn factored(
 /// The root mean square of `g * row_factor * col_factor`.
 fn update_rms<G: Element>(g: &[G], row_factor: &[f32], col_factor: &[f32]) -> f64 {
     let (rows, width) = (row_factor.len(), col_factor.len());
-    let part = rows_per_part(rows, width);
+    let part = rows_per_sum(rows, width);
     let mut totals = vec![0f64; rows.div_ceil(part)];
     let out = Shared::new(&mut totals);
     for_each_part(rows.div_ceil(part), |p| {

@@ -2,8 +2,8 @@
 //! vectors ([`super::vectors`]), or in bf16 on tile registers ([`super::tiles`]).
 //!
 //! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence; its queries
-//! are divided among the threads where there are fewer heads than it takes to keep them busy, and each part sums its own
-//! dk and dv in f32; parts are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a
+//! are cut into parts where there are few heads, as many on every number of threads, and each part sums its own dk and dv
+//! in f32; parts are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a
 //! stride.
 
 use std::ops::Range;
@@ -14,12 +14,12 @@ use half::bf16;
 use super::{Attended, Attention, Sizes, vectors};
 use crate::dropout::active;
 use crate::matmul::Matrix;
-use crate::parallel::{Shared, for_each_part, for_each_part_with};
+use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
 use crate::storage::{Element, View, filled, update};
 use crate::vector;
 
-/// Parts of a call that a thread gets at least, so that threads end together.
-const PARTS_PER_THREAD: usize = 2;
+/// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
+const FEWEST_PARTS: usize = 16;
 
 /// The head of a sequence that a task works on, and how to find it in memory.
 #[derive(Clone, Copy)]
@@ -220,7 +220,7 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
 
     let each = B::queries(a, s);
     let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.heads);
-    let parts = (PARTS_PER_THREAD * rayon::current_num_threads()).div_ceil(heads.max(1)).min(groups);
+    let parts = FEWEST_PARTS.div_ceil(heads.max(1)).min(groups);
     // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
     let offsets = s.queries + s.keys - 1;
     let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];
@@ -232,8 +232,10 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
             let dk = Shared::new(dk);
             dv = Some(filled::<T>(v.shape(), |dv| {
                 let to = Output { dq, dk, dv: Shared::new(dv) };
-                let init = || (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
-                for_each_part_with(heads, init, |scratch, task| {
+                // Buffers for no more parts than there are threads, where a head has as few.
+                let worker = |_| (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
+                let mut workers: Vec<_> = (0..threads().div_ceil(parts.max(1)).min(heads)).map(worker).collect();
+                for_each_part_by(&mut workers, heads, |scratch, task| {
                     let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
                     let workers = Shared::new(scratch);
                     for_each_part(parts, |part| {

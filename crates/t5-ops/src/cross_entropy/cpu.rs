@@ -11,28 +11,36 @@
 //! row by row as it lies, and what has to be packed for it, the rows of x, is packed once for the whole
 //! vocabulary. So it is for dW.
 //!
-//! The vocabulary is divided among the threads once, in equal stretches. Each stretch has its own statistics
-//! and its own sum of dX, which are combined in order at the end, and owns its rows of dW.
+//! In the first pass the vocabulary is divided into stretches. Each stretch has its own statistics, which are combined
+//! in order at the end. The second pass goes through the vocabulary tile by tile, and all threads work on one tile: on its
+//! blocks of logits, then on its products. Stretches and tiles depend on sizes only, and so does every sum.
 //!
 //! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S from one entry's logits to the next's;
-//! L stretches.
+//! L stretches; E entries of a tile.
 
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::matmul::{Matrix, MatrixMut, Operand, Packed, Threads, multiply, multiply_packed};
-use crate::parallel::{Shared, for_each_part, for_each_rows};
+use crate::matmul::{Buffer, Matrix, MatrixMut, Operand, Packed, Threads, multiply, multiply_packed};
+use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
 use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, View, filled, scratch, update, with_element};
 use crate::vector::{self, exp};
 
 /// Entries of the vocabulary whose logits are computed at a time: whole blocks of every kernel.
 const BLOCK: usize = 96;
-/// Entries whose gradient goes into dX and dW at a time: a whole number of blocks.
-const TILE: usize = 10 * BLOCK;
-/// Rows at a time over all stretches where logits are computed again: reading W, and adding to dW, cost
-/// once for each chunk, sums of dX cost memory for each of its rows.
-const RECOMPUTED_ROWS: usize = 2048;
+/// The same where that would leave threads without a block: what all kernels but one take whole.
+const SMALL_BLOCK: usize = 32;
+/// Gradients of logits that go into dX and dW at a time.
+const TILE_CELLS: usize = 480 << 10;
+/// Blocks of a tile, at least and at most: a product as deep as the least is fast, and at the most what all threads do
+/// together takes long enough to be worth waiting for each other.
+const TILE_BLOCKS: (usize, usize) = (10, 20);
+/// Stretches of the vocabulary, at most: a few for each of many threads.
+const STRETCHES: usize = 64;
+/// Rows at a time where logits are computed again: reading W, and adding to dW, cost once for each chunk, sums of dX cost
+/// memory for each of its rows.
+const RECOMPUTED_ROWS: usize = 1024;
 
 /// What becomes of logits between the two passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,21 +67,24 @@ struct Cut {
     logits: Logits,
     /// Rows of a chunk.
     chunk: usize,
-    /// Stretches of the vocabulary, one for each thread.
+    /// Stretches of the vocabulary.
     stretches: usize,
     /// Entries of a stretch.
     stretch: usize,
+    /// Entries of a tile.
+    tile: usize,
 }
 
 impl Cut {
     fn new(logits: Logits, rows: usize, vocabulary: usize, chunk_rows: usize) -> Self {
-        let threads = rayon::current_num_threads();
-        let stretch = vocabulary.div_ceil(threads).next_multiple_of(BLOCK).max(BLOCK);
+        let stretch = vocabulary.div_ceil(STRETCHES).next_multiple_of(BLOCK).max(BLOCK);
         let chunk = match logits {
             Logits::Kept => chunk_rows,
-            Logits::ComputedAgain => (RECOMPUTED_ROWS / threads).clamp(256, 1024),
+            Logits::ComputedAgain => RECOMPUTED_ROWS,
         };
-        Self { logits, chunk: chunk.min(rows), stretches: vocabulary.div_ceil(stretch), stretch }
+        let chunk = chunk.min(rows);
+        let blocks = (TILE_CELLS / chunk.next_multiple_of(WIDTH).max(1) / BLOCK).clamp(TILE_BLOCKS.0, TILE_BLOCKS.1);
+        Self { logits, chunk, stretches: vocabulary.div_ceil(stretch), stretch, tile: blocks * BLOCK }
     }
 
     /// C.
@@ -83,8 +94,22 @@ impl Cut {
 
     /// Logits of the buffer below.
     fn held(&self, vocabulary: usize) -> usize {
-        let entries = if self.logits == Logits::Kept { vocabulary } else { self.stretches * BLOCK };
-        entries * stride(self.lanes())
+        if self.logits == Logits::Kept { vocabulary * stride(self.lanes()) } else { 0 }
+    }
+
+    /// A block of logits for each thread that computes them again.
+    fn workers(&self) -> Vec<Buffer> {
+        (0..threads()).map(|_| Buffer::new::<f32>(self.of_worker())).collect()
+    }
+
+    /// Logits of such a block.
+    fn of_worker(&self) -> usize {
+        if self.logits == Logits::Kept { 0 } else { BLOCK * stride(self.lanes()) }
+    }
+
+    /// Entries of a tile whose logits a thread turns into gradients at a time.
+    fn block(&self) -> usize {
+        if self.tile / BLOCK >= 4 * threads() { BLOCK } else { SMALL_BLOCK }
     }
 
     /// Bytes of the buffers below.
@@ -92,7 +117,7 @@ impl Cut {
         let (rows, stretches, size, rounds) = (self.lanes(), self.stretches, x.size_in_bytes(), x == DType::BF16);
         let statistics = 4 * rows * (2 * stretches + 2);
         let of_both = rows * width * size + Packed::bytes(width, rows, rounds) + statistics;
-        let of_gradients = Packed::bytes(rows, width, rounds) + stretches * rows * (TILE * size + width * 4);
+        let of_gradients = Packed::bytes(rows, width, rounds) + rows * (self.tile * size + width * 4);
         of_both + 4 * self.held(vocabulary) + if gradients { of_gradients } else { 0 }
     }
 }
@@ -103,10 +128,16 @@ fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
-/// What a call holds beside its operands and results.
+/// What a call holds beside its operands and results, and beside what threads keep.
 pub(super) fn bytes(rows: usize, vocabulary: usize, width: usize, x: DType, c: usize, gradients: bool) -> usize {
     let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
     Cut::new(logits, rows, vocabulary, c).bytes(vocabulary, width, x, gradients)
+}
+
+/// What the threads keep for the next call.
+pub(super) fn kept_by_threads(rows: usize, vocabulary: usize, x: DType, c: usize, gradients: bool) -> usize {
+    let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
+    threads() * Cut::new(logits, rows, vocabulary, c).of_worker() * size_of::<f32>()
 }
 
 pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
@@ -155,7 +186,7 @@ pub(super) fn gradients(
                         })?
                     }),
                 }
-                pass.add_up(rows, dx);
+                pass.write(rows, dx);
             }
             Ok(())
         })?
@@ -188,11 +219,11 @@ struct Pass<'a, T> {
     rounds: bool,
     x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
     columns: Option<Packed>, // (D, C): the same as the columns of a right-hand operand
-    logits: Vec<f32>,        // kept: (V, S); else (L, BLOCK, S)
+    logits: Vec<f32>,        // kept: (V, S)
     largest: Vec<f32>,       // (L, C), then (C): largest scaled logit
     total: Vec<f32>,         // (L, C), then (C): sum of exp(logit - largest)
-    dlogits: Vec<T>,         // (L, TILE, C)
-    dx: Vec<f32>,            // (L, C, D)
+    dlogits: Vec<T>,         // (E, C)
+    dx: Vec<f32>,            // (C, D)
 }
 
 impl<'a, T: Lanes> Pass<'a, T> {
@@ -226,9 +257,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
     }
 
     fn prepare_gradients(&mut self) {
-        let (rows, stretches) = (self.cut.lanes(), self.cut.stretches);
-        self.dlogits = scratch(stretches * rows * TILE);
-        self.dx = scratch(stretches * rows * self.width);
+        let rows = self.cut.lanes();
+        self.dlogits = scratch(rows * self.cut.tile);
+        self.dx = scratch(rows * self.width);
     }
 
     /// The entries of a stretch.
@@ -246,12 +277,24 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// Where the logits of the `count` entries at `entry` of a stretch lie: offset and length.
-    fn place(&self, stretch: usize, entry: usize, count: usize, rows: usize) -> (usize, usize) {
+    /// Where the logits of the `count` entries at `entry` lie, for `rows` rows: among all that are kept, or at the
+    /// beginning of what the worker has.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches the logits of these entries.
+    unsafe fn place<'b>(
+        &self,
+        kept: Shared<f32>,
+        worker: &'b mut Buffer,
+        (entry, count): (usize, usize),
+        rows: usize,
+    ) -> &'b mut [f32] {
         let stride = stride(rows);
         match self.cut.logits {
-            Logits::Kept => (entry * stride, count * stride),
-            Logits::ComputedAgain => (stretch * BLOCK * stride, count * stride),
+            // SAFETY: by the caller's promise.
+            Logits::Kept => unsafe { kept.slice(entry * stride, count * stride) },
+            Logits::ComputedAgain => &mut worker.cells()[..count * stride],
         }
     }
 
@@ -279,7 +322,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let logits = Shared::new(&mut self.logits);
         let (largest, total) = (Shared::new(&mut self.largest), Shared::new(&mut self.total));
         let this = &*self;
-        for_each_part(this.cut.stretches, |stretch| {
+        for_each_part_by(&mut this.cut.workers(), this.cut.stretches, |worker, stretch| {
             // SAFETY: each stretch has its own statistics.
             let (largest, total) =
                 unsafe { (largest.slice(stretch * lanes, lanes), total.slice(stretch * lanes, lanes)) };
@@ -288,9 +331,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
             let entries = this.stretch(stretch);
             for entry in entries.clone().step_by(BLOCK) {
                 let count = BLOCK.min(entries.end - entry);
-                let (at, len) = this.place(stretch, entry, count, lanes);
-                // SAFETY: each stretch has its own blocks.
-                let logits = unsafe { logits.slice(at, len) };
+                // SAFETY: each stretch has its own entries.
+                let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
                 this.compute(entry, count, lanes, logits);
                 absorb(logits, stride(lanes), this.logit_scale, largest, total);
                 for (i, &row) in rows.iter().enumerate() {
@@ -309,18 +351,12 @@ impl<'a, T: Lanes> Pass<'a, T> {
         losses.sum()
     }
 
-    /// Combines the statistics of the stretches, in order.
+    /// Combines the statistics of the stretches, in order, into those of the first.
     fn combine(&mut self, rows: usize) {
-        for i in 0..rows {
-            let of = |stretch: usize| stretch * rows + i;
-            let stretches = 1..self.cut.stretches;
-            let (mut largest, mut total) = (self.largest[i], self.total[i]);
-            for (other, part) in stretches.map(|stretch| (self.largest[of(stretch)], self.total[of(stretch)])) {
-                let both = if other > largest { other } else { largest };
-                total = total * exp(largest - both) + part * exp(other - both);
-                largest = both;
-            }
-            (self.largest[i], self.total[i]) = (largest, total);
+        let ((largest, of_others), (total, others)) = (self.largest.split_at_mut(rows), self.total.split_at_mut(rows));
+        let stretches = 0..self.cut.stretches.saturating_sub(1);
+        for of in stretches.map(|stretch| stretch * rows..(stretch + 1) * rows) {
+            merge(&of_others[of.clone()], &others[of], largest, total);
         }
     }
 
@@ -333,63 +369,58 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let factors: Vec<f32> = (0..lanes).map(factor).collect();
         let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
         let x_rows = dw.map(|_| Packed::new(x_rows, matches!(T::operand(&[]), Operand::Bf16(_)), Threads::All));
-        let logits = Shared::new(&mut self.logits);
-        let (dlogits, dx) = (Shared::new(&mut self.dlogits), Shared::new(&mut self.dx));
+        let (mut dlogits, mut dx) = (std::mem::take(&mut self.dlogits), std::mem::take(&mut self.dx));
+        for first in (0..self.vocabulary).step_by(self.cut.tile) {
+            let tile = first..self.vocabulary.min(first + self.cut.tile);
+            let dlogits = &mut dlogits[..tile.len() * lanes];
+            self.of_tile(rows, tile.clone(), &factors, dlogits);
+            let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
+            let w = self.entries(first, tile.len());
+            multiply(MatrixMut::new(&mut dx, lanes, d), dlogits.t(), w, first > 0, Threads::All);
+            let (Some((dw, accumulate)), Some(x_rows)) = (dw, &x_rows) else { continue };
+            // SAFETY: dW is this call's alone.
+            let dw = unsafe { MatrixMut::part(dw, first * d, tile.len(), d, d) };
+            multiply_packed(dw, dlogits, x_rows, accumulate, Threads::All);
+        }
+        (self.dlogits, self.dx) = (dlogits, dx);
+    }
+
+    /// Writes the gradients of a tile of logits.
+    fn of_tile(&mut self, rows: &[u32], tile: std::ops::Range<usize>, factors: &[f32], dlogits: &mut [T]) {
+        let (lanes, block, scale) = (factors.len(), self.cut.block(), self.gradient_scale);
+        let (logits, dlogits) = (Shared::new(&mut self.logits), Shared::new(dlogits));
         let this = &*self;
-        for_each_part(this.cut.stretches, |stretch| {
-            // SAFETY: each stretch has its own tile and its own sum.
-            let (dlogits, dx) = unsafe {
-                (dlogits.slice(stretch * lanes * TILE, lanes * TILE), dx.slice(stretch * lanes * d, lanes * d))
-            };
-            let entries = this.stretch(stretch);
-            for first in entries.clone().step_by(TILE) {
-                let tile = first..entries.end.min(first + TILE);
-                let dlogits = &mut dlogits[..tile.len() * lanes];
-                for entry in tile.clone().step_by(BLOCK) {
-                    let count = BLOCK.min(tile.end - entry);
-                    let (at, len) = this.place(stretch, entry, count, lanes);
-                    // SAFETY: each stretch has its own blocks.
-                    let logits = unsafe { logits.slice(at, len) };
-                    if this.cut.logits == Logits::ComputedAgain {
-                        this.compute(entry, count, lanes, logits);
-                    }
-                    let dlogits = &mut dlogits[(entry - first) * lanes..][..count * lanes];
-                    softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], &factors, dlogits);
-                    for (i, &row) in rows.iter().enumerate() {
-                        let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
-                        if label < count {
-                            // The difference of two numbers that may be close: rounded once, afterwards.
-                            let logit = logits[label * stride(lanes) + i] * this.logit_scale;
-                            let p = exp(logit - this.largest[i]) * factors[i];
-                            dlogits[label * lanes + i] = T::from_f32(p - scale);
-                        }
-                    }
+        for_each_part_by(&mut this.cut.workers(), tile.len().div_ceil(block), |worker, number| {
+            let entry = tile.start + number * block;
+            let count = block.min(tile.end - entry);
+            // SAFETY: each block has its own entries.
+            let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
+            // SAFETY: as above.
+            let dlogits = unsafe { dlogits.slice(number * block * lanes, count * lanes) };
+            if this.cut.logits == Logits::ComputedAgain {
+                this.compute(entry, count, lanes, logits);
+            }
+            softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, dlogits);
+            for (i, &row) in rows.iter().enumerate() {
+                let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
+                if label < count {
+                    // The difference of two numbers that may be close: rounded once, afterwards.
+                    let logit = logits[label * stride(lanes) + i] * this.logit_scale;
+                    let p = exp(logit - this.largest[i]) * factors[i];
+                    dlogits[label * lanes + i] = T::from_f32(p - scale);
                 }
-                let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
-                let w = this.entries(first, tile.len());
-                multiply(MatrixMut::new(dx, lanes, d), dlogits.t(), w, first > entries.start, Threads::One);
-                let (Some((dw, accumulate)), Some(x_rows)) = (dw, &x_rows) else { continue };
-                // SAFETY: each stretch has its own rows of dW.
-                let dw = unsafe { MatrixMut::part(dw, first * d, tile.len(), d, d) };
-                multiply_packed(dw, dlogits, x_rows, accumulate, Threads::One);
             }
         });
     }
 
-    /// Adds up the sums of dX and writes them to their rows.
-    fn add_up(&self, rows: &[u32], dx: Shared<T>) {
-        let (d, n) = (self.width, rows.len());
-        let lanes = n.next_multiple_of(WIDTH);
-        for_each_rows(n, d, |part| {
-            let mut sum = vec![0f32; d];
+    /// Writes the sums of dX to their rows.
+    fn write(&self, rows: &[u32], dx: Shared<T>) {
+        let d = self.width;
+        for_each_rows(rows.len(), d, |part| {
             for i in part {
-                sum.copy_from_slice(&self.dx[i * d..][..d]);
-                for stretch in 1..self.cut.stretches {
-                    vector::add(&mut sum, &self.dx[(stretch * lanes + i) * d..][..d]);
-                }
                 // SAFETY: each row of the chunk is another row of dX.
                 let dx = unsafe { dx.slice(rows[i] as usize * d, d) };
-                for (dx, &sum) in dx.iter_mut().zip(&sum) {
+                for (dx, &sum) in dx.iter_mut().zip(&self.dx[i * d..][..d]) {
                     *dx = T::from_f32(sum);
                 }
             }
@@ -416,6 +447,19 @@ simd! {
             }
             s.store(top, largest);
             s.store(sum, total);
+        }
+    }
+
+    /// Brings the statistics of each row up to date with those of other logits.
+    fn merge<S>(s, of_others: &[f32], others: &[f32], largest: &mut [f32], total: &mut [f32]) {
+        let (of_others, others) = (of_others.as_chunks::<WIDTH>().0, others.as_chunks::<WIDTH>().0);
+        let (largest, total) = (largest.as_chunks_mut::<WIDTH>().0, total.as_chunks_mut::<WIDTH>().0);
+        for (((other, part), largest), total) in of_others.iter().zip(others).zip(largest).zip(total) {
+            let (other, before) = (s.load(other), s.load(largest));
+            let top = s.max(other, before);
+            let sum = s.mul(s.load(total), s.exp(s.sub(before, top)));
+            s.store(s.add(sum, s.mul(s.load(part), s.exp(s.sub(other, top)))), total);
+            s.store(top, largest);
         }
     }
 

@@ -61,7 +61,8 @@ pub fn linear_cross_entropy_backward(
 /// (`vocabulary`, `width`): the buffers of the products are not in it. `gradients`: of
 /// [`linear_cross_entropy_backward`], or else of [`linear_cross_entropy`].
 ///
-/// It depends on the machine's instruction set and on the number of threads, as the kernels do.
+/// It depends on the machine's instruction set, as the kernels do, and not on the number of threads: what each thread has
+/// for itself is in [`linear_cross_entropy_kept_bytes`].
 pub fn linear_cross_entropy_bytes(
     rows: usize,
     (vocabulary, width): (usize, usize),
@@ -73,6 +74,20 @@ pub fn linear_cross_entropy_bytes(
         DType::F32 | DType::BF16 => cpu::bytes(rows, vocabulary, width, activations, chunk_rows, gradients),
         // The reference: logits, their exponentials and their gradient.
         _ => 3 * chunk_rows.min(rows) * vocabulary * 8,
+    }
+}
+
+/// Bytes that the threads hold for such a call and keep for the next one.
+pub fn linear_cross_entropy_kept_bytes(
+    rows: usize,
+    vocabulary: usize,
+    activations: DType,
+    chunk_rows: usize,
+    gradients: bool,
+) -> usize {
+    match activations {
+        DType::F32 | DType::BF16 => cpu::kept_by_threads(rows, vocabulary, activations, chunk_rows, gradients),
+        _ => 0,
     }
 }
 

@@ -37,6 +37,7 @@ use candle_core::DType;
 pub use engine::PACKED_BYTES;
 use engine::Right;
 use half::bf16;
+pub(crate) use panels::Buffer;
 
 use crate::parallel::Shared;
 use crate::storage::Element;

@@ -120,7 +120,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
 }
 
 /// Memory for panels.
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     lines: Vec<Line>,
     /// In elements of the type that it was made for.
     len: usize,
@@ -146,7 +146,7 @@ fn best<T>(spare: &mut Vec<Vec<Line>>, len: usize) -> Vec<Line> {
 
 impl Buffer {
     /// A buffer for one product.
-    pub(super) fn new<T>(len: usize) -> Self {
+    pub(crate) fn new<T>(len: usize) -> Self {
         let spare = if len == 0 { Vec::new() } else { SPARE.with_borrow_mut(|spare| best::<T>(spare, len)) };
         Self::of::<T>(spare, len, true)
     }
@@ -178,7 +178,7 @@ impl Buffer {
     }
 
     /// The elements, of the type that it was made for.
-    pub(super) fn cells<T: Copy>(&mut self) -> &mut [T] {
+    pub(crate) fn cells<T: Copy>(&mut self) -> &mut [T] {
         assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
         // SAFETY: aligned to 64 bytes and large enough; every bit pattern is a number.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }

@@ -35,7 +35,7 @@ pub fn layer_major(
         CostRow { name: "gradients", bytes: gradients },
         CostRow { name: "loss", bytes: loss },
         CostRow { name: "workspace", bytes: workspace },
-        CostRow { name: "packed operands", bytes: super::packed(config, pass, true) },
+        CostRow { name: super::PACKED, bytes: super::packed(config, pass, true) },
     ]);
     rows
 }
@@ -453,7 +453,7 @@ mod tests {
         );
         let weights = WeightsOnDisk::new(config, DType::F32);
         let rows = layer_major(config, pass, batch_samples, layers, &all, &weights);
-        let of_walk = rows.iter().filter(|row| row.name != "packed operands");
+        let of_walk = rows.iter().filter(|row| row.name != crate::costs::PACKED);
         assert_eq!(of_walk.map(|row| row.bytes).sum::<u64>(), walk.peak.total());
     }
 
