@@ -17,6 +17,7 @@ mod lost_files;
 mod other_commands;
 mod own_files;
 mod resume;
+mod same_bits;
 mod same_mathematics;
 mod situations;
 mod training;

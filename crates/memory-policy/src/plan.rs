@@ -151,6 +151,18 @@ impl Plan {
         if self.predicted_device_peak > Bytes::ZERO { Place::Device } else { Place::Host }
     }
 
+    /// This plan with its step cut as this choice says; what it holds is not counted again.
+    #[must_use]
+    pub fn with_step(&self, step: &StepChoice) -> Self {
+        Self {
+            micro_batch_samples: step.micro_batch_samples,
+            recompute_blocks: step.recompute_blocks,
+            loss_chunk_rows: step.loss_chunk_rows,
+            layer_major: step.layer_major,
+            ..self.clone()
+        }
+    }
+
     /// Whether the plan's step is cut as this choice says.
     pub fn has_step(&self, step: &StepChoice) -> bool {
         self.micro_batch_samples == step.micro_batch_samples

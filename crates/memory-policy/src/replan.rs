@@ -162,7 +162,7 @@ fn follow(
 ///
 /// What the process itself holds is measured, so the bill of a second start differs by a few pages, and
 /// near a border [`plan()`] could then cut the step otherwise: the same mathematics in another order of
-/// summation. Keeping the numbers of the step makes going on exact to the bit. The loader's numbers may
+/// summation. Keeping the numbers of the step makes going on exact to the bit, where the same kernels compute. The loader's numbers may
 /// change, because no result depends on them.
 ///
 /// # Errors

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::session::{History, Session};
+use crate::saved::History;
+use crate::session::Session;
 
 /// The share of rows, in percent, above which leaving them out is more than a blemish.
 const LARGE_SHARE_PERCENT: u64 = 10;

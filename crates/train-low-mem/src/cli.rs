@@ -22,7 +22,7 @@ Examples:
   train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet --output runs/a
       Pretrain on your own rows (string columns `prompt` and `response`).
   train_low_mem --config configs/t5-small.toml --output runs/a --keep-training
-      Go on after a crash, a kill or Ctrl-C: the same bits as if nothing had happened.
+      Go on after a crash, a kill or Ctrl-C: the same bits as if nothing had happened, or a line that says why not.
   train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet
       Fine-tune: encoder and shared embedding stay as they are.
   train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB

@@ -11,6 +11,7 @@
 mod assets;
 mod bad_rows;
 mod bill;
+mod bits;
 mod cli;
 mod commands;
 mod config;
@@ -31,6 +32,7 @@ mod profile;
 mod rehearsal;
 mod report;
 mod run_dir;
+mod saved;
 mod session;
 mod setup;
 mod stop;

@@ -2,7 +2,7 @@
 //!
 //! A killed run leaves lines after its last checkpoint. The run that goes on appends a `resume` event with
 //! the checkpoint's step and then writes those steps again: of two lines with the same step the later one
-//! counts (on the same machine and plan they are equal). Only a torn last line, which a crash of the
+//! counts (with the same plan and kernels they are equal). Only a torn last line, which a crash of the
 //! system can leave, is ever removed.
 //!
 //! A line that cannot be written never stops the run. It waits, [`MOST_WAITING_BYTES`] of such lines at most, and is written
@@ -120,6 +120,12 @@ fn length_of_whole_lines(file: &mut File) -> std::io::Result<u64> {
         end = start;
     }
     Ok(0)
+}
+
+/// Which rows a step learnt from, in which order, in a word that differs where they differ.
+pub fn rows_digest(rows: &[u64]) -> String {
+    let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.of(row));
+    format!("{:016x}", key.stream().bits())
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use memory_policy::{Budget, Plan};
 use trainer::adafactor::AdafactorOptions;
 use trainer::bleu::Tokenization;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Precision, TrainerOptions};
+use trainer::{Accumulation, Precision, StepPlan, TrainerOptions};
 
 use crate::config::Config;
 use crate::evaluation::Settings;
 use crate::failure::{Failure, Outcome};
+use crate::offload;
 
 /// The trainer's options.
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
@@ -92,4 +93,17 @@ pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
         Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
     })?;
     Ok(Budget::Explicit(bytes))
+}
+
+/// The plan's numbers for the trainer, made for samples of the `longest` source and target.
+pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
+    StepPlan {
+        micro_batch_samples: plan.micro_batch_samples,
+        longest,
+        recompute_blocks: plan.recompute_blocks,
+        loss_chunk_rows: plan.loss_chunk_rows,
+        accumulation: plan
+            .layer_major
+            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(offload::layers_of(layers))),
+    }
 }

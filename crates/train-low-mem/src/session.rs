@@ -12,17 +12,19 @@ use dataloader::{DataLoader, LoaderLimits, Position};
 use memory_policy::{Budgets, Bytes, Change, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
-use trainer::{Accumulation, StepOutcome, StepPlan, StepStats, Trainer};
+use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::bill::Wanted;
+use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::evaluation::{self, Figures};
 use crate::failure::{Failure, Outcome};
-use crate::metrics::{Metrics, number};
+use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::rehearsal::rehearse;
 use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
+use crate::saved::{History, Saved, saved_state};
 use crate::stop::Stop;
 use crate::{bill, identity, offload, options, setup};
 
@@ -52,6 +54,7 @@ pub struct Session {
     prediction_was_wrong: bool,
     costs: Costs,
     budgets: Budgets,
+    scope: bits::Scope,
     metrics: Metrics,
     checkpoints: Checkpoints,
     position: Position,
@@ -62,44 +65,6 @@ pub struct Session {
     saved_at: Instant,
     /// Parts of the data's pages that the kept page map knows.
     kept_stretches: u64,
-}
-
-/// What a checkpoint remembers for the end of the run.
-#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub struct History {
-    /// The evaluation before the first step.
-    pub first_evaluation: Option<Value>,
-    /// The newest evaluation.
-    pub last_evaluation: Option<Value>,
-    /// Rows left out so far.
-    pub bad_rows: u64,
-    /// Rows used and left out so far.
-    #[serde(default)]
-    pub read_rows: u64,
-    /// Whether the share of rows left out was warned of.
-    #[serde(default)]
-    pub warned_of_bad_rows: bool,
-    /// The first of them.
-    pub first_bad_row: Option<String>,
-    /// A source of the validation rows, for trying the model.
-    pub example_prompt: Option<String>,
-    /// Steps skipped because loss or gradient was not finite.
-    pub skipped_steps: u64,
-}
-
-/// What the binary adds to a checkpoint's state.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Saved {
-    /// Where in the data the next step begins.
-    pub position: Position,
-    /// What must be the same for the run to go on; see [`crate::identity`].
-    pub identity: Value,
-    /// What the end of the run reports.
-    pub history: History,
-    /// The plan of the last step: going on keeps how a batch was cut, and with it every bit.
-    pub plan: Plan,
-    /// The text of `resolved.toml`.
-    pub config: String,
 }
 
 /// What a session is made from.
@@ -141,22 +106,35 @@ impl Session {
         let now = machine.snapshot()?;
         report.line(&format!("memory at start: {now}"));
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
-        let costs = bill::costs(&config, &opened, &options, &now, &loader, wanted)?;
+        let mut costs = bill::costs(&config, &opened, &options, &now, &loader, wanted)?;
         let budgets = bill::budgets(&config);
-        let plan = match &saved {
-            Some(saved) => memory_policy::plan_again(&now, &costs, budgets, &saved.plan)?,
-            None => memory_policy::plan(&now, &costs, budgets)?,
+        let origin = found.as_ref().map(|found| found.path.display().to_string());
+        let kernels = Kernels::of_this_process(&opened.device);
+        let scope = bits::Scope::of(&config, &options, &opened.device);
+        let Resumed { plan, warning } = match &saved {
+            Some(saved) => {
+                let checkpoint = origin.clone().unwrap_or_default();
+                let before = Before { checkpoint, plan: &saved.plan, kernels: saved.kernels.as_ref() };
+                bits::go_on(&before, &kernels, (&now, &costs, budgets), scope, config.run.deterministic)?
+            }
+            None => Resumed { plan: memory_policy::plan(&now, &costs, budgets)?, warning: None },
         };
+        if config.run.deterministic {
+            costs = bits::with_cut_of(&costs, &plan, scope);
+        }
         t5_ops::allocator::release_small();
         report.line(&format!("\n{}", plan.bill));
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         let mut metrics = Metrics::new(&run.metrics());
-        let origin = found.as_ref().map(|found| found.path.display().to_string());
         let event = if found.is_some() { "resume" } else { "start" };
-        let threads = t5_ops::threads();
-        let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin, "threads": threads});
-        for (event, fields) in [(event, start), ("plan", bill::plan_json(&plan))] {
+        let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin,
+            "threads": kernels.threads, "instruction_set": kernels.instruction_set, "kernels": kernels.version});
+        let warned = warning.map(|warning| {
+            report.warn(&warning.text);
+            ("warning", warning.event(steps_done))
+        });
+        for (event, fields) in [(event, start), ("plan", bill::plan_json(&plan))].into_iter().chain(warned) {
             metrics.record(event, fields).inspect(|warning| report.warn(warning));
         }
 
@@ -185,6 +163,7 @@ impl Session {
             prediction_was_wrong: false,
             costs,
             budgets,
+            scope,
             metrics,
             checkpoints,
             position,
@@ -213,13 +192,28 @@ impl Session {
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
         if let Some(change) = replanned.change {
-            self.report.line(&format!("new plan: {change}; {}", plan.bill.conclusion));
+            let differences = bits::of_plans(&self.plan, &plan, self.scope);
+            let mut line = format!("new plan: {change}; {}", plan.bill.conclusion);
+            if !differences.is_empty() {
+                line += "; from here on the bits differ from those of a run with one plan: ";
+                line += &bits::in_words(&differences);
+            }
+            self.report.line(&line);
             if !matches!(change, Change::Grown { .. }) {
                 // Pages of the larger plan's steps would be reused, and never leave.
                 t5_ops::allocator::release_unused();
             }
             let step = self.trainer.step_count();
-            self.note_event("replan", json!({"step": step, "reason": change, "plan": bill::plan_json(&plan)}));
+            let (is_too_large, reason) = (matches!(change, Change::DoesNotFit { .. }), change.to_string());
+            let (followed, bits) = (bill::plan_json(&plan), bits::to_json(&differences));
+            self.note_event("replan", json!({"step": step, "reason": change, "plan": followed, "bits": bits}));
+            if self.config.run.deterministic && is_too_large {
+                self.is_hopeless = true;
+                let text = format!(
+                    "{reason}; `run.deterministic` keeps the cut of the batch, so the run stops here and can go on later"
+                );
+                self.warn(&text, json!({"step": step, "kind": "bits"}))?;
+            }
         }
         self.most_required = self.most_required.max(plan.required());
         self.plan.clone_from(&plan);
@@ -236,7 +230,7 @@ impl Session {
         let data = &self.config.data;
         // A pinned number of samples is meant literally.
         let is_pinned = self.config.memory.micro_batch_samples.is_some();
-        step_plan(plan, (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens)))
+        options::step_plan(plan, (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens)))
     }
 
     /// Holds the prediction against the system's own peak, after a step or another phase of the run. The first
@@ -456,6 +450,7 @@ impl Session {
             identity: identity::identity(&self.config, &self.opened),
             history: self.history.clone(),
             plan: self.plan.clone(),
+            kernels: Some(Kernels::of_this_process(&self.opened.device)),
             config: self.config.to_toml(""),
         };
         let state =
@@ -582,39 +577,12 @@ fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
     TokenizerFiles { json: opened.tokenizer.path(), config: opened.tokenizer.transformers_config() }
 }
 
-/// What this program added to a checkpoint's state.
-pub fn saved_state(found: &Found) -> Outcome<Saved> {
-    serde_json::from_value(found.state.caller.clone()).map_err(|error| {
-        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display()))
-            .hint("the checkpoint was not written by this program; start a new run with `--set model.init_from=` its directory")
-    })
-}
-
-/// The plan's numbers for the trainer, made for samples of the `longest` source and target.
-pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
-    StepPlan {
-        micro_batch_samples: plan.micro_batch_samples,
-        longest,
-        recompute_blocks: plan.recompute_blocks,
-        loss_chunk_rows: plan.loss_chunk_rows,
-        accumulation: plan
-            .layer_major
-            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(offload::layers_of(layers))),
-    }
-}
-
 /// Weights from `model.init_from`, or new ones.
 fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
     Ok(match &config.model.init_from {
         Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
         None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
     })
-}
-
-/// Which rows a step learnt from, in which order, in a word that differs where they differ.
-fn rows_digest(rows: &[u64]) -> String {
-    let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.of(row));
-    format!("{:016x}", key.stream().bits())
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -16,9 +16,9 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::open::Opened;
 use crate::report;
 use crate::run_dir::RunDir;
-use crate::session::{self, Parts, Session, Took};
+use crate::session::{Parts, Session, Took};
 use crate::stop::{self, Stop};
-use crate::{identity, output, setup, summary};
+use crate::{identity, output, saved, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -76,6 +76,9 @@ fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
     run.evaluate_if_due(&plan)?;
     while !run.trainer.is_done() && !run.should_stop() {
         plan = run.replan(plan)?; //                                     control plane: between steps
+        if run.should_stop() {
+            break;
+        }
         run.feed(&plan);
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
@@ -110,7 +113,7 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
     for note in &found.notes {
         report::warn(&format!("{note}; falling back to {path}"));
     }
-    let saved = session::saved_state(&found)?;
+    let saved = saved::saved_state(&found)?;
     let now = identity::identity(config, opened);
     identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
     for change in identity::changed_settings(&saved.config, config) {
@@ -124,7 +127,7 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
 pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
     let Some(found) = found else { return Ok(false) };
     let step = found.state.step;
-    let (_, total_steps) = setup::steps(config, opened, session::saved_state(found)?.position, step)?;
+    let (_, total_steps) = setup::steps(config, opened, saved::saved_state(found)?.position, step)?;
     if step < total_steps || run.finished_step() != Some(step) {
         return Ok(false);
     }

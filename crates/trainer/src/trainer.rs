@@ -7,7 +7,9 @@
 //!   an empty batch and a non-finite step change neither by a bit.
 //! * Every batch handed in counts as one step, whatever became of it, so the step number is the position in the data and
 //!   in the schedule.
-//! * Nothing but `(options, batches so far)` decides the next state: no clock, no thread count, no memory.
+//! * Nothing but `(options, batches so far)` decides the next state up to rounding: no clock, no thread count, no memory. To the
+//!   bit it also takes the same [`StepPlan`]s, which cut a batch, and the same kernels ([`t5_ops::instruction_set`],
+//!   [`t5_ops::KERNELS_VERSION`]); the number of threads shows in no bit.
 //!
 //! ```no_run
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {

@@ -17,7 +17,7 @@ use crate::config::{AccumulationPin, Memory};
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
 use crate::rehearsal::rehearse;
-use crate::{levers, offload, open, report, session};
+use crate::{levers, offload, open, options, report};
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -39,7 +39,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     rehearse(&model, &options, &device)?;
     let now = probe.snapshot()?;
     let planned = plan(flags, &model, &options, &now)?;
-    let (plan, predicted_peak_bytes) = (session::step_plan(&planned, None), planned.predicted_peak.0);
+    let (plan, predicted_peak_bytes) = (options::step_plan(&planned, None), planned.predicted_peak.0);
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     // The system's own directory for such files lies in memory on many machines.
@@ -77,7 +77,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         let mut json = json!({
             "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": peak.0,
             "predicted_peak_bytes": predicted_peak_bytes, "required_bytes": planned.required().0, "parameters": parameters, "precision": precision,
-            "threads": t5_ops::threads(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
+            "threads": t5_ops::threads(), "instruction_set": t5_ops::instruction_set(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
             "recompute_blocks": plan.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.loss_chunk_rows,
             "plan": planned.bill.conclusion, "tensor_bytes": t5_ops::allocator::held().most_live,

@@ -71,6 +71,7 @@ pub const KEYS: &[Key] = &[
     key("run.device", Text, AUTO, "\"auto\"", "auto, cpu, cuda, cuda:N or metal"),
     key("run.log_every_steps", Integer(1, MANY), AUTO, "\"auto\"", "plain lines without a terminal; auto: the first steps, then every ten seconds"),
     key("run.finetune", Switch, &[], "false", "start from model.init_from and freeze encoder and shared embedding; as --finetune"),
+    key("run.deterministic", Switch, &[], "false", "refuse to resume, and never replan, where that would change the bits; otherwise one line says so"),
     key("run.allow_changes", Words(CHANGES), &[], "[]", "what --keep-training may find changed since the checkpoint"),
 
     key("model.config", Text, NONE, "\"none\"", "a preset or a Hugging Face config.json; weights are initialised from scratch"),

@@ -60,6 +60,8 @@ pub struct Run {
     pub log_every_steps: Option<u64>,
     /// Start from `model.init_from`, freeze encoder and shared embedding.
     pub finetune: bool,
+    /// Whether nothing may change the bits of a run, memory included.
+    pub deterministic: bool,
     /// What may differ from the checkpoint.
     pub allow_changes: Vec<String>,
 }
@@ -229,6 +231,7 @@ impl Config {
             device: device(&values)?,
             log_every_steps: values.integer("run.log_every_steps"),
             finetune: values.switch("run.finetune"),
+            deterministic: values.switch("run.deterministic"),
             allow_changes: values.list("run.allow_changes").unwrap_or_default(),
         };
         let model = Model {

@@ -122,7 +122,7 @@ pub(super) fn read_state(directory: &Path, step: u64, manifest: &Manifest) -> Re
 }
 
 impl Trainer {
-    /// A trainer that goes on where `found` was saved, to the same bits.
+    /// A trainer that goes on where `found` was saved, with the same plan and kernels to the same bits.
     ///
     /// `options` are usually `found.state.options`; others are taken as given, as long as the same parameters train with
     /// the same moments. Whether a changed option is what the user wants is the caller's to ask.

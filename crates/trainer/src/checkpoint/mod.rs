@@ -1,4 +1,4 @@
-//! A checkpoint: a directory from which a run goes on to the same bits, and which is also a Hugging Face model.
+//! A checkpoint: a directory from which a run goes on, with the same plan and kernels to the same bits, and which is also a Hugging Face model.
 //!
 //! ```text
 //! OUTPUT/checkpoints/step-00000100/

@@ -1,0 +1,58 @@
+//! What the binary adds to a checkpoint's state: where the data stands, what the run is, and what decided its bits.
+
+use dataloader::Position;
+use memory_policy::Plan;
+use serde_json::Value;
+use trainer::checkpoint::Found;
+
+use crate::bits::Kernels;
+use crate::failure::{Failure, Outcome};
+
+/// What a checkpoint remembers for the end of the run.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct History {
+    /// The evaluation before the first step.
+    pub first_evaluation: Option<Value>,
+    /// The newest evaluation.
+    pub last_evaluation: Option<Value>,
+    /// Rows left out so far.
+    pub bad_rows: u64,
+    /// Rows used and left out so far.
+    #[serde(default)]
+    pub read_rows: u64,
+    /// Whether the share of rows left out was warned of.
+    #[serde(default)]
+    pub warned_of_bad_rows: bool,
+    /// The first of them.
+    pub first_bad_row: Option<String>,
+    /// A source of the validation rows, for trying the model.
+    pub example_prompt: Option<String>,
+    /// Steps skipped because loss or gradient was not finite.
+    pub skipped_steps: u64,
+}
+
+/// What the binary adds to a checkpoint's state.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Saved {
+    /// Where in the data the next step begins.
+    pub position: Position,
+    /// What must be the same for the run to go on; see [`crate::identity`].
+    pub identity: Value,
+    /// What the end of the run reports.
+    pub history: History,
+    /// The plan of the last step: going on keeps how a batch was cut where memory allows it.
+    pub plan: Plan,
+    /// What computed: with the plan it decides every bit. Checkpoints before 2026-11-23 do not say it.
+    #[serde(default)]
+    pub kernels: Option<Kernels>,
+    /// The text of `resolved.toml`.
+    pub config: String,
+}
+
+/// What this program added to a checkpoint's state.
+pub fn saved_state(found: &Found) -> Outcome<Saved> {
+    serde_json::from_value(found.state.caller.clone()).map_err(|error| {
+        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display()))
+            .hint("the checkpoint was not written by this program; start a new run with `--set model.init_from=` its directory")
+    })
+}
