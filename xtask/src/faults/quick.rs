@@ -48,7 +48,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
 /// The library lies about a renaming: a save is acknowledged and is not there. The check has to say so.
 fn find_a_planted_loss(lab: &Lab, scenario: &Scenario) -> Result<(), String> {
     let directory = lab.directory("planted")?;
-    let lie = "calls=rename,renameat,renameat2\nonly=/checkpoints/step-00000001\nfrom=1\nto=end\ndo=lie\n";
+    let lie = "calls=rename,renameat,renameat2\nonly=/checkpoints/step-\nfrom=1\nto=end\ndo=lie\n";
     let stop = format!("under={}\n{lie}", directory.display());
     let ran = scenario::run(lab, &scenario.arguments, &directory, Some(&lab.faults(stop)))?;
     let broken = promises::nothing_lost(&directory.join(scenario::RUN), promises::acknowledged(&ran.out));
