@@ -41,6 +41,8 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     let opened = setup::open(&config, run.root(), keep_training)?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
+        // What the finished run could not remove goes now; that it still cannot be removed changes nothing for anyone.
+        let _ = run.own();
         return Ok(());
     }
     let machine = setup::machine(flags, &config)?;

@@ -131,10 +131,12 @@ pub fn nothing_lost(run: &Path, newest_acknowledged: Option<u64>) -> Vec<String>
     vec![format!("LOST: step {step} was saved, {found}")]
 }
 
-/// A line that is no JSON would end every reader of the file.
+/// A line that is no JSON would end every reader of the file. The last one may be torn, and ends in no newline then: the next
+/// event takes it away.
 fn torn_metrics(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
-    let torn = text.lines().position(|line| serde_json::from_str::<Value>(line).is_err())?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let torn = whole.lines().position(|line| serde_json::from_str::<Value>(line).is_err())?;
     Some(format!("metrics.jsonl: line {} is torn", torn + 1))
 }
 
@@ -213,7 +215,7 @@ mod tests {
         let done = Ran { code: Some(0), ..Ran::default() };
         assert_eq!(whole.went_on(&done, &directory), [""; 0]);
         fs::write(run.join(MODEL), "other").unwrap();
-        fs::write(run.join("metrics.jsonl"), "{}\n{\"event\":").unwrap();
+        fs::write(run.join("metrics.jsonl"), "{}\n{\"event\":\n{}\n{").unwrap();
         fs::write(run.join(".left"), "").unwrap();
         let expected = ["the model has other bytes", "left behind: run/.left (of 1)", "metrics.jsonl: line 2 is torn"];
         assert_eq!(whole.went_on(&done, &directory), expected);
