@@ -274,3 +274,41 @@ fn a_killed_dry_run_is_removed_by_the_next_one_and_by_a_run() {
         assert_eq!(scene.names("."), expected);
     }
 }
+
+#[test]
+fn paths_that_are_not_utf8_are_paths_like_any_other() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let scene = Scene::new();
+    let name = |bytes: &'static [u8]| OsStr::from_bytes(bytes).to_owned();
+    let (output, other, rows) = (name(b"run-\xff"), name(b"other-\xfe"), name(b"rows-\xfd.parquet"));
+    fs::copy(crate::run::repository().join("data/sample-train.parquet"), scene.path(".").join(&rows)).expect("rows");
+    let mut set = name(b"data.train=").clone();
+    set.push(&rows);
+    let run = |arguments: &[&OsStr]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
+        command.args(short(&[])).args(arguments).current_dir(scene.path("."));
+        let ran = command.output().expect("the command starts");
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let mut arguments = vec![OsStr::new("--output"), &output, OsStr::new("--set"), &set];
+    arguments.extend(["--set", "data.validation=[]", "--set", "data.tokenizer=auto"].map(OsStr::new));
+    let tokenizer = format!("data.tokenizer={}", crate::run::repository().join("data/sample-tokenizer.json").display());
+    arguments.extend(["--set", &tokenizer].map(OsStr::new));
+    let more = [&arguments[..], &["--keep-training", "--set", "train.max_steps=8"].map(OsStr::new)].concat();
+    for arguments in [&arguments, &more] {
+        let (code, err) = run(arguments);
+        assert_eq!(code, Some(0), "{err}");
+    }
+    let resolved = scene.path(".").join(&output).join("resolved.toml");
+    let text = fs::read_to_string(&resolved).expect("the config");
+    assert!(text.contains("rows-%FD.parquet") && text.contains("run-%FF"), "{text}");
+    assert!(scene.path(".").join(&output).join("checkpoints/step-00000008").is_dir());
+    // The config repeats the run; the embedded data lies below its own directory.
+    let again = [OsStr::new("--config"), resolved.as_os_str(), OsStr::new("--output"), &other];
+    assert_eq!(run(&again).0, Some(0));
+    assert_eq!(run(&[OsStr::new("--output"), &name(b"embedded-\xfc")]).0, Some(0));
+    let (code, err) = run(&[OsStr::new("--set"), &name(b"data.prompt_column=\xff")]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("expected UTF-8") && err.contains("hint: "), "{err}");
+}

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use toml::Value;
 
 use crate::config::keys::{self, KEYS};
-use crate::config::{Origin, Values};
+use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::run_dir::RunDir;
 
@@ -91,7 +91,7 @@ fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
     let directory = output.root().join(DIRECTORY);
     let path = directory.join(file_name);
     match regular_file::read(&path, bytes.len() as u64) {
-        Ok(present) if present == *bytes => return Ok(Value::String(path.display().to_string())),
+        Ok(present) if present == *bytes => return Ok(Value::String(paths::to_text(path.as_os_str()))),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) if error.kind() != ErrorKind::FileTooLarge => return Err(Failure::io("read it", &path, &error)),
         _ => {
@@ -107,5 +107,5 @@ fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
     }
     trainer::write_atomic(&path, bytes)?;
     output.note_made(path.clone());
-    Ok(Value::String(path.display().to_string()))
+    Ok(Value::String(paths::to_text(path.as_os_str())))
 }

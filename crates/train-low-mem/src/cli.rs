@@ -7,12 +7,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use memory_policy::Bytes;
 use toml::Value;
 
-use crate::config::{Origin, Values};
+use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 
 const EXAMPLES: &str = "\
@@ -111,10 +112,10 @@ pub struct TrainArgs {
     #[arg(long, visible_alias = "learning-rate", value_name = "X")]
     pub learn_rate: Option<String>,
     /// Output directory
-    #[arg(long, short, value_name = "DIR")]
+    #[arg(long, short, value_name = "DIR", value_parser = path_text())]
     pub output: Option<String>,
     /// Override any config key, such as train.batch_size=16; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
     /// What --keep-training may find changed: data, tokenizer, model, batch-size, seed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
@@ -148,7 +149,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Parquet files or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
     pub data: Vec<String>,
     /// Config file whose columns and lengths apply
     #[arg(long, value_name = "FILE")]
@@ -169,7 +170,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "NAME")]
     pub bleu_tokenizer: Option<String>,
     /// Override a config key of `data`, `train` or `memory`
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
     /// Bytes that the whole process may hold
     #[arg(long, value_name = "SIZE")]
@@ -218,7 +219,7 @@ pub struct GenerateArgs {
 #[derive(Args, Debug)]
 pub struct InspectArgs {
     /// Parquet files or globs
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required = true, value_parser = path_text())]
     pub files: Vec<String>,
     /// Print one JSON object a line, one a file
     #[arg(long)]
@@ -229,7 +230,7 @@ pub struct InspectArgs {
 #[derive(Args, Debug)]
 pub struct TrainTokenizerArgs {
     /// Parquet (string columns) or text files, or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
     pub input: Vec<String>,
     /// Entries of the vocabulary, special tokens included
     #[arg(long, value_name = "N")]
@@ -445,6 +446,19 @@ fn hyphenated(argument: OsString) -> OsString {
     let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
     value.map_or(name.clone(), |value| format!("{name}={value}")).into()
+}
+
+/// A path, or a glob, as the text that it has in a config.
+fn path_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|path| paths::to_text(&path))
+}
+
+/// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.
+fn assignment_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|typed| match typed.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => paths::assignment(&typed).ok_or("expected UTF-8: only paths may have other bytes"),
+    })
 }
 
 /// clap's message in the house's form: one `error:` and a `hint:`.

@@ -10,7 +10,7 @@ use candle_core::Device;
 use dataloader::{BadRows, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
 
 /// Everything that a run reads from, opened.
@@ -71,8 +71,9 @@ impl Opened {
 pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
     let mut found = Vec::new();
     for pattern in patterns {
-        if Path::new(pattern).exists() {
-            found.push(PathBuf::from(pattern));
+        let path = paths::from_text(pattern);
+        if path.exists() {
+            found.push(path);
             continue;
         }
         let matches = glob::glob(pattern).map_err(|error| {
@@ -121,7 +122,8 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     if let Some(path) = &config.data.tokenizer {
         return Ok(path.clone());
     }
-    let beside_config = config.model.config.as_ref().and_then(|name| Path::new(name).parent().map(Path::to_path_buf));
+    let beside_config =
+        config.model.config.as_ref().and_then(|name| paths::from_text(name).parent().map(Path::to_path_buf));
     let directory = config.model.init_from.clone().or(beside_config).unwrap_or_default();
     let path = directory.join("tokenizer.json");
     if path.is_file() {
@@ -221,12 +223,12 @@ pub fn named_config(name: &str) -> Outcome<t5::Config> {
     if let Some(preset) = t5::Config::preset(name) {
         return Ok(preset);
     }
-    let path = Path::new(name);
+    let path = paths::from_text(name);
     if path.is_dir() {
         return Ok(t5::Config::from_file(&path.join("config.json"))?);
     }
     if path.is_file() || name.ends_with(".json") {
-        return Ok(t5::Config::from_file(path)?);
+        return Ok(t5::Config::from_file(&path)?);
     }
     let names: Vec<&str> = t5::Config::preset_names().collect();
     let nearest = names.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));

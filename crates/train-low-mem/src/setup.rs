@@ -9,7 +9,7 @@ use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
 use crate::assets;
 use crate::cli::TrainArgs;
-use crate::config::{Config, Values};
+use crate::config::{Config, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
@@ -37,7 +37,7 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     let mut typed = Values::defaults();
     flags.apply(&mut typed)?;
     let output = typed.text("run.output_dir").unwrap_or_default();
-    let resolved = Path::new(&output).join(RESOLVED);
+    let resolved = paths::from_text(&output).join(RESOLVED);
     let mut values = Values::defaults();
     match &flags.config {
         Some(path) => apply_file(&mut values, path)?,

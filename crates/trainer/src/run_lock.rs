@@ -60,7 +60,7 @@ impl RunLock {
             if is_new {
                 made.0.push(path.clone());
             }
-            match file.try_lock() {
+            match try_lock(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     // Who has it wrote who it is, unless it is about to.
@@ -126,7 +126,7 @@ impl RunLock {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(lost()),
             created => created.map_err(|e| Error::io("create", &path, e))?,
         };
-        file.try_lock().map_err(|_| lost())?;
+        try_lock(&file).map_err(|_| lost())?;
         write_pid(&mut file, Some(std::process::id())).map_err(|e| Error::io("write", &path, e))?;
         self.file = file;
         Ok(())
@@ -201,6 +201,15 @@ fn open_existing(path: &Path) -> std::io::Result<File> {
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     }
     options.open(path)
+}
+
+fn try_lock(file: &File) -> Result<(), TryLockError> {
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Interrupted => {}
+            locked => return locked,
+        }
+    }
 }
 
 fn is_at(file: &File, path: &Path) -> Result<bool> {

@@ -6,7 +6,7 @@ use serde_json::json;
 use toml::Value;
 
 use crate::cli::EvalArgs;
-use crate::config::{Config, Origin, Values};
+use crate::config::{Config, Origin, Values, paths};
 use crate::evaluation::{EvaluatedRows, Settings, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::inference::Inference;
@@ -69,7 +69,7 @@ fn config(flags: &EvalArgs) -> Outcome<Config> {
         setup::apply_file(&mut values, path)?;
     }
     let mut set = |key: &str, value: Value, flag: &str| values.set(key, value, Origin::Flag(flag.to_string()));
-    set("model.init_from", Value::String(flags.model.display().to_string()), "--model")?;
+    set("model.init_from", Value::String(paths::to_text(flags.model.as_os_str())), "--model")?;
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;

@@ -2,7 +2,8 @@
 //!
 //! [`Values`] is what was typed (defaults, file, flags, each with its origin); [`Config`] is what it
 //! means, checked across keys, with nothing left to decide but what only data, model and memory can say.
-//! Paths are relative to the directory where the command runs, as on the command line.
+//! Paths are relative to the directory where the command runs, as on the command line; see [`paths`] for those that are
+//! not UTF-8.
 //!
 //! ```text
 //! let mut values = Values::defaults();
@@ -13,6 +14,7 @@
 
 pub mod keys;
 mod memory;
+pub mod paths;
 pub mod values;
 mod written;
 
@@ -226,7 +228,7 @@ impl Config {
     /// As [`Config::resolve`], but `data.train` may be empty.
     pub fn resolve_without_data(values: Values) -> Outcome<Self> {
         let run = Run {
-            output_dir: PathBuf::from(values.text("run.output_dir").unwrap_or_default()),
+            output_dir: paths::from_text(&values.text("run.output_dir").unwrap_or_default()),
             seed: required(&values, "run.seed"),
             device: device(&values)?,
             log_every_steps: values.integer("run.log_every_steps"),
@@ -236,7 +238,7 @@ impl Config {
         };
         let model = Model {
             config: values.text("model.config"),
-            init_from: values.text("model.init_from").map(PathBuf::from),
+            init_from: values.text("model.init_from").as_deref().map(paths::from_text),
             vocab_size: values.integer("model.vocab_size"),
             overrides: values.table("model.overrides"),
         };
@@ -347,7 +349,7 @@ fn data(values: &Values) -> Data {
         prompt_column: values.text("data.prompt_column").unwrap_or_default(),
         response_column: values.text("data.response_column").unwrap_or_default(),
         text_column: values.text("data.text_column").unwrap_or_default(),
-        tokenizer: values.text("data.tokenizer").map(PathBuf::from),
+        tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
         objective,
         max_source_tokens: size(values, "data.max_source_tokens"),
         max_target_tokens: size(values, "data.max_target_tokens"),
