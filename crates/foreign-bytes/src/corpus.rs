@@ -43,3 +43,22 @@ fn files(place: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     paths.sort();
     Ok(paths)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PARSERS;
+
+    #[test]
+    fn every_parser_has_a_corpus_and_a_fuzz_target_and_no_other_target_is_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let manifest = fs::read_to_string(root.join("fuzz/Cargo.toml")).unwrap();
+        for parser in PARSERS {
+            assert!(!corpus(&root, parser).unwrap().is_empty(), "{}", parser.name);
+            let target = fs::read_to_string(root.join(format!("fuzz/fuzz_targets/{}.rs", parser.name))).unwrap();
+            assert!(target.contains(&format!("fuzz(\"{}\", input)", parser.name)), "{target}");
+            assert!(manifest.contains(&format!("path = \"fuzz_targets/{}.rs\"", parser.name)), "{}", parser.name);
+        }
+        assert_eq!(manifest.matches("[[bin]]").count(), PARSERS.len());
+    }
+}
