@@ -116,7 +116,7 @@ pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
     sync_directory(&parent_of(target))?;
     if let Some(old) = replaced {
         // What cannot be removed of it goes with the next start's leftovers.
-        let _ = remove_replaced(&old, target);
+        let _ = remove_replaced(&old, target).or_else(|_| remove_replaced(&old, target));
     }
     Ok(())
 }
@@ -222,9 +222,20 @@ fn remove_replaced(old: &Path, successor: &Path) -> io::Result<()> {
     remove_own_directory(old)
 }
 
-/// Removes the files of a checkpoint or a model, and their directory once it is empty. The manifest goes last: it names the
-/// files of another version.
+/// Removes the files of a checkpoint or a model, and their directory once it is empty. One error on the way is tried again:
+/// a save may be the last one, and nobody would come for what it left.
 pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
+    match remove_own_directory_once(directory) {
+        Err(e) if e.kind() != io::ErrorKind::DirectoryNotEmpty => match remove_own_directory_once(directory) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        },
+        removed => removed,
+    }
+}
+
+/// The manifest goes last: it names the files of another version.
+fn remove_own_directory_once(directory: &Path) -> io::Result<()> {
     let foreign = foreign_names(directory)?;
     let manifest = OsStr::new(checkpoint::MANIFEST_FILE);
     let mut names = Vec::new();
