@@ -170,3 +170,45 @@ fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
     let ended = keys(writer.into());
     assert!(ended.stderr.is_empty() && ended.status.code().is_none(), "{ended:?}");
 }
+
+/// Runs the command below a limit of the shell.
+fn limited(scene: &Scene, limit: &str, arguments: &[String]) -> std::process::Output {
+    let mut run = Command::new("sh");
+    run.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_train_low_mem")]);
+    run.args(arguments).current_dir(scene.path("")).output().unwrap()
+}
+
+#[test]
+fn memory_that_the_system_refuses_is_an_error_with_a_code_and_a_small_stack_is_none() {
+    let scene = Scene::new();
+    let bench = "bench --model t5-small --batch 1 --source-tokens 8 --target-tokens 8 --steps 1".split(' ');
+    let refused = limited(&scene, "-v 200000", &bench.map(str::to_owned).collect::<Vec<_>>());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.starts_with("error: out of memory: the system refused ") && said.contains("hint: "), "{said}");
+    let arguments = short(&["--set", "train.max_steps=1", "--set", "train.eval_samples=1"]);
+    let ran = limited(&scene, "-s 128", &arguments);
+    assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn sizes_that_no_model_has_are_refused_and_a_deep_model_is_planned_in_little_memory() {
+    let scene = Scene::new();
+    for (overrides, words) in [
+        ("num_layers=4096", "`num_layers` is `4096`, expected a number from 1 to 128"),
+        ("relative_attention_num_buckets=16777214", "is `16777214`, expected a number from 4 to 65536"),
+    ] {
+        let overrides = format!("model.overrides={{{overrides}}}");
+        scene.run(&["plan", "--set", &overrides]).expect_code(4).expect_words(&[words, "hint: "]);
+    }
+    // The rehearsal does not have the model's buckets: 65,536 of them for 4 heads would be many times as much as all else.
+    let deep =
+        "model.overrides={relative_attention_num_buckets=65536,relative_attention_max_distance=65537,num_layers=20}";
+    let rss = |more: &[&str]| {
+        let plan = [&["plan", "--json", "--memory-budget", "400MiB"], more].concat();
+        let plan = scene.run(&plan).expect_code(0).json();
+        plan["bill"]["rows"].as_array().unwrap()[0]["bytes"].as_u64().unwrap()
+    };
+    let (plain, deep) = (rss(&[]), rss(&["--set", deep]));
+    assert!(deep < plain + (4 << 20), "{deep} {plain}");
+}
