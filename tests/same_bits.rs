@@ -74,7 +74,7 @@ fn a_run_killed_on_two_threads_goes_on_to_the_same_bits_on_one_without_a_word() 
 fn a_smaller_budget_that_cuts_the_batch_otherwise_is_said_in_one_line() {
     let scene = Scene::new();
     kill_after_step_4(&scene, &unpinned(&["--memory-budget", "300MiB"]));
-    let ran = scene.run(&unpinned(&["--memory-budget", "45MiB", "--keep-training"])).expect_code(0);
+    let ran = scene.run(&unpinned(&["--memory-budget", "60MiB", "--keep-training"])).expect_code(0);
     let said: Vec<&str> = ran.err.lines().filter(|line| line.contains("bits")).collect();
     let [line] = said[..] else { panic!("{said:?}") };
     assert!(line.starts_with("warning: from here on the bits differ from those of an uninterrupted run: "), "{line}");
@@ -82,7 +82,7 @@ fn a_smaller_budget_that_cuts_the_batch_otherwise_is_said_in_one_line() {
         line.contains("the batch is cut into micro-batches of ") && line.contains(" samples instead of 48"),
         "{line}"
     );
-    assert!(line.ends_with("(budget 45 MiB)"), "{line}");
+    assert!(line.ends_with("(budget 60 MiB)"), "{line}");
     let warnings = scene.events("run", "warning");
     let event = warnings.iter().find(|event| event["kind"] == "bits").expect("an event");
     assert_eq!(event["differences"][0]["setting"], "memory.micro_batch_samples", "{event}");
@@ -95,7 +95,7 @@ fn a_deterministic_run_refuses_another_cut_and_its_hint_leads_to_the_same_bits()
     let run = |more: &[&str]| unpinned(&[&["--set", "run.deterministic=true"], more].concat());
     scene.run(&run(&["--memory-budget", "300MiB", "--output", "whole"])).expect_code(0);
     kill_after_step_4(&scene, &run(&["--memory-budget", "300MiB"]));
-    let refused = scene.run(&run(&["--memory-budget", "45MiB", "--keep-training"])).expect_code(2).expect_words(&[
+    let refused = scene.run(&run(&["--memory-budget", "60MiB", "--keep-training"])).expect_code(2).expect_words(&[
         "error: run/checkpoints/step-00000004: cannot resume with the same bits, and `run.deterministic` is true:",
         "memory.micro_batch_samples: was 48, now ",
         "hint: the smallest budget that would do: --memory-budget ",
