@@ -90,7 +90,7 @@ impl<'a> Dictionary<'a> {
             dictionary.find_starts(values)?;
             return Ok(dictionary);
         }
-        let room = u64::from(source.page.held_bytes).min(MAX_HELD_BYTES) as usize;
+        let room = source.page.held_bytes.min(MAX_HELD_BYTES) as usize;
         let values = page.header.values as usize;
         dictionary.starts.reserve_exact((values + 1).min(room / 4 + 1));
         dictionary.bytes.reserve_exact(room.saturating_sub(4 * values));

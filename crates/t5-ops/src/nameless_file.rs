@@ -76,8 +76,6 @@ fn create_new(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    #![cfg(unix)]
-
     use std::collections::BTreeSet;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::PathBuf;

@@ -121,12 +121,15 @@ pub struct StepCosts<'a> {
     loading: Vec<CostRow>,
     evaluation: Option<Evaluated<'a>>,
     /// What evaluation and generation hold, by samples and rows of logits at a time: many ways to cut a step ask for the same.
-    counted: RefCell<HashMap<(usize, usize), Rc<[Vec<t5::CostRow>; 2]>>>,
+    counted: RefCell<HashMap<(usize, usize), EvaluationRows>>,
     /// Where tensors lie.
     place: Place,
     /// Bytes of files that the system keeps in memory beside the run before it writes them to the disk.
     file_room: Bytes,
 }
+
+/// The rows of an evaluation and of a generation.
+type EvaluationRows = Rc<[Vec<t5::CostRow>; 2]>;
 
 /// What an evaluation computes at a time, and the rows that it reads where they are known.
 struct Evaluated<'a> {
@@ -402,7 +405,7 @@ impl<'a> StepCosts<'a> {
     }
 
     /// The tensors of an evaluation and of a generation.
-    fn evaluation_rows(&self, pass: &Pass, samples: usize, evaluated: &Evaluated<'_>) -> Rc<[Vec<t5::CostRow>; 2]> {
+    fn evaluation_rows(&self, pass: &Pass, samples: usize, evaluated: &Evaluated<'_>) -> EvaluationRows {
         let mut counted = self.counted.borrow_mut();
         let rows = counted.entry((samples, pass.loss_chunk_rows)).or_insert_with(|| {
             let pass = Pass { shape: Shape { samples, ..pass.shape }, ..*pass };

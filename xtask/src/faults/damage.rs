@@ -44,6 +44,9 @@ enum Kind {
     Socket,
 }
 
+/// A try: its name, the file and what is done to it.
+type NamedTry = (String, (String, Damage));
+
 /// Every damage to every file.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     some(lab, table, usize::MAX)
@@ -120,9 +123,9 @@ impl Scene {
     }
 
     /// The damages, by their rows.
-    fn rows(&self, lab: &Lab) -> Result<Vec<(String, Vec<(String, (String, Damage))>)>, String> {
+    fn rows(&self, lab: &Lab) -> Result<Vec<(String, Vec<NamedTry>)>, String> {
         let files = self.files()?;
-        let of_each = |make: &dyn Fn(&String) -> Vec<Damage>| -> Vec<(String, (String, Damage))> {
+        let of_each = |make: &dyn Fn(&String) -> Vec<Damage>| -> Vec<NamedTry> {
             let pairs = files.iter().flat_map(|file| make(file).into_iter().map(move |damage| (file.clone(), damage)));
             let pairs = pairs.filter(|(file, damage)| self.is_other(file, damage));
             pairs.map(|(file, damage)| (format!("{file}: {damage:?}"), (file, damage))).collect()

@@ -68,10 +68,8 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
             Condition::Whole { .. } if is_surplus => {
                 remove(checkpoints, saved, path);
             }
-            Condition::Torn(reason) if is_surplus => {
-                if remove(checkpoints, saved, path) {
-                    saved.notes.push(format!("removed {}, because it was torn: {reason}", path.display()));
-                }
+            Condition::Torn(reason) if is_surplus && remove(checkpoints, saved, path) => {
+                saved.notes.push(format!("removed {}, because it was torn: {reason}", path.display()));
             }
             _ => {}
         }
@@ -204,8 +202,9 @@ pub(super) struct Before {
 /// Makes way for a checkpoint of the same step: a whole or a torn one will be replaced, any other one moves aside.
 pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
     match fs::symlink_metadata(target) {
+        Ok(_) => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::default()),
-        found => drop(found.map_err(|e| Error::io("examine", target, e))?),
+        Err(e) => return Err(Error::io("examine", target, e)),
     }
     let reason = match look(target, step) {
         Condition::Whole { .. } => return Ok(Before::default()),
