@@ -27,7 +27,7 @@ const TOKENIZER_BYTES: u64 = 4 << 20;
 /// 8 KiB for the longest that is remembered.
 const CACHED_WORD_BYTES: u64 = 2 << 10;
 /// While a window is cut into words every byte of it has its alignment, and in digits a word of its own with three
-/// blocks. Measured: see the test.
+/// blocks. An estimate with room.
 const BYTES_PER_WINDOW_BYTE: u64 = 400;
 /// While a long word is tokenized every byte may be a symbol, a place in the queue of merges and a token with its text.
 const BYTES_PER_WORD_BYTE: u64 = 200;

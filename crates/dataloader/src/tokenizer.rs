@@ -159,7 +159,7 @@ impl Tokenizer {
     ///
     /// Of a long text only as much is tokenized as these take, in windows of a few KiB: no text costs a multiple of its
     /// size, however its words are cut. The ids are those of the whole text wherever its words are shorter
-    /// than [`windows`](Self::windows) say; the borders of tokens within longer words may differ from those of the whole.
+    /// than one window; the borders of tokens within longer words may differ from those of the whole.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode).

@@ -54,7 +54,7 @@ pub struct TokenizerTraining {
 
 /// Bytes that a counted byte takes at most, first in the table of words and then while merges are learned.
 const LEARNING_BYTES_PER_COUNTED: u64 = 6;
-/// An entry of the vocabulary, in the tokenizer and in its file. Measured.
+/// An entry of the vocabulary, in the tokenizer and in its file. An estimate with room.
 const ENTRY_OF_TOKENIZER_BYTES: u64 = 1536;
 /// What cutting a piece of text into words takes, and what there is besides.
 const CUTTING_BYTES: u64 = 6 << 20;

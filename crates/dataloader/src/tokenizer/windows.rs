@@ -12,7 +12,8 @@
 //! WordLevel look at whole words only; of a word that is longer than any they know the rest is passed over.
 //!
 //! Invariants:
-//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
+//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`. One case
+//!   is known where they are not: a normalizer that deletes a run of text longer than the margin of a window.
 //! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
 
 use std::ops::Range;
