@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the child finds its directory.
 const DIRECTORY: &str = "FAULT_POINTS_TEST_DIRECTORY";
@@ -32,7 +33,10 @@ fn the_child_writes_renames_and_reads() {
 /// Runs the child under these faults in an empty directory, and hands what it did to `check`.
 fn child(name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
     let program = std::env::current_exe().expect("this program's path");
-    let directory = program.with_file_name(format!("fault-points-{}-{name}", std::process::id()));
+    // Two tests at a time may ask for the same thing.
+    static CHILDREN: AtomicU64 = AtomicU64::new(0);
+    let number = CHILDREN.fetch_add(1, Ordering::Relaxed);
+    let directory = program.with_file_name(format!("fault-points-{}-{number}-{name}", std::process::id()));
     fs::create_dir_all(&directory).expect("a directory");
     let output = Command::new(&program)
         .args(["--exact", "tests::the_child_writes_renames_and_reads", "--nocapture", "--test-threads=1"])

@@ -9,12 +9,10 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use candle_core::{DType, Device};
-use dataloader::{DataLoader, LoaderLimits};
+use dataloader::DataLoader;
 use memory_policy::{
-    Budget, Budgets, Bytes, CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, MemorySnapshot, Phase, Place,
-    Plan, StepChoice,
+    Budget, Budgets, Bytes, CostRow, Costs, LayerMajor, MemorySnapshot, Phase, Place, Plan, StepChoice,
 };
-use parquet_dataset::{Dataset, Residency};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
 use t5::costs::{Arithmetic, Pass, Shape, Trained, WeightsOnDisk};
@@ -23,6 +21,7 @@ use trainer::TrainerOptions;
 use crate::config::{Config, Memory};
 use crate::evaluation::EvaluatedRows;
 use crate::failure::{Failure, Outcome};
+use crate::feeding;
 use crate::levers::{self, LOSS_CHUNK_ROWS, Way, even_cuts, halvings, pinned};
 use crate::offload::{Written, file_room, layers_of};
 use crate::open::{self, Opened};
@@ -86,7 +85,7 @@ pub fn costs(
         batch_samples: config.train.batch_size,
         fixed,
         steps: wanted.of(step.choices(&config.memory)),
-        loaders: loader_choices(config, &opened.train, loader),
+        loaders: feeding::choices(config, &opened.train, loader),
     })
 }
 
@@ -414,86 +413,6 @@ impl<'a> StepCosts<'a> {
             Rc::new([evaluation, generation])
         });
         Rc::clone(rows)
-    }
-}
-
-/// The ways to feed a step, those that the pins leave.
-fn loader_choices(config: &Config, dataset: &Dataset, loader: &DataLoader) -> Vec<LoaderChoice> {
-    let pins = &config.memory;
-    let ahead = [(2, 1), (1, 1), (0, 0)]
-        .map(|(prefetch, threads)| (pins.prefetch_batches.unwrap_or(prefetch), pins.decode_threads.unwrap_or(threads)));
-    let mut choices = Vec::new();
-    for (residency, residency_time) in residencies(config, dataset) {
-        for (prefetch_batches, decode_threads) in pinned(None, ahead.to_vec()) {
-            // Making a batch costs a few percent of a step, hidden behind it where a thread does it.
-            let waiting = match prefetch_batches.min(decode_threads) {
-                0 => 1.05,
-                _ if prefetch_batches == 1 => 1.005,
-                _ => 1.0,
-            };
-            let limits = LoaderLimits { prefetch_batches, decode_threads };
-            choices.push(LoaderChoice {
-                residency,
-                decode_threads,
-                prefetch_batches,
-                rows: loader_rows(dataset, loader, residency, limits),
-                relative_time: residency_time * waiting,
-            });
-        }
-    }
-    choices
-}
-
-/// Rows of the loader and the dataset. What they hold already, tokenizer and footers, is in `process`.
-fn loader_rows(
-    dataset: &Dataset,
-    loader: &DataLoader,
-    residency: DatasetResidency,
-    limits: LoaderLimits,
-) -> Vec<CostRow> {
-    let of_loader = loader.costs(limits).into_iter().filter(|row| row.name != "tokenizer");
-    let readers = limits.decode_threads.max(1);
-    let of_dataset = dataset.costs(dataset_residency(residency), readers).into_iter();
-    let of_dataset = of_dataset.filter(|row| row.name != "dataset metadata");
-    let mut loader_bytes = 0;
-    let mut rows = Vec::new();
-    of_loader.for_each(|row| loader_bytes += row.bytes);
-    rows.push(CostRow::new(
-        "loader",
-        loader_bytes,
-        format!("{} batches ahead, {} threads", limits.prefetch_batches, limits.decode_threads),
-    ));
-    rows.push(CostRow::new("dataset", of_dataset.map(|row| row.bytes).sum(), residency.to_string()));
-    rows
-}
-
-/// What the dataset may hold, with the time of a step over that of the fastest.
-fn residencies(config: &Config, dataset: &Dataset) -> Vec<(DatasetResidency, f64)> {
-    let block_bytes = dataset.mean_row_bytes().saturating_mul(u64::from(dataset.block_rows()));
-    // The whole-file shuffle works in one window of blocks and begins the next; file order needs two blocks.
-    let blocks = if config.data.shuffle { config.data.window_blocks + 1 } else { 2 };
-    let cache = |share: u64| DatasetResidency::RowGroupCache {
-        bytes: Bytes((block_bytes.saturating_mul(blocks) / share).clamp(1 << 20, dataset.decoded_bytes().max(1 << 20))),
-    };
-    // A block that stays saves its decoding in later epochs only. A cache smaller than the window decodes
-    // blocks again within an epoch; without any, every batch decodes its pages.
-    let again = if config.train.epochs > 1 { 1.002 } else { 1.0 };
-    let offers = [
-        (DatasetResidency::InMemory, 1.0),
-        (cache(1), again),
-        (cache(4), 1.02),
-        (DatasetResidency::UltraLowMem, if config.data.shuffle { 1.05 } else { 1.01 }),
-    ];
-    let pin = config.memory.dataset_residency.as_deref();
-    offers.into_iter().filter(|(residency, _)| pin.is_none_or(|pin| pin == residency.name())).collect()
-}
-
-/// The policy's word for what the dataset may hold, in the dataset's own words.
-pub fn dataset_residency(residency: DatasetResidency) -> Residency {
-    match residency {
-        DatasetResidency::InMemory => Residency::InMemory,
-        DatasetResidency::RowGroupCache { bytes } => Residency::RowGroupCache { bytes: bytes.0 },
-        DatasetResidency::UltraLowMem => Residency::UltraLowMem,
     }
 }
 

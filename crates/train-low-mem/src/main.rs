@@ -18,6 +18,7 @@ mod config;
 mod dry_run;
 mod evaluation;
 mod failure;
+mod feeding;
 mod identity;
 mod inference;
 mod levers;

@@ -26,7 +26,7 @@ use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
 use crate::saved::{History, Saved, saved_state};
 use crate::stop::Stop;
-use crate::{bill, identity, offload, options, setup};
+use crate::{bill, feeding, identity, offload, options, setup};
 
 /// A run.
 pub struct Session {
@@ -258,7 +258,7 @@ impl Session {
 
     /// Hands the plan's numbers to the loader.
     pub fn feed(&mut self, plan: &Plan) {
-        self.opened.train.set_residency(bill::dataset_residency(plan.residency));
+        self.opened.train.set_residency(feeding::dataset_residency(plan.residency));
         self.loader
             .set_limits(LoaderLimits { prefetch_batches: plan.prefetch_batches, decode_threads: plan.decode_threads });
     }

@@ -302,8 +302,11 @@ impl<'t> Tokenizing<'t> {
         }
         let text = &self.word.text;
         let limit = text.floor_char_boundary(text.len() - self.sizes.word_margin_bytes.min(text.len()));
+        let unknown_end = self.word.unknown_end(&tokens, self.traits.fused_unknown);
         let tokens = self.word.new_tokens(&tokens, self.traits.fused_unknown);
         let mut part = match tokens.last() {
+            // The unknown token that was taken before goes on, and adds none.
+            _ if unknown_end > limit => Part { tokens: 0, end: limit, ends_unknown: true },
             // Characters that the model drops are in no token, and then offsets mean nothing.
             Some(last) if last.offsets.1 != text.len() => self.part_by_trying(tokens, limit)?,
             _ => Part::of(tokens, text, limit, self.traits.fused_unknown),
@@ -340,12 +343,18 @@ impl<'t> Tokenizing<'t> {
 }
 
 impl Word {
+    /// Where the unknown token ends that was taken when it began; 0 where none goes on.
+    fn unknown_end(&self, tokens: &[Token], fused_unknown: Option<u32>) -> usize {
+        let first = tokens.iter().find(|token| token.offsets.0 >= self.done);
+        first.filter(|first| self.ends_unknown && Some(first.id) == fused_unknown).map_or(0, |first| first.offsets.1)
+    }
+
     /// Those of the text's tokens that were not taken before.
     fn new_tokens<'a>(&self, tokens: &'a [Token], fused_unknown: Option<u32>) -> &'a [Token] {
         let tokens = &tokens[tokens.iter().take_while(|token| token.offsets.0 < self.done).count()..];
         match tokens.first() {
             // It was taken when it began.
-            Some(first) if self.ends_unknown && Some(first.id) == fused_unknown => &tokens[1..],
+            Some(_) if self.unknown_end(tokens, fused_unknown) > 0 => &tokens[1..],
             _ => tokens,
         }
     }
