@@ -3,7 +3,7 @@
 //!
 //! Every system call that touches a file traps (seccomp) into a handler here, whoever made it: this program, the
 //! C library in its own depths, or code that enters the kernel directly. So a write is covered on the day that it is written.
-//! The handler counts the operations on the files that [`settings`] name, and does what they say.
+//! The handler counts the operations on the files that the settings name, and does what they say.
 //!
 //! Invariants:
 //! * The handler allocates nothing and takes no lock: it may interrupt anything.
