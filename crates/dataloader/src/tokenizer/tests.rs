@@ -156,7 +156,7 @@ fn windowed(tokenizer: &Tokenizer, text: &str, max_tokens: usize) -> Vec<u32> {
     tokenizer.encode_in(TINY, &mut &*text, max_tokens).unwrap()
 }
 
-/// Of so many texts of each kind the first on which windows give other ids than the whole.
+/// Fails on the first of `texts` random texts of each kind for which windows give other ids than the whole text.
 #[track_caller]
 fn check(texts: u64, longest: u64) {
     for (number, (kind, tokenizer)) in (0..).zip(kinds()) {

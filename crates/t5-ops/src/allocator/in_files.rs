@@ -160,8 +160,8 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     write_zeros(file, bytes)
 }
 
-/// Writes so many zeros, and waits for the disk: a file that has its length only would take its room page by page, as they are
-/// used, and a full disk would then be a signal.
+/// Writes `bytes` zeros and waits for the disk. A sparse file would take its room page by page, as pages are used, and a full
+/// disk would then be a signal.
 fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
     use io::Write;
     let zeros = vec![0; PIECE_BYTES.min(bytes as usize)];

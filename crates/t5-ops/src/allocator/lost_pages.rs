@@ -156,7 +156,7 @@ mod system {
         // Other threads may meet lost pages at the same moment: one of them speaks.
         if !IS_ENDING.swap(true, Ordering::AcqRel) {
             let mut text = Text { bytes: [0; 2 * NAME_BYTES], end: 0 };
-            // SAFETY: the fault lies in a mapping that lives, so that its slot does not change.
+            // SAFETY: the fault lies in a live mapping, and the slot of a live mapping does not change.
             let name = unsafe { &(&*slot.name.get())[..slot.name_bytes.load(Ordering::Relaxed)] };
             text.add(b"\nerror: ");
             text.add(name);
@@ -211,7 +211,7 @@ mod system {
             let mut standard_error = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
             // SAFETY: one descriptor, which lives during the call.
             if unsafe { libc::poll(&raw mut standard_error, 1, 1000) } == 1 {
-                // SAFETY: so many bytes of the text are set. An error of the last words has nobody to be told to.
+                // SAFETY: the first `end` bytes are set. Nobody is left to hear of an error here.
                 let _ = unsafe { libc::write(2, self.bytes.as_ptr().cast(), self.end) };
             }
         }
