@@ -5,7 +5,7 @@ use memory_policy::{Budget, Plan};
 use trainer::adafactor::AdafactorOptions;
 use trainer::bleu::Tokenization;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Accumulation, Precision, StepPlan, TrainerOptions};
+use trainer::{Levers, Precision, StepPlan, TrainerOptions};
 
 use crate::config::Config;
 use crate::evaluation::Settings;
@@ -97,13 +97,11 @@ pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
 
 /// The plan's numbers for the trainer, made for samples of the `longest` source and target.
 pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
-    StepPlan {
+    let levers = Levers {
         micro_batch_samples: plan.micro_batch_samples,
-        longest,
         recompute_blocks: plan.recompute_blocks,
         loss_chunk_rows: plan.loss_chunk_rows,
-        accumulation: plan
-            .layer_major
-            .map_or(Accumulation::MicroBatchMajor, |layers| Accumulation::LayerMajor(offload::layers_of(layers))),
-    }
+        layer_major: plan.layer_major.map(offload::layers_of),
+    };
+    StepPlan { levers, longest }
 }

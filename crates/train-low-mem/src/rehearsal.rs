@@ -6,7 +6,7 @@
 
 use candle_core::Device;
 use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
-use trainer::{Accumulation, Batch, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, StepPlan, Trainer, TrainerOptions};
 
 use crate::failure::Outcome;
 
@@ -35,11 +35,13 @@ pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -
     let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
     let samples: Vec<Vec<u32>> = vec![(2..2 + TOKENS as u32).collect(); SAMPLES];
     let plan = StepPlan {
-        micro_batch_samples: SAMPLES,
+        levers: Levers {
+            micro_batch_samples: SAMPLES,
+            recompute_blocks: 1,
+            loss_chunk_rows: TOKENS,
+            layer_major: None,
+        },
         longest: None,
-        recompute_blocks: 1,
-        loss_chunk_rows: TOKENS,
-        accumulation: Accumulation::MicroBatchMajor,
     };
     trainer.step(&Batch { sources: &samples, targets: &samples }, &plan, &|| false)?;
     let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();

@@ -32,6 +32,6 @@ pub use files::{create_directories, write_atomic};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;
-pub use t5::LayerMajor;
+pub use t5::{LayerMajor, Levers};
 pub use temporary::{TEMPORARY_PREFIX, is_temporary_name};
-pub use trainer::{Accumulation, Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};
+pub use trainer::{Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};

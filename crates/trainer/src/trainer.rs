@@ -13,15 +13,10 @@
 //!
 //! ```no_run
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
-//! use trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+//! use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
 //! let mut trainer = Trainer::new(model, TrainerOptions::default())?;
-//! let plan = StepPlan {
-//!     micro_batch_samples: 4,
-//!     longest: None,
-//!     recompute_blocks: 0,
-//!     loss_chunk_rows: 256,
-//!     accumulation: Accumulation::MicroBatchMajor,
-//! };
+//! let levers = Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None };
+//! let plan = StepPlan { levers, longest: None };
 //! let batch = Batch { sources: &sources, targets: &targets };
 //! match trainer.step(&batch, &plan, &|| false)? {
 //!     StepOutcome::Done(stats) => assert!(stats.loss.is_finite()),
@@ -37,7 +32,7 @@ use std::collections::HashSet;
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
 use t5::costs::{Pass, Shape};
-use t5::{Files, Gradients, LayerMajor, LayerPass, MicroBatch, Stage, StepContext, T5};
+use t5::{Files, Gradients, LayerMajor, LayerPass, Levers, MicroBatch, Stage, StepContext, T5};
 use t5_ops::SquareSums;
 
 use crate::adafactor::Adafactor;
@@ -55,33 +50,15 @@ pub struct Batch<'a> {
     pub targets: &'a [Vec<u32>],
 }
 
-/// The order in which micro-batches and blocks are gone through in backward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Accumulation {
-    /// One micro-batch through all blocks, then the next: gradients of all parameters exist together.
-    #[default]
-    MicroBatchMajor,
-    /// All micro-batches through one block, then the next; parameters are updated block by block, in a second pass
-    /// after the one that takes the norm. Gradients do not outlast the step.
-    LayerMajor(LayerMajor),
-}
-
 /// How a step is carried out: chosen by memory, without a say in the mathematics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlan {
-    /// The most samples of the longest lengths that are in memory at one time.
-    pub micro_batch_samples: usize,
-    /// The longest source and target, in tokens, that `micro_batch_samples` was chosen for. A micro-batch of
+    /// How it is cut, and what is computed again.
+    pub levers: Levers,
+    /// The longest source and target, in tokens, that [`Levers::micro_batch_samples`] was chosen for. A micro-batch of
     /// shorter samples takes as many as hold no more than that, one of longer samples fewer. `None`: just
     /// `micro_batch_samples`, whatever their lengths.
     pub longest: Option<(usize, usize)>,
-    /// Blocks that keep only their input and run forward again in backward.
-    pub recompute_blocks: usize,
-    /// Rows of logits that exist at one time.
-    pub loss_chunk_rows: usize,
-    /// How gradients are accumulated. Layer by layer, what backward goes through twice is computed again whatever
-    /// `recompute_blocks` is.
-    pub accumulation: Accumulation,
 }
 
 /// What a step did.
@@ -204,7 +181,7 @@ impl Trainer {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
-        if plan.micro_batch_samples == 0 {
+        if plan.levers.micro_batch_samples == 0 {
             return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
         }
         let factor = self.options.schedule.factor(self.step, self.options.total_steps);
@@ -222,8 +199,7 @@ impl Trainer {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
-        let in_file = matches!(plan.accumulation, Accumulation::LayerMajor(layers) if layers.weights_on_disk);
-        self.model.move_weights(in_file.then_some(&self.offload))?;
+        self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&self.offload))?;
         let Some(accumulated) = self.accumulate(batch, plan, &mut stats, interrupted)? else {
             return Ok(StepOutcome::Interrupted);
         };
@@ -273,8 +249,8 @@ impl Trainer {
             step: self.step,
             dropout: self.options.dropout,
             activations: self.options.precision.activations(),
-            recompute_blocks: plan.recompute_blocks,
-            loss_chunk_rows: plan.loss_chunk_rows,
+            recompute_blocks: plan.levers.recompute_blocks,
+            loss_chunk_rows: plan.levers.loss_chunk_rows,
             target_tokens: stats.target_tokens,
         };
         let lengths: Vec<_> =
@@ -285,9 +261,9 @@ impl Trainer {
         stats.padded_tokens = cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum();
         let config = self.model.config().clone();
         let gathered = cut.iter().map(|samples| gather(batch, samples, &config, &device));
-        let accumulated = match plan.accumulation {
-            Accumulation::MicroBatchMajor => self.accumulate_whole(gathered, &cx, stats, interrupted)?,
-            Accumulation::LayerMajor(layers) => {
+        let accumulated = match plan.levers.layer_major {
+            None => self.accumulate_whole(gathered, &cx, stats, interrupted)?,
+            Some(layers) => {
                 let accumulated = self.accumulate_by_layer(gathered, &cx, &layers, stats, interrupted);
                 if !matches!(accumulated, Ok(Some(_))) {
                     self.gradients.release();
@@ -390,7 +366,7 @@ impl Trainer {
     /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.
     fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
         let Some((source_tokens, target_tokens)) = plan.longest else {
-            return micro_batches::cut(lengths, plan.micro_batch_samples);
+            return micro_batches::cut(lengths, plan.levers.micro_batch_samples);
         };
         let training_bytes = self.model.training_bytes(&self.gradients);
         let bytes = |shape: Shape| {
@@ -398,12 +374,12 @@ impl Trainer {
                 shape,
                 activations: self.options.precision.activations(),
                 gradients: self.options.gradient_dtype(),
-                recompute_blocks: plan.recompute_blocks,
-                loss_chunk_rows: plan.loss_chunk_rows,
+                recompute_blocks: plan.levers.recompute_blocks,
+                loss_chunk_rows: plan.levers.loss_chunk_rows,
                 dropout: self.options.dropout > 0.0,
             })
         };
-        let most = bytes(Shape { samples: plan.micro_batch_samples, source_tokens, target_tokens });
+        let most = bytes(Shape { samples: plan.levers.micro_batch_samples, source_tokens, target_tokens });
         micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
             bytes(Shape { samples, source_tokens, target_tokens }) <= most
         })

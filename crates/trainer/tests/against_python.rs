@@ -12,7 +12,7 @@ use t5_ops::SquareSums;
 use trainer::adafactor::{Adafactor, AdafactorOptions};
 use trainer::bleu::{Bleu, Tokenization};
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 fn goldens(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path)
@@ -210,11 +210,13 @@ fn whole_steps_are_those_of_transformers() {
             };
             let (sources, targets) = (ids("sources"), ids("targets"));
             let plan = StepPlan {
-                micro_batch_samples: 1 + i % 4,
+                levers: Levers {
+                    micro_batch_samples: 1 + i % 4,
+                    recompute_blocks: i % 3,
+                    loss_chunk_rows: 3 + i,
+                    layer_major: None,
+                },
                 longest: None,
-                recompute_blocks: i % 3,
-                loss_chunk_rows: 3 + i,
-                accumulation: Accumulation::MicroBatchMajor,
             };
             let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
             let StepOutcome::Done(stats) = outcome else { panic!("{case}, step {i}: {outcome:?}") };

@@ -7,8 +7,7 @@ use support::{bits, config, new, values};
 use t5::Config;
 use t5::costs::Trained;
 use trainer::{
-    Accumulation, Checkpoints, GradientPrecision, LayerMajor, MasterWeights, Precision, StepPlan, Trainer,
-    TrainerOptions,
+    Checkpoints, GradientPrecision, LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions,
 };
 
 fn options(precision: Precision, gradient_precision: GradientPrecision) -> TrainerOptions {
@@ -17,8 +16,11 @@ fn options(precision: Precision, gradient_precision: GradientPrecision) -> Train
 
 const SAMPLES: u32 = 16;
 
-fn plan(micro_batch_samples: usize, accumulation: Accumulation) -> StepPlan {
-    StepPlan { micro_batch_samples, longest: None, recompute_blocks: 0, loss_chunk_rows: 8, accumulation }
+fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan {
+    StepPlan {
+        levers: Levers { micro_batch_samples, recompute_blocks: 0, loss_chunk_rows: 8, layer_major },
+        longest: None,
+    }
 }
 
 fn run(trainer: &mut Trainer, plan: &StepPlan, from: u32, to: u32) -> Vec<f64> {
@@ -29,7 +31,7 @@ fn run(trainer: &mut Trainer, plan: &StepPlan, from: u32, to: u32) -> Vec<f64> {
 fn accumulators_hold_what_the_bill_says() {
     for (gradients, dtype) in [(GradientPrecision::F32, DType::F32), (GradientPrecision::Bf16, DType::BF16)] {
         let mut trainer = new(options(Precision::F32, gradients));
-        run(&mut trainer, &plan(2, Accumulation::MicroBatchMajor), 0, 1);
+        run(&mut trainer, &plan(2, None), 0, 1);
         assert_eq!(trainer.gradients().bytes(), Trained::all(&config()).gradient_bytes(dtype));
     }
     let bytes = |dtype| Trained::all(&Config::preset("t5-base").unwrap()).gradient_bytes(dtype);
@@ -42,7 +44,7 @@ fn sums_in_bf16_are_near_those_in_f32_however_many_micro_batches_they_have() {
     for micro_batch_samples in [16, 4, 1] {
         let gradients = |gradient_precision| {
             let mut trainer = new(options(Precision::F32, gradient_precision));
-            run(&mut trainer, &plan(micro_batch_samples, Accumulation::MicroBatchMajor), 0, 1);
+            run(&mut trainer, &plan(micro_batch_samples, None), 0, 1);
             let gradients = trainer.gradients().iter().map(|(_, gradient)| (gradient.dtype(), values(gradient)));
             gradients.collect::<Vec<_>>()
         };
@@ -71,15 +73,15 @@ fn sums_in_bf16_are_near_those_in_f32_however_many_micro_batches_they_have() {
 #[test]
 fn layer_by_layer_and_through_a_file_the_step_is_the_same() {
     // One step: rounding to bf16 turns differences in the last bits, of tables added to in another order, into larger ones.
-    let after = |accumulation| {
+    let after = |layer_major| {
         let mut trainer = new(options(Precision::F32, GradientPrecision::Bf16));
-        run(&mut trainer, &plan(4, accumulation), 0, 1);
+        run(&mut trainer, &plan(4, layer_major), 0, 1);
         trainer.model().parameters().iter().map(|p| values(&p.tensor)).collect::<Vec<_>>()
     };
-    let expected = after(Accumulation::MicroBatchMajor);
+    let expected = after(None);
     for (kept_gradient_blocks, gradients_on_disk) in [(0, false), (2, false), (99, false), (0, true)] {
         let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::default() };
-        for (a, b) in after(Accumulation::LayerMajor(layers)).iter().flatten().zip(expected.iter().flatten()) {
+        for (a, b) in after(Some(layers)).iter().flatten().zip(expected.iter().flatten()) {
             assert!((a - b).abs() < 1e-6, "{a} {b}, {layers:?}");
         }
     }
@@ -93,16 +95,16 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
         ..options(Precision::Bf16, GradientPrecision::Bf16)
     };
     let mut straight = new(options.clone());
-    run(&mut straight, &plan(2, Accumulation::MicroBatchMajor), 0, 6);
+    run(&mut straight, &plan(2, None), 0, 6);
     let mut stopped = new(options);
-    run(&mut stopped, &plan(2, Accumulation::MicroBatchMajor), 0, 3);
+    run(&mut stopped, &plan(2, None), 0, 3);
     Checkpoints::new(directory.path(), 1, 0).save(&stopped, &serde_json::Value::Null, None, &|| false).unwrap();
     let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
     let options = found.state.options.clone();
     assert_eq!(options.gradient_precision, GradientPrecision::Bf16);
     let dtype = options.parameter_dtype();
     let mut resumed = Trainer::resume(&found, options, dtype, &Device::Cpu).unwrap();
-    run(&mut resumed, &plan(2, Accumulation::MicroBatchMajor), 3, 6);
+    run(&mut resumed, &plan(2, None), 3, 6);
     assert!(bits(&resumed) == bits(&straight));
 }
 
@@ -110,7 +112,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
 fn half_the_gradient_learns_as_the_whole() {
     let [whole, half] = [GradientPrecision::F32, GradientPrecision::Bf16].map(|gradient_precision| {
         let mut trainer = new(options(Precision::F32, gradient_precision));
-        let losses = run(&mut trainer, &plan(1, Accumulation::MicroBatchMajor), 0, 60);
+        let losses = run(&mut trainer, &plan(1, None), 0, 60);
         losses[57..].iter().sum::<f64>() / 3.0
     });
     assert!((half / whole - 1.0).abs() < 0.01, "{half} {whole}");

@@ -11,7 +11,7 @@ use candle_core::{DType, Device};
 use serde_json::json;
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
-use trainer::{Accumulation, Batch, Checkpoints, RunLock, StepPlan, Trainer, TrainerOptions, export_model};
+use trainer::{Batch, Checkpoints, Levers, RunLock, StepPlan, Trainer, TrainerOptions, export_model};
 
 const STEPS: u64 = 24;
 /// Set for the child processes: where they run.
@@ -55,11 +55,8 @@ fn run(output: &Path) {
             |i: u32| -> Vec<u32> { (0..(n + i) % 5).map(|j| 2 + (n * 11 + i * 7 + j) % 58).chain([1]).collect() };
         let (sources, targets): (Vec<_>, Vec<_>) = (0..6).map(|i| (list(i), list(i + 3))).unzip();
         let plan = StepPlan {
-            micro_batch_samples: 4,
+            levers: Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 16, layer_major: None },
             longest: None,
-            recompute_blocks: 0,
-            loss_chunk_rows: 16,
-            accumulation: Accumulation::MicroBatchMajor,
         };
         trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
         checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None, &|| false).unwrap();

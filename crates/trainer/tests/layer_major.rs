@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use t5::{Config, Files, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{
-    Accumulation, Batch, Error, LayerMajor, MasterWeights, Precision, StepOutcome, StepPlan, StepStats, Trainer,
+    Batch, Error, LayerMajor, Levers, MasterWeights, Precision, StepOutcome, StepPlan, StepStats, Trainer,
     TrainerOptions,
 };
 
@@ -56,12 +56,15 @@ fn samples(seed: u32) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     (0..7).map(|sample| (ids(sample, 9), ids(sample, 7))).unzip()
 }
 
-fn plan(accumulation: Accumulation) -> StepPlan {
-    StepPlan { micro_batch_samples: 3, longest: None, recompute_blocks: 1, loss_chunk_rows: 8, accumulation }
+fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
+    StepPlan {
+        levers: Levers { micro_batch_samples: 3, recompute_blocks: 1, loss_chunk_rows: 8, layer_major },
+        longest: None,
+    }
 }
 
 fn layer_major(kept_gradient_blocks: usize) -> StepPlan {
-    plan(Accumulation::LayerMajor(LayerMajor { kept_gradient_blocks, ..LayerMajor::default() }))
+    plan(Some(LayerMajor { kept_gradient_blocks, ..LayerMajor::default() }))
 }
 
 fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
@@ -91,7 +94,7 @@ fn everything(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
 fn check(options: &TrainerOptions, other: &StepPlan, tolerance: f64) {
     let (mut ordinary, mut trainer) = (new(options.clone()), new(options.clone()));
     for seed in 0..4 {
-        let expected = done(step(&mut ordinary, seed, &plan(Accumulation::MicroBatchMajor)));
+        let expected = done(step(&mut ordinary, seed, &plan(None)));
         let got = done(step(&mut trainer, seed, other));
         let close = |a: f64, b: f64| (a - b).abs() <= tolerance * b.abs();
         assert!(close(got.loss, expected.loss) && close(got.grad_norm, expected.grad_norm), "{got:?} {expected:?}");
@@ -134,7 +137,8 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
             gradients_on_disk,
             weights_on_disk: false,
         };
-        let plan = StepPlan { recompute_blocks, ..plan(Accumulation::LayerMajor(layers)) };
+        let mut plan = plan(Some(layers));
+        plan.levers.recompute_blocks = recompute_blocks;
         let losses: Vec<f64> = (0..3).map(|seed| done(step(&mut trainer, seed, &plan)).loss).collect();
         (losses, everything(&trainer))
     };
@@ -162,7 +166,7 @@ fn the_same_plan_gives_the_same_bits_and_plans_may_change_between_steps() {
             plans.iter().zip(0..).map(|(plan, seed)| done(step(&mut trainer, seed, plan)).loss).collect();
         (losses, everything(&trainer))
     };
-    let ordinary = plan(Accumulation::MicroBatchMajor);
+    let ordinary = plan(None);
     let mixed = [ordinary, layer_major(0), ordinary, layer_major(3)];
     assert!(run(&mixed) == run(&mixed));
     let (losses, _) = run(&[ordinary; 4]);

@@ -4,18 +4,15 @@ mod support;
 
 use candle_core::{DType, Device};
 use support::{bits, config, new};
-use trainer::{Accumulation, Checkpoints, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions, export_model};
+use trainer::{Checkpoints, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions, export_model};
 
 fn options(master_weights: MasterWeights) -> TrainerOptions {
     TrainerOptions { precision: Precision::Bf16, master_weights, ..support::options() }
 }
 
 const PLAN: StepPlan = StepPlan {
-    micro_batch_samples: 2,
+    levers: Levers { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 8, layer_major: None },
     longest: None,
-    recompute_blocks: 0,
-    loss_chunk_rows: 8,
-    accumulation: Accumulation::MicroBatchMajor,
 };
 
 fn run(trainer: &mut Trainer, from: u32, to: u32) -> Vec<f64> {

@@ -6,9 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::schedule::{Schedule, ScheduleKind};
-use trainer::{
-    Accumulation, Batch, Error, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs,
-};
+use trainer::{Batch, Error, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs};
 
 const VOCABULARY: u32 = 37;
 
@@ -61,12 +59,13 @@ fn samples(seed: u32, samples: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 }
 
 const PLAN: StepPlan = StepPlan {
-    micro_batch_samples: 3,
+    levers: Levers { micro_batch_samples: 3, recompute_blocks: 0, loss_chunk_rows: 8, layer_major: None },
     longest: None,
-    recompute_blocks: 0,
-    loss_chunk_rows: 8,
-    accumulation: Accumulation::MicroBatchMajor,
 };
+
+fn plan_of(micro_batch_samples: usize) -> StepPlan {
+    StepPlan { levers: Levers { micro_batch_samples, ..PLAN.levers }, ..PLAN }
+}
 
 fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
     let (sources, targets) = samples(seed, 7);
@@ -95,11 +94,13 @@ fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: 
     let precision = if dtype == DType::F64 { Precision::F64 } else { Precision::F32 };
     let mut trainer = Trainer::new(model(dtype), TrainerOptions { precision, ..options() }).unwrap();
     let plan = StepPlan {
-        micro_batch_samples,
+        levers: Levers {
+            micro_batch_samples,
+            recompute_blocks,
+            loss_chunk_rows: 4 + micro_batch_samples,
+            layer_major: None,
+        },
         longest: None,
-        recompute_blocks,
-        loss_chunk_rows: 4 + micro_batch_samples,
-        accumulation: Accumulation::MicroBatchMajor,
     };
     let stats = done(step(&mut trainer, 1, &plan));
     let gradients = trainer
@@ -140,7 +141,7 @@ fn micro_batching_does_not_change_the_gradient() {
 fn a_micro_batch_of_short_samples_takes_more_of_them_and_the_gradient_is_the_same() {
     let run = |longest| {
         let mut trainer = Trainer::new(model(DType::F32), options()).unwrap();
-        done(step(&mut trainer, 1, &StepPlan { micro_batch_samples: 2, longest, ..PLAN }))
+        done(step(&mut trainer, 1, &StepPlan { longest, ..plan_of(2) }))
     };
     let (by_count, by_size, of_long_ones) = (run(None), run(Some((18, 14))), run(Some((2, 2))));
     assert!(by_size.micro_batches < by_count.micro_batches, "{} {}", by_size.micro_batches, by_count.micro_batches);
@@ -173,7 +174,7 @@ fn the_stats_count_tokens_without_padding_and_steps_from_one() {
     let mut trainer = Trainer::new(model(DType::F32), options()).unwrap();
     let sources = vec![vec![5, 1], vec![6, 7, 8, 1], vec![1]];
     let targets = vec![vec![9, 1], vec![1], vec![4, 5, 6, 1]];
-    let plan = StepPlan { micro_batch_samples: 2, ..PLAN };
+    let plan = plan_of(2);
     let stats = done(trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap());
     assert_eq!((stats.step, stats.source_tokens, stats.target_tokens, stats.micro_batches), (1, 7, 7, 2));
     // Samples 1 and 2 first (five tokens each): two sources of 4, two targets of 4. Then sample 0.
@@ -323,11 +324,7 @@ fn a_batch_that_does_not_match_is_refused_before_anything_changes() {
     assert!(matches!(error, Error::BatchShape { sources: 1, targets: 0 }), "{error}");
     let outside = vec![vec![VOCABULARY]];
     assert!(trainer.step(&Batch { sources: &outside, targets: &one }, &PLAN, &|| false).is_err());
-    assert!(
-        trainer
-            .step(&Batch { sources: &one, targets: &one }, &StepPlan { micro_batch_samples: 0, ..PLAN }, &|| false)
-            .is_err()
-    );
+    assert!(trainer.step(&Batch { sources: &one, targets: &one }, &plan_of(0), &|| false).is_err());
     assert!(everything(&trainer) == before);
     assert_eq!(trainer.step_count(), 0);
 }

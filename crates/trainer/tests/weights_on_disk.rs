@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use support::bits;
 use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, T5};
 use trainer::checkpoint::Checkpoints;
-use trainer::{Accumulation, LayerMajor, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
+use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
 
 // Only what it allocates can lie in a file.
 #[global_allocator]
@@ -25,9 +25,11 @@ fn options(precision: Precision) -> TrainerOptions {
     TrainerOptions { dropout: 0.1, precision, master_weights, ..support::options() }
 }
 
-fn plan(layers: Option<LayerMajor>) -> StepPlan {
-    let accumulation = layers.map_or(Accumulation::MicroBatchMajor, Accumulation::LayerMajor);
-    StepPlan { micro_batch_samples: 3, longest: None, recompute_blocks: 9, loss_chunk_rows: 64, accumulation }
+fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
+    StepPlan {
+        levers: Levers { micro_batch_samples: 3, recompute_blocks: 9, loss_chunk_rows: 64, layer_major },
+        longest: None,
+    }
 }
 
 fn layers(kept_gradient_blocks: usize, files: bool, weights_on_disk: bool) -> LayerMajor {

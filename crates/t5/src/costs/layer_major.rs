@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use super::{CostRow, Pass, Shape, Sizes, Trained, Walk, WeightsOnDisk};
 use crate::config::Config;
-use crate::layer_major::{LayerMajor, Stage, Unit};
+use crate::layer_major::{Stage, Unit};
+use crate::levers::LayerMajor;
 use crate::parameters::{ParameterSpec, Part};
 use crate::reach::{Keep, Reach};
 

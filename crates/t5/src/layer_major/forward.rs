@@ -3,12 +3,13 @@
 
 use candle_core::DType;
 
-use super::{LayerMajor, LayerPass, Samples, Unit};
+use super::{LayerPass, Samples, Unit};
 use crate::context::{LayerContext, StepContext};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::layers::block::BlockSaved;
 use crate::layers::stack::Output;
+use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::model::{Pass, T5};
 use crate::reach::{Keep, Reach};

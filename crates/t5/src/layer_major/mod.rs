@@ -26,30 +26,12 @@ use crate::context::{LayerContext, StepContext};
 use crate::layers::block::BlockSaved;
 use crate::layers::bytes;
 use crate::layers::stack::StackSaved;
+use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::model::Pass;
 use crate::parameters::Part;
 use crate::reach::{Keep, Reach};
 use crate::store::{Store, Stored};
-
-/// How layer-major accumulation spends memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LayerMajor {
-    /// Blocks, of those that backward comes to last, whose gradients stay from the first pass, so that the second
-    /// is spared them: 0 holds least, all of them need no second pass.
-    pub kept_gradient_blocks: usize,
-    /// What the attentions' heads put out is kept beside block inputs, and not computed again.
-    pub heads_kept: bool,
-    /// What forward keeps of blocks lies in a file.
-    pub boundaries_on_disk: bool,
-    /// Blocks, of those that backward comes to first, of which it stays in memory nevertheless: it is gone before the last
-    /// gradients are there.
-    pub blocks_in_memory: usize,
-    /// Gradients that are not kept are written to a file by the first pass, and the second reads them.
-    pub gradients_on_disk: bool,
-    /// The weights lie in a file ([`T5::move_weights`](crate::T5::move_weights)), and those of one block at a time in memory.
-    pub weights_on_disk: bool,
-}
 
 impl LayerMajor {
     /// What forward keeps of a block that is computed again.

@@ -78,10 +78,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": peak.0,
             "predicted_peak_bytes": predicted_peak_bytes, "required_bytes": planned.required().0, "parameters": parameters, "precision": precision,
             "threads": t5_ops::threads(), "instruction_set": t5_ops::instruction_set(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
-            "target_tokens": flags.target_tokens, "micro_batch_samples": plan.micro_batch_samples,
-            "recompute_blocks": plan.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.loss_chunk_rows,
+            "target_tokens": flags.target_tokens, "micro_batch_samples": plan.levers.micro_batch_samples,
+            "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.levers.loss_chunk_rows,
             "plan": planned.bill.conclusion, "tensor_bytes": t5_ops::allocator::held().most_live,
-            "accumulation": format!("{:?}", plan.accumulation), "step_ms_each": step_ms,
+            "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
         });
         if let Some(profile) = &profile {
             json["profile"] = profile.to_json();
@@ -151,6 +151,11 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
         weight_offload: or_else(flags.offload_weights.is_some().then_some(true), is_free, false),
         ..levers::no_pins()?
     })
+}
+
+/// What `--json` calls the order of micro-batches and blocks.
+fn accumulation(layer_major: Option<&t5::LayerMajor>) -> String {
+    layer_major.map_or("MicroBatchMajor".to_owned(), |layers| format!("LayerMajor({layers:?})"))
 }
 
 /// Full-length samples, ended, of tokens that only depend on their place.

@@ -11,7 +11,9 @@ use super::*;
 use crate::adafactor::AdafactorOptions;
 use crate::schedule::{Schedule, ScheduleKind};
 use crate::temporary;
-use crate::trainer::{Accumulation, Batch, StepOutcome, StepPlan, Trainer};
+use t5::Levers;
+
+use crate::trainer::{Batch, StepOutcome, StepPlan, Trainer};
 
 fn config() -> Config {
     Config {
@@ -54,11 +56,8 @@ pub(super) fn step(trainer: &mut Trainer) {
     let targets: Vec<Vec<u32>> =
         (0..5).map(|i| (0..(n + 2 * i) % 3).map(|j| 2 + (n * 5 + i + j * 2) % 28).chain([1]).collect()).collect();
     let plan = StepPlan {
-        micro_batch_samples: 2,
+        levers: Levers { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 4, layer_major: None },
         longest: None,
-        recompute_blocks: 0,
-        loss_chunk_rows: 4,
-        accumulation: Accumulation::MicroBatchMajor,
     };
     let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
     assert!(matches!(outcome, StepOutcome::Done(_)), "{outcome:?}");

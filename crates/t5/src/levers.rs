@@ -1,0 +1,59 @@
+//! The levers of a step: how it trades time for memory. None changes the mathematics.
+//!
+//! They are defined here once. A planner chooses the values, a trainer follows them, and checkpoints and metrics record
+//! them under these names.
+
+use serde::{Deserialize, Serialize};
+
+/// How a step is cut, and what it computes again instead of keeping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Levers {
+    /// The most samples of one micro-batch.
+    pub micro_batch_samples: usize,
+    /// Blocks, counted from the first, that keep only their input and run forward again in backward. Layer by layer, all
+    /// blocks do where backward goes through any of them twice.
+    pub recompute_blocks: usize,
+    /// Rows of logits that exist at one time in the loss.
+    pub loss_chunk_rows: usize,
+    /// Layer after layer. `None`: one micro-batch through all blocks, then the next, so that the gradients of all
+    /// parameters exist together.
+    #[serde(default)]
+    pub layer_major: Option<LayerMajor>,
+}
+
+/// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward: how it spends memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerMajor {
+    /// Blocks, of those that backward visits last, whose gradients are kept from the pass that takes the norm, instead of
+    /// being computed again: 0 holds least, all of them need no second pass.
+    pub kept_gradient_blocks: usize,
+    /// Whether attention outputs are kept beside block inputs instead of being computed again.
+    #[serde(default)]
+    pub heads_kept: bool,
+    /// Whether saved activations lie in a file instead of memory.
+    pub boundaries_on_disk: bool,
+    /// Of the blocks that backward visits first, how many keep their saved activations in memory although the others lie
+    /// in a file. They are gone before the gradients of the last blocks exist.
+    #[serde(default)]
+    pub blocks_in_memory: usize,
+    /// Whether gradients that are not kept wait in a file instead of being computed again.
+    pub gradients_on_disk: bool,
+    /// Whether the weights lie in a file ([`T5::move_weights`](crate::T5::move_weights)), those of one block at a time in
+    /// memory.
+    #[serde(default)]
+    pub weights_on_disk: bool,
+}
+
+impl LayerMajor {
+    /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
+    pub fn goes_twice(&self, blocks: usize) -> bool {
+        !self.gradients_on_disk && self.kept_gradient_blocks < blocks
+    }
+}
+
+impl Levers {
+    /// Whether the weights lie in a file.
+    pub fn has_weights_on_disk(&self) -> bool {
+        self.layer_major.is_some_and(|layers| layers.weights_on_disk)
+    }
+}
