@@ -110,6 +110,16 @@ fn a_deterministic_run_refuses_another_cut_and_its_hint_leads_to_the_same_bits()
 }
 
 #[test]
+fn an_instruction_set_that_nobody_has_is_a_warning_and_tiles_in_software_are_one() {
+    let scene = Scene::new();
+    let bench = ["bench", "--model", "tiny", "--steps", "1", "--json"];
+    let ran = scene.run_after("export LOW_MEM_T5_ISA=avx22", &bench).expect_code(0);
+    assert!(ran.err.contains("warning: LOW_MEM_T5_ISA: expected one of software-tiles, portable"), "{}", ran.err);
+    let ran = scene.run_after("export LOW_MEM_T5_ISA=software-tiles", &bench).expect_code(0);
+    assert_eq!((ran.json()["instruction_set"].as_str(), ran.err.as_str()), (Some("software-tiles"), ""));
+}
+
+#[test]
 fn another_instruction_set_is_said_or_refused() {
     let scene = Scene::new();
     let run = |more: &[&str]| short(&[&["--memory-budget", "200MiB"], more].concat());

@@ -4,7 +4,6 @@
 //! again at any time and gives the same files.
 
 mod bench;
-mod emulate;
 mod faults;
 mod sample_data;
 mod tidy;
@@ -18,7 +17,6 @@ usage: cargo xtask COMMAND
 
 commands:
   bench         memory, limits, levers or budgets: what the command holds and what it costs, measured
-  emulate       the tests with tile registers in software, where the processor has none; arguments are those of cargo test
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
@@ -27,7 +25,6 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
         Some("bench") => bench::run(root(), &arguments[1..]),
-        Some("emulate") => emulate::run(root(), &arguments[1..]),
         Some("faults") => faults::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
         Some("tidy") => tidy::run(root()),

@@ -48,6 +48,7 @@ mod cross_entropy;
 mod dispatch;
 mod dropout;
 mod embedding;
+mod isa;
 pub mod keys;
 mod linear;
 mod matmul;
@@ -75,6 +76,7 @@ pub use cross_entropy::{
 };
 pub use dropout::{Dropout, dropout, dropout_add};
 pub use embedding::{embedding, embedding_backward};
+pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
 pub use nameless_file::{TEMPORARY_PREFIX, file_without_name, shown_path};
@@ -87,7 +89,6 @@ pub use peak::peak_gflops;
 pub use reduce::zero;
 pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use rounding::Rounding;
-pub use vector::{has_instruction_set, has_tiles, instruction_set};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 2;

@@ -8,8 +8,33 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
 use half::bf16;
 
-use crate::matmul::{Operand, Target};
 use crate::parallel::Shared;
+
+/// The elements of an operand of a matrix product.
+#[derive(Clone, Copy)]
+pub(crate) enum Operand<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> From<&'a [f32]> for Operand<'a> {
+    fn from(data: &'a [f32]) -> Self {
+        Operand::F32(data)
+    }
+}
+
+impl<'a> From<&'a [bf16]> for Operand<'a> {
+    fn from(data: &'a [bf16]) -> Self {
+        Operand::Bf16(data)
+    }
+}
+
+/// The elements of the result of a matrix product.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    F32(Shared<f32>),
+    Bf16(Shared<bf16>),
+}
 
 /// An element that the kernels read and write as f32.
 pub(crate) trait Element: WithDType {

@@ -4,125 +4,8 @@
 //! AVX2 and for AVX-512, and its body is plain Rust that the compiler vectorises: fixed-width inner loops
 //! over [`LANES`] elements where a sum is to be kept in lanes.
 
-use std::sync::OnceLock;
-
 /// Partial sums are kept in this many lanes, in a fixed assignment, on every instruction set.
 pub(crate) const LANES: usize = 32;
-
-/// The instruction sets that kernels are compiled for, each including those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Isa {
-    Portable,
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx512Bf16,
-    #[cfg(target_arch = "x86_64")]
-    Amx,
-}
-
-/// Those of this processor family.
-#[cfg(target_arch = "x86_64")]
-pub(crate) const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-/// Those of this processor family.
-#[cfg(target_arch = "aarch64")]
-pub(crate) const ALL: [Isa; 2] = [Isa::Portable, Isa::Neon];
-/// Those of this processor family.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) const ALL: [Isa; 1] = [Isa::Portable];
-
-impl Isa {
-    /// As `LOW_MEM_T5_ISA` spells it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Isa::Portable => "portable",
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => "neon",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => "avx512",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => "avx512bf16",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => "amx",
-        }
-    }
-}
-
-/// The instruction set in use: the best that the machine has, or the one that `LOW_MEM_T5_ISA` names
-/// (`portable`, `neon`, `avx2`, `avx512`, `avx512bf16`, `amx`) if the machine has that. Fixed for the process.
-pub(crate) fn isa() -> Isa {
-    static CHOSEN: OnceLock<Isa> = OnceLock::new();
-    *CHOSEN.get_or_init(|| choose(std::env::var("LOW_MEM_T5_ISA").ok().as_deref(), detect()))
-}
-
-/// The name of the instruction set in use, which decides the last bits of results: `portable`, `neon`, `avx2`, `avx512`,
-/// `avx512bf16` or `amx`. Fixed for the process.
-pub fn instruction_set() -> &'static str {
-    isa().name()
-}
-
-/// Whether this machine has the instruction set of that [name](instruction_set), or all that it consists of.
-pub fn has_instruction_set(name: &str) -> bool {
-    ALL.into_iter().any(|isa| isa.name() == name && isa <= detect())
-}
-
-/// Whether bf16 products run on tile registers, at ten times the rate of vectors. Fixed for the process.
-pub fn has_tiles() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        isa() == Isa::Amx
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
-
-fn choose(wish: Option<&str>, best: Isa) -> Isa {
-    let Some(wish) = wish else { return best };
-    match ALL.into_iter().find(|isa| isa.name() == wish) {
-        Some(wish) => wish.min(best),
-        None => {
-            let known = ALL.map(Isa::name).join(", ");
-            tracing::warn!("LOW_MEM_T5_ISA: expected one of {known}, got {wish}");
-            best
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn detect() -> Isa {
-    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
-        return Isa::Portable;
-    }
-    let avx512 = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    if !avx512 {
-        return Isa::Avx2;
-    }
-    if !is_x86_feature_detected!("avx512bf16") {
-        return Isa::Avx512;
-    }
-    if crate::matmul::has_amx() { Isa::Amx } else { Isa::Avx512Bf16 }
-}
-
-#[cfg(target_arch = "aarch64")]
-pub(crate) fn detect() -> Isa {
-    Isa::Neon
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) fn detect() -> Isa {
-    Isa::Portable
-}
 
 /// Defines functions whose bodies are compiled for the baseline, AVX2 and AVX-512, and dispatch at run time.
 macro_rules! vectorized {
@@ -146,10 +29,10 @@ macro_rules! vectorized {
                 fn avx2 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                     body $(::<$($generic),+>)? ($($arg),*)
                 }
-                match $crate::vector::isa() {
-                    $crate::vector::Isa::Portable => {}
+                match $crate::isa::isa() {
+                    $crate::isa::Isa::SoftwareTiles | $crate::isa::Isa::Portable => {}
                     // SAFETY: `isa` names only instruction sets that this machine was found to have.
-                    $crate::vector::Isa::Avx2 => return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) },
+                    $crate::isa::Isa::Avx2 => return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) },
                     // SAFETY: as above; what comes after AVX-512 includes it.
                     _ => return unsafe { avx512 $(::<$($generic),+>)? ($($arg),*) },
                 }
@@ -273,49 +156,6 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(f32::INFINITY) > 1e38);
         assert!(exp(f32::NAN).is_nan());
-    }
-
-    #[test]
-    fn a_forced_instruction_set_is_never_better_than_the_machine() {
-        let best = ALL[ALL.len() - 1];
-        assert_eq!(choose(None, best), best);
-        assert_eq!(choose(Some("sse9"), best), best);
-        for wish in ALL {
-            for best in ALL {
-                assert_eq!(choose(Some(wish.name()), best), wish.min(best), "{wish:?} on {best:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn emulated_units_are_found() {
-        // Otherwise tests that run with them would prove nothing.
-        let loaded = std::env::var("LD_PRELOAD").unwrap_or_default();
-        assert!(!loaded.contains("emulated_units") || detect().name() == "amx", "{:?}", detect());
-    }
-
-    /// The instruction set is fixed for a process, so each gets one of its own. Products are tested with all of them anyway.
-    #[test]
-    fn lesser_instruction_sets_pass_these_tests() {
-        if std::env::var_os("LOW_MEM_T5_ISA").is_some() {
-            return;
-        }
-        for isa in ALL.into_iter().filter(|&isa| isa < detect()) {
-            let tests = std::env::current_exe().unwrap();
-            let run = std::process::Command::new(tests)
-                .env("LOW_MEM_T5_ISA", isa.name())
-                .args(["--skip", "matmul::"])
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&run.stdout);
-            assert!(run.status.success() && said.contains("test result: ok"), "{isa:?}: {said}");
-        }
-    }
-
-    #[test]
-    fn instruction_sets_come_from_the_least_to_the_most() {
-        assert!(ALL.is_sorted());
-        assert_eq!(ALL[0], Isa::Portable);
     }
 
     #[test]

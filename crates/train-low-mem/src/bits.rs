@@ -125,7 +125,7 @@ fn of_kernels(was: &Kernels, now: &Kernels, scope: Scope) -> Vec<Difference> {
     }
     if scope.is_on_cpu && decisive(&was.instruction_set, scope) != decisive(&now.instruction_set, scope) {
         let words = if t5_ops::has_instruction_set(&was.instruction_set) {
-            format!("{} instructions compute instead of {}", now.instruction_set, was.instruction_set)
+            format!("{} compute instead of {}", in_words_of(&now.instruction_set), was.instruction_set)
         } else {
             format!("this processor has no {} instructions, {} compute", was.instruction_set, now.instruction_set)
         };
@@ -138,10 +138,19 @@ fn of_kernels(was: &Kernels, now: &Kernels, scope: Scope) -> Vec<Difference> {
     found
 }
 
+/// An instruction set, as what computes.
+fn in_words_of(instruction_set: &str) -> String {
+    match instruction_set {
+        "software-tiles" => "tiles in software".to_string(),
+        name => format!("{name} instructions"),
+    }
+}
+
 /// The instruction set as far as it shows in a bit: those that add products of bf16 compute f32 alike.
 fn decisive(name: &str, scope: Scope) -> &str {
     match name {
         "amx" | "avx512bf16" if !scope.has_bf16 => "avx512",
+        "software-tiles" if !scope.has_bf16 => "portable",
         _ => name,
     }
 }
@@ -377,9 +386,11 @@ mod tests {
     #[test]
     fn instructions_for_bf16_show_in_bf16_only() {
         let bf16 = Scope { has_bf16: true, ..SCOPE };
-        for (scope, says) in [(SCOPE, false), (bf16, true)] {
-            let resumed = resumed(Some(&kernels("amx")), &kernels("avx512"), 1000, false, scope).expect("it goes on");
-            assert_eq!(resumed.warning.is_some(), says);
+        for (was, now) in [("amx", "avx512"), ("software-tiles", "portable")] {
+            for (scope, says) in [(SCOPE, false), (bf16, true)] {
+                let resumed = resumed(Some(&kernels(was)), &kernels(now), 1000, false, scope).expect("it goes on");
+                assert_eq!(resumed.warning.is_some(), says, "{was} and {now}");
+            }
         }
     }
 

@@ -39,6 +39,7 @@ mod setup;
 mod stop;
 mod summary;
 mod train;
+mod warnings;
 
 use std::io::Write;
 use std::panic::{PanicHookInfo, catch_unwind};
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
 
 /// The command from its arguments to its exit code.
 fn run_and_say() -> ExitCode {
+    warnings::listen();
     t5_ops::allocator::keep_pages_small();
     t5_ops::allocator::on_refusal(out_of_memory);
     let threads = t5_ops::join_threads();

@@ -20,6 +20,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 use crate::failure::{Failure, Outcome};
+use crate::warnings;
 
 /// Watches steps.
 pub struct Profiler {
@@ -234,7 +235,7 @@ impl Spans {
 
 impl Subscriber for Spans {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_span()
+        metadata.is_span() || warnings::is_one(metadata)
     }
 
     /// Spans of one name are one operation, so its place is their id.
@@ -270,7 +271,9 @@ impl Subscriber for Spans {
 
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {}
+    fn event(&self, event: &Event<'_>) {
+        warnings::show(event);
+    }
 }
 
 /// Adds up the fields called `flops`.

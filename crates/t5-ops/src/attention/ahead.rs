@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::cpu::{Head, Input, Output, Queries};
+use super::task::{Head, Input, Output, Queries};
 use crate::parallel::Shared;
 
 /// Bytes of a line of the cache.

@@ -6,14 +6,16 @@
 //! in f32; parts are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a
 //! stride.
 
-use std::ops::Range;
-
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
 
-use super::{Attended, Attention, Sizes, vectors};
+use super::task::{Backward, Forward, Head, Input, Output, Queries};
+use super::{Attended, Attention, Sizes, tiles, vectors};
 use crate::dropout::active;
-use crate::matmul::Matrix;
+use crate::isa::{Isa, isa};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::amx::Amx;
+use crate::matmul::software::SoftwareTiles;
 use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
 use crate::storage::{Element, View, filled, update};
 use crate::vector;
@@ -21,106 +23,13 @@ use crate::vector;
 /// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
 const FEWEST_PARTS: usize = 16;
 
-/// The head of a sequence that a task works on, and how to find it in memory.
-#[derive(Clone, Copy)]
-pub(super) struct Head {
-    pub(super) sequence: usize,
-    pub(super) head: usize,
-    pub(super) sizes: Sizes,
-}
-
-impl Head {
-    fn width(&self) -> usize {
-        self.sizes.heads * self.sizes.head_size
-    }
-
-    /// Where row `position` of a (B, length, H*K) tensor has this head.
-    pub(super) fn start(&self, length: usize, position: usize) -> usize {
-        (self.sequence * length + position) * self.width() + self.head * self.sizes.head_size
-    }
-
-    /// `rows` rows from `first` on of this head of a (B, length, H*K) tensor: (rows, K).
-    pub(super) fn read<'a, T: Element>(&self, data: &'a [T], length: usize, first: usize, rows: usize) -> Matrix<'a> {
-        Matrix::strided(T::operand(&data[self.start(length, first)..]), rows, self.sizes.head_size, self.width())
-    }
-
-    /// Where query `position` of this head is in (B, H, T).
-    pub(super) fn row(&self, position: usize) -> usize {
-        (self.sequence * self.sizes.heads + self.head) * self.sizes.queries + position
-    }
-
-    /// The entries of the bias for query `i`: one for each key.
-    pub(super) fn bias_of<'a>(&self, bias: &'a [f32], i: usize) -> &'a [f32] {
-        let s = &self.sizes;
-        &bias[self.head * (s.queries + s.keys - 1) + s.queries - 1 - i..][..s.keys]
-    }
-}
-
-/// Some queries of one head: what a task of the forward does.
-pub(super) trait Forward<T> {
-    /// How many queries, but for the last.
-    fn queries(a: &Attention, s: &Sizes) -> usize;
-
-    fn new(a: &Attention, s: &Sizes) -> Self;
-
-    /// Writes the results of these queries, and the log-sum-exp of their scores.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reaches these queries of this head of `out` and `lse`.
-    unsafe fn run(
-        &mut self,
-        head: &Head,
-        a: &Attention,
-        input: &Queries<T>,
-        queries: Range<usize>,
-        out: Shared<T>,
-        lse: Shared<f32>,
-    );
-}
-
-/// Some queries of one head: what a part of a task of the backward does.
-pub(super) trait Backward<T>: Sized {
-    /// Parts take a whole number of so many queries.
-    fn queries(a: &Attention, s: &Sizes) -> usize;
-
-    fn new(a: &Attention, s: &Sizes) -> Self;
-
-    /// Writes dq of these queries, sums what they add to dk and dv, and adds to `dbias` (T+S-1).
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reaches these queries of this head of dq.
-    unsafe fn run(
-        &mut self,
-        head: &Head,
-        a: &Attention,
-        input: &Input<T>,
-        queries: Range<usize>,
-        to: Output<T>,
-        dbias: Option<&mut [f32]>,
-    );
-
-    /// Adds the parts' sums of dk and dv to the first part's, in order, and writes them.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reaches this head of dk and dv.
-    unsafe fn add_up(parts: &mut [Self], head: &Head, to: Output<T>);
-}
-
-/// What the backward writes: (B, T, H*K) and two (B, S, H*K).
-#[derive(Clone, Copy)]
-pub(super) struct Output<T> {
-    pub(super) dq: Shared<T>,
-    pub(super) dk: Shared<T>,
-    pub(super) dv: Shared<T>,
-}
-
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
     match q.dtype() {
-        #[cfg(target_arch = "x86_64")]
-        DType::BF16 if super::tiles::apply_to(s) => forward::<bf16, super::tiles::Forward>(q, k, v, a, s),
+        DType::BF16 if tiles::apply_to(s) => match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => forward::<bf16, tiles::Forward<Amx>>(q, k, v, a, s),
+            _ => forward::<bf16, tiles::Forward<SoftwareTiles>>(q, k, v, a, s),
+        },
         DType::BF16 => forward::<bf16, vectors::Forward<bf16>>(q, k, v, a, s),
         _ => forward::<f32, vectors::Forward<f32>>(q, k, v, a, s),
     }
@@ -168,15 +77,6 @@ pub(super) fn forward<T: Element, F: Forward<T>>(
     Ok((out, Tensor::from_vec(lse, (s.batch, s.heads, s.queries), q.device())?))
 }
 
-/// What the forward reads.
-pub(super) struct Queries<'a, T> {
-    pub(super) q: &'a [T],
-    pub(super) k: &'a [T],
-    pub(super) v: &'a [T],
-    pub(super) bias: Option<&'a [f32]>,
-    pub(super) dropout: Option<&'a crate::Dropout<'a>>,
-}
-
 pub(super) fn attention_backward(
     of: &Attended,
     dout: &Tensor,
@@ -185,8 +85,11 @@ pub(super) fn attention_backward(
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     match of.q.dtype() {
-        #[cfg(target_arch = "x86_64")]
-        DType::BF16 if super::tiles::apply_to(s) => backward::<bf16, super::tiles::Backward>(of, dout, a, s, dbias),
+        DType::BF16 if tiles::apply_to(s) => match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => backward::<bf16, tiles::Backward<Amx>>(of, dout, a, s, dbias),
+            _ => backward::<bf16, tiles::Backward<SoftwareTiles>>(of, dout, a, s, dbias),
+        },
         DType::BF16 => backward::<bf16, vectors::Backward<bf16>>(of, dout, a, s, dbias),
         _ => backward::<f32, vectors::Backward<f32>>(of, dout, a, s, dbias),
     }
@@ -278,16 +181,4 @@ fn slice<'a, T: Element>(view: &'a Result<View<'_>>) -> Result<&'a [T]> {
         Ok(view) => view.slice::<T>(),
         Err(error) => candle_core::bail!("attention_backward: {error}"),
     }
-}
-
-/// What the backward reads.
-pub(super) struct Input<'a, T> {
-    pub(super) q: &'a [T],
-    pub(super) k: &'a [T],
-    pub(super) v: &'a [T],
-    pub(super) out: &'a [T],
-    pub(super) dout: &'a [T],
-    pub(super) lse: &'a [f32],
-    pub(super) bias: Option<&'a [f32]>,
-    pub(super) dropout: Option<&'a crate::Dropout<'a>>,
 }

@@ -10,9 +10,9 @@ mod ahead;
 mod cpu;
 pub(crate) mod reference;
 mod rows;
+mod task;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
 mod tiles;
 mod vectors;
 

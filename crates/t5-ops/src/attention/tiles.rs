@@ -11,12 +11,12 @@
 
 use std::ops::Range;
 
-use super::cpu::Head;
+use super::task::Head;
 use super::{Attention, Sizes};
 use crate::dropout::RowMask;
+use crate::isa::has_tiles;
 use crate::matmul::Matrix;
 use crate::matmul::tiles::{BLOCK, Cells, Left, TILE, Tiles};
-use crate::vector;
 
 mod backward;
 mod forward;
@@ -43,7 +43,7 @@ const FEWEST_QUERIES: usize = 8;
 
 /// Whether attention of these sizes runs here, where activations are bf16.
 pub(super) fn apply_to(s: &Sizes) -> bool {
-    vector::has_tiles() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
+    has_tiles() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
 }
 
 /// Room for what is read in whole blocks.
@@ -80,7 +80,7 @@ impl Packed {
     }
 
     /// Packs `seen` keys, and of `others` as many rows.
-    fn pack(&mut self, tiles: &Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
+    fn pack(&mut self, tiles: &impl Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
         let size = head.sizes.head_size;
         pack_across(tiles, k, (seen, size), &mut self.keys);
         for key in (0..seen).step_by(KEYS) {
@@ -116,7 +116,7 @@ impl Packed {
 }
 
 /// Packs the `seen` rows of `x`, `size` long, as columns of a right-hand operand that is `size` deep: panels of 32.
-fn pack_across(tiles: &Tiles, x: Matrix, (seen, size): (usize, usize), cells: &mut Cells) {
+fn pack_across(tiles: &impl Tiles, x: Matrix, (seen, size): (usize, usize), cells: &mut Cells) {
     for (panel, cells) in cells.all().chunks_exact_mut(BLOCK * size).take(seen.div_ceil(BLOCK)).enumerate() {
         tiles.pack_right(x.t(), panel * BLOCK..seen.min((panel + 1) * BLOCK), 0..size, cells);
     }
@@ -127,12 +127,12 @@ fn pack_across(tiles: &Tiles, x: Matrix, (seen, size): (usize, usize), cells: &m
 /// # Safety
 ///
 /// `a` is a packed left operand that is `size` deep, and there are panels for `keys` keys at `panels`.
-unsafe fn scores(tiles: &Tiles, a: &[u16], panels: *const u16, keys: usize, size: usize, c: &mut [f32]) {
+unsafe fn scores(tiles: &impl Tiles, a: &[u16], panels: *const u16, keys: usize, size: usize, c: &mut [f32]) {
     assert!(a.len() >= STRIP * size && c.len() >= STRIP * SCORES && keys <= KEYS);
     for key in (0..keys).step_by(BLOCK) {
         let b = panels.wrapping_add(key * size);
         // SAFETY: by the caller's promise, and the assertion.
-        unsafe { tiles.block(Left::Packed(a.as_ptr()), b, size, c[key..].as_mut_ptr(), SCORES, false) };
+        unsafe { tiles.multiply(Left::Packed(a.as_ptr()), b, size, c[key..].as_mut_ptr(), SCORES, false) };
     }
 }
 

@@ -11,8 +11,8 @@ use std::ops::Range;
 use candle_core::DType;
 
 use super::ahead::Ahead;
-use super::cpu::{self, Head, Input, Output, Queries};
 use super::rows::{Row, convert, dot, softmax, softmax_backward};
+use super::task::{self, Head, Input, Output, Queries};
 use super::{Attention, Sizes};
 use crate::matmul::{Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed_part};
 use crate::parallel::Shared;
@@ -61,7 +61,7 @@ pub(super) struct Forward<T> {
     total: Vec<f32>,   // (tile): sum of exp(score - largest) so far
 }
 
-impl<T: Lanes> cpu::Forward<T> for Forward<T> {
+impl<T: Lanes> task::Forward<T> for Forward<T> {
     fn queries(_: &Attention, _: &Sizes) -> usize {
         TASK_QUERIES
     }
@@ -187,7 +187,7 @@ pub(super) struct Backward<T> {
     dv: Vec<f32>,     // (S, K)
 }
 
-impl<T: Lanes> cpu::Backward<T> for Backward<T> {
+impl<T: Lanes> task::Backward<T> for Backward<T> {
     fn queries(a: &Attention, s: &Sizes) -> usize {
         tile_queries(a, s)
     }

@@ -21,11 +21,12 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::matmul::{Buffer, Matrix, MatrixMut, Operand, Packed, Threads, multiply, multiply_packed};
+use crate::isa::has_tiles;
+use crate::matmul::{Buffer, Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
 use crate::simd::{Lanes, WIDTH, simd};
-use crate::storage::{Element, View, filled, scratch, update, with_element};
-use crate::vector::{self, exp};
+use crate::storage::{Element, Operand, View, filled, scratch, update, with_element};
+use crate::vector::exp;
 
 /// Entries of the vocabulary whose logits are computed at a time: whole blocks of every kernel.
 const BLOCK: usize = 96;
@@ -56,7 +57,7 @@ const FEWEST_KEPT: usize = 32;
 impl Logits {
     /// What is faster for activations of this dtype on this machine, where so many rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
-        let again = (x == DType::BF16 && vector::has_tiles()) || chunk_rows < FEWEST_KEPT;
+        let again = (x == DType::BF16 && has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::ComputedAgain } else { Logits::Kept }
     }
 }

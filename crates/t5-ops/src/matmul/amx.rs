@@ -14,49 +14,11 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Block, Copied, Kernel, Rows};
-use super::panels::Side;
-use super::{Matrix, Operand, pairs};
-
-/// Asks the kernel of the operating system for the tile registers; false where there are none.
-pub(crate) fn is_available() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        use std::arch::x86_64::__cpuid_count;
-        const AMX_BF16: u32 = 1 << 22;
-        const AMX_TILE: u32 = 1 << 24;
-        let features = __cpuid_count(7, 0).edx;
-        features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE && request_permission()
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        false
-    }
-}
-
-/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux enables the tile registers for a process, all
-/// its threads included, on request only, because they enlarge every saved context.
-#[cfg(target_os = "linux")]
-fn request_permission() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const XFEATURE_XTILEDATA: i64 = 18;
-    let result: i64;
-    // SAFETY: the system call reads no memory; unknown codes are refused with an error. `syscall` clobbers
-    // rcx and r11.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") ARCH_PRCTL => result,
-            in("rdi") ARCH_REQ_XCOMP_PERM,
-            in("rsi") XFEATURE_XTILEDATA,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result == 0
-}
+use super::kernel::{Block, Copied, Kernel, Rows, Side};
+use super::matrix::Matrix;
+use super::pairs;
+use super::tiles::{BLOCK, DEPTH, Left, SLICE, TILE, Tiles};
+use crate::storage::Operand;
 
 /// The operand of `ldtilecfg`: palette 1, all eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -80,7 +42,7 @@ static TILES: TileConfig = TileConfig {
 ///
 /// A thread configures them at its first block and leaves them so: products are many and small, and nothing else
 /// in the process uses them.
-pub(super) struct Amx(());
+pub(crate) struct Amx(());
 
 /// A line of a row to copy, by number: from 32 elements of it to a line of a panel.
 macro_rules! row {
@@ -148,7 +110,6 @@ macro_rules! store_c {
         )
     };
 }
-pub(super) use {load_c, store_c};
 
 /// The kernel, with something to do beside each of the eight tile instructions of a step.
 macro_rules! block {
@@ -182,7 +143,7 @@ macro_rules! block {
             "/* {apart} {three} */",
             a = inout(reg) $block.a.data => _,
             b = inout(reg) $block.b => _,
-            steps = inout(reg) $block.depth / pairs::BLOCK => _,
+            steps = inout(reg) $block.depth / BLOCK => _,
             c = in(reg) $block.c,
             // Whether C is added to; then the place of its lower half.
             below = inout(reg) usize::from($block.accumulate) => _,
@@ -207,15 +168,15 @@ thread_local! {
 
 impl Kernel for Amx {
     type Cell = u16;
-    const ROWS: usize = pairs::BLOCK;
-    const COLS: usize = pairs::BLOCK;
-    const STEP: usize = pairs::BLOCK;
-    const DEPTH: usize = pairs::DEPTH;
-    const SLICE: usize = pairs::SLICE;
+    const ROWS: usize = BLOCK;
+    const COLS: usize = BLOCK;
+    const STEP: usize = BLOCK;
+    const DEPTH: usize = DEPTH;
+    const SLICE: usize = SLICE;
 
     unsafe fn enter() -> Self {
         if !CONFIGURED.replace(true) {
-            // SAFETY: the caller promises that `is_available` was true; the configuration is a valid one.
+            // SAFETY: the caller promises that the machine has AMX; the configuration is a valid one.
             unsafe { asm!("ldtilecfg [{}]", in(reg) &TILES, options(nostack, readonly)) };
         }
         Self(())
@@ -269,5 +230,49 @@ impl Kernel for Amx {
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
         // SAFETY: by the caller's promise.
         unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }
+    }
+}
+
+impl Tiles for Amx {
+    unsafe fn multiply(&self, a: Left, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        // The upper sixteen rows, the lower ones, from row to row in bytes, and from one step along K to the next.
+        let (upper, lower, apart, step) = match a {
+            Left::Packed(a) => (a, a.wrapping_add(TILE), 64, 4 * TILE),
+            Left::Rows(a, stride) => (a, a.wrapping_add(16 * stride), 2 * stride, 2 * BLOCK),
+        };
+        // SAFETY: by the caller's promise; the tiles are configured, because `self` exists.
+        unsafe {
+            asm!(
+                load_c!(),
+                "tileloadd tmm4, [{upper} + {apart}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{lower} + {apart}*1]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {upper}, {step}",
+                "add {lower}, {step}",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "add {b}, 2048",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {steps:e}",
+                "jnz 2b",
+                store_c!(),
+                upper = inout(reg) upper => _,
+                lower = inout(reg) lower => _,
+                apart = in(reg) apart,
+                step = in(reg) step,
+                b = inout(reg) b => _,
+                steps = inout(reg) depth / BLOCK => _,
+                c = in(reg) c,
+                // Whether C is added to; then the place of its lower half.
+                below = inout(reg) usize::from(accumulate) => _,
+                row = in(reg) 4 * stride,
+                line = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
     }
 }

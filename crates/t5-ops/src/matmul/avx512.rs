@@ -14,9 +14,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Kernel, Rows};
-use super::panels::Side;
-use super::{Matrix, pairs};
+use super::kernel::{Kernel, Rows, Side};
+use super::matrix::Matrix;
+use super::{pairs, tiles};
 
 /// Rows whose sums are kept in registers at a time.
 const GROUP: usize = 8;
@@ -25,11 +25,11 @@ pub(super) struct Avx512Bf16;
 
 impl Kernel for Avx512Bf16 {
     type Cell = u16;
-    const ROWS: usize = pairs::BLOCK;
-    const COLS: usize = pairs::BLOCK;
-    const STEP: usize = pairs::BLOCK;
-    const DEPTH: usize = pairs::DEPTH;
-    const SLICE: usize = pairs::SLICE;
+    const ROWS: usize = tiles::BLOCK;
+    const COLS: usize = tiles::BLOCK;
+    const STEP: usize = tiles::BLOCK;
+    const DEPTH: usize = tiles::DEPTH;
+    const SLICE: usize = tiles::SLICE;
 
     unsafe fn enter() -> Self {
         Self
@@ -57,9 +57,9 @@ impl Kernel for Avx512Bf16 {
 
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn block(a: *const u16, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
-    for group in (0..pairs::BLOCK).step_by(GROUP) {
+    for group in (0..tiles::BLOCK).step_by(GROUP) {
         let mut sums = [[_mm512_setzero_ps(); 2]; GROUP];
-        for step in 0..depth / pairs::BLOCK {
+        for step in 0..depth / tiles::BLOCK {
             // Tiles alternate: rows (columns) 0 to 15 of the panel, then 16 to 31; 16 lines of 32 cells each.
             // SAFETY: the caller promises two tiles a step at `a` and at `b`.
             let (a_group, b) = unsafe { (a.add(step * 1024 + group * 32), b.add(step * 1024)) };

@@ -15,12 +15,12 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, packed_rows};
-use super::panels::{Buffer, Layout, Panels, Side};
-use super::{Matrix, MatrixMut, Target, Threads};
+use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
+use super::matrix::{Matrix, MatrixMut, Threads};
+use super::panels::{Buffer, Layout, Panels};
 use crate::cache;
 use crate::parallel::{Shared, for_each_part};
-use crate::storage::Element;
+use crate::storage::{Element, Target};
 
 /// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
 pub const PACKED_BYTES: usize = 8 << 20;

@@ -19,11 +19,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Kernel, Rows};
+use super::kernel::{Kernel, Rows, Side};
 use super::lanes::{Four, Lanes};
-use super::panels::Side;
-use super::{Matrix, Operand};
-use crate::storage::Element;
+use super::matrix::Matrix;
+use crate::storage::{Element, Operand};
 
 /// Most of K in a panel: with AVX-512 a panel of B then has 192 KiB, the rows of A 32 KiB.
 const DEPTH: usize = 1024;
@@ -351,7 +350,7 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
 }
 
 #[inline(always)]
-unsafe fn write_bf16(
+pub(super) unsafe fn write_bf16(
     block: &[f32],
     width: usize,
     c: *mut bf16,

@@ -8,16 +8,22 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::Matrix;
-use super::panels::{Buffer, Side};
+use super::matrix::Matrix;
 
 /// Rows that are copied beside one block: a kernel has so many places for it in a step along K.
-pub(super) const MOST_COPIED: usize = 8;
+pub(crate) const MOST_COPIED: usize = 8;
+
+/// Which operand a panel is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    A,
+    B,
+}
 
 /// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
 /// panel the strides are `ROWS`'s own.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<T> {
+pub(crate) struct Rows<T> {
     pub data: *const T,
     pub row: usize,
     pub step: usize,
@@ -30,7 +36,7 @@ unsafe impl<T> Sync for Rows<T> {}
 
 /// A block to compute: what [`Kernel::block`] takes.
 #[derive(Clone, Copy)]
-pub(super) struct Block<T> {
+pub(crate) struct Block<T> {
     pub a: Rows<T>,
     pub b: *const T,
     pub depth: usize,
@@ -41,11 +47,7 @@ pub(super) struct Block<T> {
 
 /// Rows along K, `stride` elements apart, to copy into the lines of a panel of A.
 #[derive(Clone, Copy)]
-#[cfg_attr(
-    not(target_arch = "x86_64"),
-    expect(dead_code, reason = "only tile registers leave room to copy beside them")
-)]
-pub(super) struct Copied<T> {
+pub(crate) struct Copied<T> {
     pub from: *const T,
     pub stride: usize,
     pub to: *mut T,
@@ -53,7 +55,7 @@ pub(super) struct Copied<T> {
 }
 
 /// Multiplies blocks.
-pub(super) trait Kernel: Sized {
+pub(crate) trait Kernel: Sized {
     /// What panels consist of.
     type Cell: Copy + Send + Sync;
     /// Rows and columns of a block.
@@ -137,42 +139,7 @@ pub(super) trait Kernel: Sized {
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool);
 }
 
-/// Operations a second of the kernel alone, on the calling thread: one block over and over, its panels in the
-/// first-level cache. Nothing that this machine computes with the kernel is faster.
-///
-/// # Safety
-///
-/// The machine has the instructions of the kernel.
-pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
-    /// Of K: 16 KiB of bf16 or 12 to 32 KiB of f32 on each side.
-    const DEEP: usize = 256;
-    /// Blocks timed together, and how often: the best counts, because what else runs only ever takes away.
-    const BLOCKS: usize = 2000;
-    const TIMES: usize = 9;
-    let zeros = |len: usize| {
-        let mut lines = Buffer::new::<K::Cell>(len);
-        // Bytes of zero are a zero of any cell.
-        lines.clear();
-        lines
-    };
-    let (a, b) = (zeros(K::ROWS * DEEP), zeros(K::COLS * DEEP));
-    let mut c = vec![0f32; K::ROWS * K::COLS];
-    let (a, b) = (packed_rows::<K>(a.read().as_ptr()), b.read::<K::Cell>().as_ptr());
-    // SAFETY: by the caller's promise.
-    let kernel = unsafe { K::enter() };
-    let mut best = f64::MAX;
-    for _ in 0..TIMES {
-        let start = std::time::Instant::now();
-        for _ in 0..BLOCKS {
-            // SAFETY: panels of `DEEP` and a whole block.
-            unsafe { kernel.block(a, b, DEEP, std::hint::black_box(c.as_mut_ptr()), K::COLS, true) };
-        }
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    (2 * K::ROWS * K::COLS * DEEP * BLOCKS) as f64 / best
-}
-
 /// The rows of a packed panel.
-pub(super) fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
+pub(crate) fn packed_rows<K: Kernel>(data: *const K::Cell) -> Rows<K::Cell> {
     Rows { data, row: 1, step: K::ROWS }
 }

@@ -8,188 +8,39 @@
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
 //! | `kernel` | what a kernel is: one block |
+//! | `matrix` | operands and results as they lie in memory |
 //! | `panels` | packed operands and their memory |
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
-//! | `tiles` | single blocks, for an operation that packs by itself |
+//! | `tiles` | how panels of bf16 lie, and single blocks, for an operation that packs by itself |
+//! | `software` | a kernel of tiles on any machine, for tests |
+//! | `rate` | what the kernels alone reach |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
 //! Shapes: C (M, N), A (M, K), B (K, N).
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod engine;
 mod fma;
 mod kernel;
 mod lanes;
+mod matrix;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
+pub(crate) mod pairs;
 mod panels;
-#[cfg(target_arch = "x86_64")]
+mod rate;
+pub(crate) mod software;
 pub(crate) mod tiles;
 
-use std::marker::PhantomData;
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) use amx::is_available as has_amx;
 use candle_core::DType;
 pub use engine::PACKED_BYTES;
 use engine::Right;
-use half::bf16;
+pub(crate) use matrix::{Matrix, MatrixMut, Threads};
 pub(crate) use panels::Buffer;
 
-use crate::parallel::Shared;
-use crate::storage::Element;
-use crate::vector::{Isa, isa};
-
-/// The elements of an operand.
-#[derive(Clone, Copy)]
-pub(crate) enum Operand<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
-}
-
-/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
-    data: Operand<'a>,
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
-    /// F32 elements are rounded to bf16 as they are packed.
-    rounds: bool,
-}
-
-impl<'a> Matrix<'a> {
-    /// Rows of `cols` elements, `row_stride` apart.
-    pub(crate) fn strided(data: Operand<'a>, rows: usize, cols: usize, row_stride: usize) -> Self {
-        let len = match data {
-            Operand::F32(data) => data.len(),
-            Operand::Bf16(data) => data.len(),
-        };
-        let needed = reach(rows, cols, row_stride);
-        let is_inside = needed.is_some_and(|needed| needed <= len);
-        assert!(is_inside, "a matrix of {rows} rows, {row_stride} apart, of {cols} in {len} elements");
-        Self { data, rows, cols, row_stride, col_stride: 1, rounds: false }
-    }
-
-    /// Rows one after the other.
-    pub(crate) fn new(data: Operand<'a>, rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
-    }
-
-    /// The transpose, without moving anything.
-    pub(crate) fn t(self) -> Self {
-        Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
-    }
-
-    /// Some of the columns.
-    fn columns(self, columns: std::ops::Range<usize>) -> Self {
-        assert!(columns.start <= columns.end && columns.end <= self.cols, "{columns:?} of {} columns", self.cols);
-        let skip = columns.start * self.col_stride;
-        let data = match self.data {
-            Operand::F32(data) => Operand::F32(&data[skip..]),
-            Operand::Bf16(data) => Operand::Bf16(&data[skip..]),
-        };
-        Self { data, cols: columns.len(), ..self }
-    }
-
-    fn is_bf16(&self) -> bool {
-        matches!(self.data, Operand::Bf16(_))
-    }
-}
-
-impl<'a> From<&'a [f32]> for Operand<'a> {
-    fn from(data: &'a [f32]) -> Self {
-        Operand::F32(data)
-    }
-}
-
-impl<'a> From<&'a [bf16]> for Operand<'a> {
-    fn from(data: &'a [bf16]) -> Self {
-        Operand::Bf16(data)
-    }
-}
-
-/// The elements of a result.
-#[derive(Clone, Copy)]
-pub(crate) enum Target {
-    F32(Shared<f32>),
-    Bf16(Shared<bf16>),
-}
-
-/// How many elements a matrix reaches over, from its first to its last; `None` beyond all numbers.
-fn reach(rows: usize, cols: usize, row_stride: usize) -> Option<usize> {
-    if rows == 0 || cols == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols) }
-}
-
-/// A matrix to write: element (i, j) is `data[start + i * row_stride + j]`. Nothing else reaches its elements while it lives.
-pub(crate) struct MatrixMut<'a> {
-    data: Target,
-    start: usize,
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    elements: PhantomData<&'a mut ()>,
-}
-
-impl<'a> MatrixMut<'a> {
-    /// The first of `data`, rows one after the other.
-    pub(crate) fn new<T: Element>(data: &'a mut [T], rows: usize, cols: usize) -> Self {
-        let is_inside = rows.checked_mul(cols).is_some_and(|needed| needed <= data.len());
-        assert!(is_inside, "a matrix of {rows} rows of {cols} in {} elements", data.len());
-        Self { data: T::target(Shared::new(data)), start: 0, rows, cols, row_stride: cols, elements: PhantomData }
-    }
-
-    /// Rows of `cols` elements, `row_stride` apart, from element `start` of a buffer that other threads
-    /// write elsewhere.
-    ///
-    /// # Safety
-    ///
-    /// The buffer outlives the result, and until the result is gone nothing else reaches these elements.
-    pub(crate) unsafe fn part<T: Element>(
-        data: Shared<T>,
-        start: usize,
-        rows: usize,
-        cols: usize,
-        row_stride: usize,
-    ) -> Self {
-        let end = reach(rows, cols, row_stride).and_then(|needed| needed.checked_add(start));
-        let is_inside = end.is_some_and(|end| end <= data.len());
-        assert!(is_inside, "{rows} rows of {cols} at {start} of {} elements", data.len());
-        Self { data: T::target(data), start, rows, cols, row_stride, elements: PhantomData }
-    }
-
-    /// Row `i`, as a slice.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reaches this row while the result lives.
-    unsafe fn row<'r, T>(&self, data: Shared<T>, i: usize) -> &'r mut [T] {
-        // SAFETY: the row was checked to be inside the buffer; alone by the caller's promise.
-        unsafe { data.slice(self.start + i * self.row_stride, self.cols) }
-    }
-}
-
-/// On how many threads a product runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Threads {
-    /// The calling thread: the caller is itself one of many tasks.
-    One,
-    /// All threads of the pool.
-    All,
-}
-
-impl Threads {
-    fn count(self) -> usize {
-        match self {
-            Threads::One => 1,
-            Threads::All => rayon::current_num_threads(),
-        }
-    }
-}
+use crate::isa::{Isa, isa};
 
 /// Whether AVX-512 multiplies rows of A as they lie in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block
 /// may be emptier. Both sum in the same order: the choice shows in no bit of a product.
@@ -209,6 +60,10 @@ fn is_wide(_: usize) -> bool {
 macro_rules! with_kernel {
     ($isa:expr, $rounds:expr, $wide:expr, $kernel:ident, $body:expr) => {
         match ($isa, $rounds, $wide) {
+            (Isa::SoftwareTiles, true, _) => {
+                type $kernel = software::SoftwareTiles;
+                $body
+            }
             #[cfg(target_arch = "x86_64")]
             (Isa::Amx, true, _) => {
                 type $kernel = amx::Amx;
@@ -239,7 +94,7 @@ macro_rules! with_kernel {
                 type $kernel = fma::Neon;
                 $body
             }
-            (Isa::Portable, _, _) => {
+            (Isa::SoftwareTiles | Isa::Portable, _, _) => {
                 type $kernel = fma::Portable;
                 $body
             }
@@ -343,7 +198,7 @@ fn product(
     }
     if a.cols == 0 {
         if !accumulate {
-            clear(&c);
+            c.clear();
         }
         return;
     }
@@ -356,19 +211,7 @@ fn product(
 /// product goes: it reads from the first-level cache only.
 pub(crate) fn kernel_rate(bf16: bool) -> f64 {
     // SAFETY: as above.
-    unsafe { with_kernel!(isa(), bf16, true, K, kernel::block_rate::<K>()) }
-}
-
-/// Sets a result to zero.
-fn clear(c: &MatrixMut) {
-    for i in 0..c.rows {
-        match c.data {
-            // SAFETY: the matrix is handed over to `multiply`, which alone writes it; one row at a time.
-            Target::F32(data) => unsafe { c.row(data, i).fill(0.0) },
-            // SAFETY: as above.
-            Target::Bf16(data) => unsafe { c.row(data, i).fill(bf16::ZERO) },
-        }
-    }
+    unsafe { with_kernel!(isa(), bf16, true, K, rate::block_rate::<K>()) }
 }
 
 #[cfg(test)]

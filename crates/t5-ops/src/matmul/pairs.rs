@@ -1,10 +1,4 @@
-//! Packing for bf16 instructions, which multiply pairs along K: AMX and AVX512-BF16.
-//!
-//! ```text
-//! panel:      for each step of 32 along K two tiles: rows (columns) 0 to 15 and 16 to 31
-//! tile of A:  16 lines of 64 bytes, line i holds row i: elements k .. k+32
-//! tile of B:  line p holds K-pair p: (k+2p, k+2p+1) of column 0, of column 1, .. of column 15
-//! ```
+//! Packing for bf16 instructions, which multiply pairs along K: AMX and AVX512-BF16. How panels lie, [`super::tiles`] says.
 //!
 //! What lies along K in memory is copied into lines; what lies across K is interleaved in pairs. A takes the
 //! first as it is and the second transposed (as 16 x 16 pairs), B the other way round. Tiles that are loaded
@@ -22,23 +16,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::panels::Side;
-use super::{Matrix, Operand};
-use crate::storage::Element;
-
-/// Rows and columns of a block, and elements along K of a step.
-pub(super) const BLOCK: usize = 32;
-
-/// Most of K in a panel, which then has 256 KiB.
-pub(super) const DEPTH: usize = 4096;
-
-/// Of it in a block at a time: 32 KiB of A.
-pub(super) const SLICE: usize = 512;
-
-/// Cells of a line.
-const LINE: usize = 32;
-/// Cells of a tile: 16 lines.
-pub(super) const TILE: usize = 16 * LINE;
+use super::kernel::Side;
+use super::matrix::Matrix;
+use super::tiles::{BLOCK, LINE, TILE};
+use crate::storage::{Element, Operand};
 
 /// See [`super::kernel::Kernel::pack`].
 ///

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Matrix;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Side};
+use super::matrix::Matrix;
 use crate::parallel::Shared;
 use crate::storage::set_unspecified;
 
@@ -17,13 +17,6 @@ const fn part<K: Kernel>() -> usize {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
-
-/// Which operand a panel is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    A,
-    B,
-}
 
 /// How the panels of an operand (K, X) lie one after the other.
 #[derive(Clone, Copy)]

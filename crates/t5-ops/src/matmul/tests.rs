@@ -1,6 +1,8 @@
 use half::bf16;
 
 use super::*;
+use crate::parallel::Shared;
+use crate::storage::{Element, Operand};
 use crate::testing::Numbers;
 
 /// A matrix stored with a stride, by rows or transposed, and its values.
@@ -110,13 +112,13 @@ fn product<A: Element, B: Element>(a: &Stored<A>, b: &Stored<B>) -> Vec<f64> {
 
 /// Every way of multiplying that this machine has.
 fn instruction_sets() -> impl Iterator<Item = Isa> {
-    crate::vector::ALL.into_iter().filter(|&isa| isa <= crate::vector::detect())
+    crate::isa::ALL.into_iter().filter(|&isa| isa <= crate::isa::detect())
 }
 
 #[test]
 fn f32_products_of_every_shape_and_stride() {
-    // AVX512-BF16 and AMX have no f32 products of their own.
-    for isa in instruction_sets().filter(|isa| isa.name() != "avx512bf16" && isa.name() != "amx") {
+    // AVX512-BF16 and tiles have no f32 products of their own.
+    for isa in instruction_sets().filter(|isa| !["software-tiles", "avx512bf16", "amx"].contains(&isa.name())) {
         let multiply = |c: MatrixMut, a: Matrix, b: Matrix, accumulate, threads| {
             multiply_with(isa, c, a, b, accumulate, threads);
         };

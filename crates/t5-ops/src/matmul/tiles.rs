@@ -1,24 +1,33 @@
-//! Single blocks of bf16 products on tile registers, for an operation that packs its operands itself and has other work
-//! between two blocks: attention.
+//! Tiles: how bf16 operands lie for tile registers, and single blocks of products, for an operation that packs its operands
+//! itself and has other work between two blocks: attention.
+//!
+//! ```text
+//! panel:      for each step of 32 along K two tiles: rows (columns) 0 to 15 and 16 to 31
+//! tile of A:  16 lines of 64 bytes, line i holds row i: elements k .. k+32
+//! tile of B:  line p holds K-pair p: (k+2p, k+2p+1) of column 0, of column 1, .. of column 15
+//! ```
 //!
 //! Shapes: A (M, K), B (K, N), C (M, N); a block is 32 x 32, and K goes in steps of 32.
 
-use std::arch::asm;
 use std::ops::Range;
 
-use super::amx::{Amx, load_c, store_c};
-use super::kernel::Kernel;
-pub(crate) use super::pairs::transpose;
-use super::panels::{Buffer, Side};
-use super::{Matrix, pairs};
+use super::kernel::{Kernel, Side};
+use super::matrix::Matrix;
+use super::panels::Buffer;
 
 /// Rows and columns of a block, and elements along K of a step.
-pub(crate) const BLOCK: usize = pairs::BLOCK;
-/// Cells of a tile: 16 lines of 32.
-pub(crate) const TILE: usize = pairs::TILE;
+pub(crate) const BLOCK: usize = 32;
 
-/// The right to use the tile registers on this thread.
-pub(crate) struct Tiles(());
+/// Most of K in a panel, which then has 256 KiB.
+pub(super) const DEPTH: usize = 4096;
+
+/// Of it in a block at a time: 32 KiB of A.
+pub(super) const SLICE: usize = 512;
+
+/// Cells of a line.
+pub(super) const LINE: usize = 32;
+/// Cells of a tile: 16 lines of 32.
+pub(crate) const TILE: usize = 16 * LINE;
 
 /// 32 rows of A.
 #[derive(Clone, Copy)]
@@ -47,29 +56,21 @@ impl Cells {
     }
 }
 
-impl Tiles {
-    /// # Safety
-    ///
-    /// [`has_tiles`](crate::vector::has_tiles) was true.
-    pub(crate) unsafe fn enter() -> Self {
-        // SAFETY: by the caller's promise. The tiles of a thread stay configured.
-        unsafe { Amx::enter() };
-        Self(())
-    }
-
+/// A kernel whose panels consist of tiles. A value is the right to use the tiles on this thread.
+pub(crate) trait Tiles: Kernel<Cell = u16> {
     /// Packs rows `rows`, at most 32, of A (M, K) over `k`, filled up with zeros: 32 cells for each k. `k` starts at a multiple
     /// of 32 and ends at one or with A.
-    pub(crate) fn pack_left(&self, a: Matrix, rows: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+    fn pack_left(&self, a: Matrix, rows: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
         check((a.rows, a.cols), &rows, &k, cells);
-        // SAFETY: a machine with AMX-BF16 has the instructions; the ranges lie inside of A, and the cells are as many.
-        unsafe { pairs::pack(Side::A, &a.t(), rows, k, cells) }
+        // SAFETY: the machine has the instructions, because `self` exists; the ranges lie inside of A, and the cells are as many.
+        unsafe { Self::pack(Side::A, &a.t(), rows, k, cells) }
     }
 
     /// The same for columns of B (K, N).
-    pub(crate) fn pack_right(&self, b: Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
+    fn pack_right(&self, b: Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
         check((b.cols, b.rows), &cols, &k, cells);
         // SAFETY: as above.
-        unsafe { pairs::pack(Side::B, &b, cols, k, cells) }
+        unsafe { Self::pack(Side::B, &b, cols, k, cells) }
     }
 
     /// `C (+)= A B` for one block over `depth`, a multiple of 32 and not zero.
@@ -78,55 +79,7 @@ impl Tiles {
     ///
     /// `a` has 32 rows, `b` is a packed panel, both of `depth`; `c` points to 32 rows of 32 elements, `stride` apart, which
     /// nothing else reaches.
-    pub(crate) unsafe fn block(
-        &self,
-        a: Left,
-        b: *const u16,
-        depth: usize,
-        c: *mut f32,
-        stride: usize,
-        accumulate: bool,
-    ) {
-        // The upper sixteen rows, the lower ones, from row to row in bytes, and from one step along K to the next.
-        let (upper, lower, apart, step) = match a {
-            Left::Packed(a) => (a, a.wrapping_add(TILE), 64, 4 * TILE),
-            Left::Rows(a, stride) => (a, a.wrapping_add(16 * stride), 2 * stride, 2 * BLOCK),
-        };
-        // SAFETY: by the caller's promise; the tiles are configured, because `self` exists.
-        unsafe {
-            asm!(
-                load_c!(),
-                "tileloadd tmm4, [{upper} + {apart}*1]",
-                "tileloaddt1 tmm6, [{b} + {line}*1]",
-                "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {apart}*1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {upper}, {step}",
-                "add {lower}, {step}",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "add {b}, 2048",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "dec {steps:e}",
-                "jnz 2b",
-                store_c!(),
-                upper = inout(reg) upper => _,
-                lower = inout(reg) lower => _,
-                apart = in(reg) apart,
-                step = in(reg) step,
-                b = inout(reg) b => _,
-                steps = inout(reg) depth / BLOCK => _,
-                c = in(reg) c,
-                // Whether C is added to; then the place of its lower half.
-                below = inout(reg) usize::from(accumulate) => _,
-                row = in(reg) 4 * stride,
-                line = in(reg) 64usize,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
-        }
-    }
+    unsafe fn multiply(&self, a: Left, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool);
 }
 
 /// Ranges of an operand that has so many rows (columns) and so much of K, and cells for them.
@@ -140,14 +93,22 @@ mod tests {
     use half::bf16;
 
     use super::*;
+    use crate::matmul::software::SoftwareTiles;
 
     #[test]
     fn a_block_is_the_product_of_what_was_packed() {
-        if !crate::vector::has_tiles() {
-            return;
+        // SAFETY: software has no instructions of its own.
+        let software = unsafe { SoftwareTiles::enter() };
+        check_block(&software);
+        #[cfg(target_arch = "x86_64")]
+        if crate::isa::detect() == crate::isa::Isa::Amx {
+            // SAFETY: the machine has the instructions.
+            let amx = unsafe { crate::matmul::amx::Amx::enter() };
+            check_block(&amx);
         }
-        // SAFETY: they are.
-        let tiles = unsafe { Tiles::enter() };
+    }
+
+    fn check_block(tiles: &impl Tiles) {
         let (rows, cols, depth) = (29, 17, 96);
         let number = |i: usize| bf16::from_f32(((i * 37 % 64) as f32 - 31.0) / 16.0);
         let a: Vec<bf16> = (0..rows * depth).map(number).collect();
@@ -168,7 +129,7 @@ mod tests {
         ] {
             let mut c = vec![2.0f32; BLOCK * 48];
             // SAFETY: whole panels, and a block of `c`.
-            unsafe { tiles.block(left, right.read().as_ptr(), depth, c.as_mut_ptr(), 48, accumulate) };
+            unsafe { tiles.multiply(left, right.read().as_ptr(), depth, c.as_mut_ptr(), 48, accumulate) };
             for (i, row) in c.chunks_exact(48).enumerate() {
                 for (j, &got) in row.iter().enumerate() {
                     let term = |k: usize| a[i * depth + k].to_f32() * b[k * cols + j].to_f32();

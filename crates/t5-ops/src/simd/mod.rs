@@ -136,18 +136,18 @@ macro_rules! simd {
                     // SAFETY: as above.
                     body::<Avx2 $(, $generic)*>(unsafe { Avx2::new() }, $($arg),*)
                 }
-                match $crate::vector::isa() {
-                    $crate::vector::Isa::Portable => {}
+                match $crate::isa::isa() {
+                    $crate::isa::Isa::SoftwareTiles | $crate::isa::Isa::Portable => {}
                     // SAFETY: `isa` names only instruction sets that this machine was found to have.
-                    $crate::vector::Isa::Avx2 => return unsafe { avx2::<$($generic),*>($($arg),*) },
+                    $crate::isa::Isa::Avx2 => return unsafe { avx2::<$($generic),*>($($arg),*) },
                     // SAFETY: as above.
-                    $crate::vector::Isa::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
+                    $crate::isa::Isa::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
                     // SAFETY: as above; what comes after AVX512-BF16 includes it.
                     _ => return unsafe { avx512bf16::<$($generic),*>($($arg),*) },
                 }
             }
             #[cfg(target_arch = "aarch64")]
-            if $crate::vector::isa() == $crate::vector::Isa::Neon {
+            if $crate::isa::isa() == $crate::isa::Isa::Neon {
                 return body::<$crate::simd::Neon $(, $generic)*>($crate::simd::Neon, $($arg),*);
             }
             #[allow(unreachable_code)]

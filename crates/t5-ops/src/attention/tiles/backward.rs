@@ -1,20 +1,22 @@
 //! Backward: some queries of a head, a group after the other, of each group a strip of 32 after the other.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
 
-use super::{CELLS, GROUP, KEYS, Packed, Part, SCORES, STRIP, blocks, mask_of, pack_across, rows, scores};
+use super::rows::{self, Unit};
+use super::{CELLS, GROUP, KEYS, Packed, Part, SCORES, STRIP, blocks, mask_of, pack_across, scores};
 use crate::attention::ahead::Ahead;
-use crate::attention::cpu::{self, Head, Input, Output};
 use crate::attention::rows::{convert, dot};
+use crate::attention::task::{self, Head, Input, Output};
 use crate::attention::{Attention, Sizes};
-use crate::matmul::tiles::{BLOCK, Cells, Left, Tiles};
+use crate::matmul::tiles::{BLOCK, Cells, Left};
 use crate::storage::scratch;
 use crate::vector;
 
 /// The buffers of a part of a head in the backward.
-pub(crate) struct Backward {
+pub(crate) struct Backward<U> {
     packed: Packed,
     values: Cells,        // panels of vᵀ: 32 keys each, K deep
     q: Cells,             // (GROUP, K): strips as left operands
@@ -31,6 +33,7 @@ pub(crate) struct Backward {
     dq: Vec<f32>,         // (GROUP, K)
     dk: Vec<f32>,         // (K, stride of sums)
     dv: Vec<f32>,         // the same
+    unit: PhantomData<fn() -> U>,
 }
 
 /// From one row of the sums of dk and dv to the next.
@@ -38,7 +41,7 @@ fn stride_of_sums(s: &Sizes) -> usize {
     blocks(s.keys) + 16
 }
 
-impl cpu::Backward<bf16> for Backward {
+impl<U: Unit> task::Backward<bf16> for Backward<U> {
     fn queries(_: &Attention, _: &Sizes) -> usize {
         GROUP
     }
@@ -63,6 +66,7 @@ impl cpu::Backward<bf16> for Backward {
             dq: scratch(group),
             dk: scratch(sums),
             dv: scratch(sums),
+            unit: PhantomData,
         }
     }
 
@@ -76,7 +80,7 @@ impl cpu::Backward<bf16> for Backward {
         dbias: Option<&mut [f32]>,
     ) {
         // SAFETY: `apply_to` looked for them.
-        let tiles = unsafe { Tiles::enter() };
+        let tiles = unsafe { U::enter() };
         self.dk.fill(0.0);
         self.dv.fill(0.0);
         self.dbias.iter_mut().for_each(|dbias| dbias.fill(0.0));
@@ -119,7 +123,7 @@ impl cpu::Backward<bf16> for Backward {
             for key in (0..s.keys).step_by(16) {
                 let rows = 16.min(s.keys - key);
                 for channel in (0..s.head_size).step_by(16) {
-                    rows::turn(&sums[channel * stride + key..], stride, rows, |i| {
+                    U::turn(&sums[channel * stride + key..], stride, rows, |i| {
                         // SAFETY: by the caller's promise.
                         unsafe { to.slice(head.start(s.keys, key + i) + channel, 16) }
                     });
@@ -129,9 +133,9 @@ impl cpu::Backward<bf16> for Backward {
     }
 }
 
-impl Backward {
+impl<U: Unit> Backward<U> {
     /// Packs what belongs to the queries of a group, and clears their dq where they see nothing.
-    fn prepare(&mut self, tiles: &Tiles, head: &Head, input: &Input<bf16>, group: &Part) {
+    fn prepare(&mut self, tiles: &U, head: &Head, input: &Input<bf16>, group: &Part) {
         let (s, rows) = (&head.sizes, group.rows);
         let size = s.head_size;
         let deep = blocks(rows);
@@ -159,7 +163,7 @@ impl Backward {
     #[allow(clippy::too_many_arguments)]
     fn strip(
         &mut self,
-        tiles: &Tiles,
+        tiles: &U,
         head: &Head,
         a: &Attention,
         input: &Input<bf16>,
@@ -221,7 +225,7 @@ impl Backward {
                 rows: &mut self.ds_rows.all()[i * CELLS..][..2 * CELLS],
                 apart: CELLS,
             };
-            rows::gradients([row(i), row(i + 1)], dbias, to);
+            U::gradients([row(i), row(i + 1)], dbias, to);
         }
         let dq = &mut self.dq[strip * size..][..STRIP * size];
         if count == 0 {
@@ -233,12 +237,12 @@ impl Backward {
         for panel in 0..size / BLOCK {
             let (ds, k) = (Left::Rows(self.ds_rows.read().as_ptr(), CELLS), self.packed.other(key, seen, panel, size));
             // SAFETY: rows and panels as deep as the visible keys, filled up; 32 columns of the strip's dq.
-            unsafe { tiles.block(ds, k, count, dq[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
+            unsafe { tiles.multiply(ds, k, count, dq[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
         }
     }
 
     /// What a group adds to dk and dv of the tile of keys at `key`.
-    fn sums(&mut self, tiles: &Tiles, s: &Sizes, group: &Part, key: usize) {
+    fn sums(&mut self, tiles: &U, s: &Sizes, group: &Part, key: usize) {
         let (deep, stride) = (blocks(group.rows), stride_of_sums(s));
         for (left, right, sums) in [(&self.dout_t, &self.p, &mut self.dv), (&self.q_t, &self.ds, &mut self.dk)] {
             for panel in 0..KEYS.min(group.seen - key).div_ceil(BLOCK) {
@@ -247,7 +251,7 @@ impl Backward {
                     let a = Left::Packed(left.read()[block * BLOCK * deep..].as_ptr());
                     let c = sums[block * BLOCK * stride + key + panel * BLOCK..].as_mut_ptr();
                     // SAFETY: packed by `prepare` and written by `strip` as deep; a block inside of the sums.
-                    unsafe { tiles.block(a, b, deep, c, stride, true) };
+                    unsafe { tiles.multiply(a, b, deep, c, stride, true) };
                 }
             }
         }

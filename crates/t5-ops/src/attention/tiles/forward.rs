@@ -1,28 +1,31 @@
 //! Forward: some queries of a head, a strip of 32 after the other.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
 
-use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, rows, scores};
+use super::rows::{self, Unit};
+use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores};
 use crate::attention::ahead::Ahead;
-use crate::attention::cpu::{self, Head, Queries};
 use crate::attention::rows::convert;
+use crate::attention::task::{self, Head, Queries};
 use crate::attention::{Attention, Sizes};
-use crate::matmul::tiles::{BLOCK, Cells, Left, Tiles};
+use crate::matmul::tiles::{BLOCK, Cells, Left};
 use crate::parallel::Shared;
 use crate::storage::scratch;
 
 /// The buffers of a task of the forward.
-pub(crate) struct Forward {
+pub(crate) struct Forward<U> {
     packed: Packed,
     q: Cells,         // (32, K), packed
     scores: Vec<f32>, // (32, SCORES)
     p: Cells,         // (32, CELLS): exp(score - largest), zero where dropped or hidden
     out: Vec<f32>,    // (32, K): sums of p v
+    unit: PhantomData<fn() -> U>,
 }
 
-impl cpu::Forward<bf16> for Forward {
+impl<U: Unit> task::Forward<bf16> for Forward<U> {
     fn queries(_: &Attention, _: &Sizes) -> usize {
         QUERIES
     }
@@ -34,6 +37,7 @@ impl cpu::Forward<bf16> for Forward {
             scores: scratch(STRIP * SCORES),
             p: Cells::new(STRIP * CELLS),
             out: scratch(STRIP * s.head_size),
+            unit: PhantomData,
         }
     }
 
@@ -47,7 +51,7 @@ impl cpu::Forward<bf16> for Forward {
         lse: Shared<f32>,
     ) {
         // SAFETY: `apply_to` looked for them.
-        let tiles = unsafe { Tiles::enter() };
+        let tiles = unsafe { U::enter() };
         let s = &head.sizes;
         let seen = a.visible(s, head.sequence, queries.end - 1);
         let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
@@ -71,13 +75,13 @@ impl cpu::Forward<bf16> for Forward {
     }
 }
 
-impl Forward {
+impl<U: Unit> Forward<U> {
     /// Sums over all visible keys for a strip. Returns of each query the largest score, times log2(e), and the sum of
     /// exponentials.
     #[allow(clippy::too_many_arguments)]
     fn strip(
         &mut self,
-        tiles: &Tiles,
+        tiles: &U,
         head: &Head,
         a: &Attention,
         input: &Queries<bf16>,
@@ -85,7 +89,7 @@ impl Forward {
         seen: usize,
         ahead: &Ahead<bf16>,
     ) -> [(f32, f32); STRIP] {
-        let Self { packed, q, scores: strip_scores, p, out } = self;
+        let Self { packed, q, scores: strip_scores, p, out, .. } = self;
         let s = &head.sizes;
         let size = s.head_size;
         let mut state = [(f32::NEG_INFINITY, 0.0); STRIP];
@@ -111,7 +115,7 @@ impl Forward {
                 if key == 0 {
                     ahead.fetch(query);
                 }
-                let smaller = rows::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
+                let smaller = U::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
                 if key > 0 && smaller != 1.0 {
                     out[i * size..][..size].iter_mut().for_each(|out| *out *= smaller);
                 }
@@ -120,7 +124,7 @@ impl Forward {
             for panel in 0..size / BLOCK {
                 let b = packed.other(key, seen, panel, size);
                 // SAFETY: rows and panels as deep as the visible keys, filled up; 32 columns of `out`.
-                unsafe { tiles.block(p, b, whole, out[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
+                unsafe { tiles.multiply(p, b, whole, out[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
             }
         }
         state

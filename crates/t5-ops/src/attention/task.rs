@@ -1,0 +1,125 @@
+//! What a task of attention on the CPU works on: a head of a sequence, what it reads and writes, and the traits of those who do it.
+
+use std::ops::Range;
+
+use super::{Attention, Sizes};
+use crate::matmul::Matrix;
+use crate::parallel::Shared;
+use crate::storage::Element;
+
+/// The head of a sequence that a task works on, and how to find it in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub(super) sequence: usize,
+    pub(super) head: usize,
+    pub(super) sizes: Sizes,
+}
+
+impl Head {
+    fn width(&self) -> usize {
+        self.sizes.heads * self.sizes.head_size
+    }
+
+    /// Where row `position` of a (B, length, H*K) tensor has this head.
+    pub(super) fn start(&self, length: usize, position: usize) -> usize {
+        (self.sequence * length + position) * self.width() + self.head * self.sizes.head_size
+    }
+
+    /// `rows` rows from `first` on of this head of a (B, length, H*K) tensor: (rows, K).
+    pub(super) fn read<'a, T: Element>(&self, data: &'a [T], length: usize, first: usize, rows: usize) -> Matrix<'a> {
+        Matrix::strided(T::operand(&data[self.start(length, first)..]), rows, self.sizes.head_size, self.width())
+    }
+
+    /// Where query `position` of this head is in (B, H, T).
+    pub(super) fn row(&self, position: usize) -> usize {
+        (self.sequence * self.sizes.heads + self.head) * self.sizes.queries + position
+    }
+
+    /// The entries of the bias for query `i`: one for each key.
+    pub(super) fn bias_of<'a>(&self, bias: &'a [f32], i: usize) -> &'a [f32] {
+        let s = &self.sizes;
+        &bias[self.head * (s.queries + s.keys - 1) + s.queries - 1 - i..][..s.keys]
+    }
+}
+
+/// Some queries of one head: what a task of the forward does.
+pub(super) trait Forward<T> {
+    /// How many queries, but for the last.
+    fn queries(a: &Attention, s: &Sizes) -> usize;
+
+    fn new(a: &Attention, s: &Sizes) -> Self;
+
+    /// Writes the results of these queries, and the log-sum-exp of their scores.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches these queries of this head of `out` and `lse`.
+    unsafe fn run(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<T>,
+        queries: Range<usize>,
+        out: Shared<T>,
+        lse: Shared<f32>,
+    );
+}
+
+/// Some queries of one head: what a part of a task of the backward does.
+pub(super) trait Backward<T>: Sized {
+    /// Parts take a whole number of so many queries.
+    fn queries(a: &Attention, s: &Sizes) -> usize;
+
+    fn new(a: &Attention, s: &Sizes) -> Self;
+
+    /// Writes dq of these queries, sums what they add to dk and dv, and adds to `dbias` (T+S-1).
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches these queries of this head of dq.
+    unsafe fn run(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Input<T>,
+        queries: Range<usize>,
+        to: Output<T>,
+        dbias: Option<&mut [f32]>,
+    );
+
+    /// Adds the parts' sums of dk and dv to the first part's, in order, and writes them.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches this head of dk and dv.
+    unsafe fn add_up(parts: &mut [Self], head: &Head, to: Output<T>);
+}
+
+/// What the backward writes: (B, T, H*K) and two (B, S, H*K).
+#[derive(Clone, Copy)]
+pub(super) struct Output<T> {
+    pub(super) dq: Shared<T>,
+    pub(super) dk: Shared<T>,
+    pub(super) dv: Shared<T>,
+}
+
+/// What the forward reads.
+pub(super) struct Queries<'a, T> {
+    pub(super) q: &'a [T],
+    pub(super) k: &'a [T],
+    pub(super) v: &'a [T],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) dropout: Option<&'a crate::Dropout<'a>>,
+}
+
+/// What the backward reads.
+pub(super) struct Input<'a, T> {
+    pub(super) q: &'a [T],
+    pub(super) k: &'a [T],
+    pub(super) v: &'a [T],
+    pub(super) out: &'a [T],
+    pub(super) dout: &'a [T],
+    pub(super) lse: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) dropout: Option<&'a crate::Dropout<'a>>,
+}
