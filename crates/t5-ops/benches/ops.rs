@@ -23,7 +23,7 @@ use t5_ops::{
 };
 
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 /// The sizes of a layer and of a micro-batch.
 struct Layer {

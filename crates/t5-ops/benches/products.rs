@@ -15,7 +15,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{linear, linear_backward_input, linear_backward_weight};
 
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 /// (rows, K, N)
 const SHAPES: [(usize, usize, usize); 10] = [

@@ -29,18 +29,17 @@
 //!   summed is cut into parts that depend on sizes only, and partial sums are added in a fixed order.
 //! - Dropout masks are a function of what an element *is* (seed, step, place, sample, position, channel),
 //!   never of how the batch was cut or padded. See [`Dropout`].
-//! - Nothing here knows the structure of T5, and no other crate of the workspace holds `unsafe` code.
+//! - Nothing here knows the structure of T5.
 //!
 //! Shapes: B batch, T query or target length, S key or source length, H heads, K head size, D model size,
 //! V vocabulary, R rows.
 
-// This crate is where the workspace keeps its unsafe code: kernels that write disjoint parts of one buffer
+// One of two homes of unsafe code, beside `heap`: kernels that write disjoint parts of one buffer
 // from several threads, that call strided matrix products, and that use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
 mod activation;
 mod adafactor;
-pub mod allocator;
 mod attention;
 mod bytes;
 mod cache;
@@ -52,7 +51,6 @@ mod isa;
 pub mod keys;
 mod linear;
 mod matmul;
-mod nameless_file;
 mod norm;
 mod paging;
 mod parallel;
@@ -79,7 +77,6 @@ pub use embedding::{embedding, embedding_backward};
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use linear::{linear, linear_backward_input, linear_backward_weight};
 pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
-pub use nameless_file::{TEMPORARY_PREFIX, file_without_name, shown_path};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use paging::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,

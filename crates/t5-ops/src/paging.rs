@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 
-use crate::allocator::{FileMemory, Stretch, StretchMut};
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
 use crate::dispatch::has_kernel;
 use crate::storage::{filled, share_storage, with_element};
+use heap::{FileMemory, Stretch, StretchMut};
 
 /// When what is written to a file goes to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

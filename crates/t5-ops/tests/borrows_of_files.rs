@@ -4,7 +4,7 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::allocator::{Allocator, FileMemory};
+use heap::{Allocator, FileMemory};
 use t5_ops::{Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead};
 
 #[global_allocator]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
-use t5_ops::allocator::{Allocator, FileMemory, end_on_lost_pages};
+use heap::{Allocator, FileMemory, end_on_lost_pages};
 use t5_ops::{Writes, copy_from_file, copy_into_file, overwrite_in_file, page_in, page_out};
 
 #[global_allocator]

@@ -1,7 +1,7 @@
 //! A tensor in a file has the values that it would have in memory, and its pages are resident only while they are used.
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::allocator::{Allocator, FileMemory, LARGE_BYTES};
+use heap::{Allocator, FileMemory, LARGE_BYTES};
 use t5_ops::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, zero,
 };

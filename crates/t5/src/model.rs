@@ -50,7 +50,7 @@ impl T5 {
     }
 
     /// [`T5::init`] whose large weights lie in a file there, if one is asked for, each as soon as it is made: memory then
-    /// holds those that are worked on. Without [`t5_ops::allocator::Allocator`] in the program they lie in memory nevertheless.
+    /// holds those that are worked on. Without [`heap::Allocator`] in the program they lie in memory nevertheless.
     ///
     /// # Errors
     /// [`Error::Io`], for example where the disk has no room for them.
@@ -115,7 +115,7 @@ impl T5 {
         }
         *self = T5::assemble(self.config.clone(), parameters, file)?;
         // Where they lay is no longer needed.
-        t5_ops::allocator::release_unused();
+        heap::release_unused();
         Ok(())
     }
 

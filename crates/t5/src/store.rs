@@ -106,8 +106,8 @@ impl Store {
     /// [`Error::Offload`].
     pub fn on_disk(files: &Files) -> Result<Store> {
         let unwritten_bytes = files.unwritten_bytes;
-        let path = t5_ops::shown_path(&files.directory);
-        let open = |_| t5_ops::file_without_name(&files.directory);
+        let path = heap::shown_path(&files.directory);
+        let open = |_| heap::file_without_name(&files.directory);
         let files =
             (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::offload(&path))?;
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();

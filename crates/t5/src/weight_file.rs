@@ -8,8 +8,8 @@
 use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
+use heap::FileMemory;
 use t5_ops::Writes;
-use t5_ops::allocator::FileMemory;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ impl WeightFile {
         let memory = FileMemory::create(&files.directory, sizes().map(|bytes| bytes as usize));
         let has_room = sizes().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
-        let path = t5_ops::shown_path(&files.directory);
+        let path = heap::shown_path(&files.directory);
         Ok(WeightFile { memory: memory.map_err(Error::offload(&path))?, writes, path })
     }
 

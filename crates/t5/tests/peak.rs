@@ -3,9 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device};
+use heap::Allocator;
 use t5::costs::{Pass, Shape, Trained, load, training};
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
-use t5_ops::allocator::{self, Allocator};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -33,10 +33,10 @@ fn peak(model: &T5, pass: &Pass) -> u64 {
     let batch = MicroBatch::new(&sources, &targets, &numbers, model.config(), &Device::Cpu).unwrap();
     // The first pass makes the accumulators, and the threads' buffers of products.
     model.forward_backward(&batch, &cx, &mut gradients).unwrap();
-    allocator::release_unused();
-    let before = allocator::held().live as u64;
+    heap::release_unused();
+    let before = heap::held().live as u64;
     model.forward_backward(&batch, &cx, &mut gradients).unwrap();
-    allocator::held().most_live as u64 - before
+    heap::held().most_live as u64 - before
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn loading_holds_no_more_than_was_predicted_and_at_most_two_pieces_less() {
         let directory = tempfile::tempdir().unwrap();
         T5::init(config, 1, stored, &Device::Cpu).unwrap().save(directory.path()).unwrap();
         for dtype in [DType::F32, DType::BF16] {
-            allocator::release_unused();
-            let before = allocator::held().live;
+            heap::release_unused();
+            let before = heap::held().live;
             let model = T5::load(directory.path(), dtype, &Device::Cpu).unwrap();
-            let held = allocator::held();
+            let held = heap::held();
             let beside = (held.most_live - held.live) as u64;
             let predicted = load(config, dtype).iter().map(|row| row.bytes).sum::<u64>();
             let what =

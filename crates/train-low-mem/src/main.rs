@@ -50,7 +50,7 @@ use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
 
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 /// What the main thread's stack has to hold. A lower limit (`ulimit -s`) is no limit of other threads.
 const STACK_BYTES: u64 = 2 << 20;
@@ -76,8 +76,8 @@ fn main() -> ExitCode {
 /// The command from its arguments to its exit code.
 fn run_and_say() -> ExitCode {
     warnings::listen();
-    t5_ops::allocator::keep_pages_small();
-    t5_ops::allocator::on_refusal(out_of_memory);
+    heap::keep_pages_small();
+    heap::on_refusal(out_of_memory);
     let threads = t5_ops::join_threads();
     if threads.given < threads.wanted {
         report::warn(&format!(
@@ -86,7 +86,7 @@ fn run_and_say() -> ExitCode {
         ));
     }
     stop::survive_file_size_limit();
-    t5_ops::allocator::end_on_lost_pages(
+    heap::end_on_lost_pages(
         failure::Exit::Internal as u8,
         "checkpoints are intact: `--keep-training` goes on from the newest one",
     );

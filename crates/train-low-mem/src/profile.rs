@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
+use heap::Allocations;
 use memory_policy::{Bytes, PageFaults, SystemProbe};
 use serde_json::{Value, json};
-use t5_ops::allocator::{self, Allocations};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Metadata, Subscriber};
@@ -77,17 +77,17 @@ impl Profiler {
 
     /// Watches a step.
     pub fn watch<T>(&mut self, step: impl FnOnce() -> T) -> T {
-        allocator::count_allocations(true);
+        heap::count_allocations(true);
         let faults = self.probe.page_faults();
         let (result, time, allocations) = tracing::dispatcher::with_default(&self.dispatch, || {
             // Whether a span has a listener is remembered from when it was first opened: without one, as a rule.
             tracing::callsite::rebuild_interest_cache();
-            let (before, began) = (allocator::allocations(), Instant::now());
-            (step(), began.elapsed(), less(allocator::allocations(), before))
+            let (before, began) = (heap::allocations(), Instant::now());
+            (step(), began.elapsed(), less(heap::allocations(), before))
         });
         self.whole.calls += 1;
         self.whole.add(time, allocations);
-        allocator::count_allocations(false);
+        heap::count_allocations(false);
         let now = self.probe.page_faults();
         self.faults = self.faults.zip(now.zip(faults)).map(|(sum, (now, before))| sum + (now - before));
         self.steps += 1;
@@ -254,14 +254,14 @@ impl Subscriber for Spans {
 
     fn enter(&self, span: &Id) {
         let operation = usize::try_from(span.into_u64() - 1).expect("the place of an operation");
-        let (began, allocated) = (Instant::now(), allocator::allocations());
+        let (began, allocated) = (Instant::now(), heap::allocations());
         self.lock().entered.push(Entered { operation, began, allocated, inside: Totals::default() });
     }
 
     fn exit(&self, _: &Id) {
         let mut sums = self.lock();
         let Some(left) = sums.entered.pop() else { return };
-        let (time, allocated) = (left.began.elapsed(), less(allocator::allocations(), left.allocated));
+        let (time, allocated) = (left.began.elapsed(), less(heap::allocations(), left.allocated));
         let own_time = time.saturating_sub(left.inside.time);
         sums.operations[left.operation].1.add(own_time, less(allocated, left.inside.allocations));
         if let Some(around) = sums.entered.last_mut() {

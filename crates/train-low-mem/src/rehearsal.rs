@@ -49,6 +49,6 @@ pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -
     trainer.model().loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
     trainer.model().generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
     drop(trainer);
-    t5_ops::allocator::release_unused();
+    heap::release_unused();
     Ok(())
 }

@@ -122,7 +122,7 @@ impl Session {
         if config.run.deterministic {
             costs = bits::with_cut_of(&costs, &plan, scope);
         }
-        t5_ops::allocator::release_small();
+        heap::release_small();
         report.line(&format!("\n{}", plan.bill));
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
@@ -201,7 +201,7 @@ impl Session {
             self.report.line(&line);
             if !matches!(change, Change::Grown { .. }) {
                 // Pages of the larger plan's steps would be reused, and never leave.
-                t5_ops::allocator::release_unused();
+                heap::release_unused();
             }
             let step = self.trainer.step_count();
             let (is_too_large, reason) = (matches!(change, Change::DoesNotFit { .. }), change.to_string());
@@ -243,7 +243,7 @@ impl Session {
             return Ok(());
         }
         self.prediction_was_wrong = true;
-        let tensors = Bytes(t5_ops::allocator::held().most_live as u64);
+        let tensors = Bytes(heap::held().most_live as u64);
         let row = bill::wrong_row(&self.plan, phase, peak, tensors);
         let text = format!(
             "the peak is {peak} after {phase}, {predicted} were predicted; most likely wrong: {row} (tensors held {tensors})"
@@ -351,12 +351,12 @@ impl Session {
     pub fn clear_cache(&self, plan: &Plan) -> Outcome<()> {
         if let Some(every) = self.config.memory.clear_cache_every_steps {
             if every > 0 && self.trainer.step_count().is_multiple_of(every) {
-                t5_ops::allocator::release_unused();
+                heap::release_unused();
             }
             return Ok(());
         }
-        for release in [t5_ops::allocator::release_small, t5_ops::allocator::release_unused] {
-            let held = t5_ops::allocator::held();
+        for release in [heap::release_small, heap::release_unused] {
+            let held = heap::held();
             let growth = held.most_live.saturating_sub(held.live + held.free) as u64;
             if self.probe.snapshot()?.rss + Bytes(growth) <= plan.budget {
                 break;
@@ -383,7 +383,7 @@ impl Session {
             return Ok(());
         };
         self.trainer.release_gradients();
-        t5_ops::allocator::release_unused();
+        heap::release_unused();
         self.memory_line("before evaluation")?;
         let settings = options::evaluation(&self.config, &self.opened.model, plan);
         let model = self.trainer.model();
@@ -393,7 +393,7 @@ impl Session {
         };
         self.hold_prediction("evaluation")?;
         self.note_evaluation(&figures)?;
-        t5_ops::allocator::release_unused();
+        heap::release_unused();
         self.memory_line("after evaluation").map(drop)
     }
 
@@ -403,7 +403,7 @@ impl Session {
         if after.epoch == batch.epoch && after.sample < self.loader.samples_per_epoch() {
             return Ok(());
         }
-        t5_ops::allocator::release_unused();
+        heap::release_unused();
         self.memory_line(&format!("after epoch {}", batch.epoch + 1)).map(drop)
     }
 

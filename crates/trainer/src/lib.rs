@@ -33,5 +33,5 @@ pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;
 pub use t5::{LayerMajor, Levers};
-pub use temporary::{TEMPORARY_PREFIX, is_temporary_name};
+pub use temporary::is_temporary_name;
 pub use trainer::{Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};

@@ -122,7 +122,7 @@ impl RunLock {
         if !is_same_directory {
             return Err(lost());
         }
-        let mut file = match temporary::create_new(&path) {
+        let mut file = match heap::create_new(&path) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(lost()),
             created => created.map_err(|e| Error::io("create", &path, e))?,
         };

@@ -14,16 +14,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
+
+use heap::{TEMPORARY_PREFIX, create_new, with_temporary_name};
 
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::files::{parent_of, sync_directory};
-
-/// What the name of every unfinished file and directory starts with.
-pub use t5_ops::TEMPORARY_PREFIX;
 
 const ID_DIGITS: usize = 16;
 const PART: &str = "-part-";
@@ -64,45 +62,23 @@ pub fn is_temporary_name(name: &OsStr) -> bool {
     kind_of(name).is_some()
 }
 
-/// Makes something under a temporary name in `parent` that nothing had before.
-fn create<T>(parent: &Path, ending: &[&OsStr], make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
-    loop {
-        // Keys of the system's random source, not a clock and not a process id, which repeat in containers.
-        let mut name = OsString::from(format!("{TEMPORARY_PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
-        ending.iter().for_each(|part| name.push(part));
-        let path = parent.join(name);
-        match make(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => return Ok((path, made?)),
-        }
-    }
-}
-
 /// An empty file in `parent`, open to be written.
 pub(crate) fn create_file(parent: &Path) -> Result<(PathBuf, File)> {
-    create(parent, &[], create_new).map_err(|e| Error::io("create a file in", parent, e))
-}
-
-/// A file that was not there before, open to be written. Never one behind a symbolic link.
-pub(crate) fn create_new(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
-    options.open(path)
+    with_temporary_name(parent, &[], create_new).map_err(|e| Error::io("create a file in", parent, e))
 }
 
 /// An empty directory in `parent` for a dry run.
 pub(crate) fn create_run_directory(parent: &Path) -> Result<PathBuf> {
-    let made = create(parent, &[OsStr::new(RUN)], |path| fs::create_dir(path));
+    let made = with_temporary_name(parent, &[OsStr::new(RUN)], |path| fs::create_dir(path));
     Ok(made.map_err(|e| Error::io("create a directory in", parent, e))?.0)
 }
 
 /// A fresh, empty directory beside `target`, to be filled and then given to [`commit_directory`].
 pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
     let parent = parent_of(target);
-    let made =
-        create(&parent, &[OsStr::new(PART), target.file_name().unwrap_or_default()], |path| fs::create_dir(path));
+    let made = with_temporary_name(&parent, &[OsStr::new(PART), target.file_name().unwrap_or_default()], |path| {
+        fs::create_dir(path)
+    });
     Ok(made.map_err(|e| Error::io("create a directory in", &parent, e))?.0)
 }
 
@@ -155,7 +131,7 @@ pub(crate) fn retire_directory(directory: &Path) -> Result<()> {
 fn move_out_of_the_way(directory: &Path, ending: &str) -> Result<PathBuf> {
     let parent = parent_of(directory);
     let ending = [OsStr::new(ending), directory.file_name().unwrap_or_default()];
-    let moved = create(&parent, &ending, |path| rename_to_free_name(directory, path));
+    let moved = with_temporary_name(&parent, &ending, |path| rename_to_free_name(directory, path));
     Ok(moved.map_err(|e| Error::io("move out of the way", directory, e))?.0)
 }
 
@@ -319,22 +295,6 @@ mod tests {
         ] {
             check(foreign, None);
         }
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_file_is_never_made_where_something_is() {
-        let directory = tempfile::tempdir().unwrap();
-        let (precious, link) = (directory.path().join("precious"), directory.path().join("link"));
-        fs::write(&precious, "my only copy").unwrap();
-        std::os::unix::fs::symlink(&precious, &link).unwrap();
-        for path in [&precious, &link] {
-            assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        }
-        let dangling = directory.path().join("dangling");
-        std::os::unix::fs::symlink(directory.path().join("absent"), &dangling).unwrap();
-        assert!(create_new(&dangling).is_err());
-        assert_eq!(names(directory.path()), ["dangling", "link", "precious"]);
     }
 
     #[test]

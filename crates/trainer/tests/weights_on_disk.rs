@@ -11,7 +11,7 @@ use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, T
 
 // Only what it allocates can lie in a file.
 #[global_allocator]
-static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
+static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 fn config() -> Config {
     Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }

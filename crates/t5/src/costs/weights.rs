@@ -1,7 +1,7 @@
 //! What parameters hold: all of them in memory, or those that are worked on of a file.
 
 use candle_core::DType;
-use t5_ops::allocator::LARGE_BYTES;
+use heap::LARGE_BYTES;
 
 use super::{CostRow, Trained};
 use crate::config::Config;

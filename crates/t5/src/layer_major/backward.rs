@@ -100,7 +100,7 @@ impl T5 {
         }
         if stage == Stage::Apply && self.is_in_file() {
             // Weights were changed in copies; what these leave to be used again would lie beside the pages of the file.
-            t5_ops::allocator::release_unused();
+            heap::release_unused();
         }
         Ok(true)
     }

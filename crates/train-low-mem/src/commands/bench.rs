@@ -80,7 +80,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "threads": t5_ops::threads(), "instruction_set": t5_ops::instruction_set(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.levers.micro_batch_samples,
             "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.levers.loss_chunk_rows,
-            "plan": planned.bill.conclusion, "tensor_bytes": t5_ops::allocator::held().most_live,
+            "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
             "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
         });
         if let Some(profile) = &profile {

@@ -53,7 +53,7 @@ pub(super) struct Place<'a> {
 
 impl Place<'_> {
     pub(super) fn new(path: PathBuf) -> Self {
-        Place { path, create: &temporary::create_new }
+        Place { path, create: &heap::create_new }
     }
 }
 

@@ -341,11 +341,7 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
         let made = std::cell::Cell::new(0);
         move |path| {
             made.set(made.get() + 1);
-            if made.get() > files {
-                fs::File::options().write(true).open("/dev/full")
-            } else {
-                temporary::create_new(path)
-            }
+            if made.get() > files { fs::File::options().write(true).open("/dev/full") } else { heap::create_new(path) }
         }
     }
     let files = names(&directory.path().join("step-00000002")).len();

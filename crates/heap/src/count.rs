@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// What was asked of [`Allocator`](super::Allocator) while it was counting.
+/// What was asked of [`Allocator`](crate::Allocator) while it was counting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// How often memory was asked for.
@@ -16,18 +16,18 @@ static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Switches the count of [`Allocator`](super::Allocator) on or off; it starts switched off.
+/// Switches the count of [`Allocator`](crate::Allocator) on or off; it starts switched off.
 pub fn count_allocations(on: bool) {
     IS_COUNTING.store(on, Relaxed);
 }
 
-/// The count of [`Allocator`](super::Allocator) so far, over all threads.
+/// The count of [`Allocator`](crate::Allocator) so far, over all threads.
 pub fn allocations() -> Allocations {
     Allocations { calls: CALLS.load(Relaxed), bytes: BYTES.load(Relaxed) }
 }
 
 /// Notes that `bytes` were asked for.
-pub(super) fn count(bytes: usize) {
+pub(crate) fn count(bytes: usize) {
     if IS_COUNTING.load(Relaxed) {
         CALLS.fetch_add(1, Relaxed);
         BYTES.fetch_add(bytes as u64, Relaxed);

@@ -5,15 +5,17 @@
 //! when a page is written. A file that loses its pages all the same is the matter of [`lost_pages`].
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{LARGE_BYTES, lost_pages, pages};
+use crate::lost_pages;
 use crate::nameless_file::{file_without_name, shown_path};
+use crate::page::{self, IS_SUPPORTED, LARGE_BYTES, PAGE_BYTES, whole_pages};
 
 /// Room for large blocks in a file without a name.
 #[derive(Debug)]
@@ -45,8 +47,8 @@ impl FileMemory {
     /// The file cannot be made, or the disk or the process's addresses have no room for it.
     pub fn create(directory: &Path, sizes: impl Iterator<Item = usize>) -> io::Result<FileMemory> {
         let file = file_without_name(directory)?;
-        let mut large = sizes.filter(|&size| size >= LARGE_BYTES && pages::IS_SUPPORTED);
-        let bytes = large.try_fold(0usize, |sum, size| sum.checked_add(pages::whole_pages(size)?));
+        let mut large = sizes.filter(|&size| size >= LARGE_BYTES && IS_SUPPORTED);
+        let bytes = large.try_fold(0usize, |sum, size| sum.checked_add(whole_pages(size)?));
         let bytes = bytes.ok_or(io::ErrorKind::FileTooLarge)?;
         reserve(&file, bytes as u64)?;
         let mapping = Arc::new(Mapping::new(file, bytes, &shown_path(directory))?);
@@ -54,7 +56,7 @@ impl FileMemory {
     }
 
     /// Calls `f`. Large blocks that it allocates on this thread lie in the file for as long as they live, where
-    /// [`Allocator`](super::Allocator) is the program's, and the file has room.
+    /// [`Allocator`](crate::Allocator) is the program's, and the file has room.
     pub fn allocating<R>(&self, f: impl FnOnce() -> R) -> R {
         /// Sets back what was set before, however `f` ends.
         struct Before(*const FileMemory);
@@ -103,14 +105,14 @@ impl Drop for Mapping {
         self.watch = None;
         if self.bytes > 0 {
             // SAFETY: it was mapped so. Every block and every stretch of it holds an `Arc` of this, so that there is none.
-            unsafe { pages::system::unmap(self.start, self.bytes) };
+            unsafe { page::system::unmap(self.start, self.bytes) };
         }
     }
 }
 
 /// A place in a file that a block lies in.
 #[derive(Clone, Debug)]
-pub(super) struct InFile {
+struct InFile {
     mapping: Arc<Mapping>,
     offset: usize,
     /// Whole pages.
@@ -119,13 +121,13 @@ pub(super) struct InFile {
 
 impl InFile {
     /// Gives the block's pages back, which nobody uses any more. No other block will lie there.
-    pub(super) fn free(self) {
+    fn free(self) {
         let InFile { mapping, offset, bytes } = self;
         Stretch { mapping, offset, bytes, elements: PhantomData }.page_out();
     }
 
     /// The part of the block, which begins at `block`, that `elements` are. `None` where they are not in it.
-    pub(super) fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Stretch<'a>> {
+    fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Stretch<'a>> {
         let (skip, bytes) = (elements.as_ptr().addr().checked_sub(block)?, elements.len());
         let is_inside = skip.checked_add(bytes)? <= self.bytes;
         let mapping = Arc::clone(&self.mapping);
@@ -133,11 +135,34 @@ impl InFile {
     }
 }
 
-/// A block of `bytes` bytes in the file that this thread's blocks lie in.
-pub(super) fn take(bytes: usize) -> Option<(*mut u8, InFile)> {
+/// Blocks by address, and where they lie in files: they are no part of what is live.
+// Its nodes are allocated while this is locked; those are small, so they come from mimalloc and never ask for this lock again.
+static BLOCKS: Mutex<BTreeMap<usize, InFile>> = Mutex::new(BTreeMap::new());
+
+/// Whether any block was ever in a file: most runs need not ask more.
+static HAS_BLOCKS: AtomicBool = AtomicBool::new(false);
+
+fn blocks() -> MutexGuard<'static, BTreeMap<usize, InFile>> {
+    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A block of `bytes` bytes, which are whole pages of zeros, in the file that this thread's blocks lie in, if it has room.
+pub(crate) fn allocate(bytes: usize) -> Option<*mut u8> {
     let memory = WHERE.get();
     // SAFETY: it is set only while `allocating`, on this thread, borrows what it points to.
-    unsafe { memory.as_ref() }?.take(bytes)
+    let (block, place) = unsafe { memory.as_ref() }?.take(bytes)?;
+    HAS_BLOCKS.store(true, Ordering::Relaxed);
+    blocks().insert(block.expose_provenance(), place);
+    Some(block)
+}
+
+/// Gives the pages of a block back that nobody uses any more; false where it lies in no file.
+pub(crate) fn free(block: *mut u8) -> bool {
+    if !HAS_BLOCKS.load(Ordering::Relaxed) {
+        return false;
+    }
+    let place = blocks().remove(&block.addr());
+    place.map(InFile::free).is_some()
 }
 
 /// Has the disk set aside what the file will take, and gives the file its length.
@@ -183,7 +208,7 @@ const PIECE_BYTES: usize = 4 << 20;
 ///
 /// The borrow keeps the block alive and unchanged for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Stretch<'a> {
+pub struct Stretch<'a> {
     mapping: Arc<Mapping>,
     offset: usize,
     bytes: usize,
@@ -192,24 +217,29 @@ pub(crate) struct Stretch<'a> {
 
 impl<'a> Stretch<'a> {
     /// Where the elements lie in a file, if they do: they may be a part of a block.
-    pub(crate) fn of(elements: &'a [u8]) -> Option<Stretch<'a>> {
-        pages::in_file(elements)
+    pub fn of(elements: &'a [u8]) -> Option<Stretch<'a>> {
+        if !HAS_BLOCKS.load(Ordering::Relaxed) {
+            return None;
+        }
+        let blocks = blocks();
+        let (&block, place) = blocks.range(..=elements.as_ptr().addr()).next_back()?;
+        place.part(block, elements)
     }
 
     /// Has the system read what is not in its page cache, without waiting for it.
-    pub(crate) fn read_ahead(&self) {
+    pub fn read_ahead(&self) {
         system::read_ahead(self.pages());
     }
 
     /// Makes all pages resident: at once where the system can, or by touching each.
-    pub(crate) fn page_in(&self) {
+    pub fn page_in(&self) {
         if !system::page_in(self.pages()) {
             self.touch();
         }
     }
 
     /// Has all pages leave the resident set. What they hold stays in the system's page cache, or comes back from the disk.
-    pub(crate) fn page_out(&self) {
+    pub fn page_out(&self) {
         system::page_out(self.pages());
     }
 
@@ -217,15 +247,18 @@ impl<'a> Stretch<'a> {
     ///
     /// # Panics
     /// `bytes` are not as many as the elements'.
-    pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The file was shortened, or its disk failed.
+    pub fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
         self.mapping.check_length().and_then(|()| system::read(&self.mapping.file, self.offset as u64, bytes))
     }
 
     /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.
     fn pages(&self) -> (usize, usize) {
-        let first = self.offset / pages::PAGE_BYTES * pages::PAGE_BYTES;
-        let end = (self.offset + self.bytes).next_multiple_of(pages::PAGE_BYTES);
+        let first = self.offset / PAGE_BYTES * PAGE_BYTES;
+        let end = (self.offset + self.bytes).next_multiple_of(PAGE_BYTES);
         (self.mapping.start + first, end - first)
     }
 
@@ -241,11 +274,11 @@ impl<'a> Stretch<'a> {
 
 /// As [`Stretch`], of bytes that nobody else reads or writes while this lives: so they may be changed in the file.
 #[derive(Debug)]
-pub(crate) struct StretchMut<'a>(Stretch<'a>, PhantomData<&'a mut [u8]>);
+pub struct StretchMut<'a>(Stretch<'a>, PhantomData<&'a mut [u8]>);
 
 impl<'a> StretchMut<'a> {
     /// Where the elements lie in a file, if they do. Any bytes have to be valid values of theirs.
-    pub(crate) fn of(elements: &'a mut [u8]) -> Option<StretchMut<'a>> {
+    pub fn of(elements: &'a mut [u8]) -> Option<StretchMut<'a>> {
         // The system will write to the same memory behind the compiler's back.
         let _ = elements.as_mut_ptr().expose_provenance();
         Stretch::of(elements).map(|stretch| StretchMut(stretch, PhantomData))
@@ -255,7 +288,10 @@ impl<'a> StretchMut<'a> {
     ///
     /// # Panics
     /// `bytes` are not as many as the elements'.
-    pub(crate) fn write(&mut self, bytes: &[u8], waits: bool) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The file was shortened, or its disk failed.
+    pub fn write(&mut self, bytes: &[u8], waits: bool) -> io::Result<()> {
         let StretchMut(Stretch { mapping, offset, bytes: expected, .. }, _) = self;
         assert_eq!(bytes.len(), *expected, "bytes to write");
         for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
@@ -263,7 +299,7 @@ impl<'a> StretchMut<'a> {
             mapping.check_length()?;
             system::write(&mapping.file, offset as u64, piece)?;
             if waits {
-                let first = offset / pages::PAGE_BYTES * pages::PAGE_BYTES;
+                let first = offset / PAGE_BYTES * PAGE_BYTES;
                 system::write_back(mapping.start + first, offset + piece.len() - first)?;
             }
         }
@@ -281,7 +317,7 @@ mod system {
     use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync};
 
     /// A file's first bytes as memory: its address.
-    pub(super) fn map(file: &File, bytes: usize) -> io::Result<usize> {
+    pub(crate) fn map(file: &File, bytes: usize) -> io::Result<usize> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. The file has no name: only
         // this process writes to it, and only where nobody borrows what lies there.
@@ -295,40 +331,40 @@ mod system {
         unsafe { madvise(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, advice) }.is_ok()
     }
 
-    pub(super) fn read_ahead(pages: (usize, usize)) {
+    pub(crate) fn read_ahead(pages: (usize, usize)) {
         advise(pages, Advice::WillNeed);
     }
 
     /// Linux has it since 5.14.
     #[cfg(target_os = "linux")]
-    pub(super) fn page_in(pages: (usize, usize)) -> bool {
+    pub(crate) fn page_in(pages: (usize, usize)) -> bool {
         advise(pages, Advice::LinuxPopulateRead)
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn page_in(_: (usize, usize)) -> bool {
+    pub(crate) fn page_in(_: (usize, usize)) -> bool {
         false
     }
 
     #[cfg(target_os = "linux")]
-    pub(super) fn page_out(pages: (usize, usize)) {
+    pub(crate) fn page_out(pages: (usize, usize)) {
         advise(pages, Advice::LinuxDontNeed);
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn page_out(_: (usize, usize)) {}
+    pub(crate) fn page_out(_: (usize, usize)) {}
 
     /// Waits until what was written to pages of a mapping is on the disk.
-    pub(super) fn write_back(start: usize, bytes: usize) -> io::Result<()> {
+    pub(crate) fn write_back(start: usize, bytes: usize) -> io::Result<()> {
         // SAFETY: pages keep what they hold.
         Ok(unsafe { msync(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, MsyncFlags::SYNC) }?)
     }
 
-    pub(super) fn read(file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
         file.read_exact_at(bytes, start)
     }
 
-    pub(super) fn write(file: &File, start: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(file: &File, start: u64, bytes: &[u8]) -> io::Result<()> {
         file.write_all_at(bytes, start)
     }
 }
@@ -338,27 +374,27 @@ mod system {
     use std::fs::File;
     use std::io;
 
-    pub(super) fn map(_: &File, _: usize) -> io::Result<usize> {
+    pub(crate) fn map(_: &File, _: usize) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn read_ahead(_: (usize, usize)) {}
+    pub(crate) fn read_ahead(_: (usize, usize)) {}
 
-    pub(super) fn page_in(_: (usize, usize)) -> bool {
+    pub(crate) fn page_in(_: (usize, usize)) -> bool {
         false
     }
 
-    pub(super) fn page_out(_: (usize, usize)) {}
+    pub(crate) fn page_out(_: (usize, usize)) {}
 
-    pub(super) fn write_back(_: usize, _: usize) -> io::Result<()> {
+    pub(crate) fn write_back(_: usize, _: usize) -> io::Result<()> {
         Ok(())
     }
 
-    pub(super) fn read(_: &File, _: u64, _: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(_: &File, _: u64, _: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn write(_: &File, _: u64, _: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(_: &File, _: u64, _: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

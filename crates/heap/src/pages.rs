@@ -2,15 +2,11 @@
 //!
 //! Invariant: `live + free <= most_live`, all in bytes of whole pages.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::in_files::{self, InFile, Stretch};
-use super::ranges::FreeRanges;
-
-/// Whether this system has pages that can be mapped; elsewhere every block is mimalloc's.
-pub(super) const IS_SUPPORTED: bool = cfg!(all(unix, target_pointer_width = "64"));
+use crate::in_files;
+use crate::page::{PAGE_BYTES, system, whole_pages};
+use crate::ranges::FreeRanges;
 
 /// What large blocks hold, in bytes of whole pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,11 +24,9 @@ struct Pages {
     live: usize,
     most_live: usize,
     free: FreeRanges,
-    /// Blocks in files by address, and where they lie there: they are no part of what is live.
-    in_files: BTreeMap<usize, InFile>,
 }
 
-// The maps allocate their nodes while this is locked; those are small, so they come from mimalloc and
+// The map of free ranges allocates its nodes while this is locked; those are small, so they come from mimalloc and
 // never ask for this lock again.
 static PAGES: Mutex<Pages> = Mutex::new(Pages::new());
 
@@ -40,64 +34,37 @@ fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
     f(&mut PAGES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Blocks are multiples of this: x86-64's page, and the largest page of the other machines.
-pub(super) const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
-
-/// `size` rounded up to whole pages; nothing where that would overflow.
-pub(super) fn whole_pages(size: usize) -> Option<usize> {
-    size.checked_next_multiple_of(PAGE_BYTES)
-}
-
-/// Whether blocks of these sizes have the same pages.
-pub(super) fn is_same_block(size: usize, new_size: usize) -> bool {
-    whole_pages(size) == whole_pages(new_size)
-}
-
 /// A block of at least `size` bytes, and whether it is known to be zero. Null where there is no memory.
-pub(super) fn allocate(size: usize) -> (*mut u8, bool) {
-    let Some((block, place)) = whole_pages(size).and_then(in_files::take) else {
-        return with(|pages| pages.allocate(size));
-    };
-    HAS_FILES.store(true, Ordering::Relaxed);
-    with(|pages| pages.in_files.insert(block.expose_provenance(), place));
-    (block, true)
-}
-
-/// Whether any block was ever in a file: most runs need not ask more.
-static HAS_FILES: AtomicBool = AtomicBool::new(false);
-
-/// Where the elements lie in a file, if they do.
-pub(super) fn in_file(elements: &[u8]) -> Option<Stretch<'_>> {
-    if !HAS_FILES.load(Ordering::Relaxed) {
-        return None;
+pub(crate) fn allocate(size: usize) -> (*mut u8, bool) {
+    match whole_pages(size).and_then(in_files::allocate) {
+        Some(block) => (block, true),
+        None => with(|pages| pages.allocate(size)),
     }
-    with(|pages| {
-        let (&block, place) = pages.in_files.range(..=elements.as_ptr().addr()).next_back()?;
-        place.part(block, elements)
-    })
 }
 
 /// Takes a block back.
 ///
 /// # Safety
 /// `block` came from [`allocate`] for a size of as many pages, and is not used any more.
-pub(super) unsafe fn free(block: *mut u8, size: usize) {
-    with(|pages| pages.take_back(block, size));
+pub(crate) unsafe fn free(block: *mut u8, size: usize) {
+    if !in_files::free(block) {
+        with(|pages| pages.take_back(block, size));
+    }
 }
 
 /// Unmaps everything that is free, and counts the most that is live anew.
-pub(super) fn release() {
+pub(crate) fn release() {
     with(Pages::release);
 }
 
 /// What is held now.
-pub(super) fn held() -> Held {
+pub(crate) fn held() -> Held {
     with(|pages| pages.held())
 }
 
 impl Pages {
     const fn new() -> Self {
-        Self { live: 0, most_live: 0, free: FreeRanges::new(), in_files: BTreeMap::new() }
+        Self { live: 0, most_live: 0, free: FreeRanges::new() }
     }
 
     fn allocate(&mut self, size: usize) -> (*mut u8, bool) {
@@ -122,9 +89,6 @@ impl Pages {
 
     fn take_back(&mut self, block: *mut u8, size: usize) {
         let bytes = size.next_multiple_of(PAGE_BYTES);
-        if let Some(place) = self.in_files.remove(&block.addr()) {
-            return place.free();
-        }
         self.live -= bytes;
         self.free.insert(block.expose_provenance(), bytes);
     }
@@ -153,39 +117,6 @@ impl Pages {
             bytes = bytes.saturating_sub(length);
         }
     }
-}
-
-#[cfg(all(unix, target_pointer_width = "64"))]
-pub(super) mod system {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-
-    /// Fresh pages of zeros, or null.
-    pub(super) fn map(bytes: usize) -> *mut u8 {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new private mapping at a place of the kernel's choice touches nothing that exists.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
-        mapped.map_or(std::ptr::null_mut(), <*mut _>::cast)
-    }
-
-    /// # Safety
-    /// The range was mapped by this process, and nothing in it is used any more.
-    pub(in crate::allocator) unsafe fn unmap(start: usize, bytes: usize) {
-        let start = std::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: the caller's promise. It can fail only where the kernel cannot split a mapping any
-        // further; then the pages stay mapped and unused.
-        let _ = unsafe { munmap(start, bytes) };
-    }
-}
-
-#[cfg(not(all(unix, target_pointer_width = "64")))]
-pub(super) mod system {
-    pub(super) fn map(_: usize) -> *mut u8 {
-        std::ptr::null_mut()
-    }
-
-    /// # Safety
-    /// None needed: nothing was mapped.
-    pub(in crate::allocator) unsafe fn unmap(_: usize, _: usize) {}
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! A file without a name: only this process can use it, and nothing is left of it however the process ends.
 //!
-//! Where the file system can make such files (`O_TMPFILE`), there is no name at any time. Elsewhere the name begins with
-//! [`TEMPORARY_PREFIX`], is new (`O_EXCL`: no file or link of somebody else is opened), and is removed at once.
+//! Where the file system can make such files (`O_TMPFILE`), there is no name at any time. Elsewhere it has a temporary name
+//! ([`TEMPORARY_PREFIX`](crate::TEMPORARY_PREFIX)), which is removed at once.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Temporary names of this program begin with this, and names of nobody else do.
-pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
+use crate::temporary_name::{create_private, with_temporary_name};
 
 /// A new file in `directory` to read and write. It has no name by the time it is returned.
 ///
@@ -41,37 +40,9 @@ fn never_named(_: &Path) -> io::Result<File> {
 }
 
 fn named_and_removed(directory: &Path) -> io::Result<File> {
-    /// Names that are tried: each is drawn at random, so that two of them are never in use but by design of somebody else.
-    const TRIES: u32 = 8;
-    for number in 0..TRIES {
-        let path = directory.join(format!("{TEMPORARY_PREFIX}{:016x}", random(number)));
-        match create_new(&path) {
-            Ok(file) => {
-                std::fs::remove_file(&path)?;
-                return Ok(file);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
-}
-
-/// The standard library seeds its hashes at random, each differently.
-fn random(number: u32) -> u64 {
-    use std::hash::BuildHasher;
-    std::hash::RandomState::new().hash_one((number, std::process::id()))
-}
-
-fn create_new(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    }
-    options.open(path)
+    let (path, file) = with_temporary_name(directory, &[], create_private)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -87,9 +58,8 @@ mod tests {
 
     impl Directory {
         fn new(name: &str) -> Directory {
-            let path = std::env::temp_dir().join(format!("t5-ops-{name}-{}-{:x}", std::process::id(), random(0)));
-            std::fs::create_dir(&path).unwrap();
-            Directory(path)
+            let make = |path: &Path| std::fs::create_dir(path);
+            Directory(with_temporary_name(&std::env::temp_dir(), &[name.as_ref()], make).unwrap().0)
         }
 
         fn names(&self) -> usize {
@@ -122,22 +92,6 @@ mod tests {
             first.read_exact_at(&mut read, 0).unwrap();
             assert_eq!((&read, first.metadata().unwrap().mode() & 0o777), (b"first", 0o600));
         }
-    }
-
-    #[test]
-    fn a_name_that_is_there_already_is_not_opened_even_if_it_is_a_link() {
-        let directory = Directory::new("link");
-        let (precious, link) = (directory.0.join("precious"), directory.0.join("link"));
-        std::fs::write(&precious, "my only copy").unwrap();
-        std::os::unix::fs::symlink(&precious, &link).unwrap();
-        for path in [&precious, &link] {
-            assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        }
-        std::fs::remove_file(&link).unwrap();
-        std::os::unix::fs::symlink(directory.0.join("nothing"), &link).unwrap();
-        assert!(create_new(&link).is_err(), "nothing is made where a dangling link leads");
-        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "my only copy");
-        assert_eq!(directory.names(), 2);
     }
 
     #[test]

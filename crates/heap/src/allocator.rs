@@ -1,26 +1,4 @@
-//! The allocator that the binary installs, so that what it holds can be foretold to the page.
-//!
-//! Small blocks come from mimalloc. A block of [`LARGE_BYTES`] or more, which is what tensors are, is whole
-//! pages of its own. Freed pages stay mapped and are handed out again, so that a training step faults in
-//! nothing; but live and freed pages together never exceed the most that was ever live at one time. The
-//! resident set of large blocks is therefore the peak of their sizes and nothing else: no size classes,
-//! no arenas, no delay before memory goes back.
-//!
-//! Blocks that are seldom used may lie in a file instead ([`FileMemory`]).
-//!
-//! Why not an allocator off the shelf: with the same tensors, glibc's and mimalloc's peaks lie 6 to 26 %
-//! above the live bytes or their page faults cost up to a third of a step. `docs/LOG.md` has the numbers.
-//!
-//! ```no_run
-//! #[global_allocator]
-//! static ALLOCATOR: t5_ops::allocator::Allocator = t5_ops::allocator::Allocator;
-//! ```
-
-mod count;
-mod in_files;
-mod lost_pages;
-mod pages;
-mod ranges;
+//! The allocator that a program installs: small blocks from mimalloc, large ones as pages that are reused and bounded.
 
 use std::alloc::{GlobalAlloc, Layout};
 #[cfg(target_os = "linux")]
@@ -29,17 +7,9 @@ use std::sync::OnceLock;
 
 use mimalloc::MiMalloc;
 
-pub use count::{Allocations, allocations, count_allocations};
-pub use in_files::FileMemory;
-pub(crate) use in_files::{Stretch, StretchMut};
-pub use lost_pages::end_on_lost_pages;
-pub use pages::Held;
-
-/// Blocks from this size on are pages of their own.
-///
-/// mimalloc keeps a page of 512 KiB to 4 MiB for every size class and thread above 10 KiB; tensors of short samples lie
-/// there in as many sizes as samples have lengths, and what is kept then exceeds what is used. `docs/LOG.md` has numbers.
-pub const LARGE_BYTES: usize = 16 << 10;
+use crate::count;
+use crate::page::{self, IS_SUPPORTED, LARGE_BYTES};
+use crate::pages::{self, Held};
 
 /// Small blocks from mimalloc, large ones as pages that are reused and bounded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +38,7 @@ fn told(block: *mut u8, bytes: usize) -> *mut u8 {
 }
 
 fn is_large(layout: &Layout) -> bool {
-    layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && pages::IS_SUPPORTED
+    layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && IS_SUPPORTED
 }
 
 // SAFETY: which of the two allocators a block belongs to is a function of its layout, which callers give
@@ -116,7 +86,7 @@ unsafe impl GlobalAlloc for Allocator {
                 // SAFETY: as in `alloc`; both blocks are mimalloc's.
                 told(unsafe { MiMalloc.realloc(block, layout, new_size) }, new_size)
             }
-            (true, true) if pages::is_same_block(layout.size(), new_size) => block,
+            (true, true) if page::is_same_block(layout.size(), new_size) => block,
             _ => {
                 // SAFETY: the caller's promises about both layouts are the ones that are asked for.
                 let new = unsafe { self.alloc(new_layout) };

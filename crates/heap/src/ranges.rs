@@ -7,24 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Ranges by address and by length.
 #[derive(Debug)]
-pub(super) struct FreeRanges {
+pub(crate) struct FreeRanges {
     by_address: BTreeMap<usize, usize>,
     by_length: BTreeSet<(usize, usize)>,
     bytes: usize,
 }
 
 impl FreeRanges {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { by_address: BTreeMap::new(), by_length: BTreeSet::new(), bytes: 0 }
     }
 
     /// The sum of all ranges.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Adds a range, joined with the neighbours that it touches.
-    pub(super) fn insert(&mut self, mut start: usize, mut length: usize) {
+    pub(crate) fn insert(&mut self, mut start: usize, mut length: usize) {
         if let Some((&before, &before_length)) = self.by_address.range(..start).next_back()
             && before + before_length == start
         {
@@ -41,7 +41,7 @@ impl FreeRanges {
     }
 
     /// Takes `length` bytes from the shortest range that has them.
-    pub(super) fn take(&mut self, length: usize) -> Option<usize> {
+    pub(crate) fn take(&mut self, length: usize) -> Option<usize> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.remove(start, found);
         if found > length {
@@ -51,7 +51,7 @@ impl FreeRanges {
     }
 
     /// Takes a range of at most `most` bytes off, from the shortest range: fragments go first.
-    pub(super) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
+    pub(crate) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
         let &(found, start) = self.by_length.first()?;
         self.remove(start, found);
         if found > most {

@@ -45,12 +45,12 @@ static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
 
 /// A mapping whose loss is reported for as long as this lives.
 #[derive(Debug)]
-pub(super) struct Watch(&'static Slot);
+pub(crate) struct Watch(&'static Slot);
 
 /// Watches a mapping of the file that messages call `name`. Where too many are watched, a loss is the system's default.
 ///
 /// The mapping is to outlive the result.
-pub(super) fn watch(mapping: Range<usize>, name: &Path) -> Option<Watch> {
+pub(crate) fn watch(mapping: Range<usize>, name: &Path) -> Option<Watch> {
     let is_free =
         |slot: &&Slot| slot.is_taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let slot = SLOTS.iter().find(is_free)?;
@@ -94,7 +94,7 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// From here on a lost page of a [`FileMemory`](super::FileMemory) ends the process with this exit code. It says on standard
+/// From here on a lost page of a [`FileMemory`](crate::FileMemory) ends the process with this exit code. It says on standard
 /// error which file it was, and then the hint. To be called once, first in `main`; where there are no such signals, this does
 /// nothing.
 pub fn end_on_lost_pages(exit: u8, hint: &'static str) {
@@ -113,7 +113,7 @@ mod system {
 
     use super::{LAST_WORDS, LastWords, NAME_BYTES, SLOTS, Slot};
 
-    pub(super) fn install(exit: u8, hint: &'static str) {
+    pub(crate) fn install(exit: u8, hint: &'static str) {
         // SAFETY: zeros are a valid `sigaction`; with no new action the call only tells the one that is set.
         let before = unsafe {
             let mut before: libc::sigaction = zeroed();
