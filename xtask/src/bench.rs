@@ -1,7 +1,7 @@
 //! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets`.
 //!
-//! Each runs `train_low_mem`, as built beside this program, in child processes, reads the operating
-//! system's counters about them, and writes a table for people and one for programs.
+//! Each runs `train_low_mem`, as built beside this program, in child processes and reads the operating
+//! system's counters about them. It writes a table for people and one for programs to `bench/runs`.
 
 mod budgets;
 mod cases;
@@ -11,6 +11,7 @@ mod levers;
 mod limits;
 mod memory;
 mod pressure;
+mod record;
 mod slope;
 
 use std::path::{Path, PathBuf};
@@ -19,14 +20,17 @@ const USAGE: &str = "\
 usage: cargo xtask bench NAME [--filter TEXT] [--quick] [--rows FILE]
 
 names:
-  memory   predicted and measured peak over a table of cases: docs/memory-measured.{md,json}
-  limits   whole runs inside a control group whose limit is the budget: docs/memory-limits.{md,json}
-  pressure a run beside a process that takes the memory of its control group: docs/memory-pressure.{md,json}
-  slope    whether the resident set grows over 3,000 steps: docs/memory-slope.{md,json}
-  levers   what each lever saves and costs on this machine: docs/memory-levers.{md,json}
-  budgets  how much of a budget is used, and what speed it buys: docs/memory-budgets.{md,json}";
+  memory    compare predicted and measured peaks over a table of cases
+  limits    train inside control groups whose limit is the budget
+  pressure  train beside a process that takes the memory of the control group
+  slope     look for growth of the resident set over 3,000 steps
+  levers    measure how much memory each lever saves and how much time it costs
+  budgets   measure how much of a budget is used, and how fast a step is within it
 
-/// What the flags say.
+A whole benchmark writes bench/runs/DATE-PROCESSOR/NAME.{md,json}. With --filter or --quick it writes below target.\
+";
+
+/// The parsed flags.
 struct Options {
     /// Only cases whose name contains this.
     filter: String,
@@ -38,8 +42,10 @@ struct Options {
     program: PathBuf,
     /// Where temporary files go: below `target`, and removed when a case is done.
     scratch: PathBuf,
-    /// Where the tables go.
-    docs: PathBuf,
+    /// Where the tables of a whole benchmark go.
+    runs: PathBuf,
+    /// What is measured, where and how.
+    origin: record::Origin,
 }
 
 impl Options {
@@ -51,6 +57,7 @@ impl Options {
 
 /// Runs one benchmark.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
+    let command = command(arguments);
     let mut arguments = arguments.iter();
     let name = arguments.next().ok_or(USAGE)?;
     if name == "take-memory" {
@@ -63,7 +70,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         rows: None,
         program: here.with_file_name("train_low_mem"),
         scratch: here.with_file_name(format!("bench-scratch-{}", std::process::id())),
-        docs: root.join("docs"),
+        runs: root.join("bench/runs"),
+        origin: record::Origin::here(root, name, command),
     };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -92,12 +100,17 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     result
 }
 
-/// Writes `NAME.md` and `NAME.json` below `docs`; a part of the cases goes below `target` instead.
-fn write_tables(options: &Options, name: &str, markdown: &str, json: &serde_json::Value) -> Result<(), String> {
-    let directory = if options.is_whole() { &options.docs } else { &options.scratch };
-    for (extension, text) in [("md", markdown.to_owned()), ("json", format!("{json:#}\n"))] {
-        let path = directory.join(format!("{name}.{extension}"));
-        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+/// The command line, without the directories of files.
+fn command(arguments: &[String]) -> String {
+    let file_name = |argument: &String| Path::new(argument).file_name()?.to_str().map(str::to_owned);
+    let words = arguments.iter().map(|argument| file_name(argument).unwrap_or_else(|| argument.clone()));
+    format!("cargo xtask bench {}", words.collect::<Vec<_>>().join(" "))
+}
+
+/// Records the tables of a whole benchmark in `bench/runs`, and those of a part below `target`.
+fn write_tables(options: &Options, markdown: &str, json: &serde_json::Value) -> Result<(), String> {
+    let directory = if options.is_whole() { &options.runs } else { &options.scratch };
+    for path in options.origin.write(directory, markdown, json)? {
         println!("wrote {}", path.display());
     }
     Ok(())

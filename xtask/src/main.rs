@@ -16,7 +16,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
 commands:
-  bench         memory, limits, levers or budgets: what the command holds and what it costs, measured
+  bench         measure memory and time of the command: memory, limits, pressure, slope, levers, budgets
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";

@@ -46,19 +46,19 @@ struct Row {
     plan: String,
 }
 
-/// What became of a budget.
+/// The outcome of a budget.
 enum Ran {
     Row(Row),
-    /// It was refused; this would do.
+    /// Refused; this is the smallest budget that would be accepted.
     Smallest(u64),
 }
 
 /// Measures every subject and writes the tables.
 pub fn run(options: &Options) -> Result<(), String> {
     let mut markdown = String::from(
-        "# What a budget is used for, and what speed it buys\n\nWritten by `cargo xtask bench budgets`. `use` is the measured peak (`VmHWM` of the whole process) over the budget;\n\
-         5 % of it are the headroom. `time` is that of a step over that of the plan without a limit, the shortest of several steps; `as planned`\n\
-         is what the planner takes it for. `limits`: a larger budget would make the step faster.\n",
+        "# Use of a budget, and step time within it\n\n`use` is the measured peak (`VmHWM` of the whole process) divided by the budget; 5 % of the budget are the\n\
+         safety margin. `time` is the step time divided by that of the plan without a limit; the shortest of several steps counts.\n\
+         `as planned` is the planner's estimate. `limits`: a larger budget would make the step faster.\n",
     );
     let mut curves = Vec::new();
     for subject in SUBJECTS.iter().filter(|subject| subject.name.contains(&options.filter)) {
@@ -76,16 +76,16 @@ pub fn run(options: &Options) -> Result<(), String> {
         let points: Vec<Value> = rows.iter().map(|row| point(row, base)).collect();
         curves.push(json!({"subject": subject.name, "points": points}));
     }
-    write_tables(options, "memory-budgets", &markdown, &json!({"curves": curves}))
+    write_tables(options, &markdown, &json!({"curves": curves}))
 }
 
 /// The rows of one subject, the largest budget first. Each round goes through all of them, so that a machine that slows
 /// down slows all; the shortest step counts, because noise only ever adds.
 fn curve(options: &Options, subject: &Subject) -> Result<Vec<Row>, String> {
     let Ran::Row(unlimited) = step(options, subject, 64 << 30)? else {
-        return Err(format!("{}: not even 64 GiB are enough", subject.name));
+        return Err(format!("{}: 64 GiB are not enough", subject.name));
     };
-    // The process is measured anew each time, and may hold some pages more.
+    // The process is measured anew each time, and may be some pages larger.
     let whole = unlimited.required + (2 << 20);
     let mut rows = round(options, subject, whole)?;
     for _ in 1..ROUNDS {
@@ -104,7 +104,7 @@ fn round(options: &Options, subject: &Subject, whole: u64) -> Result<Vec<Row>, S
         match step(options, subject, whole * percent / 100)? {
             Ran::Row(row) => rows.push(row),
             Ran::Smallest(smallest) => {
-                // The process is measured anew each time, and may hold some pages more.
+                // The process is measured anew each time, and may be some pages larger.
                 if let Ran::Row(row) = step(options, subject, smallest + (1 << 20))? {
                     rows.push(row);
                 }
@@ -123,7 +123,7 @@ fn step(options: &Options, subject: &Subject, budget: u64) -> Result<Ran, String
     if measured.exit_code == 3 {
         let named = measured.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next());
         let smallest: Option<u64> = named.and_then(|mib| mib.parse().ok());
-        return Ok(Ran::Smallest(smallest.ok_or("no budget is named")? << 20));
+        return Ok(Ran::Smallest(smallest.ok_or("the refusal names no budget")? << 20));
     }
     let said: Value = serde_json::from_str(&measured.stdout)
         .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;

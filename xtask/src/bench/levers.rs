@@ -1,4 +1,4 @@
-//! `bench levers`: what each lever saves and what it costs, a step of t5-small at a time.
+//! `bench levers`: the memory that each lever saves and the time that it costs, measured on single steps of t5-small.
 //!
 //! Each round runs every setting once, so that a machine that slows down slows all of them; the smallest
 //! step time of a setting is its price, because noise only ever adds.
@@ -9,7 +9,7 @@ use super::{Options, child, mib, write_tables};
 
 const COMMON: &str = "bench --json --model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 2";
 
-/// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The first one is what the others are held against.
+/// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The others are compared with the first.
 const SETTINGS: [(&str, &str); 28] = [
     ("whole batch at once", "--micro-batch 8"),
     ("micro-batches of 4", "--micro-batch 4"),
@@ -77,13 +77,13 @@ const SETTINGS: [(&str, &str); 28] = [
     ("stochastic rounding", "--micro-batch 8 --master-weights stochastic-rounding"),
 ];
 
-/// What was measured of a setting.
+/// A setting, measured.
 struct Measured {
     name: &'static str,
     /// Of the shortest step.
     ms: f64,
     peak_bytes: u64,
-    /// What the planner thinks of it.
+    /// The planner's estimate of its relative time.
     price: f64,
 }
 
@@ -92,9 +92,9 @@ pub fn run(options: &Options) -> Result<(), String> {
     let rounds = if options.quick { 1 } else { 2 };
     let (mut markdown, mut json) = (
         String::from(
-            "# What each lever saves and costs\n\nWritten by `cargo xtask bench levers`: t5-small, 8 x 256+256 tokens, dropout on. `time` is that of a step over that\n\
-             of the first line's, the shortest of several steps; `as planned` is what the planner takes it for. Block inputs and\n\
-             gradients on disk are files that the page cache had room for.\n",
+            "# Memory saved and time taken by each lever\n\nt5-small, 8 x 256+256 tokens, dropout on. `time` is the step time divided by that of the first row; the shortest\n\
+             of several steps counts. `as planned` is the planner's estimate. Block inputs and gradients on disk are files that\n\
+             fit into the page cache.\n",
         ),
         Vec::new(),
     );
@@ -130,7 +130,7 @@ pub fn run(options: &Options) -> Result<(), String> {
                 "planned_relative_time": price, "peak_bytes": peak_bytes}));
         }
     }
-    write_tables(options, "memory-levers", &markdown, &json!({"settings": json}))
+    write_tables(options, &markdown, &json!({"settings": json}))
 }
 
 /// The smallest step time, the peak and the price.
@@ -139,12 +139,12 @@ fn one(options: &Options, name: &'static str, line: &str) -> Result<Measured, St
     let measured = child::run(&options.program, &arguments, None, &options.scratch, &|| false)?;
     let said: Value = serde_json::from_str(&measured.stdout)
         .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;
-    let price = said["relative_time"].as_f64().ok_or("it printed no price")?;
+    let price = said["relative_time"].as_f64().ok_or("no `relative_time` in its output")?;
     Ok(Measured { name, ms: shortest_step(&said)?, peak_bytes: measured.peak_bytes, price })
 }
 
 /// The smallest of the step times that `bench --json` printed.
 pub fn shortest_step(said: &Value) -> Result<f64, String> {
-    let steps = said["step_ms_each"].as_array().ok_or("it printed no times")?;
+    let steps = said["step_ms_each"].as_array().ok_or("no `step_ms_each` in its output")?;
     Ok(steps.iter().filter_map(Value::as_f64).fold(f64::INFINITY, f64::min))
 }

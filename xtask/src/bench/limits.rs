@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         let ample = required(&plan(options, subject, &directory, 64 << 30)?)?.max(smallest);
         ranges.push((subject, smallest, ample));
     }
-    // Every model's smallest budget first: what is cut short has seen what is hardest.
+    // Every model's smallest budget first: a pass that is cut short has then seen the hardest cases.
     let mut rows = Vec::new();
     for place in 0..BUDGETS {
         for &(subject, smallest, ample) in &ranges {
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
     let _ = fs::remove_dir_all(&directory);
     let failed = rows.iter().filter(|row| row["is_well"] != true).count();
-    if failed > 0 { Err(format!("{failed} runs did not hold or did not end well")) } else { Ok(()) }
+    if failed > 0 { Err(format!("{failed} runs failed")) } else { Ok(()) }
 }
 
 /// Writes the tables of the runs so far, those of one model together.
@@ -88,20 +88,20 @@ fn write(options: &Options, rows: &mut [Value]) -> Result<(), String> {
     rows.sort_by_key(|row| SUBJECTS.iter().position(|subject| row["run"] == subject.name));
     let kills: u64 = rows.iter().filter_map(|row| row["kills"].as_u64()).sum();
     let failed = rows.iter().filter(|row| row["is_well"] != true).count();
-    let conclusion =
-        format!("{} runs: {kills} kills by the kernel, {failed} that did not hold or did not end well", rows.len());
+    let conclusion = format!("{} runs: {kills} kills by the kernel, {failed} other failures", rows.len());
     println!("{conclusion}");
     let mut markdown = format!(
-        "# Runs inside a hard limit\n\nWritten by `cargo xtask bench limits`. Every run is in a control group of its own whose limit is the budget:\n\
-         30 steps over rows of very uneven length, evaluations with generation, saves, SIGKILL after step {KILLED_AFTER_STEPS}, and\n\
-         a resume in another such group. For each model the first budget is the smallest that `plan` accepts and the last what\n\
-         its fastest plan requires. Measured is `VmHWM`, the larger of both parts; of the group, the most that it counted, page\n\
-         cache included; reclaims, how often it met its limit and dropped page cache.\n\n\
+        "# Runs inside a hard limit\n\nEvery run is in a control group of its own whose limit is the budget: 30 steps over\n\
+         rows of very uneven length, evaluations with generation, saves, SIGKILL after step\n\
+         {KILLED_AFTER_STEPS}, and a resume in another such group. For each model, the first budget is the smallest that `plan`\n\
+         accepts; the last is the one its fastest plan requires.\n\n\
+         - measured: `VmHWM`, the larger of both parts\n- group: the most that the group counted, page cache included\n\
+         - reclaims: how often the group met its limit and dropped page cache\n\n\
          {conclusion}.\n\n| run | budget MiB | predicted MiB | measured MiB | of the budget | group MiB | reclaims | kills | s |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     rows.iter().for_each(|row| markdown += &line(row));
-    write_tables(options, "memory-limits", &markdown, &json!({"runs": rows, "kills": kills, "failed": failed}))
+    write_tables(options, &markdown, &json!({"runs": rows, "kills": kills, "failed": failed}))
 }
 
 fn line(row: &Value) -> String {
@@ -125,11 +125,11 @@ fn line(row: &Value) -> String {
 fn smallest_budget(options: &Options, subject: &Subject, directory: &Path) -> Result<u64, String> {
     let refused = plan(options, subject, directory, 16 << 20)?;
     let named = refused.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next()?.parse().ok());
-    let named: u64 = named.ok_or_else(|| format!("no budget is named: {}", refused.stderr))?;
+    let named: u64 = named.ok_or_else(|| format!("the refusal names no budget: {}", refused.stderr))?;
     let accepted = plan(options, subject, directory, named << 20)?;
     match accepted.exit_code {
         0 => Ok(named << 20),
-        _ => Err(format!("{named} MiB are named and refused: {}", accepted.stderr)),
+        _ => Err(format!("{named} MiB: named as enough, then refused: {}", accepted.stderr)),
     }
 }
 
@@ -144,7 +144,7 @@ fn plan(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> 
 /// The smallest budget of the plan that was printed.
 fn required(planned: &Measured) -> Result<u64, String> {
     let plan: Value = serde_json::from_str(&planned.stdout).map_err(|error| format!("{error}: {}", planned.stderr))?;
-    plan["smallest_budget_bytes"].as_u64().ok_or_else(|| "the plan says no budget".to_owned())
+    plan["smallest_budget_bytes"].as_u64().ok_or_else(|| "no `smallest_budget_bytes` in the plan".to_owned())
 }
 
 fn arguments(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> Result<Vec<String>, String> {

@@ -73,13 +73,13 @@ pub fn run(options: &Options) -> Result<(), String> {
         })
         .collect();
     let json = json!({"cases": cases, "worst_percent": worst, "average_percent": average});
-    write_tables(options, "memory-measured", &markdown(&rows, worst, average), &json)
+    write_tables(options, &markdown(&rows, worst, average), &json)
 }
 
 fn markdown(rows: &[Row], worst: f64, average: f64) -> String {
     let mut text = format!(
-        "# Predicted and measured peaks\n\nWritten by `cargo xtask bench memory`. The prediction is what the command prints before it allocates\n\
-         anything large; the measurement is the kernel's `VmHWM` of the whole process at its end.\n\n\
+        "# Predicted and measured peaks\n\nThe command prints the predicted peak before it allocates anything large. The measured peak is the\n\
+         kernel's `VmHWM` of the whole process at its end.\n\n\
          {} cases: the error is {worst:.1} % at worst and {average:.1} % on average.\n\n\
          | case | predicted MiB | measured MiB | error |\n| --- | --- | --- | --- |\n",
         rows.len()
@@ -187,7 +187,7 @@ pub fn planned_peak(output: &Path) -> Result<u64, String> {
 fn said_on_stdout(measured: Measured) -> Result<(u64, Measured), String> {
     let said = measured.stdout.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let predicted = said.into_iter().find_map(|said| said["predicted_peak_bytes"].as_u64());
-    Ok((predicted.ok_or("it printed no prediction")?, measured))
+    Ok((predicted.ok_or("no `predicted_peak_bytes` in its output")?, measured))
 }
 
 /// The prediction in `peak N bytes, M predicted`.
@@ -195,7 +195,7 @@ fn said_on_stderr(measured: Measured) -> Result<(u64, Measured), String> {
     let words: Vec<&str> = measured.stderr.split_whitespace().collect();
     let place = words.iter().position(|word| *word == "predicted");
     let predicted = place.and_then(|place| words.get(place.checked_sub(1)?)?.parse().ok());
-    Ok((predicted.ok_or("it said no prediction")?, measured))
+    Ok((predicted.ok_or("no prediction on standard error")?, measured))
 }
 
 fn done(options: &Options, arguments: &[String]) -> Result<Measured, String> {

@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         && difference <= MOST_PARTED;
     let verdict = if is_well { "held" } else { "FAILED" };
     let markdown = format!(
-        "# A run beside a process that takes the memory\n\nWritten by `cargo xtask bench pressure`: t5-small in f32, 64 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
+        "# A run beside a process that takes the memory\n\nt5-small in f32, 64 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
          {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {LETS_GO_AFTER} steps with a\n\
          smaller plan, and lets go.\n\n**{verdict}**: {kills} kills, {swapped} pages swapped, losses the same to the bit up to the first\n\
          change ({is_same_before}), and at every step within {difference:.1e} of the undisturbed run's.\n\n{}\n\n\
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     println!("{markdown}");
     let json = json!({"is_well": is_well, "kills": kills, "swapped_pages": swapped, "is_same_before": is_same_before, "most_parted": difference, "replans": replans,
                       "losses": pressed.losses, "losses_undisturbed": calm.losses});
-    write_tables(options, "memory-pressure", &markdown, &json)?;
+    write_tables(options, &markdown, &json)?;
     if is_well { Ok(()) } else { Err(pressed.ran.stderr) }
 }
 

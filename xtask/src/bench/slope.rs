@@ -46,14 +46,14 @@ pub fn run(options: &Options) -> Result<(), String> {
     let _ = fs::remove_dir_all(&directory);
     let each: Vec<String> = means.iter().map(|mib| format!("{mib:.2}")).collect();
     let markdown = format!(
-        "# The resident set over {steps} steps\n\nWritten by `cargo xtask bench slope`: the tiny preset, 8 samples of very uneven length a step, an evaluation with\n\
+        "# The resident set over {steps} steps\n\nThe tiny preset, 8 samples of very uneven length a step, an evaluation with\n\
          generation and a save every {INTERVAL} steps. A line through the means of {INTERVAL} steps each, the first {WARM_UP} left out:\n\n\
          **{conclusion}**. Peak {:.1} MiB.\n\nMeans in MiB: {}.\n",
         mib(ran.peak_bytes),
         each.join(", ")
     );
     let json = json!({"steps": steps, "kib_a_step": slope, "standard_error": error, "means_mib": means, "peak_bytes": ran.peak_bytes});
-    write_tables(options, "memory-slope", &markdown, &json)
+    write_tables(options, &markdown, &json)
 }
 
 /// The mean resident set, in MiB, of every whole interval.

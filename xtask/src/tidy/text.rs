@@ -7,8 +7,8 @@ use super::{Finding, Tree};
 const MACHINE_PATHS: [(&str, &str); 3] = [("/wo", "rk/"), ("/tm", "p/"), ("/roo", "t/")];
 
 /// Directories whose files documents name.
-const OUR_DIRECTORIES: [&str; 9] =
-    ["crates/", "xtask/", "configs/", "scripts/", "tests/", "docs/", "data/", ".ci/", ".cargo/"];
+const OUR_DIRECTORIES: [&str; 10] =
+    ["bench/", "crates/", "xtask/", "configs/", "scripts/", "tests/", "docs/", "data/", ".ci/", ".cargo/"];
 
 /// No text names a path that exists on one machine only.
 pub fn no_text_names_a_path_of_one_machine(tree: &Tree) -> Vec<Finding> {
