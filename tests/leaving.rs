@@ -109,8 +109,8 @@ fn the_second_signal_says_what_is_lost_and_has_a_code_of_its_own() {
         let lines: Vec<&str> = said.lines().collect();
         let [next, lost] = lines[..] else { panic!("{said}") };
         assert!(next.starts_with(&format!("SIG{first}: stopping within this step, then saving step ")), "{said}");
-        assert!(next.contains("; a second signal leaves at once and loses "), "{said}");
-        assert!(lost.starts_with(&format!("SIG{second}: leaving at once; this loses ")), "{said}");
+        assert!(next.contains("; a second signal exits at once and loses "), "{said}");
+        assert!(lost.starts_with(&format!("SIG{second}: exiting at once; this loses ")), "{said}");
         assert!(lost.ends_with(" steps since the last checkpoint"), "{said}");
     }
 }

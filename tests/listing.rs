@@ -1,4 +1,4 @@
-//! What the command says about itself.
+//! Help, version and listings.
 
 use crate::run::Scene;
 

@@ -53,6 +53,6 @@ fn an_offload_file_that_is_shortened_under_a_run_is_named_and_the_run_goes_on_fr
     let words = ["error: run/<offload file>: ", "shortened", "hint: checkpoints are intact", "--keep-training"];
     running.end().expect_code(1).expect_words(&words);
     assert!(scene.names("run/checkpoints").iter().any(|name| name.starts_with("step-")));
-    scene.run(&arguments).expect_code(0).expect_words(&["going on from run/checkpoints/step-"]);
+    scene.run(&arguments).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
     assert!(scene.read("run/model/model.safetensors") == undisturbed(&scene, &more));
 }

@@ -46,7 +46,7 @@ fn a_tokenizer_is_trained_from_parquet_or_text_and_never_overwritten() {
     train(&rows, "a.json").expect_code(0).expect_words(&["a.json: 400 entries from 2366 texts"]);
     train(&rows, "b.json").expect_code(0);
     assert_eq!(scene.read("a.json"), scene.read("b.json"));
-    train(&rows, "a.json").expect_code(2).expect_words(&["a.json: there is a file already", "hint: `--force`"]);
+    train(&rows, "a.json").expect_code(2).expect_words(&["a.json already exists", "hint: `--force`"]);
     scene.write("texts.txt", "one two three\n".repeat(50));
     train("texts.txt", "c.json").expect_code(0).expect_words(&["from 50 texts"]);
     // A tokenizer of one's own, and a preset that takes its size.

@@ -82,7 +82,7 @@ fn a_refused_run_changes_nothing() {
     metrics.extend(b"{\"event\":\"st");
     scene.write("run/metrics.jsonl", &metrics);
     scene.write("run/.train_low_mem-tmp-0123456789abcdef", "half a file");
-    // What a killed run leaves in its lock.
+    // A killed run leaves its lock like this.
     scene.write("run/.lock", "4000000\n");
     let keep = ["--keep-training", "--set", "train.max_steps=8"];
     let before = listing(&scene, "run");
@@ -110,7 +110,7 @@ fn a_run_that_never_began_leaves_no_directory_behind() {
         assert_ne!(scene.run(&arguments).code, Some(0));
         assert!(scene.names(".").is_empty(), "{:?}", scene.names("."));
     }
-    // What was there before stays, and nothing else is beside it.
+    // Earlier files stay, and nothing is added.
     scene.write("runs/notes", "mine");
     scene.run(&short(&["--output", "runs", "--memory-budget", "20MiB"])).expect_code(3);
     assert_eq!(scene.names("runs"), ["notes"]);
@@ -147,7 +147,7 @@ fn a_pipe_or_a_device_in_place_of_a_file_never_makes_the_command_wait() {
         fs::remove_file(&path).expect("a link");
         fs::write(&path, whole).expect("the file as it was");
     }
-    from(&["going on from run/checkpoints/step-00000006"]);
+    from(&["resuming from run/checkpoints/step-00000006"]);
 
     // Files of the run: a config is needed, the others are made again.
     make_pipe(&scene.path("run/finished.json"));
@@ -241,7 +241,7 @@ fn a_run_that_lost_its_directory_to_another_one_stops_and_writes_nothing_more() 
         let before = listing(&scene, "run");
         first.signal("CONT");
         let ran = first.end().expect_code(1);
-        ran.expect_words(&["run: this run's lock is no longer there", "hint: look for another run"]);
+        ran.expect_words(&["run: the lock of this run is gone", "hint: look for another run"]);
         let after = listing(&scene, "run");
         // Lines that the first run still appends are in a file that it has open.
         let but_metrics = |mut found: BTreeMap<PathBuf, _>| {

@@ -54,7 +54,7 @@ fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
             "--keep-training",
         ]);
     }
-    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["going on from run/checkpoints/step-"]);
+    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
     assert_eq!(scene.events("run", "end").len(), 4);
     assert_eq!(scene.events("run", "resume").len(), 3);

@@ -37,7 +37,7 @@ pub struct Scene {
     directory: TempDir,
 }
 
-/// What a finished command printed and returned.
+/// Output and exit code of a finished command.
 #[derive(Debug)]
 pub struct Ran {
     /// The exit code; `None` where a signal ended it.

@@ -1,4 +1,4 @@
-//! What decides the bits of a run: not the number of threads; the cut of a batch and the instruction set do, and then it says so.
+//! The bits of a run do not depend on the number of threads. They depend on the cut of a batch and the instruction set, and the run says so.
 
 use crate::run::{Ran, Scene, short};
 
@@ -157,7 +157,7 @@ fn a_deterministic_run_under_pressure_stops_instead_of_cutting_otherwise() {
         [8u64 << 30, 0].map(|available| format!(r#"{{"total": 17179869184, "available": {available}}}"#));
     scene.write("machine.json", format!("[{plenty},{plenty},{plenty},{nothing}]"));
     scene.run(&run(&["--machine", "machine.json"])).expect_code(75).expect_words(&[
-        "`run.deterministic` keeps the cut of the batch, so the run stops here and can go on later",
+        "`run.deterministic` does not allow another cut of the batch; the run saves and stops",
         "interrupted at step 2",
     ]);
     assert!(scene.events("run", "replan").iter().all(|event| event["bits"] == serde_json::json!([])));

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::run::{Scene, short};
 
-/// What the tests ask for, dropout on, at any number of samples a time.
+/// The run of the tests: dropout on, any number of samples at a time.
 ///
 /// At a rate of 5e-2 training is chaotic: the same run in two cuts agrees to 1e-8 for 18 steps,
 /// and after 50 of them to 1e-1. At 3e-4 what summation order leaves stays what it is.

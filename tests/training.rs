@@ -12,7 +12,7 @@ fn the_default_run_needs_nothing_and_leaves_what_the_interface_says() {
         "step 6/6",
         "exact match",
         "before       after",
-        "model: run/model",
+        "model: saved to run/model",
         "train_low_mem generate --model run/model",
     ]);
     assert_eq!(ran.err, "");
@@ -187,7 +187,7 @@ fn rows_that_cannot_be_samples_are_skipped_and_reported_or_refused() {
         "train.max_steps=none",
     ];
     scene.run(&short(&arguments)).expect_code(0).expect_words(&[
-        "rows left out: 3",
+        "rows skipped: 3",
         "holes.parquet: row group 0: row 1",
         "null",
     ]);
@@ -211,7 +211,7 @@ fn a_dry_run_of_keep_training_takes_the_step_that_comes_next_and_changes_nothing
     let more = short(&["--keep-training", "--set", "train.max_steps=8"]);
     let dry = [&more[..], &["--dry-run".to_string()]].concat();
     let tried = scene.run(&dry).expect_code(0).expect_words(&[
-        "going on from run/checkpoints/step-00000006",
+        "resuming from run/checkpoints/step-00000006",
         "dry run: loss",
         "step 7 loaded back",
     ]);

@@ -44,7 +44,7 @@ struct Options {
     scratch: PathBuf,
     /// Where the tables of a whole benchmark go.
     runs: PathBuf,
-    /// What is measured, where and how.
+    /// The origin of the result.
     origin: record::Origin,
 }
 

@@ -53,7 +53,7 @@ flags:
   --scratch D  where runs write (default: memory, /dev/shm)
   --program F  the command (default: what was built beside this program)";
 
-/// What the flags say.
+/// The parsed flags.
 pub struct Options {
     parts: Vec<String>,
     seed: u64,

@@ -22,7 +22,7 @@ pub struct Finding {
     pub path: String,
     /// Line, counted from 1; 0 for the file as a whole.
     pub line: usize,
-    /// What is wrong: what was expected, what was found.
+    /// The problem, with the expected and the found value.
     pub what: String,
 }
 
@@ -73,7 +73,7 @@ pub fn run(root: &Path) -> Result<(), String> {
     Err(format!("{} findings\n{}\n{hint}", lines.len(), lines.join("\n")))
 }
 
-/// What breaks any rule, in the order of the rules.
+/// The findings of all rules, in the order of the rules.
 fn check(tree: &Tree) -> Vec<Finding> {
     RULES.iter().flat_map(|rule| rule(tree)).collect()
 }

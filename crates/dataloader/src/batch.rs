@@ -26,7 +26,7 @@ pub struct Position {
     pub sample: u64,
 }
 
-/// What happens to a row that is null, empty or not UTF-8 in a column that is read.
+/// Treatment of a row that is null, empty or not UTF-8 in a column that is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BadRows {

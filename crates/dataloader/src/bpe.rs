@@ -18,7 +18,7 @@ pub(crate) struct Merge {
     pub into: u32,
 }
 
-/// What is learned: the merges in order, and the bytes of every symbol, the alphabet's first.
+/// The learned vocabulary: the merges in order, and the bytes of every symbol, the alphabet's first.
 pub(crate) struct Learned {
     pub merges: Vec<Merge>,
     pub symbols: Vec<Vec<u8>>,

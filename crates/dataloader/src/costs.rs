@@ -1,4 +1,4 @@
-//! What the loader costs in bytes, as rows of a bill. Pure functions of shapes.
+//! Memory of the loader, as rows of a bill. Pure functions of shapes.
 
 use parquet_dataset::Dataset;
 
@@ -10,7 +10,7 @@ use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Objective, Tokenizer};
 /// One row of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostRow {
-    /// What the bytes are for.
+    /// Purpose of the bytes.
     pub name: &'static str,
     /// An upper bound for ids, an estimate for the tokenizer.
     pub bytes: u64,
@@ -21,7 +21,7 @@ const SAMPLE_OVERHEAD_BYTES: u64 = 96;
 /// A token in the tokenizer's tables: its text twice, its id, its merge. Measured: 585 bytes a token between
 /// byte-level vocabularies of 4,096 and 29,298 tokens of Chinese and English.
 const VOCABULARY_ENTRY_BYTES: u64 = 600;
-/// What a tokenizer takes beside its tokens: its compiled pattern. Measured, 3.7 MiB with the same two.
+/// Memory of a tokenizer beside its tokens: its compiled pattern. Measured: 3.7 MiB with the same two.
 const TOKENIZER_BYTES: u64 = 4 << 20;
 /// A remembered word: its text and the symbols that it was merged from. 0.3 KiB in English, 4 KiB for a Chinese clause,
 /// 8 KiB for the longest that is remembered.
@@ -35,7 +35,7 @@ const BYTES_PER_WORD_BYTE: u64 = 200;
 /// builds up in each thread, which the regex crate bounds.
 const THREAD_BYTES: u64 = 1 << 20;
 
-/// What a loader with these options costs under these limits, without what the dataset itself holds.
+/// Memory of a loader with these options under these limits, without that of the dataset.
 ///
 /// Of the dataset its largest values count, not its usual ones: a batch may be made of those alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
@@ -84,7 +84,7 @@ fn later_bytes(options: &LoaderOptions) -> u64 {
     }
 }
 
-/// What tokenizing a text of `largest` bytes takes.
+/// Memory for tokenizing a text of `largest` bytes.
 fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
     let (max_tokens, ids) = match options.objective {
         Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, 0),

@@ -16,7 +16,7 @@ pub enum Error {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What the reader of the file said.
+        /// The file reader's message.
         reason: String,
     },
     /// A tokenizer has none of the tokens that a role is usually given to.
@@ -34,14 +34,14 @@ pub enum Error {
     Encode {
         /// The tokenizer's file.
         path: PathBuf,
-        /// What the tokenizer said.
+        /// The tokenizer's message.
         reason: String,
     },
     /// Options that contradict each other, the tokenizer, or the data.
     #[error("{0}")]
     Options(String),
     /// A position that this data does not have: it was saved by a run over other data.
-    #[error("position {{epoch {epoch}, sample {sample}}} is not in this data: an epoch has {rows} samples")]
+    #[error("the data has no epoch {epoch}, sample {sample}: an epoch has {rows} samples")]
     Position {
         /// The epoch asked for.
         epoch: u64,
@@ -58,7 +58,7 @@ pub enum Error {
     Text {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         source: std::io::Error,
     },
     /// A file holds no text: a damaged parquet file, zeros, another format.
@@ -66,7 +66,7 @@ pub enum Error {
     NotText {
         /// The file.
         path: PathBuf,
-        /// What was found instead.
+        /// The found content.
         reason: String,
     },
     /// A decoding thread could not be started or died; a bug or an exhausted machine.
@@ -75,14 +75,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, where there is something.
+    /// Advice for the user, where there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::BadRow(_) => {
-                Some("set `data.bad_rows = \"skip\"` to leave such rows out; they are counted and reported")
-            }
+            Self::BadRow(_) => Some("set `data.bad_rows = \"skip\"` to skip such rows; they are counted and reported"),
             Self::Tokenizer { .. } => Some(
-                "`data.tokenizer` takes a Hugging Face `tokenizer.json`; `train_low_mem train-tokenizer` makes one",
+                "`data.tokenizer` expects a Hugging Face `tokenizer.json`; `train_low_mem train-tokenizer` creates one",
             ),
             Self::MissingToken { .. } => {
                 Some("name the token in the model's config, or add it to the tokenizer as a special token")
@@ -126,7 +124,7 @@ pub struct BadRow {
     pub row: u64,
     /// The column with the bad value.
     pub column: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub value: BadValue,
 }
 

@@ -46,10 +46,10 @@ use crate::objective::Objective;
 use crate::order::OrderOptions;
 use crate::{Error, Tokenizer};
 
-/// What the stream of batches is. Nothing here depends on memory.
+/// Definition of the stream of batches. Nothing here depends on memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
-    /// What a sample is made from.
+    /// The source of a sample.
     pub objective: Objective,
     /// Samples of an optimizer step.
     pub batch_size: usize,
@@ -63,7 +63,7 @@ pub struct LoaderOptions {
     pub max_target_tokens: usize,
     /// Ends every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
     pub eos_id: u32,
-    /// What happens to rows that cannot be samples.
+    /// Treatment of rows that cannot be samples.
     pub bad_rows: BadRows,
     /// Keep the text of each sample's last column beside its ids, for evaluation.
     pub keep_texts: bool,
@@ -85,7 +85,7 @@ impl Default for LoaderOptions {
     }
 }
 
-/// What the loader may use. Changing it changes time and memory, never the stream.
+/// Limits of the loader. They change time and memory, never the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderLimits {
     /// Batches that may be made before they are asked for; 0: each is made when it is asked for.
@@ -111,7 +111,7 @@ pub struct DataLoader {
     position: Position,
 }
 
-/// What the loader and its threads share.
+/// State that the loader and its threads share.
 struct Shared {
     maker: BatchMaker,
     schedule: Schedule,
@@ -183,7 +183,7 @@ impl DataLoader {
     /// The next batch, or `None` after the last epoch, or because of [`DataLoader::stop_on`].
     ///
     /// # Errors
-    /// What making this batch met. The position stays before the batch; the next call tries it again.
+    /// Errors of making this batch. The position stays before the batch; the next call tries it again.
     pub fn next_batch(&mut self) -> Result<Option<Batch>, Error> {
         let shared = &self.shared;
         let mut queue = shared.lock();
@@ -237,7 +237,7 @@ impl DataLoader {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
                     // The stream does not depend on it; it only comes more slowly.
-                    tracing::warn!("decoding with {number} threads instead of {wanted}: {error}");
+                    tracing::warn!("using {number} decoding threads instead of {wanted}: {error}");
                     self.allow(limits.prefetch_batches, number);
                     break;
                 }
@@ -279,7 +279,7 @@ impl DataLoader {
         self.shared.schedule.rows
     }
 
-    /// What a saved position counts in.
+    /// The unit of a saved position.
     pub fn fingerprints(&self) -> Fingerprints {
         Fingerprints {
             data: self.shared.maker.dataset().layout().fingerprint(),
@@ -287,7 +287,7 @@ impl DataLoader {
         }
     }
 
-    /// What this loader would cost under `limits`; see [`costs`].
+    /// Memory of this loader under `limits`; see [`costs`].
     pub fn costs(&self, limits: LoaderLimits) -> Vec<CostRow> {
         let maker = &self.shared.maker;
         costs(maker.options(), limits, maker.tokenizer(), maker.dataset())

@@ -1,4 +1,4 @@
-//! What a row is turned into: [`Objective`] names the columns, a prepared objective makes the sample.
+//! The training task: [`Objective`] names the columns, a prepared objective turns a row into a sample.
 
 mod span_corruption;
 mod text_to_text;
@@ -13,7 +13,7 @@ use crate::random::Key;
 use crate::row_text::{Place, RowText};
 use crate::{Error, LoaderOptions, Tokenizer};
 
-/// What a sample is made from.
+/// The source of a sample.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "name", rename_all = "kebab-case")]
 pub enum Objective {
@@ -94,7 +94,7 @@ impl Prepared {
             [("data.max_source_tokens", limits.max_source_tokens), ("data.max_target_tokens", limits.max_target_tokens)]
         {
             if tokens < 2 {
-                return Err(Error::Options(format!("`{key}` is {tokens}: expected at least 2, a token and its end")));
+                return Err(Error::Options(format!("`{key}` is {tokens}: expected at least 2, for one token and EOS")));
             }
         }
         Ok(match objective {

@@ -17,7 +17,7 @@ use crate::Error;
 use crate::permutation::Permutation;
 use crate::random::Key;
 
-/// What the order of rows depends on, beside the number of rows.
+/// The order of rows is a function of these and of the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OrderOptions {
     /// The run's seed.

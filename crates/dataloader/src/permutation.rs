@@ -50,7 +50,7 @@ impl Permutation {
         image
     }
 
-    /// What is sent to `image`: the inverse of [`at`](Self::at).
+    /// The index whose image is `image`: the inverse of [`at`](Self::at).
     ///
     /// # Panics
     /// If `image` is not below `items`.

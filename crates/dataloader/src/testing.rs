@@ -1,4 +1,4 @@
-//! What the tests of this crate share: the sample tokenizer, and parquet files made on the spot.
+//! Shared by the tests of this crate: the sample tokenizer, and parquet files made on the spot.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};

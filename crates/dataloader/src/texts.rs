@@ -22,7 +22,7 @@ const READ_ROWS: u64 = 1024;
 const READ_BYTES: u64 = 1 << 20;
 /// Of a longer value this much is read: beyond, a single row would outweigh a corpus.
 const MOST_VALUE_BYTES: u64 = 16 << 20;
-/// What is read of a text file at a time, and judged.
+/// Bytes of a text file that are read and judged at a time.
 const BLOCK_BYTES: usize = 64 << 10;
 
 /// The files that a tokenizer is trained on.
@@ -95,7 +95,7 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     match begins_and_ends {
         [true, _] => {}
         [false, true] => {
-            let reason = "it ends like a parquet file and does not begin like one: its beginning is damaged".to_owned();
+            let reason = "it ends like a parquet file but does not begin like one: its beginning is damaged".to_owned();
             return Err(Error::NotText { path: path.to_owned(), reason });
         }
         [false, false] => return Ok(Input::Lines(path.to_owned())),

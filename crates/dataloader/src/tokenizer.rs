@@ -310,7 +310,7 @@ fn config_beside(path: &Path) -> Result<Option<String>, Error> {
 
 /// Runs code of the tokenizers crate, which panics on some files that it accepts.
 fn guarded<T>(path: &Path, doing: &str, run: impl FnOnce() -> T) -> Result<T, Error> {
-    // What a panic leaves behind is dropped with the tokenizer, or is a cache that is only ever looked up.
+    // State after a panic is dropped with the tokenizer, or is a cache that is only read.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let said = crate::loader::panic_message(&*panic);
         unusable(path, format!("the tokenizers library failed at {doing}: {said}"))

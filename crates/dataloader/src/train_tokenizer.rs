@@ -56,7 +56,7 @@ pub struct TokenizerTraining {
 const LEARNING_BYTES_PER_COUNTED: u64 = 6;
 /// An entry of the vocabulary, in the tokenizer and in its file. An estimate with room.
 const ENTRY_OF_TOKENIZER_BYTES: u64 = 1536;
-/// What cutting a piece of text into words takes, and what there is besides.
+/// Memory for cutting a piece of text into words, and the fixed rest.
 const CUTTING_BYTES: u64 = 6 << 20;
 /// With a smaller table of words nothing worth having is learned.
 const LEAST_COUNTED_BYTES: u64 = 512 << 10;
@@ -106,7 +106,7 @@ impl Default for TokenizerTraining {
     }
 }
 
-/// What training gives.
+/// The result of training.
 #[derive(Clone, Debug)]
 pub struct TrainedTokenizer {
     /// The bytes of `tokenizer.json`.
@@ -129,7 +129,7 @@ pub struct TrainedTokenizer {
 /// The result is bytes; writing them is the caller's, who has the one way to write a file that cannot be torn.
 ///
 /// # Errors
-/// What reading a file met, and those of [`train_tokenizer_on`].
+/// Errors of reading a file, and those of [`train_tokenizer_on`].
 pub fn train_tokenizer(
     inputs: &[PathBuf],
     columns: &[String],
@@ -167,7 +167,7 @@ pub fn train_tokenizer_on(
         words.count(&text, &splitter)?;
     }
     if words.counts.is_empty() {
-        return Err(Error::Training("the inputs hold no text".to_owned()));
+        return Err(Error::Training("the inputs contain no text".to_owned()));
     }
     let pruned = words.forgotten > 0;
     let tokenizer = assemble(words, training)?;
@@ -246,7 +246,7 @@ struct WordCounts {
     forgotten: u64,
 }
 
-/// What an entry of the table costs beside its letters, about.
+/// Approximate size of an entry of the table, without its letters.
 const ENTRY_BYTES: usize = 64;
 
 impl WordCounts {

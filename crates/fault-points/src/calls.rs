@@ -98,7 +98,7 @@ const EVERYWHERE: &[Call] = &[
     call(libc::SYS_utimensat, "utimensat", Shape::At),
 ];
 
-/// What newer architectures have with `at` only.
+/// Calls that newer architectures have only in the `at` form.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[Call] = &[
     call(libc::SYS_open, "open", Shape::Path),

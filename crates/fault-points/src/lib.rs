@@ -27,7 +27,7 @@ use enter::{Registers, enter};
 use operation::Operation;
 use settings::{Action, Settings};
 
-/// What to do; there from the moment that calls trap.
+/// The settings; set from the moment that calls trap.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 /// Operations that counted so far.
 static COUNTED: AtomicU64 = AtomicU64::new(0);

@@ -157,12 +157,12 @@ impl<'a> Operation<'a> {
         arguments
     }
 
-    /// What the call would return if it went well.
+    /// The return value of a successful call.
     pub fn success(&self) -> i64 {
         if self.call.shape == Shape::Write { self.arguments[2] as i64 } else { 0 }
     }
 
-    /// What tells calls of a name apart: bytes of a read, write or mapping; flags of an opening or removal.
+    /// Tells calls of one name apart: bytes of a read, write or mapping; flags of an opening or removal.
     fn detail(&self) -> u64 {
         match self.call.shape {
             Shape::Path | Shape::File | Shape::Map => self.arguments[1],

@@ -1,4 +1,4 @@
-//! What to do at which operation: the lines of `FAULT_POINTS`, each `KEY=VALUE`.
+//! The faults and their operations: the lines of `FAULT_POINTS`, each `KEY=VALUE`.
 //!
 //! ```text
 //! under=/absolute/path   count operations on files below it; may be repeated
@@ -13,7 +13,7 @@
 //! record=/path           keep a copy of each file as it was when it was synced: /path/NUMBER
 //! ```
 
-/// What happens to an operation that is struck.
+/// The fault that an operation gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing: operations are counted.
@@ -39,9 +39,9 @@ pub enum Action {
 pub struct Settings {
     /// Directories and files whose operations count.
     pub under: Vec<String>,
-    /// What a path has to contain.
+    /// Text that a path has to contain.
     pub only: Option<String>,
-    /// What a path must not contain.
+    /// Text that a path must not contain.
     pub not: Option<String>,
     /// Names of the calls that count; empty for all.
     pub calls: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Settings {
     pub to: u64,
     /// Of these, each so-manieth.
     pub every: u64,
-    /// What happens then.
+    /// The fault at that operation.
     pub action: Action,
     /// Where a line is written for each operation.
     pub trace: Option<String>,
@@ -108,7 +108,7 @@ impl Settings {
             && !self.not.as_ref().is_some_and(contains)
     }
 
-    /// What happens to the operation of this number, counted from 1.
+    /// The fault of the operation with this number, counted from 1.
     pub fn action(&self, number: u64) -> Action {
         let is_struck = self.from > 0 && (self.from..=self.to).contains(&number);
         if is_struck && (number - self.from).is_multiple_of(self.every) { self.action } else { Action::Count }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Where the child finds its directory.
 const DIRECTORY: &str = "FAULT_POINTS_TEST_DIRECTORY";
 
-/// What the child does: writes a file, renames it, reads it. A child of no test does nothing.
+/// The child writes a file, renames it and reads it. Outside of a test it does nothing.
 #[test]
 fn the_child_writes_renames_and_reads() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };

@@ -19,7 +19,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::process_memory::{forget_peak, peak_kib, resident_kib};
 use crate::{Finding, Kind, Mutator, Parser, Scratch, Tally, corpus};
 
-/// What a try may take.
+/// Limits of one try.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The longest that an input may take.
@@ -48,7 +48,7 @@ pub struct Run {
     pub seed: u64,
     /// Inputs of a parser.
     pub tries: u64,
-    /// What each may take.
+    /// Limits of each try.
     pub limits: Limits,
     /// Where inputs that broke something are kept.
     pub findings: Option<PathBuf>,

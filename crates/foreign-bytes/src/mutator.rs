@@ -11,7 +11,7 @@ use crate::bombs::bombs;
 use crate::bytes::{self, below, one};
 use crate::{Parser, json};
 
-/// What the inputs of a parser look like.
+/// The form of a parser's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Any bytes.
@@ -121,7 +121,7 @@ fn a_few(base: &[u8], stream: &mut Stream, mut mutate: impl FnMut(&mut Vec<u8>, 
     bytes
 }
 
-/// What lies before the footer, and the footer.
+/// The bytes before the footer, and the footer.
 fn parquet_parts(file: &[u8]) -> Option<(&[u8], &[u8])> {
     let (rest, ending) = file.split_last_chunk::<8>()?;
     let length = u32::from_le_bytes(*ending.first_chunk()?) as usize;
@@ -134,7 +134,7 @@ fn safetensors_parts(file: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
 }
 
-/// What stands in place of a value of a text.
+/// Replacements for a value in a text.
 const VALUES: [&str; 26] = [
     "-1",
     "0",

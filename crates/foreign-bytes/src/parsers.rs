@@ -20,7 +20,7 @@ use crate::{Scratch, Shape};
 pub struct Parser {
     /// The name of the parser, of its corpus and of its fuzz target.
     pub name: &'static str,
-    /// What its inputs look like, which says how they are mutated.
+    /// The form of its inputs, which decides how they are mutated.
     pub shape: Shape,
     /// Further files of the repository that are valid inputs: a file, or a directory and the end of the names in it.
     pub also: &'static [(&'static str, &'static str)],

@@ -1,4 +1,4 @@
-//! What the tries found, as rows of a table and as JSON.
+//! Results of the tries, as rows of a table and as JSON.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ pub struct Finding {
     pub number: u64,
     /// How.
     pub kind: Kind,
-    /// What was said, or how much was held.
+    /// The message, or the amount of memory.
     pub what: String,
     /// Where the input was kept.
     pub saved: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub struct Tally {
     pub largest_excess_kib: u64,
     /// Wall time of all tries.
     pub seconds: f64,
-    /// What broke the promise.
+    /// The way in which the promise was broken.
     pub findings: Vec<Finding>,
 }
 

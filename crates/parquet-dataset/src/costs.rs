@@ -1,4 +1,4 @@
-//! What a dataset costs in bytes, for whoever plans memory.
+//! The memory of a dataset, for the memory plan.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,14 +15,14 @@ const USUAL_DICTIONARY_BYTES: u64 = 1 << 20;
 /// One row of the bill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CostRow {
-    /// What the bytes are for.
+    /// Purpose of the bytes.
     pub name: &'static str,
     /// An upper bound where page maps have been made or the file says enough, an estimate otherwise.
     pub bytes: u64,
 }
 
 impl Dataset {
-    /// What the dataset holds at most with `readers` threads reading at once, without the rows it gives away.
+    /// Peak memory of the dataset with `readers` threads reading at once, without the rows it returns.
     /// Exact page sizes are known once [`Dataset::page_map`] has been called or given.
     pub fn costs(&self, residency: Residency, readers: usize) -> Vec<CostRow> {
         let mut rows = vec![
@@ -45,7 +45,7 @@ impl Dataset {
         chunks.map(Chunk::decoded_bytes).fold(0, u64::saturating_add)
     }
 
-    /// What one row takes once decoded, on average.
+    /// Mean bytes of a decoded row.
     pub fn mean_row_bytes(&self) -> u64 {
         self.decoded_bytes().div_ceil(self.rows().max(1))
     }
@@ -187,7 +187,7 @@ impl Chunk {
     }
 }
 
-/// What reading one page of the chunk takes at most: its dictionary, the page, its levels, its delta-encoded lengths.
+/// Peak memory of reading one page of the chunk: its dictionary, the page, its levels, its delta-encoded lengths.
 fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
     let page = |entry: &PageEntry| {
         let stored = u64::from(entry.bytes);
@@ -212,7 +212,7 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
     }
 }
 
-/// What decoding the values of a page holds beside its bytes.
+/// Memory for decoding the values of a page, beside its bytes.
 fn value_state_bytes(chunk: &Chunk, rows: u32, page_bytes: u64) -> u64 {
     let levels = if chunk.max_definition_level > 0 { most_level_bytes(rows).min(page_bytes) } else { 0 };
     let lengths = u64::from(chunk.delta_lengths) * 4 * u64::from(rows.min(MAX_DELTA_ROWS));

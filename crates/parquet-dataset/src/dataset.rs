@@ -22,7 +22,7 @@ const MAX_RESERVED_ROWS: usize = 1 << 18;
 /// Values up to this size are held in blocks. A longer one is read again each time that it is wanted.
 const HELD_VALUE_BYTES: u64 = 64 << 10;
 
-/// What a dataset may hold between reads. The rows that come out are the same in every mode.
+/// The data kept between reads. The rows are the same in every mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
     /// Every block, once it has been decoded.
@@ -41,7 +41,7 @@ pub enum Residency {
 pub struct DatasetOptions {
     /// The columns to read, by dotted path, in the order in which values are wanted.
     pub columns: Vec<String>,
-    /// What to hold between reads; [`Dataset::set_residency`] changes it.
+    /// The data to keep between reads; [`Dataset::set_residency`] changes it.
     pub residency: Residency,
     /// Rows that are decoded and held together: block `k` is the rows `[k * block_rows, (k + 1) * block_rows)`.
     /// Best the same as the blocks of the order in which rows are read.
@@ -52,7 +52,7 @@ pub struct DatasetOptions {
     pub max_read_bytes: u64,
     /// Pages up to this size are held whole while they are decoded; larger ones are streamed.
     pub whole_page_bytes: usize,
-    /// What [`Dataset::page_map`] gave for these files at another time. Parts that do not fit are ignored.
+    /// An earlier result of [`Dataset::page_map`] for these files. Parts that do not fit are ignored.
     pub page_map: Option<Vec<u8>>,
     /// Whether what `page_map` knows of the pages' bytes is forgotten: changed data is then welcome.
     pub forget_digests: bool,
@@ -175,7 +175,7 @@ impl Dataset {
         Layout { files: files.collect() }
     }
 
-    /// What is held between reads.
+    /// The data kept between reads.
     pub fn residency(&self) -> Residency {
         *self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, said so that a person can act on it.
+//! Errors, worded so that a person can act on them.
 //!
 //! [`Error`] is what callers see: always with the file, and as much of row group, column and rows as is
 //! known. [`Fault`] is what decoding code raises before anyone has said where it is.
@@ -18,7 +18,7 @@ pub enum Error {
     Io {
         /// The file, as it was given.
         path: PathBuf,
-        /// What was attempted: "open", "read 4096 bytes at 1024".
+        /// The attempted action: "open", "read 4096 bytes at 1024".
         action: String,
         /// The operating system's answer.
         source: io::Error,
@@ -27,14 +27,14 @@ pub enum Error {
     #[error("no parquet file was given, expected at least one")]
     NoFiles,
     /// A dataset was opened without any column.
-    #[error("no column was asked for, expected at least one string column")]
+    #[error("no column was requested, expected at least one string column")]
     NoColumns,
     /// The file lacks parquet's magic bytes or is too short to hold a footer.
     #[error("{}: not a parquet file: {reason}", path.display())]
     NotParquet {
         /// The file, as it was given.
         path: PathBuf,
-        /// What was found where the magic bytes or the footer's length should be.
+        /// The bytes in place of the magic bytes or the footer's length.
         reason: String,
     },
     /// The footer is there but cannot be parsed, or contradicts itself or the file's size.
@@ -42,7 +42,7 @@ pub enum Error {
     Footer {
         /// The file, as it was given.
         path: PathBuf,
-        /// What was found.
+        /// The found value.
         reason: String,
     },
     /// All files together have no row.
@@ -88,7 +88,7 @@ pub enum Error {
     Corrupt {
         /// Where it was met.
         place: Box<Place>,
-        /// What was expected and what was found.
+        /// The expected and the found value.
         reason: String,
     },
     /// One value, or all values of one read, exceed the limit that the caller set.
@@ -108,7 +108,7 @@ pub enum Error {
     Changed {
         /// The file, as it was given.
         path: PathBuf,
-        /// What changed, from what to what.
+        /// The change, with the old and the new value.
         change: String,
     },
     /// The footer is the same, but a page is not what it was when this run read it first.
@@ -120,7 +120,7 @@ pub enum Error {
         at: u64,
     },
     /// A row beyond the end was asked for. Rows are numbered over all files here.
-    #[error("row {row} was asked for, expected less than {rows}")]
+    #[error("row {row} was requested, expected less than {rows}")]
     RowOutOfRange {
         /// The row that was asked for.
         row: u64,
@@ -130,7 +130,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, for the `hint:` line under the error.
+    /// Advice for the `hint:` line under the error.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::MissingColumn { string_columns, .. } | Self::WrongType { string_columns, .. } => {
@@ -144,12 +144,12 @@ impl Error {
                     .to_owned(),
             ),
             Self::NotParquet { .. } | Self::Footer { .. } | Self::Corrupt { .. } => {
-                Some("the file is damaged or was not written completely; copy or write it again".to_owned())
+                Some("the file is damaged or incomplete; copy or write it again".to_owned())
             }
-            Self::Rewritten { .. } => Some(
-                "give the file back its old content, or go on with the new one with `--allow-changed data`".to_owned(),
-            ),
-            Self::Changed { .. } => Some("start again once nothing writes to the file any more".to_owned()),
+            Self::Rewritten { .. } => {
+                Some("restore the old file, or resume with the new one: `--allow-changed data`".to_owned())
+            }
+            Self::Changed { .. } => Some("start again when no other process writes to the file".to_owned()),
             _ => None,
         }
     }
@@ -194,7 +194,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What decoding raises; [`Fault::at`] turns it into an [`Error`] once the place is known.
+/// An error of decoding; [`Fault::at`] turns it into an [`Error`] once the place is known.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The file could not be read.
@@ -220,7 +220,7 @@ impl Fault {
         Err(Self::Ended(reason.into()))
     }
 
-    /// What is wrong, without where.
+    /// The problem, without its place.
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::File(source) => source.to_string(),

@@ -49,7 +49,7 @@ pub(crate) struct RowGroup {
     pub(crate) chunks: Vec<Chunk>,
 }
 
-/// What opening a file leaves behind.
+/// The parts of a footer that a file keeps after opening.
 #[derive(Debug, Clone)]
 pub(crate) struct Footer {
     pub(crate) row_groups: Vec<RowGroup>,

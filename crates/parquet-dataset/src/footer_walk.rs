@@ -71,7 +71,7 @@ pub(crate) trait Sink {
     fn row_group(&mut self, number: usize, rows: i64, chunks: &[RawChunk], data_end: u64) -> Result<(), Error>;
 }
 
-/// What is left of a footer besides what its [`Sink`] took.
+/// The parts of a footer that its [`Sink`] did not take.
 pub(crate) struct Walked {
     pub(crate) rows: i64,
     pub(crate) created_by: Option<String>,

@@ -1,4 +1,4 @@
-//! What a parquet file looks like from here: its shape, and what reading one row of it costs.
+//! A report on a parquet file: its shape, and the cost of reading one row.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::io::{Files, Handle};
 use crate::page_header::PageHeader;
 use crate::page_map::ChunkMap;
 
-/// What [`inspect`] finds.
+/// The result of [`inspect`].
 #[derive(Debug, Clone)]
 pub struct Inspection {
     /// The file, as it was given.
@@ -110,7 +110,7 @@ struct Inspector<'a> {
     is_readable: bool,
     is_indexed: bool,
     is_checked: bool,
-    /// What reading each row once, alone, would read.
+    /// Bytes read if each row were read once, alone.
     row_bytes: f64,
 }
 

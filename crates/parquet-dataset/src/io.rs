@@ -43,7 +43,7 @@ impl IoLog {
     }
 }
 
-/// What makes a file the same file, as far as the operating system tells.
+/// The facts by which the operating system identifies a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     device: u64,
@@ -68,8 +68,8 @@ impl Identity {
         }
     }
 
-    /// What differs if anybody touched the file: inode and times. Not the device, whose number may be another after a
-    /// start of the machine.
+    /// Inode and times, which differ after any change of the file. Not the device, whose number may change when the
+    /// machine restarts.
     pub(crate) fn stamp(&self) -> [u8; STAMP_BYTES] {
         let mut stamp = [0; STAMP_BYTES];
         stamp[..8].copy_from_slice(&self.inode.to_le_bytes());
@@ -78,10 +78,10 @@ impl Identity {
         stamp
     }
 
-    /// What differs between what was opened and what is there now.
+    /// The difference between the opened file and the one on disk now.
     fn change(&self, now: &Self) -> Option<String> {
         if (self.device, self.inode) != (now.device, now.inode) {
-            return Some("another file has taken its name".to_owned());
+            return Some("another file now has its name".to_owned());
         }
         if self.bytes != now.bytes {
             return Some(format!("it was {} bytes long, now {}", self.bytes, now.bytes));

@@ -1,4 +1,4 @@
-//! What a read may hold, and which part of a long value it wants.
+//! Memory limits of a read, and the wanted part of a long value.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ pub(crate) struct Parts<'a> {
 pub(crate) struct Limits<'a> {
     /// A larger value, or a larger part of one, is refused.
     pub(crate) value_bytes: u64,
-    /// What all values may be together.
+    /// Limit of all values together.
     pub(crate) read_bytes: u64,
-    /// What of that is left.
+    /// The rest of that limit.
     pub(crate) left: u64,
     /// Asked for room when `left` is not enough, with what is missing; answers how much more it allows.
     pub(crate) more: Option<&'a mut dyn FnMut(u64) -> u64>,

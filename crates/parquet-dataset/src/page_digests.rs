@@ -19,7 +19,7 @@ use crate::page_map::PageEntry;
 const ONE_WORD_BYTES: u32 = 4 << 20;
 /// The part of a larger page that has a digest of its own.
 const STRETCH_BYTES: u64 = 128 << 10;
-/// What is read at a time where bytes are read for their digest alone.
+/// Bytes per read where bytes are read only for their digest.
 pub(crate) const PASS_BYTES: usize = 64 << 10;
 
 /// The digests of a chunk's pages. Slot 0 is the dictionary, slot `i + 1` page `i`.

@@ -9,7 +9,7 @@ const FIRST_HEADER_READ_BYTES: usize = 512;
 /// No header is believed to be longer.
 const MAX_HEADER_BYTES: usize = 1 << 20;
 
-/// What a page holds.
+/// The kind of a page's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageKind {
     Data,

@@ -41,7 +41,7 @@ pub(crate) struct ChunkMap {
     pub(crate) pages: Vec<PageEntry>,
     /// The largest window of the pages that are decompressed as a zstd stream.
     pub(crate) window_bytes: u64,
-    /// What the pages' bytes were when they were first read.
+    /// Digests of the pages' bytes at their first read.
     pub(crate) digests: Digests,
 }
 
@@ -91,7 +91,7 @@ impl ChunkMap {
                 dictionary = Some(dictionary_entry(chunk.bytes.start, &header));
             }
         }
-        // What decompressing a zstd page takes only the page itself says.
+        // Only the page itself declares the memory that zstd needs.
         if chunk.codec == Codec::Zstd && chunk.uncompressed_bytes > whole_page_bytes as u64 {
             for page in &mut pages {
                 let header = PageHeader::read(handle, page.offset, page.offset + u64::from(page.bytes))?;

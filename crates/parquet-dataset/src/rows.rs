@@ -1,4 +1,4 @@
-//! What a read gives: values by column and row, with nulls and broken UTF-8 visible.
+//! The result of a read: values by column and row, with nulls and broken UTF-8 visible.
 
 /// The rows of one read, in the order asked. Values lie back to back in one buffer per column.
 #[derive(Debug, Clone, Default)]

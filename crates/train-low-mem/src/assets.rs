@@ -96,7 +96,7 @@ fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
         Err(error) if error.kind() != ErrorKind::FileTooLarge => return Err(Failure::io("read it", &path, &error)),
         _ => {
             return Err(Failure::usage(format!(
-                "{}: expected the embedded sample data, got a file with other content",
+                "{}: expected the embedded sample data, found other content",
                 path.display()
             ))
             .hint("move the file away, or choose another `--output`"));

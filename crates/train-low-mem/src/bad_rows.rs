@@ -26,7 +26,7 @@ impl Session {
             let row = row.to_string();
             history.first_bad_row = Some(row.clone());
             self.warn(
-                &format!("{row}: left out; further ones are counted and reported at the end"),
+                &format!("skipped a row: {row} (later skips are only counted)"),
                 json!({"step": step, "kind": "bad_row", "row": row}),
             )?;
         }
@@ -42,12 +42,12 @@ impl Session {
         let row = history.first_bad_row.clone().unwrap_or_default();
         self.warn(
             &format!(
-                "{bad} of the first {read} rows were left out ({} %): null, empty or not UTF-8 in a column that is read; \
+                "{bad} of the first {read} rows were skipped ({} %): null, empty or not UTF-8 in a column that the run reads; \
                  the first: {row}",
                 100 * bad / read
             ),
             json!({"step": step, "kind": "bad_rows", "bad_rows": bad, "read_rows": read, "row": row,
-                "rule": "null, empty or not UTF-8 in a column that is read"}),
+                "rule": "null, empty or not UTF-8 in a column that the run reads"}),
         )
     }
 }
@@ -60,10 +60,10 @@ fn has_many(history: &History, is_at_end: bool) -> bool {
 fn no_row(history: &History) -> Failure {
     let first = history.first_bad_row.as_deref().unwrap_or_default();
     Failure::unusable(format!(
-        "no row of the training data can be used: all {} were left out, null, empty or not UTF-8; the first: {first}",
+        "no usable row in the training data: all {} are null, empty or not UTF-8; the first: {first}",
         history.read_rows
     ))
-    .hint("`train_low_mem inspect FILE` shows the columns; `data.prompt_column` and `data.response_column` name those that are read")
+    .hint("`train_low_mem inspect FILE` lists the columns; set `data.prompt_column` and `data.response_column` to two of them")
 }
 
 #[cfg(test)]

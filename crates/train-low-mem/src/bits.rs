@@ -1,4 +1,4 @@
-//! What decides the last bits of a run beside its config and data: how a batch is cut, and which kernels compute.
+//! The last bits of a run depend on its config, its data, the cut of a batch, and the kernels.
 //!
 //! The number of threads is not among it. A checkpoint records both, and a run that goes on compares: where they differ it
 //! says so in one line, or, with `run.deterministic`, is refused.
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 
-/// What a checkpoint says about the kernels that made it.
+/// A checkpoint's record of the kernels that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernels {
     /// `cpu`, `cuda` or `metal`.
@@ -41,7 +41,7 @@ impl Kernels {
     }
 }
 
-/// What of a config says which numbers of a plan decide bits.
+/// The part of a config that tells which numbers of a plan decide bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     /// Whether a micro-batch has a pinned number of samples, whatever they hold.
@@ -78,7 +78,7 @@ impl Difference {
     }
 }
 
-/// What decides bits and differs between two plans.
+/// Differences between two plans that change bits.
 pub fn of_plans(was: &Plan, now: &Plan, scope: Scope) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut compare = |setting, before: usize, after: usize, words: String| {
@@ -97,7 +97,7 @@ pub fn of_plans(was: &Plan, now: &Plan, scope: Scope) -> Vec<Difference> {
         "memory.loss_chunk_rows",
         before,
         after,
-        format!("the loss takes {after} rows at a time instead of {before}"),
+        format!("the loss computes {after} rows at a time instead of {before}"),
     );
     let [before, after] = [was, now].map(|plan| usize::from(plan.layer_major.is_some()));
     if before != after {
@@ -116,23 +116,27 @@ fn rows_of_loss(plan: &Plan, scope: Scope) -> usize {
     if shows { plan.loss_chunk_rows } else { 0 }
 }
 
-/// What decides bits and differs between two sets of kernels.
+/// Differences between two sets of kernels that change bits.
 fn of_kernels(was: &Kernels, now: &Kernels, scope: Scope) -> Vec<Difference> {
     let mut found = Vec::new();
     if was.device != now.device {
-        let words = format!("tensors lie on {} instead of {}", now.device, was.device);
+        let words = format!("tensors are on {} instead of {}", now.device, was.device);
         found.push(Difference::new("run.device", &was.device, &now.device, words));
     }
     if scope.is_on_cpu && decisive(&was.instruction_set, scope) != decisive(&now.instruction_set, scope) {
         let words = if t5_ops::has_instruction_set(&was.instruction_set) {
-            format!("{} compute instead of {}", in_words_of(&now.instruction_set), was.instruction_set)
+            format!("{} are used instead of {}", in_words_of(&now.instruction_set), was.instruction_set)
         } else {
-            format!("this processor has no {} instructions, {} compute", was.instruction_set, now.instruction_set)
+            format!(
+                "this processor has no {} instructions, so {} are used",
+                was.instruction_set,
+                in_words_of(&now.instruction_set)
+            )
         };
         found.push(Difference::new("instruction set", &was.instruction_set, &now.instruction_set, words));
     }
     if was.version != now.version {
-        let words = "this version of the program sums in another order".to_string();
+        let words = "this version of the program adds in another order".to_string();
         found.push(Difference::new("kernels", was.version, now.version, words));
     }
     found
@@ -161,19 +165,19 @@ pub struct Before<'a> {
     pub checkpoint: String,
     /// The plan of its last step.
     pub plan: &'a Plan,
-    /// What made it, if it says so.
+    /// The kernels that made it, if recorded.
     pub kernels: Option<&'a Kernels>,
 }
 
-/// What a run goes on with: the plan, and what of it will show in bits, in one line and for the metrics.
+/// The plan of a resumed run, and its changes of bits, in one line and for the metrics.
 pub struct Resumed {
     /// The plan.
     pub plan: Plan,
-    /// What will show in bits.
+    /// Changes of bits.
     pub warning: Option<Warning>,
 }
 
-/// What will show in bits, in one line and for the metrics.
+/// Changes of bits, in one line and for the metrics.
 pub struct Warning {
     /// The line.
     pub text: String,
@@ -229,12 +233,12 @@ pub fn with_cut_of(costs: &Costs, plan: &Plan, scope: Scope) -> Costs {
     costs
 }
 
-/// What differs, in words.
+/// The differences in words.
 pub fn in_words(differences: &[Difference]) -> String {
     differences.iter().map(|difference| difference.words.as_str()).collect::<Vec<_>>().join("; ")
 }
 
-/// What differs, for the metrics.
+/// The differences, for the metrics.
 pub fn to_json(differences: &[Difference]) -> Value {
     differences.iter().map(|d| json!({"setting": d.setting, "was": d.was, "now": d.now})).collect()
 }
@@ -250,7 +254,7 @@ fn warning(differences: &[Difference], is_said: bool, plan: &Plan) -> Option<War
     }
     if !is_said {
         lines.push(
-            "the checkpoint does not say which instruction set and version of the kernels made it; the bits may differ \
+            "the checkpoint does not name its instruction set and kernel version; the bits may differ \
              from those of an uninterrupted run"
                 .to_string(),
         );
@@ -269,7 +273,7 @@ fn refused(before: &Before, differences: &[Difference], cut: Option<Option<&Does
     ));
     failure = match cut {
         Some(Some(why)) => failure.hint(why.hint()),
-        Some(None) => failure.hint("set what is pinned below `memory` as it was when the checkpoint was saved"),
+        Some(None) => failure.hint("set the pinned `memory` keys as they were when the checkpoint was saved"),
         None => failure,
     };
     if let Some(d) = differences.iter().find(|d| d.setting == "instruction set") {
@@ -375,7 +379,11 @@ mod tests {
     fn an_instruction_set_that_is_not_there_is_said_and_refused_with_a_hint() {
         let (was, now) = (kernels("sse9"), kernels("portable"));
         let warning = resumed(Some(&was), &now, 1000, false, SCOPE).expect("it goes on").warning.expect("a line");
-        assert!(warning.text.contains("this processor has no sse9 instructions, portable compute"), "{}", warning.text);
+        assert!(
+            warning.text.contains("this processor has no sse9 instructions, so portable instructions are used"),
+            "{}",
+            warning.text
+        );
         let Err(refused) = resumed(Some(&was), &now, 1000, true, SCOPE) else { panic!("it goes on") };
         assert!(refused.message.contains("instruction set: was sse9, now portable"), "{refused}");
         assert_eq!(refused.hints[0], "resume on a processor with sse9 instructions");
@@ -399,7 +407,7 @@ mod tests {
         for is_deterministic in [false, true] {
             let resumed = resumed(None, &kernels("avx2"), 1000, is_deterministic, SCOPE).expect("it goes on");
             let text = resumed.warning.expect("a line").text;
-            assert!(text.starts_with("the checkpoint does not say which instruction set"), "{text}");
+            assert!(text.starts_with("the checkpoint does not name its instruction set"), "{text}");
         }
     }
 

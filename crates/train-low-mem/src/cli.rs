@@ -1,6 +1,6 @@
 //! The command line as typed: flags and subcommands, nothing resolved.
 //!
-//! What the flags mean is decided in [`crate::config`]; here they are only read. `train` is the default
+//! [`crate::config`] decides the meaning of the flags; here they are only read. `train` is the default
 //! subcommand. In a flag's name `_` and `-` are the same, so `--learn_rate` is `--learn-rate`.
 
 use std::ffi::OsString;
@@ -19,15 +19,15 @@ use crate::failure::{Failure, Outcome};
 const EXAMPLES: &str = "\
 Examples:
   train_low_mem
-      See a tiny T5 learn from the embedded sample data, in a few minutes.
+      Train a tiny T5 on the embedded sample data, in a few minutes.
   train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet --output runs/a
       Pretrain on your own rows (string columns `prompt` and `response`).
   train_low_mem --config configs/t5-small.toml --output runs/a --keep-training
-      Go on after a crash, a kill or Ctrl-C: the same bits as if nothing had happened, or a line that says why not.
+      Resume after a crash, a kill or Ctrl-C, to the same bits or with a line that says why not.
   train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet
-      Fine-tune: encoder and shared embedding stay as they are.
+      Fine-tune; encoder and shared embedding stay frozen.
   train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB
-      What would it cost, and would it fit? Nothing is allocated.
+      Print the memory bill and whether it fits, without allocating anything.
 
 Files of a run:
   OUTPUT/resolved.toml  OUTPUT/metrics.jsonl  OUTPUT/checkpoints/  OUTPUT/model/ (Hugging Face)
@@ -36,12 +36,12 @@ Exit codes:
   0 done, 1 internal error, 2 usage or config, 3 does not fit the budget,
   4 data or checkpoint unusable, 5 diverged, 75 interrupted (resumable)
 Signals (SIGTERM, SIGINT, SIGHUP, SIGUSR1):
-  the first saves and leaves with 75; a second leaves at once with 128 + its number
-  (130, 143, ..) and loses the steps since the last checkpoint
+  The first one saves a checkpoint and exits with 75. A second one exits at once with 128 + its
+  number (130, 143, ..) and loses the steps since the last checkpoint.
 
 `train_low_mem keys` lists every config key.";
 
-/// Trains T5 inside a byte budget, with the same mathematics at every budget.
+/// Trains T5 inside a memory budget, with the same losses at every budget.
 #[derive(Debug, Parser)]
 #[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true, args_override_self = true)]
 #[command(styles = Styles::styled().header(AnsiColor::Green.on_default().bold()).literal(AnsiColor::Cyan.on_default().bold()))]
@@ -57,20 +57,20 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train (the default): pretrain, fine-tune or go on
+    /// Train a model (the default): pretrain, fine-tune or resume
     #[command(after_help = EXAMPLES)]
     Train(Box<TrainArgs>),
-    /// Print the memory bill and the plan; allocate nothing
+    /// Print the memory bill and the plan without running
     Plan(Box<PlanArgs>),
-    /// Loss, perplexity, BLEU-4 and exact match of a model on parquet rows
+    /// Score a model on parquet rows: loss, perplexity, BLEU-4, exact match
     Eval(EvalArgs),
-    /// Generate text with a model, greedily
+    /// Generate text with a model (greedy decoding)
     Generate(GenerateArgs),
-    /// What is in parquet files, and what reading one row of them costs
+    /// Show the contents of parquet files and the cost of reading one row
     Inspect(InspectArgs),
     /// Train a tokenizer.json from parquet or text files
     TrainTokenizer(TrainTokenizerArgs),
-    /// Time and peak memory of optimizer steps on synthetic full-length samples
+    /// Measure time and peak memory of training steps on synthetic full-length samples
     Bench(BenchArgs),
     /// List every config key with its default and meaning
     Keys,
@@ -84,28 +84,28 @@ pub enum Command {
 /// Flags of `train` and `plan`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct TrainArgs {
-    /// Config file (TOML); without one the embedded default is trained
+    /// Config file (TOML) [default: an embedded tiny model]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Start from model.init_from and freeze encoder and shared embedding
     #[arg(long, visible_alias = "is-finetune", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub finetune: Option<bool>,
-    /// Go on from the newest valid checkpoint in the output directory
+    /// Resume from the newest valid checkpoint in the output directory
     #[arg(long, visible_alias = "is-keep-training", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub keep_training: Option<bool>,
-    /// Bytes that the whole process may hold: 512MiB, 4GiB, 4G
+    /// Memory limit of the whole process: 512MiB, 4GiB, 4G
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
-    /// Bytes of device memory
+    /// GPU memory limit
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// auto, cpu, cuda, cuda:N or metal
+    /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Passes over the data
     #[arg(long, value_name = "N")]
     pub epochs: Option<String>,
-    /// Optimizer steps, at most
+    /// Stop after N optimizer steps
     #[arg(long, value_name = "N")]
     pub max_steps: Option<String>,
     /// Learning rate
@@ -114,16 +114,16 @@ pub struct TrainArgs {
     /// Output directory
     #[arg(long, short, value_name = "DIR", value_parser = path_text())]
     pub output: Option<String>,
-    /// Override any config key, such as train.batch_size=16; may be repeated
+    /// Override a config key, such as train.batch_size=16 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
-    /// What --keep-training may find changed: data, tokenizer, model, batch-size, seed
+    /// Resume even if these changed: data, tokenizer, model, batch-size, seed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub allow_changed: Vec<String>,
-    /// One step, one save, one load; leaves nothing behind
+    /// Try one step, one save and one load, then clean up
     #[arg(long)]
     pub dry_run: bool,
-    /// Snapshots of another machine to plan for, as JSON, one a plan: for tests and for asking what would be
+    /// Plan for another machine: its snapshots as JSON, one for each plan (for tests)
     #[arg(long, value_name = "FILE", hide = true)]
     pub machine: Option<PathBuf>,
 }
@@ -137,7 +137,7 @@ pub struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Say what every other value of each lever would save and cost
+    /// Show the savings and costs of each lever's other values
     #[arg(long)]
     pub explain: bool,
 }
@@ -151,31 +151,31 @@ pub struct EvalArgs {
     /// Parquet files or globs
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
     pub data: Vec<String>,
-    /// Config file whose columns and lengths apply
+    /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Rows, from the first; 0: all
+    /// Evaluate the first N rows (0: all)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
-    /// Of these, rows that are generated for BLEU and exact match; 0: all
+    /// Generate answers for the first N of them, for BLEU and exact match (0: all)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub generate_samples: u64,
-    /// Rows computed at a time
+    /// Rows in a batch
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_samples: usize,
-    /// Generations to show
+    /// Generated answers to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub show: usize,
     /// sacreBLEU's tokenizer: 13a, zh, char or none
     #[arg(long, value_name = "NAME")]
     pub bleu_tokenizer: Option<String>,
-    /// Override a config key of `data`, `train` or `memory`
+    /// Override a config key of `data`, `train` or `memory` (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
-    /// Bytes that the whole process may hold
+    /// Memory limit of the whole process
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
-    /// auto, cpu, cuda, cuda:N or metal
+    /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
@@ -189,28 +189,28 @@ pub struct GenerateArgs {
     /// Model directory in Hugging Face layout, with its tokenizer.json
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// A prompt; may be repeated
+    /// Prompt (repeatable)
     #[arg(long, value_name = "TEXT", required_unless_present = "input")]
     pub prompt: Vec<String>,
-    /// A file with one prompt a line; `-` is standard input
+    /// File with one prompt per line; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Longest answer in tokens
+    /// Stop an answer after N tokens
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_new_tokens: usize,
-    /// Longer prompts are cut
+    /// Truncate prompts to N tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub max_source_tokens: usize,
-    /// Prompts computed at a time
+    /// Prompts in a batch
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_samples: usize,
-    /// Bytes that the whole process may hold; the peak is said on standard error
+    /// Memory limit of the whole process; also prints the peak to stderr
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
-    /// auto, cpu, cuda, cuda:N or metal
+    /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Print one JSON object a line: {"prompt":..,"response":..}
+    /// Print one JSON object per line: {"prompt":..,"response":..}
     #[arg(long)]
     pub json: bool,
 }
@@ -221,7 +221,7 @@ pub struct InspectArgs {
     /// Parquet files or globs
     #[arg(value_name = "FILE", required = true, value_parser = path_text())]
     pub files: Vec<String>,
-    /// Print one JSON object a line, one a file
+    /// Print one JSON object per file, one per line
     #[arg(long)]
     pub json: bool,
 }
@@ -232,22 +232,22 @@ pub struct TrainTokenizerArgs {
     /// Parquet (string columns) or text files, or globs
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
     pub input: Vec<String>,
-    /// Entries of the vocabulary, special tokens included
+    /// Vocabulary size, special tokens included
     #[arg(long, value_name = "N")]
     pub vocab_size: usize,
-    /// The file to write
+    /// Output file
     #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
     pub output: PathBuf,
-    /// Columns to read of parquet files; default: every string column
+    /// Parquet columns to read [default: every string column]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// Sentinel tokens for span corruption
+    /// Number of sentinel tokens for span corruption
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub sentinels: usize,
-    /// Bytes that the whole process may hold: 512MiB, 4GiB, 4G; with less, rare words are forgotten sooner
+    /// Memory limit of the whole process; a smaller limit drops rare words sooner
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
-    /// Replace an existing file
+    /// Overwrite an existing output file
     #[arg(long)]
     pub force: bool,
 }
@@ -255,7 +255,7 @@ pub struct TrainTokenizerArgs {
 /// Flags of `bench`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// A preset or a config.json
+    /// Preset name or config.json
     #[arg(long, value_name = "PRESET|FILE")]
     pub model: String,
     /// Samples per optimizer step
@@ -267,13 +267,13 @@ pub struct BenchArgs {
     /// Tokens per target
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub target_tokens: usize,
-    /// Precision of activations; weights have a flag of their own
+    /// Precision of activations; --master-weights sets that of the weights
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// What weights are kept in; anything but f32 needs bf16
+    /// Precision of the weights; any value but f32 needs --precision bf16
     #[arg(long, value_enum, default_value_t = MasterWeights::F32)]
     pub master_weights: MasterWeights,
-    /// What gradients are summed in over micro-batches
+    /// Precision of gradient sums over micro-batches
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub gradient_precision: Precision,
     /// Bytes that the process may hold: the planner chooses what no flag says
@@ -310,13 +310,13 @@ pub struct BenchArgs {
     /// Samples computed at a time; default: as the planner chooses
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<usize>,
-    /// Timed steps, after one that is not timed
+    /// Timed steps, after one warm-up step
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
-    /// Show where the time goes: time, arithmetic and allocations by operation, beside this machine's peak
+    /// Show time, arithmetic and allocations of each operation, and this machine's peak rate
     #[arg(long)]
     pub profile: bool,
-    /// auto, cpu, cuda, cuda:N or metal
+    /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
@@ -338,9 +338,9 @@ pub enum Accumulation {
 pub enum MasterWeights {
     /// float32
     F32,
-    /// bfloat16 alone, updates rounded at random
+    /// bfloat16 with stochastic rounding
     StochasticRounding,
-    /// bfloat16 alone, updates rounded to the nearest value
+    /// bfloat16 with rounding to nearest
     NearestRounding,
 }
 
@@ -409,12 +409,12 @@ fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
-/// What parsing the command line gave.
+/// The result of parsing the command line.
 #[derive(Debug)]
 pub enum Typed {
     /// A command to run.
     Command(Box<Cli>),
-    /// What `--help` or `--version` asked for.
+    /// The text for `--help` or `--version`.
     Help(clap::Error),
 }
 
@@ -438,7 +438,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
     }
 }
 
-/// `--learn_rate=0.1` becomes `--learn-rate=0.1`; what follows the `=` stays as it is.
+/// `--learn_rate=0.1` becomes `--learn-rate=0.1`; the text after `=` stays unchanged.
 fn hyphenated(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;
@@ -477,12 +477,12 @@ fn usage_failure(error: &clap::Error) -> Failure {
 }
 
 impl TrainArgs {
-    /// Whether the output directory was named.
+    /// Whether the output directory was given.
     pub fn names_output(&self) -> bool {
         self.output.is_some() || self.set.iter().any(|assignment| assignment.trim_start().starts_with("run.output_dir"))
     }
 
-    /// Lays the flags over the config's values, in their order of weight: named flags, then `--set`.
+    /// Applies the flags to the config's values: named flags first, then `--set`, which wins.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
             ("--memory-budget", "memory.budget", &self.memory_budget),

@@ -39,7 +39,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
     if session.trainer.is_done() {
         session.report.finish();
-        report::print("dry run: every step was made; what is left is the last evaluation and the model\n");
+        report::print("dry run: all steps are done; the last evaluation and the model remain\n");
         return Ok(());
     }
     session.feed(&plan);
@@ -60,7 +60,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         StepOutcome::Interrupted => {
             return Err(crate::stop::tried());
         }
-        other => return Err(Failure::internal(format!("the step was not made: {other:?}"))),
+        other => return Err(Failure::internal(format!("the step failed: {other:?}"))),
     };
     session.save()?;
     session.report.finish();

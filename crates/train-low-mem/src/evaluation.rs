@@ -17,7 +17,7 @@ use crate::failure::Outcome;
 use crate::metrics::number;
 use crate::stop::Stop;
 
-/// What to evaluate, and how.
+/// Settings of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Rows, from the first; 0: all.
@@ -40,7 +40,7 @@ pub struct Settings {
     pub loader: LoaderOptions,
 }
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// Rows scored.
@@ -157,7 +157,7 @@ fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
 
 /// The rows that an evaluation reads, for what reading them costs.
 pub struct EvaluatedRows<'a> {
-    /// What rows become.
+    /// The training task.
     pub loader: LoaderOptions,
     /// Who encodes them.
     pub tokenizer: &'a Tokenizer,
@@ -166,7 +166,7 @@ pub struct EvaluatedRows<'a> {
 }
 
 impl EvaluatedRows<'_> {
-    /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
+    /// Memory of reading, with `samples` rows at a time. Tokenizer and footers are in the row `process`.
     pub fn bytes(&self, samples: usize) -> u64 {
         let options = in_file_order(&self.loader, samples);
         let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);

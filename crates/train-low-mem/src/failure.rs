@@ -1,4 +1,4 @@
-//! What goes wrong, in the one form that users and scripts see.
+//! Failures, in the one form that users and scripts see.
 //!
 //! A [`Failure`] is an exit code, a message that says what, where, expected and got, and hints that say
 //! what to do next. Every library error becomes one here, in one place, so that the same mistake has
@@ -44,7 +44,7 @@ pub struct Failure {
     pub exit: Exit,
     /// What, where, expected, got: one sentence or a few lines, without the `error: `.
     pub message: String,
-    /// What to do about it, one line each, without the `hint: `.
+    /// Advice, one line each, without the `hint: `.
     pub hints: Vec<String>,
 }
 
@@ -93,13 +93,13 @@ impl Failure {
         let failure = Self::internal(format!("{}: cannot {doing}: {error}", path.display()));
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => failure.hint(
-                "free some space, then run the same command with `--keep-training`; older checkpoints are intact",
+                "free some disk space, then run the same command with `--keep-training`; older checkpoints are intact",
             ),
             ErrorKind::FileTooLarge => failure.hint(
-                "raise the limit on the size of a file (`ulimit -f`), then run the same command again; older checkpoints are intact",
+                "raise the file size limit (`ulimit -f`), then run the same command again; older checkpoints are intact",
             ),
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                failure.hint("choose a directory that you may write to with `--output DIR`")
+                failure.hint("choose a writable directory with `--output DIR`")
             }
             _ => failure,
         }
@@ -119,14 +119,15 @@ impl fmt::Display for Failure {
 
 impl From<parquet_dataset::Error> for Failure {
     fn from(error: parquet_dataset::Error) -> Self {
-        let hint = error.hint().unwrap_or_else(|| "`train_low_mem inspect FILE` shows what a file holds".to_string());
+        let hint =
+            error.hint().unwrap_or_else(|| "`train_low_mem inspect FILE` shows the contents of a file".to_string());
         Self::unusable(error.to_string()).hint(hint)
     }
 }
 
 impl From<dataloader::Error> for Failure {
     fn from(error: dataloader::Error) -> Self {
-        // What its own errors say of rows met in a batch is what they say when files are opened.
+        // Its errors use the same words for rows in a batch as for files that are opened.
         let error = match error {
             dataloader::Error::Dataset(error) => return error.into(),
             error => error,
@@ -181,8 +182,9 @@ impl From<memory_policy::DoesNotFit> for Failure {
         // On disk they would hold less: it was not offered.
         match refusal.smallest_plan.layer_major {
             Some(layers) if layers.boundaries_on_disk && layers.weights_on_disk => failure,
-            Some(_) if refusal.smallest_plan.predicted_device_peak == memory_policy::Bytes::ZERO => failure
-                .hint("less would do with more of it on disk, where `memory.disk_writes` covers what the run writes"),
+            Some(_) if refusal.smallest_plan.predicted_device_peak == memory_policy::Bytes::ZERO => {
+                failure.hint("a larger `memory.disk_writes` lets more tensors go to disk and lowers the minimum")
+            }
             _ => failure,
         }
     }

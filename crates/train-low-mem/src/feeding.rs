@@ -52,7 +52,7 @@ fn rows(dataset: &Dataset, loader: &DataLoader, residency: DatasetResidency, lim
     rows
 }
 
-/// What the dataset may hold, with the time of a step over that of the fastest.
+/// Residencies of the dataset, each with its step time relative to the fastest.
 fn residencies(config: &Config, dataset: &Dataset) -> Vec<(DatasetResidency, f64)> {
     let block_bytes = dataset.mean_row_bytes().saturating_mul(u64::from(dataset.block_rows()));
     // The whole-file shuffle works in one window of blocks and begins the next; file order needs two blocks.

@@ -1,4 +1,4 @@
-//! What makes two runs the same run: what `--keep-training` holds a checkpoint against.
+//! The identity of a run, which `--keep-training` compares with that of the checkpoint.
 //!
 //! Five parts decide which numbers come out: the data (rows, order, lengths), the tokenizer, the model,
 //! the batch size and the seed. A checkpoint records them; a run that differs in one is refused with the
@@ -49,9 +49,9 @@ pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) ->
     if differences.is_empty() {
         return Ok(());
     }
-    Err(Failure::usage(format!("{checkpoint}: this is another run:\n  {}", differences.join("\n  ")))
-        .hint("give the command that the run was started with, or `--output DIR` for a new run")
-        .hint(format!("`--allow-changed {}` goes on all the same", parts.join(","))))
+    Err(Failure::usage(format!("cannot resume from {checkpoint}:\n  {}", differences.join("\n  ")))
+        .hint("repeat the command that started the run, or start a new run with `--output DIR`")
+        .hint(format!("to resume anyway, add `--allow-changed {}`", parts.join(","))))
 }
 
 /// `name: was X, is Y` for each setting that differs; objects are compared key by key.
@@ -70,7 +70,7 @@ fn differences_of(was: Option<&Value>, is: &Value) -> Vec<String> {
                 let inner = differences_of(was, now);
                 differences.extend(inner.into_iter().map(|difference| format!("{name}: {difference}")));
             }
-            _ => differences.push(format!("{name}: was {}, is {}", shown(was), shown(is))),
+            _ => differences.push(format!("{name} was {}, now {}", shown(was), shown(is))),
         }
     }
     differences
@@ -95,7 +95,7 @@ pub fn changed_settings(saved_config: &str, config: &Config) -> Vec<String> {
             let (section, key) = name.split_once('.')?;
             let was = saved.get(section)?.get(key)?;
             let is = &config.values.setting(name).value;
-            (was != is).then(|| format!("{name}: was {was}, is {is}"))
+            (was != is).then(|| format!("{name} was {was}, now {is}"))
         })
         .collect()
 }
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn a_changed_part_is_refused_with_the_difference_unless_allowed() {
         let failure = hold(&run(8, 64), &run(16, 32), &[], "c").expect_err("another run");
-        assert!(failure.message.contains("train.batch_size: was 8, is 16"), "{failure}");
-        assert!(failure.message.contains("config.json: d_model: was 64, is 32"), "{failure}");
+        assert!(failure.message.contains("train.batch_size was 8, now 16"), "{failure}");
+        assert!(failure.message.contains("config.json: d_model was 64, now 32"), "{failure}");
         assert!(failure.hints[1].contains("--allow-changed batch-size,model"), "{failure}");
         let failure = hold(&run(8, 64), &run(16, 32), &["batch-size".to_string()], "c").expect_err("another model");
         assert!(!failure.message.contains("batch_size"), "{failure}");

@@ -52,7 +52,7 @@ use failure::{Failure, Outcome};
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
-/// What the main thread's stack has to hold. A lower limit (`ulimit -s`) is no limit of other threads.
+/// Required stack of the main thread. A lower limit (`ulimit -s`) does not bind other threads.
 const STACK_BYTES: u64 = 2 << 20;
 
 fn main() -> ExitCode {
@@ -65,8 +65,9 @@ fn main() -> ExitCode {
         Ok(ended) => ended.unwrap_or(ExitCode::FAILURE),
         Err(error) => {
             let kib = limit.unwrap_or(0) >> 10;
-            let said =
-                format!("the stack is limited to {kib} KiB, and a thread with another cannot be started: {error}");
+            let said = format!(
+                "the stack is limited to {kib} KiB, and a thread with a larger stack cannot be started: {error}"
+            );
             report::error(&Failure::internal(said).hint("`ulimit -s 2048` is enough"));
             Failure::internal("").exit.into()
         }
@@ -81,14 +82,14 @@ fn run_and_say() -> ExitCode {
     let threads = t5_ops::join_threads();
     if threads.given < threads.wanted {
         report::warn(&format!(
-            "the system gives {} of {} threads; a limit such as `ulimit -u` or pids.max stands in the way",
+            "the system allows {} of {} threads; check limits such as `ulimit -u` and pids.max",
             threads.given, threads.wanted
         ));
     }
     stop::survive_file_size_limit();
     heap::end_on_lost_pages(
         failure::Exit::Internal as u8,
-        "checkpoints are intact: `--keep-training` goes on from the newest one",
+        "checkpoints are intact: resume from the newest with `--keep-training`",
     );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
@@ -105,8 +106,8 @@ fn run_and_say() -> ExitCode {
 
 /// Ends the process when the system refuses memory: what asks for it cannot go on without. Allocates nothing.
 fn out_of_memory(bytes: usize) {
-    const HINTS: &str = "hint: the machine or a limit (`ulimit -v`, `ulimit -d`) leaves less than the plan counts on; try a \
-        smaller `--memory-budget`\nhint: checkpoints are intact: `--keep-training` goes on from the newest one";
+    const HINTS: &str = "hint: the machine or a limit (`ulimit -v`, `ulimit -d`) leaves less memory than planned; try a \
+        smaller `--memory-budget`\nhint: checkpoints are intact: resume from the newest with `--keep-training`";
     let mut text = [0; 512];
     let mut rest = &mut text[..];
     let _ = writeln!(rest, "error: out of memory: the system refused {bytes} bytes\n{HINTS}");
@@ -115,7 +116,7 @@ fn out_of_memory(bytes: usize) {
     signal_hook::low_level::exit(failure::Exit::DoesNotFit as i32);
 }
 
-/// What the last panic said and where. A panic that a part catches and turns into an error is not shown.
+/// Message and place of the last panic. A panic that is caught and turned into an error is not shown.
 static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 fn remember_panic(panic: &PanicHookInfo<'_>) {
@@ -128,8 +129,8 @@ fn remember_panic(panic: &PanicHookInfo<'_>) {
 fn our_bug() -> Failure {
     let said = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
     Failure::internal(format!("internal error: {}", said.unwrap_or_default()))
-        .hint("this is a bug of train_low_mem; please report it with the command and its resolved.toml")
-        .hint("checkpoints are intact: `--keep-training` goes on from the newest one")
+        .hint("this is a bug in train_low_mem; please report it with the command and its resolved.toml")
+        .hint("checkpoints are intact: resume from the newest with `--keep-training`")
 }
 
 fn run(typed: Typed) -> Outcome<()> {

@@ -56,12 +56,12 @@ impl Metrics {
             return None;
         }
         Some(format!(
-            "{}: cannot append: {error}; the run goes on and tries again with every event",
+            "{}: cannot append: {error}; the run continues and tries again at every event",
             self.path.display()
         ))
     }
 
-    /// What to say at the end about lines that the file lacks.
+    /// The warning at the end about lines that the file lacks.
     pub fn missing(&self) -> Option<String> {
         let waiting = self.waiting.iter().filter(|byte| **byte == b'\n').count() as u64;
         let lines = self.lost_lines + waiting;

@@ -29,9 +29,9 @@ pub struct Opened {
     pub kept_page_map: Option<[u8; 32]>,
 }
 
-/// What an earlier run learnt about the training files.
+/// Facts about the training files from an earlier run.
 pub struct KeptPageMap {
-    /// What [`Dataset::page_map`] gave.
+    /// The result of [`Dataset::page_map`].
     pub bytes: Vec<u8>,
     /// Whether the pages must hold what they held then.
     pub keeps_digests: bool,
@@ -129,11 +129,11 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(Failure::unusable(format!("`data.tokenizer` is not set and there is no {}", path.display()))
+    Err(Failure::unusable(format!("`data.tokenizer` is not set and {} does not exist", path.display()))
         .hint(
-            "`train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json` makes one",
+            "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
         )
-        .hint("`--set data.tokenizer=tokenizer.json` names one"))
+        .hint("or use an existing one: `--set data.tokenizer=tokenizer.json`"))
 }
 
 /// The model's shape: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
@@ -150,8 +150,8 @@ fn model_config(config: &Config, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
             tokenizer.vocab_size(),
             model.vocab_size
         ))
-        .hint("a model from scratch takes the tokenizer's size with `--set model.vocab_size=auto`")
-        .hint("a model with weights needs the tokenizer that it was trained with: `--set data.tokenizer=FILE`"));
+        .hint("for a model from scratch, use the tokenizer's size: `--set model.vocab_size=auto`")
+        .hint("for a model with weights, use the tokenizer that it was trained with: `--set data.tokenizer=FILE`"));
     }
     Ok(model)
 }
@@ -163,8 +163,8 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
     }
     match &config.model.config {
         Some(name) => fitted(config, named_config(name)?),
-        None => Err(Failure::usage("`model.config` and `data.tokenizer` are not set: which model?")
-            .hint("`--set model.config=t5-small` names a preset")),
+        None => Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
+            .hint("use a preset, such as `--set model.config=t5-small`")),
     }
 }
 
@@ -181,7 +181,7 @@ fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome
     fitted(config, model)
 }
 
-/// What the config says about a named model: `model.vocab_size` and `model.overrides`.
+/// The config's settings for a named model: `model.vocab_size` and `model.overrides`.
 fn fitted(config: &Config, mut model: t5::Config) -> Outcome<t5::Config> {
     if let Some(vocab_size) = config.model.vocab_size {
         model.vocab_size = usize::try_from(vocab_size).unwrap_or(usize::MAX);
@@ -237,7 +237,7 @@ pub fn named_config(name: &str) -> Outcome<t5::Config> {
         .hint(format!("presets: {}", names.join(", "))))
 }
 
-/// What a row becomes.
+/// The training task.
 pub fn objective(config: &Config) -> Objective {
     match config.data.objective {
         config::Objective::TextToText => Objective::TextToText {

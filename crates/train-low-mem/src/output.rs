@@ -1,4 +1,4 @@
-//! What a run shows while it trains. Whoever reads it, or does not, never makes the run wait.
+//! The output of a run while it trains. A slow or absent reader never makes the run wait.
 //!
 //! A thread of its own writes; what is to be shown waits for it in a short queue.
 //!
@@ -43,7 +43,7 @@ pub enum Stream {
     Err,
 }
 
-/// What becomes of a piece where there is no room.
+/// Treatment of a piece when the buffer is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A state of the progress bar: dropped, and nobody misses it.
@@ -156,11 +156,11 @@ struct Piece {
     written: usize,
 }
 
-/// What waits to be written.
+/// Output that waits to be written.
 #[derive(Debug)]
 struct Queue {
     pieces: VecDeque<Piece>,
-    /// What the thread is writing, by stream: it is not dropped any more.
+    /// The piece that the thread is writing, by stream: it is no longer dropped.
     taken_up: [Option<Piece>; 2],
     bytes: usize,
     next_number: u64,
@@ -184,8 +184,8 @@ impl Queue {
         let text = match dropped {
             0 => text.to_owned(),
             _ if kind == Kind::Frame => return,
-            1 => format!("1 line was not shown\n{text}"),
-            lines => format!("{lines} lines were not shown\n{text}"),
+            1 => format!("1 line was dropped\n{text}"),
+            lines => format!("{lines} lines were dropped\n{text}"),
         };
         // Messages are few. Where nothing can be dropped for them they find as much room again.
         let most = if kind == Kind::Message { 2 * MOST_BYTES } else { MOST_BYTES };
@@ -239,7 +239,7 @@ impl Queue {
         left[..left.len().min(CHUNK_BYTES)].to_vec()
     }
 
-    /// What became of writing them.
+    /// The outcome of writing them.
     fn note_written(&mut self, stream: Stream, written: Result<usize, Errno>) {
         let Some(piece) = &mut self.taken_up[stream as usize] else { return };
         match written {
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(written(&mut queue).lines().count(), MOST_BYTES / line.len());
         queue.push(Stream::Err, Kind::Frame, "[##]");
         queue.push(Stream::Out, Kind::Progress, "there again\n");
-        assert_eq!(written(&mut queue), "[##]7 lines were not shown\nthere again\n");
+        assert_eq!(written(&mut queue), "[##]7 lines were dropped\nthere again\n");
         queue.push(Stream::Out, Kind::Progress, "and again\n");
         assert_eq!(written(&mut queue), "and again\n");
     }
@@ -339,7 +339,7 @@ mod tests {
         let all = written(&mut queue);
         assert!(!all.contains(&line(0)) && all.contains(&line(1)) && all.ends_with("error: no\n"));
         queue.push(Stream::Out, Kind::Message, "the end\n");
-        assert_eq!(written(&mut queue), "1 line was not shown\nthe end\n");
+        assert_eq!(written(&mut queue), "1 line was dropped\nthe end\n");
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
         queue.note_written(Stream::Err, Err(Errno::NOSPC));
         assert!(queue.is_done() && queue.bytes == 0);
         queue.push(Stream::Err, Kind::Message, "d\n");
-        assert_eq!(written(&mut queue), "1 line was not shown\nd\n");
+        assert_eq!(written(&mut queue), "1 line was dropped\nd\n");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct Profiler {
 /// Where the time of an average step went.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// What this machine's units were measured to give, all threads together.
+    /// Measured peak rate of this machine, all threads together.
     pub peak_gflops: f64,
     /// The steps it is the average of.
     pub steps: u32,
@@ -49,7 +49,7 @@ pub struct Profile {
     pub faults: Option<PageFaults>,
 }
 
-/// What an operation cost. In a [`Profile`] a step's share of it.
+/// Cost of an operation. In a [`Profile`], the share of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Time in the operation itself.
@@ -58,7 +58,7 @@ pub struct Totals {
     pub calls: u64,
     /// Floating-point operations that it said it would do; 0 where it did not say.
     pub flops: u64,
-    /// What it asked of the allocator, on any thread.
+    /// Its allocations, on any thread.
     pub allocations: Allocations,
 }
 
@@ -94,7 +94,7 @@ impl Profiler {
         result
     }
 
-    /// What was seen, as an average step.
+    /// The measurements, as an average step.
     pub fn finish(self) -> Profile {
         let mut outside = Totals { calls: 0, ..self.whole };
         let mut operations = self.spans.lock().operations.clone();
@@ -147,7 +147,7 @@ impl Totals {
 }
 
 impl Profile {
-    /// What `bench --json` carries.
+    /// The profile in `bench --json`.
     pub fn to_json(&self) -> Value {
         let row = |totals: &Totals| {
             let rate = totals.gflops();
@@ -173,7 +173,7 @@ impl Profile {
     /// A table to read.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "\nan average of {} steps; this machine's units: {:.0} GFLOP/s\n{:<34}{:>9}{:>8}{:>8}{:>10}{:>9}{:>12}\n",
+            "\naverage of {} steps; peak rate of this machine: {:.0} GFLOP/s\n{:<34}{:>9}{:>8}{:>8}{:>10}{:>9}{:>12}\n",
             self.steps, self.peak_gflops, "operation", "ms", "share", "calls", "GFLOP/s", "of peak", "allocated"
         );
         for (name, totals) in self.operations.iter().chain([&("step", self.step)]) {
@@ -223,7 +223,7 @@ struct Entered {
     operation: usize,
     began: Instant,
     allocated: Allocations,
-    /// What spans inside this one have taken.
+    /// Time of the spans inside this one.
     inside: Totals,
 }
 

@@ -1,6 +1,6 @@
 //! A rehearsal: a step, a loss and an answer of the smallest model there is, before memory is measured.
 //!
-//! What the program itself holds is measured, not guessed; but code is paged in when it first runs, and threads
+//! The program's own memory is measured, not guessed. But code is paged in when it first runs, and threads
 //! get their stacks and buffers when they first work. After a rehearsal both are there, and the row `process` of
 //! the bill is what it will be during the run. It takes milliseconds and leaves nothing else behind.
 

@@ -1,4 +1,4 @@
-//! What a person watching sees: a progress bar on a terminal, plain lines otherwise.
+//! Progress for a person: a bar on a terminal, plain lines otherwise.
 //!
 //! Everything about a run is for reading; scripts read `metrics.jsonl`. Lines go to standard output and warnings
 //! to standard error, both through [`crate::output`]: output that nobody reads never stops a run. What a command was
@@ -23,7 +23,7 @@ pub fn result(text: &str) -> Outcome<()> {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {
             let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
-            Err(Failure::internal("standard output: nobody reads it any more"))
+            Err(Failure::internal("standard output: closed by the reader"))
         }
         Err(error) => Err(Failure::internal(format!("standard output: cannot write the result: {error}"))),
     }
@@ -49,7 +49,7 @@ pub fn error(failure: &Failure) {
     show(Stream::Err, Kind::Message, &format!("{failure}\n"));
 }
 
-/// What one step shows.
+/// The figures of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLine {
     /// Counted from 1.

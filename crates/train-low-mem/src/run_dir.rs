@@ -127,11 +127,11 @@ impl RunDir {
         }
         let what = if has_checkpoints { "checkpoints" } else { "a model" };
         Err(Failure::usage(format!(
-            "{}: this directory already holds {what} of a run, and a run is never overwritten",
+            "{}: this directory already has {what} of a run; runs are never overwritten",
             self.root.display()
         ))
-        .hint("`--keep-training` goes on with that run")
-        .hint("`--output DIR` starts a new one elsewhere"))
+        .hint("resume that run with `--keep-training`")
+        .hint("or start a new run elsewhere with `--output DIR`"))
     }
 
     /// Whether anything lies among the checkpoints but what a killed process did not finish.

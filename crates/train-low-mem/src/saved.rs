@@ -1,4 +1,4 @@
-//! What the binary adds to a checkpoint's state: where the data stands, what the run is, and what decided its bits.
+//! The binary's part of a checkpoint: position in the data, identity of the run, and the facts that decided its bits.
 
 use dataloader::Position;
 use memory_policy::Plan;
@@ -8,7 +8,7 @@ use trainer::checkpoint::Found;
 use crate::bits::Kernels;
 use crate::failure::{Failure, Outcome};
 
-/// What a checkpoint remembers for the end of the run.
+/// Numbers that a checkpoint keeps for the report at the end.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct History {
     /// The evaluation before the first step.
@@ -31,28 +31,29 @@ pub struct History {
     pub skipped_steps: u64,
 }
 
-/// What the binary adds to a checkpoint's state.
+/// The binary's part of a checkpoint.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Saved {
     /// Where in the data the next step begins.
     pub position: Position,
-    /// What must be the same for the run to go on; see [`crate::identity`].
+    /// Identity of the run, which a resume compares; see [`crate::identity`].
     pub identity: Value,
-    /// What the end of the run reports.
+    /// Numbers for the report at the end.
     pub history: History,
     /// The plan of the last step: going on keeps how a batch was cut where memory allows it.
     pub plan: Plan,
-    /// What computed: with the plan it decides every bit. Checkpoints before 2026-11-23 do not say it.
+    /// The kernels: with the plan they decide every bit. Checkpoints before 2026-11-23 lack them.
     #[serde(default)]
     pub kernels: Option<Kernels>,
     /// The text of `resolved.toml`.
     pub config: String,
 }
 
-/// What this program added to a checkpoint's state.
+/// This program's part of a checkpoint.
 pub fn saved_state(found: &Found) -> Outcome<Saved> {
     serde_json::from_value(found.state.caller.clone()).map_err(|error| {
-        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display()))
-            .hint("the checkpoint was not written by this program; start a new run with `--set model.init_from=` its directory")
+        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display())).hint(
+            "this program did not write the checkpoint; start a new run with `--set model.init_from=` its directory",
+        )
     })
 }

@@ -30,9 +30,9 @@ use crate::{bill, feeding, identity, offload, options, setup};
 
 /// A run.
 pub struct Session {
-    /// What was asked for.
+    /// The resolved config.
     pub config: Config,
-    /// What it reads from.
+    /// The open data, tokenizer and model files.
     pub opened: Opened,
     /// Where it writes.
     pub run: RunDir,
@@ -40,11 +40,11 @@ pub struct Session {
     pub stop: Stop,
     /// The plan that the last step followed.
     pub plan: Plan,
-    /// What is learning.
+    /// The trainer.
     pub trainer: Trainer,
-    /// What it learns from.
+    /// The loader.
     pub loader: DataLoader,
-    /// What a person sees.
+    /// Progress for a person.
     pub report: Report,
     probe: SystemProbe,
     machine: Box<dyn Probe>,
@@ -67,11 +67,11 @@ pub struct Session {
     kept_stretches: u64,
 }
 
-/// What a session is made from.
+/// The parts of a session.
 pub struct Parts {
-    /// What was asked for.
+    /// The resolved config.
     pub config: Config,
-    /// What it reads from.
+    /// The open data, tokenizer and model files.
     pub opened: Opened,
     /// Where it writes.
     pub run: RunDir,
@@ -79,7 +79,7 @@ pub struct Parts {
     pub stop: Stop,
     /// The checkpoint that it goes on from.
     pub found: Option<Found>,
-    /// What plans are made from.
+    /// The source of memory snapshots.
     pub machine: Box<dyn Probe>,
 }
 
@@ -99,7 +99,7 @@ impl Session {
         let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         setup::announce(&config, &opened, total_steps);
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
-            report.warn("`memory.device_budget` has no effect: tensors are on the CPU, within `memory.budget`");
+            report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         let probe = SystemProbe::new();
         rehearse(&opened.model, &options, &opened.device)?;
@@ -187,15 +187,14 @@ impl Session {
         if replanned.is_hopeless && !self.is_hopeless {
             self.is_hopeless = true;
             let step = self.trainer.step_count();
-            let text =
-                "the machine swaps although the plan is the smallest there is; the run stops here and can go on later";
+            let text = "the machine is swapping even with the smallest plan; the run saves and stops, so resume when memory is free";
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
         if let Some(change) = replanned.change {
             let differences = bits::of_plans(&self.plan, &plan, self.scope);
             let mut line = format!("new plan: {change}; {}", plan.bill.conclusion);
             if !differences.is_empty() {
-                line += "; from here on the bits differ from those of a run with one plan: ";
+                line += "; from here on the bits differ from a run with one plan: ";
                 line += &bits::in_words(&differences);
             }
             self.report.line(&line);
@@ -210,7 +209,7 @@ impl Session {
             if self.config.run.deterministic && is_too_large {
                 self.is_hopeless = true;
                 let text = format!(
-                    "{reason}; `run.deterministic` keeps the cut of the batch, so the run stops here and can go on later"
+                    "{reason}; `run.deterministic` does not allow another cut of the batch; the run saves and stops, so resume when memory is free"
                 );
                 self.warn(&text, json!({"step": step, "kind": "bits"}))?;
             }
@@ -246,7 +245,7 @@ impl Session {
         let tensors = Bytes(heap::held().most_live as u64);
         let row = bill::wrong_row(&self.plan, phase, peak, tensors);
         let text = format!(
-            "the peak is {peak} after {phase}, {predicted} were predicted; most likely wrong: {row} (tensors held {tensors})"
+            "the peak is {peak} after {phase}, above the predicted {predicted}; the likely cause is the row {row} (tensors used {tensors})"
         );
         let step = self.trainer.step_count();
         self.warn(
@@ -314,14 +313,14 @@ impl Session {
                 self.history.skipped_steps += 1;
                 self.warn(
                     &format!(
-                        "step {}: loss {}, gradient norm {}: not finite, no update was made",
+                        "step {}: loss {}, gradient norm {}: not finite; the update was skipped",
                         stats.step, stats.loss, stats.grad_norm
                     ),
                     json!({"step": stats.step, "kind": "non_finite", "loss": number(stats.loss), "grad_norm": number(stats.grad_norm)}),
                 )
             }
             "empty" => self.warn(
-                &format!("step {}: every row of its batch was left out, no update was made", stats.step),
+                &format!("step {}: every row of the batch was skipped, so there is no update", stats.step),
                 json!({"step": stats.step, "kind": "empty_batch"}),
             ),
             _ => Ok(()),
@@ -484,7 +483,7 @@ impl Session {
         match setup::keep_page_map(&self.opened, self.run.root()) {
             Ok(()) => self.kept_stretches = known,
             Err(failure) => {
-                let text = format!("{}; changed data may go unnoticed when the run goes on", failure.message);
+                let text = format!("{}; changed data may go unnoticed after a resume", failure.message);
                 self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "page_map"}))?;
             }
         }
@@ -512,7 +511,7 @@ impl Session {
         }
         let Some(found) = Checkpoints::best_valid(self.checkpoints.directory())? else { return Ok(None) };
         let text = format!(
-            "the best model was that of step {step}, and its checkpoint is gone or damaged; the model is that of step {}",
+            "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {}",
             found.state.step
         );
         self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
@@ -553,7 +552,7 @@ impl Session {
         Ok(now)
     }
 
-    /// What the end of the run reports.
+    /// Numbers for the report at the end.
     pub fn history(&self) -> &History {
         &self.history
     }

@@ -77,7 +77,7 @@ fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
         return Failure::io(&format!("read the {what}"), path, error);
     }
     Failure::usage(format!("{}: cannot read the {what}: {error}", path.display()))
-        .hint("paths are relative to the directory where the command runs; `configs/` has examples")
+        .hint("paths are relative to the current directory; `configs/` has examples")
 }
 
 /// Puts the embedded files that the config asks for below the directory of the run.
@@ -100,8 +100,8 @@ pub fn open(config: &Config, directory: &Path, resumes: bool) -> Outcome<Opened>
     if let [first, more @ ..] = opened.train.touched_files().as_slice() {
         let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };
         report::warn(&format!(
-            "{}{others}: changed or replaced since this run read it; size and footer are the same. \
-             Pages that were read before are compared when they are read again",
+            "{}{others}: changed or replaced since this run read it, with the same size and footer. \
+             Pages that were read before are checked when they are read again",
             first.display()
         ));
     }
@@ -123,7 +123,7 @@ pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> 
         trainer::write_atomic(&run.root().join(PAGE_MAP), &map)?;
     }
     drop(map);
-    let heading = "The config of this run as resolved. `train_low_mem --config` this file repeats it.";
+    let heading = "The resolved config of this run. `train_low_mem --config` with this file repeats the run.";
     Ok(trainer::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
 }
 
@@ -138,8 +138,8 @@ pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) ->
     Ok((loader, total))
 }
 
-/// What plans are made from: this machine, or the one that `--machine` describes. Where a card is to compute and nothing
-/// can be learnt about its memory, that is said, and the run goes on.
+/// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
+/// memory is unknown, a note says so and the run continues.
 pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
     let Some(path) = &flags.machine else {
         let probe = SystemProbe::new();
@@ -147,7 +147,7 @@ pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
         let probe = probe.with_card(index);
         if let Some(Err(why)) = probe.device_memory() {
             report::note(&format!(
-                "{why}; what the device has free is not known, only --device-memory-budget bounds it"
+                "{why}; the free GPU memory is unknown, so only --device-memory-budget bounds the device"
             ));
         }
         return Ok(Box::new(probe));
@@ -155,7 +155,7 @@ pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
     let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, "machine", &error))?;
     let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {
         Failure::usage(format!("{}: {error}", path.display()))
-            .hint("a JSON list of snapshots, one a plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")
+            .hint("expected a JSON list of snapshots, one for each plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")
     })?;
     if snapshots.is_empty() {
         return Err(Failure::usage(format!("{}: expected at least one snapshot, got none", path.display())));

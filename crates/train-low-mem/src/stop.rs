@@ -48,7 +48,7 @@ struct Standing {
     leftovers: Vec<PathBuf>,
 }
 
-/// What a run is busy with.
+/// The current activity of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Doing {
     /// Reading, planning, loading: there is nothing to save.
@@ -62,7 +62,7 @@ enum Doing {
     Finishing,
 }
 
-/// What a signal leads to.
+/// The reaction to a signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
     /// The process ends with this code.
@@ -171,7 +171,7 @@ impl Stop {
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 output::drain();
                 for directory in &standing.leftovers {
-                    // What cannot be removed is in nobody's way.
+                    // Leftovers that cannot be removed do no harm.
                     let _ = std::fs::remove_dir_all(directory);
                 }
                 low_level::exit(code);
@@ -181,7 +181,7 @@ impl Stop {
 }
 
 impl Standing {
-    /// What `signal` leads to, the first one or another.
+    /// The reaction to `signal`, the first one or another.
     fn next(&self, signal: i32, is_another: bool) -> Next {
         let name = low_level::signal_name(signal).unwrap_or("signal");
         let lost = match self.unsaved_steps {
@@ -190,7 +190,7 @@ impl Standing {
             steps => format!("loses {steps} steps since the last checkpoint"),
         };
         if is_another {
-            return Next::Leave(128 + signal, format!("{name}: leaving at once; this {lost}"));
+            return Next::Leave(128 + signal, format!("{name}: exiting at once; this {lost}"));
         }
         if self.is_dry_run {
             return Next::Leave(Exit::Interrupted as i32, tried().to_string());
@@ -201,29 +201,29 @@ impl Standing {
                 let failure = nothing_to_save(self.step);
                 return Next::Leave(Exit::Interrupted as i32, failure.to_string());
             }
-            Doing::Training if !self.has_made_steps => "stopping; no step was made, so there is nothing to save".into(),
+            Doing::Training if !self.has_made_steps => "stopping; there is no step to save".into(),
             Doing::Training if self.unsaved_steps == 0 => format!("stopping; step {step} is saved"),
             Doing::Training => format!("stopping within this step, then saving step {step}"),
-            Doing::Saving => format!("finishing the checkpoint of step {step}, then leaving"),
-            Doing::Finishing => "the last step is saved; putting the model into its place, then leaving".into(),
+            Doing::Saving => format!("stopping after the checkpoint of step {step} is written"),
+            Doing::Finishing => "stopping after the model is in its place; the last step is saved".into(),
         };
-        Next::Stop(format!("{name}: {does}; a second signal leaves at once and {lost}"))
+        Next::Stop(format!("{name}: {does}; a second signal exits at once and {lost}"))
     }
 }
 
 /// The end of a run that has not made a step since its start, `step` steps after the first where that is known.
 pub fn nothing_to_save(step: Option<u64>) -> Failure {
-    let before = step.map_or_else(|| "before a step was made".to_owned(), |step| format!("before step {}", step + 1));
+    let before = step.map_or_else(|| "before the first step".to_owned(), |step| format!("before step {}", step + 1));
     let again = match step {
-        Some(1..) => "the same command with `--keep-training` goes on to the same bits",
-        _ => "the same command with `--keep-training` starts again",
+        Some(1..) => "to resume, bit for bit, run the same command with `--keep-training`",
+        _ => "run the same command with `--keep-training` to start again",
     };
     Failure::new(Exit::Interrupted, format!("interrupted {before}; nothing to save")).hint(again)
 }
 
 /// The end of a run that was only tried.
 pub fn tried() -> Failure {
-    Failure::new(Exit::Interrupted, "interrupted; a dry run leaves nothing to go on from")
+    Failure::new(Exit::Interrupted, "interrupted; a dry run saves nothing")
 }
 
 /// Whether the process ignores a signal. Linux says so; elsewhere SIGHUP keeps the meaning that it has.
@@ -252,36 +252,36 @@ mod tests {
             &starting,
             false,
             Some(75),
-            "error: interrupted before a step was made; nothing to save\nhint: the same command with `--keep-training` starts again",
+            "error: interrupted before the first step; nothing to save\nhint: run the same command with `--keep-training` to start again",
         );
         let resumed = Standing { step: Some(7), ..starting };
         check(
             &resumed,
             false,
             Some(75),
-            "error: interrupted before step 8; nothing to save\nhint: the same command with `--keep-training` goes on to the same bits",
+            "error: interrupted before step 8; nothing to save\nhint: to resume, bit for bit, run the same command with `--keep-training`",
         );
         let before_a_step = Standing { doing: Doing::Training, ..resumed };
         check(
             &before_a_step,
             false,
             None,
-            "SIGTERM: stopping; no step was made, so there is nothing to save; a second signal leaves at once and loses no step",
+            "SIGTERM: stopping; there is no step to save; a second signal exits at once and loses no step",
         );
         let steps = Standing { step: Some(19), unsaved_steps: 12, has_made_steps: true, ..before_a_step };
-        let first = "SIGTERM: stopping within this step, then saving step 19; a second signal leaves at once and loses 12 steps since the last checkpoint";
+        let first = "SIGTERM: stopping within this step, then saving step 19; a second signal exits at once and loses 12 steps since the last checkpoint";
         check(&steps, false, None, first);
-        check(&steps, true, Some(143), "SIGTERM: leaving at once; this loses 12 steps since the last checkpoint");
+        check(&steps, true, Some(143), "SIGTERM: exiting at once; this loses 12 steps since the last checkpoint");
         let saving = Standing { doing: Doing::Saving, unsaved_steps: 1, ..steps.clone() };
         check(
             &saving,
             false,
             None,
-            "SIGTERM: finishing the checkpoint of step 19, then leaving; a second signal leaves at once and loses 1 step since the last checkpoint",
+            "SIGTERM: stopping after the checkpoint of step 19 is written; a second signal exits at once and loses 1 step since the last checkpoint",
         );
         let tried = Standing { is_dry_run: true, ..steps.clone() };
-        check(&tried, false, Some(75), "error: interrupted; a dry run leaves nothing to go on from");
+        check(&tried, false, Some(75), "error: interrupted; a dry run saves nothing");
         let saved = Standing { unsaved_steps: 0, ..steps };
-        check(&saved, true, Some(143), "SIGTERM: leaving at once; this loses no step");
+        check(&saved, true, Some(143), "SIGTERM: exiting at once; this loses no step");
     }
 }

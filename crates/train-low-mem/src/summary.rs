@@ -7,22 +7,22 @@ use serde_json::Value;
 
 use crate::session::Session;
 
-/// What a finished run says.
+/// The report of a finished run.
 pub fn summary(run: &Session, from: &Path) -> String {
     let history = run.history();
     let mut text = String::from("\n");
     if let (Some(first), Some(last)) = (&history.first_evaluation, &history.last_evaluation) {
         text.push_str(&before_and_after(first, last));
     }
-    let counts = [("rows left out", history.bad_rows), ("steps skipped as not finite", history.skipped_steps)];
+    let counts = [("rows skipped", history.bad_rows), ("steps skipped as not finite", history.skipped_steps)];
     for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
         let _ = writeln!(text, "{what}: {count}");
     }
     if let Some(row) = &history.first_bad_row {
-        let _ = writeln!(text, "the first of them: {row}");
+        let _ = writeln!(text, "the first skipped row: {row}");
     }
     let model = run.run.model();
-    let _ = writeln!(text, "model: {} (of {})", model.display(), from.display());
+    let _ = writeln!(text, "model: saved to {} (from {})", model.display(), from.display());
     let prompt = history.example_prompt.as_deref().unwrap_or("...");
     let model = model.display();
     let _ = write!(

@@ -41,7 +41,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     let opened = setup::open(&config, run.root(), keep_training)?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
-        // What the finished run could not remove goes now; that it still cannot be removed changes nothing for anyone.
+        // Leftovers of the finished run are removed now; if that fails again, nothing depends on it.
         let _ = run.own();
         return Ok(());
     }
@@ -119,9 +119,9 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
     let now = identity::identity(config, opened);
     identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
     for change in identity::changed_settings(&saved.config, config) {
-        report::warn(&format!("since the checkpoint, {change}"));
+        report::warn(&format!("changed since the checkpoint: {change}"));
     }
-    report::print(&format!("going on from {path}\n"));
+    report::print(&format!("resuming from {path}\n"));
     Ok(Some(found))
 }
 
@@ -134,7 +134,7 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
         return Ok(false);
     }
     report::print(&format!(
-        "this run is finished: {step} steps; the model is in {}\nmore: a larger `--epochs` or `--max-steps`\n",
+        "this run is finished: {step} steps; the model is in {}\nto train longer, raise `--epochs` or `--max-steps`\n",
         run.model().display()
     ));
     Ok(true)
@@ -170,5 +170,5 @@ fn interrupted(run: &mut Session) -> Outcome<()> {
         return Err(stop::nothing_to_save(Some(step)));
     }
     Err(Failure::new(Exit::Interrupted, format!("interrupted at step {step}; saved {}", path.display()))
-        .hint("the same command with `--keep-training` goes on to the same bits"))
+        .hint("to resume, bit for bit, run the same command with `--keep-training`"))
 }

@@ -250,7 +250,7 @@ impl Adafactor {
     /// its order, with the name, and returns a tensor of the same shape and dtype.
     ///
     /// # Errors
-    /// What `read` returns.
+    /// The result of `read`.
     pub(crate) fn restore(
         &mut self,
         parameters: &[Parameter],

@@ -1,4 +1,4 @@
-//! What the trainer itself costs in bytes, as rows of the bill. The model states its own rows.
+//! The trainer's own memory, as rows of the bill. The model states its own rows.
 
 use candle_core::DType;
 use t5::{Config, CostRow, ParameterSpec};
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::freeze;
 use crate::options::TrainerOptions;
 
-/// What saving a checkpoint holds: a piece of a tensor as values and as bytes, and the buffer of a file.
+/// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
 
 /// The bytes of the optimizer's state, held from [`crate::Trainer::new`] on: a pure function of configuration and options.
@@ -30,7 +30,7 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
 }
 
-/// What saving holds while it runs, beside everything that training holds: independent of the model's size.
+/// Memory for saving, beside that of training. It does not depend on the model's size.
 pub fn saving() -> CostRow {
     CostRow { name: "checkpoint buffers", bytes: SAVE_BYTES }
 }

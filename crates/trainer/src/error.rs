@@ -1,4 +1,4 @@
-//! What can go wrong in training, one variant per cause a caller can act on.
+//! Errors of training, one variant for each cause that a caller can act on.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ pub enum Error {
     InvalidOption {
         /// The option, by its name in the configuration.
         name: &'static str,
-        /// What would do.
+        /// The accepted values.
         expected: String,
-        /// What was given.
+        /// The given value.
         got: String,
     },
     /// An item of `train.freeze` is neither a part nor a prefix or glob of any parameter's name.
@@ -31,7 +31,7 @@ pub enum Error {
         known: Vec<String>,
     },
     /// Everything is frozen.
-    #[error("`train.freeze`: every parameter is frozen, nothing is left to train")]
+    #[error("`train.freeze`: every parameter is frozen; there is nothing to train")]
     NothingToTrain,
     /// A batch with different numbers of sources and targets.
     #[error("batch: expected as many targets as sources, got {targets} targets for {sources} sources")]
@@ -44,7 +44,7 @@ pub enum Error {
     /// Loss or gradient was not finite so often in a row that waiting is no use. Parameters are those of the last
     /// finite step.
     #[error(
-        "step {}: loss {} and gradient norm {} are not finite, as in the {in_a_row} steps up to it; training diverged",
+        "step {}: loss {} and gradient norm {} are not finite, for {in_a_row} steps in a row; training diverged",
         stats.step, stats.loss, stats.grad_norm
     )]
     Diverged {
@@ -56,7 +56,7 @@ pub enum Error {
     /// The file system refused.
     #[error("{}: could not {action}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// On what.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum Error {
         source: io::Error,
     },
     /// No space, quota or file-size allowance is left. What was being written is gone; what was there before is intact.
-    #[error("{}: no space left to write it ({source}); everything saved before is intact", path.display())]
+    #[error("{}: no space left to write it ({source}); earlier checkpoints are intact", path.display())]
     DiskFull {
         /// The file that did not fit.
         path: PathBuf,
@@ -84,11 +84,11 @@ pub enum Error {
     ForeignLock {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The found kind of file.
         got: String,
     },
     /// The lock that this process took no longer lies in its output directory: another run may write there.
-    #[error("{}: this run's lock is no longer there: the directory was moved, or its `.lock` was replaced", path.display())]
+    #[error("{}: the lock of this run is gone: the directory was moved, or its `.lock` was replaced", path.display())]
     LockLost {
         /// The output directory.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum Error {
     Torn {
         /// The checkpoint's directory or file.
         path: PathBuf,
-        /// What is wrong, with what was expected and found.
+        /// The problem, with the expected and the found value.
         reason: String,
     },
     /// The system could not read a checkpoint, which says nothing about whether it is whole.
@@ -125,7 +125,7 @@ pub enum Error {
     Checkpoint {
         /// The checkpoint's directory or file.
         path: PathBuf,
-        /// What is wrong, with what was expected and found.
+        /// The problem, with the expected and the found value.
         reason: String,
     },
     /// There are checkpoints, and none of them is whole and can be read.
@@ -133,7 +133,7 @@ pub enum Error {
     NoValidCheckpoint {
         /// The `checkpoints` directory.
         directory: PathBuf,
-        /// What is wrong with each.
+        /// The problem of each.
         notes: Vec<String>,
     },
     /// The model refused.
@@ -145,7 +145,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         if let Error::Model(error) = self {
             return error.hint();
@@ -156,26 +156,26 @@ impl Error {
     fn own_hint(&self) -> Option<&'static str> {
         Some(match self {
             Error::UnknownFreezeItem { .. } => {
-                "name a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
+                "use a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
             }
-            Error::NothingToTrain => "take at least one part out of `train.freeze`",
+            Error::NothingToTrain => "remove at least one part from `train.freeze`",
             Error::Diverged { .. } => {
-                "lower `optimizer.learning_rate`, lengthen `schedule.warmup_steps`, or go on from an earlier checkpoint"
+                "lower `optimizer.learning_rate`, raise `schedule.warmup_steps`, or resume from an earlier checkpoint"
             }
             Error::DiskFull { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
-                "raise the limit on the size of a file (`ulimit -f`), then go on with `--keep-training`"
+                "raise the file size limit (`ulimit -f`), then resume with `--keep-training`"
             }
             Error::DiskFull { .. } => {
-                "free some space, or set a smaller `checkpoint.keep_last`, then go on with `--keep-training`"
+                "free some disk space or set a smaller `checkpoint.keep_last`, then resume with `--keep-training`"
             }
             Error::Locked { .. } => "wait for it to end, or choose another `--output`",
             Error::ForeignLock { .. } => "move the file away, or choose another `--output`",
             Error::LockLost { .. } => {
-                "look for another run with this `--output`; `--keep-training` goes on from the newest checkpoint"
+                "look for another run with this `--output`; resume from the newest checkpoint with `--keep-training`"
             }
-            Error::LaterFormat { .. } => "go on with that version, or start again in another `--output`",
+            Error::LaterFormat { .. } => "resume with that version, or start again in another `--output`",
             Error::Unreadable { .. } => {
-                "nothing was changed; make it readable, or check the disk, and run the same command again"
+                "nothing was changed; make the file readable or check the disk, then run the same command again"
             }
             Error::NoValidCheckpoint { .. } => {
                 "start again in another `--output`, or restore a checkpoint from a backup"

@@ -53,7 +53,7 @@ impl Default for EvaluateOptions {
 /// Samples to evaluate on, as token ids with EOS.
 #[derive(Clone, Copy, Debug)]
 pub struct EvaluationBatch<'a> {
-    /// What the encoder reads.
+    /// Input of the encoder.
     pub sources: &'a [Vec<u32>],
     /// The right answers.
     pub targets: &'a [Vec<u32>],
@@ -68,11 +68,11 @@ pub struct Example {
     pub source: String,
     /// The right answer.
     pub reference: String,
-    /// What the model wrote.
+    /// The generated text.
     pub hypothesis: String,
 }
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub struct EvaluationReport {
     /// Samples seen.
@@ -83,11 +83,11 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
-    /// What generation was worth, if there was any.
+    /// Scores of the generated answers, if any.
     pub generation: Option<GenerationReport>,
 }
 
-/// What generated answers were worth.
+/// Scores of generated answers.
 #[derive(Clone, Debug)]
 pub struct GenerationReport {
     /// Corpus BLEU-4.

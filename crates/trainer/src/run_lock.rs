@@ -16,7 +16,7 @@
 //! // Look around, and refuse to go on without having changed anything; or else:
 //! lock.own(&[])?;
 //! if let Some(pid) = lock.crashed_predecessor() {
-//!     eprintln!("process {pid} ended without letting go; going on from its newest checkpoint");
+//!     eprintln!("process {pid} ended without releasing the lock; resuming from its newest checkpoint");
 //! }
 //! # Ok::<(), trainer::Error>(())
 //! ```
@@ -42,7 +42,7 @@ pub struct RunLock {
     file: File,
     crashed_predecessor: Option<u32>,
     is_owner: bool,
-    /// What was made before the directory was owned, in that order.
+    /// Paths created before the directory was owned, in that order.
     made: Vec<PathBuf>,
 }
 

@@ -99,7 +99,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// What the configured learning rate is multiplied by at `step` (from 0) of `total_steps`.
+    /// Factor of the configured learning rate at `step` (from 0) of `total_steps`.
     ///
     /// Past the end the curve keeps its last value.
     pub fn factor(&self, step: u64, total_steps: u64) -> f64 {

@@ -26,10 +26,10 @@ use crate::files::{parent_of, sync_directory};
 const ID_DIGITS: usize = 16;
 const PART: &str = "-part-";
 const OLD: &str = "-old-";
-/// What the name of a directory of a dry run ends with.
+/// Suffix of the directory of a dry run.
 pub(crate) const RUN: &str = "-run";
 
-/// What stands under a temporary name.
+/// The kind of thing under a temporary name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file.
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
     Run,
 }
 
-/// What stands under `name`, if that is one of ours.
+/// The kind of thing under `name`, if the name is one of ours.
 pub(crate) fn kind_of(name: &OsStr) -> Option<Kind> {
     let rest = name.to_str()?.strip_prefix(TEMPORARY_PREFIX)?;
     let (id, rest) = rest.split_at_checked(ID_DIGITS)?;
@@ -91,7 +91,7 @@ pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
     let replaced = give_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
     sync_directory(&parent_of(target))?;
     if let Some(old) = replaced {
-        // What cannot be removed of it goes with the next start's leftovers.
+        // The next start removes the rest with its other leftovers.
         let _ = remove_replaced(&old, target).or_else(|_| remove_replaced(&old, target));
     }
     Ok(())

@@ -5,15 +5,15 @@ use super::data::Lengths;
 /// One child process, or one after another, whose peak is predicted and measured.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it is, for the table and for `--filter`.
+    /// Its name in the table and for `--filter`.
     pub name: String,
-    /// What runs.
+    /// The command under test.
     pub what: What,
     /// Whether it takes seconds.
     pub quick: bool,
 }
 
-/// What a case runs.
+/// The command of a case.
 #[derive(Clone, Debug)]
 pub enum What {
     /// `train_low_mem bench` with these flags, in which `SCRATCH` is a directory.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What became of a child.
+/// The outcome of a child process.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// `VmHWM`: the most that was resident, as last seen before the end.
@@ -19,7 +19,7 @@ pub struct Measured {
     pub stderr: String,
     /// Wall time.
     pub seconds: f64,
-    /// What the control group counted, where there was one.
+    /// The control group's counters, where there was one.
     pub group: Option<GroupCounters>,
 }
 
@@ -136,7 +136,7 @@ impl Drop for Group {
     }
 }
 
-/// What a group may still take, page cache that can be dropped counted as free.
+/// The free memory of a group; page cache that can be dropped counts as free.
 pub fn left(group: &Path) -> Result<u64, String> {
     let text =
         |file: &str| fs::read_to_string(group.join(file)).map_err(|error| format!("{}: {error}", group.display()));

@@ -25,7 +25,7 @@ const BEGINS_AFTER: u64 = 15;
 const LETS_GO_AFTER: u64 = 15;
 /// By how much the loss of any step may part from the undisturbed run's: a smaller plan adds in another order.
 const MOST_PARTED: f64 = 2e-4;
-/// What the other process leaves to both.
+/// Memory that the other process leaves free.
 const LEFT: u64 = 16 << 20;
 const CHUNK: u64 = 4 << 20;
 

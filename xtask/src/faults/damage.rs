@@ -20,7 +20,7 @@ const CUTS: u64 = 20;
 /// Bits that are changed in each file, where nothing else is asked for.
 const FLIPS: u32 = 35;
 
-/// What is done to a file of the newest checkpoint.
+/// The damage to a file of the newest checkpoint.
 #[derive(Clone, Debug)]
 enum Damage {
     Cut(u64),

@@ -17,7 +17,7 @@ use super::table::{Row, Table};
 
 const LIBRARY: &str = "libfault_points.so";
 
-/// What tries need.
+/// The environment of the tries.
 pub struct Lab {
     /// The flags.
     pub options: Options,
@@ -31,7 +31,7 @@ pub struct Lab {
     journal: Option<Mutex<fs::File>>,
 }
 
-/// What a try showed: the promises that it broke. An error is one of the harness, and ends it.
+/// The promises that a try broke. An error is one of the harness, and ends it.
 pub type Outcome = Result<Vec<String>, String>;
 
 impl Lab {

@@ -21,7 +21,7 @@ use super::table::Table;
 const O_CREAT: u64 = 0o100;
 const RENAME_EXCHANGE: u64 = 2;
 
-/// What a disk keeps of names.
+/// Names that a disk keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Synced,
@@ -84,7 +84,7 @@ fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Nam
     Ok(broken)
 }
 
-/// What is on a disk: names, and what they hold.
+/// A disk: names and contents.
 #[derive(Default)]
 struct Disk {
     things: Vec<Thing>,
@@ -93,7 +93,7 @@ struct Disk {
 /// A file or a directory. The first of a disk is its root.
 #[derive(Clone, Debug)]
 enum Thing {
-    /// What it held when it was synced last.
+    /// Its contents when it was last synced.
     File(Option<Vec<u8>>),
     /// Its names as they are, and as they were when it was synced last.
     Directory(BTreeMap<String, usize>, BTreeMap<String, usize>),

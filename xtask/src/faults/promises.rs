@@ -1,4 +1,4 @@
-//! What a run promises, checked from outside: by what it printed, and by what lies in its directory.
+//! The promises of a run, checked from outside: by its output and by the files in its directory.
 //!
 //! Nothing here uses the code of the command: checkpoints are verified by their manifests, which are read again here.
 
@@ -20,7 +20,7 @@ const CHECKPOINTS: &str = "checkpoints";
 /// Words that an error of ours would have.
 const PANICS: [&str; 3] = ["panicked at", "internal error:", "this is a bug"];
 
-/// What an undisturbed run leaves.
+/// The result of an undisturbed run.
 #[derive(Default)]
 pub struct Whole {
     model: Option<Vec<u8>>,
@@ -28,7 +28,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// What lies in the directory of an undisturbed run.
+    /// The names in the directory of an undisturbed run.
     pub fn of(directory: &Path) -> Result<Self, String> {
         let names = names(directory)?;
         Ok(Self { model: fs::read(directory.join(RUN).join(MODEL)).ok(), names })

@@ -46,11 +46,11 @@ const READ_BY_THE_LOADER: &str = "sample-train.parquet";
 pub struct Scenario {
     /// Its name: `fresh`.
     pub name: &'static str,
-    /// What the run is started with.
+    /// Arguments of the run.
     pub arguments: Vec<String>,
-    /// What it goes on with after a fault.
+    /// Arguments of the resume after a fault.
     pub going_on: Vec<String>,
-    /// What is there before.
+    /// The state before the run.
     template: Option<PathBuf>,
     /// The run without a fault.
     pub whole: Whole,
@@ -157,7 +157,7 @@ impl Scenario {
                 again.len()
             ));
         }
-        // What waits on disk is written and read by two threads: there the order may differ, the number may not.
+        // Two threads write and read offloaded tensors: their order may differ, their number may not.
         let is_ordered = name != "on disk";
         if let Some((a, b)) = scenario.points.iter().zip(&again).find(|(a, b)| is_ordered && a.call != b.call) {
             return Err(format!("{name}: two undisturbed runs part at `{}` and `{}`", a.name(), b.name()));
@@ -198,7 +198,7 @@ impl Scenario {
         self.judge(lab, directory, &ran, &before, is_killed)
     }
 
-    /// What a run under a fault left, and whether it goes on to the same bytes.
+    /// The state after a run with a fault, and whether a resume reaches the same bytes.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl Scenario {
     pub fn judge(&self, lab: &Lab, directory: &Path, ran: &Ran, before: &[u64], is_killed: bool) -> Outcome {
         let mut broken = promises::ended_well(ran, is_killed);
         let newest = promises::acknowledged(&ran.out).max(before.iter().copied().max());
-        // What a dry run saves, it removes.
+        // A dry run removes the checkpoint that it saves.
         if self.name != "dry run" {
             broken.extend(promises::nothing_lost(&directory.join(RUN), newest));
         }

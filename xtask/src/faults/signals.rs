@@ -169,7 +169,7 @@ fn leave(lab: &Lab, arguments: &[String], moment: &Moment, directory: &Path) -> 
     Ok(Left { wall, processor, code, out, err })
 }
 
-/// What a process used of its processors, in hundredths of a second.
+/// Processor time of a process, in hundredths of a second.
 fn processor_time(child: &Child) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// Of the tries that broke a promise, so many are named in a row for people.
 const NAMED: usize = 8;
 
-/// What one fault did.
+/// The outcome of one fault.
 #[derive(Debug, Default)]
 pub struct Row {
     /// The fault, and where it was injected.

@@ -89,7 +89,7 @@ pub fn versions_and_lints_come_from_the_workspace(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What the rules need to know of a crate's Cargo.toml.
+/// The facts of a crate's Cargo.toml that the rules need.
 struct Manifest {
     path: String,
     /// Name of each dependency, and whether tests alone use it. A dependency of both kinds is twice.
@@ -145,7 +145,7 @@ fn table(tree: &Tree, heading: &str) -> Vec<Vec<Vec<String>>> {
     lines.skip(2).map(|line| line.trim_matches('|').split('|').map(names).collect()).collect()
 }
 
-/// What stands between backticks.
+/// The text between backticks.
 fn names(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_string).collect()
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// Every text file of the repository, by its path from the root with forward slashes.
 ///
-/// What git ignores is not part of it, and neither is what is not UTF-8.
+/// Files that git ignores and files that are not UTF-8 are not part of it.
 #[derive(Debug, Default)]
 pub struct Tree {
     files: BTreeMap<String, String>,
@@ -66,7 +66,7 @@ impl Tree {
     }
 }
 
-/// What git tracks, and what it would track if it were added.
+/// The files that git tracks or would track if they were added.
 fn tracked(root: &Path) -> Option<Vec<String>> {
     let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").arg("-C").arg(root).args(list).output().ok()?;

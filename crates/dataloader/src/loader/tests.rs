@@ -164,7 +164,7 @@ fn a_position_that_the_data_does_not_have_is_refused() {
     let start = Position { epoch: 0, sample: 11 };
     let tokenizer = Arc::clone(sample_tokenizer());
     let error = DataLoader::new(files.open(), tokenizer, options(4), start, SYNCHRONOUS).err().unwrap();
-    assert_eq!(error.to_string(), "position {epoch 0, sample 11} is not in this data: an epoch has 10 samples");
+    assert_eq!(error.to_string(), "the data has no epoch 0, sample 11: an epoch has 10 samples");
 }
 
 /// Rows 3, 5 and 6 of the second file, in its second row group, are bad in three ways; so is row 8.

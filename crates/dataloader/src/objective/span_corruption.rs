@@ -122,7 +122,7 @@ pub(crate) struct Prepared {
 
 /// Of a longer text, a piece of this size is drawn before it is read and tokenized, which bounds what a row can cost.
 const MAX_TEXT_BYTES: u64 = 256 << 10;
-/// What is read of a text: such a piece, which may have to begin three bytes later, where a character does.
+/// The part of a text that is read: such a piece, which may begin up to three bytes later, where a character begins.
 pub(crate) const MOST_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
 
 /// Tell the random choices of a row apart.
@@ -139,7 +139,7 @@ pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
     start..bytes.min(start + MOST_PIECE_BYTES)
 }
 
-/// What was read of a text of `bytes` bytes, without the characters that are cut off at its ends.
+/// The part read of a text of `bytes` bytes, without characters that are cut off at its ends.
 pub(crate) fn within_characters(read: &[u8], piece: Range<u64>, bytes: u64) -> &[u8] {
     if bytes <= MAX_TEXT_BYTES {
         return read;
@@ -184,7 +184,7 @@ impl Prepared {
         }
         if sentinels.len() < spans_needed {
             return Err(Error::Options(format!(
-                "span corruption of {tokens_length} tokens cuts up to {spans_needed} spans, but the tokenizer has {} \
+                "span corruption of {tokens_length} tokens needs up to {spans_needed} sentinels, but the tokenizer has {} \
                  sentinels: expected <extra_id_0> to <extra_id_{}>",
                 sentinels.len(),
                 spans_needed - 1

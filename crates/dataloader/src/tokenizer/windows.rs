@@ -1,7 +1,7 @@
 //! Tokenizing a text of any length in bounded memory: window by window, and words longer than a window in parts.
 //!
 //! Bytes are counted before they are tokenized. A window is normalized and cut into words as the tokenizer's file says.
-//! What ends well before the window does is certain, and is tokenized. The next window begins some words
+//! Words that end well before the window ends are certain, and are tokenized. The next window begins some words
 //! earlier, so that whatever the beginning of a text does (a space that is put before it, say) is over before the first
 //! character that counts.
 //!
@@ -114,7 +114,7 @@ const USUAL_GROWTH: usize = 64;
 /// Characters of a word beyond which WordPiece gives the unknown token: it tries every stretch of a word. Files say 100 or 200.
 pub(super) const MOST_WORD_PIECE_CHARS: usize = 1000;
 
-/// What a tokenizer is besides its parts, as far as windows need it.
+/// The properties of a tokenizer that windows need, beside its parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traits {
     /// The unknown token, where a run of unknown characters becomes a single one.
@@ -419,7 +419,7 @@ impl Pieces {
             Some((index, token.id))
         });
         let named: Vec<(usize, u32)> = named.collect();
-        // What a beginning of its own put before the first character has no place in the text.
+        // Tokens that were put before the first character have no place in the text.
         let first = at.map_or(0, |at| ranges.iter().take_while(|range| range.end <= at && range.start < at).count());
         let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
         // The last piece of a window may go on after text of which nothing is left; a name is whole.

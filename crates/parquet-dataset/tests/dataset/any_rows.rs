@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::files::{FileKind, Numbers, Text, any_kind, assert_rows, both, compressions, open, read_with_arrow, write};
 
-/// What to hold between reads, with a cache so small that blocks push each other out and one that holds all.
+/// The residencies, with a cache so small that blocks evict each other and one that holds all.
 fn any_residency() -> impl Strategy<Value = Residency> {
     prop_oneof![
         Just(Residency::UltraLowMem),
@@ -143,7 +143,7 @@ fn null_empty_and_broken_text_reach_the_caller() {
 fn a_row_beyond_the_end_is_an_error_with_the_number_of_rows() {
     let (_directory, dataset, _) = open(&FileKind { rows: 10, ..FileKind::default() }, &both());
     let error = dataset.read_rows(&[3, 10]).unwrap_err();
-    assert_eq!(error.to_string(), "row 10 was asked for, expected less than 10");
+    assert_eq!(error.to_string(), "row 10 was requested, expected less than 10");
     assert!(dataset.read_range(5..11).is_err());
     assert!(dataset.read_range(5..5).unwrap().is_empty());
     assert!(dataset.read_rows(&[]).unwrap().is_empty());

@@ -174,7 +174,7 @@ fn more_files_than_descriptors_are_opened_again_when_they_are_needed() {
     std::fs::rename(&paths[1], &paths[0]).unwrap();
     dataset.read_range(100..400).unwrap();
     let error = dataset.read_rows(&[0]).unwrap_err();
-    assert!(error.to_string().ends_with("changed while it was open: another file has taken its name"), "{error}");
+    assert!(error.to_string().ends_with("changed while it was open: another file now has its name"), "{error}");
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub fn write(path: &Path, columns: u64, row_groups: u64) {
         let path = std::iter::once([vec![name(column).len() as u8], name(column).into_bytes()].concat());
         let metadata = Struct::default().i32(1, 6).list(2, 5, 2, [vec![0], vec![6]].into_iter()).list(3, 8, 1, path);
         let metadata = metadata.i32(4, 0).i64(5, 1).i64(6, size).i64(7, size).i64(9, 4);
-        // What a page's statistics take in an ordinary file.
+        // The size of a page's statistics in an ordinary file.
         let metadata = metadata.inner(12, Struct::default().text(5, &"z".repeat(30)).text(6, &"a".repeat(30)));
         Struct::default().i64(2, 4).inner(3, metadata).end()
     };

@@ -1,4 +1,4 @@
-//! What is held between reads, and what it costs.
+//! Data kept between reads, and its memory.
 
 use parquet::basic::Compression;
 use parquet_dataset::{Dataset, Residency, inspect};

@@ -60,7 +60,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             None => one_step()?,
         };
         let StepOutcome::Done(_) = outcome else {
-            return Err(Failure::internal(format!("a step was not made: {outcome:?}")));
+            return Err(Failure::internal(format!("a step failed: {outcome:?}")));
         };
         if step > 0 {
             step_ms.push(began.elapsed().as_secs_f64() * 1e3);
@@ -122,8 +122,8 @@ fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &M
     Ok(memory_policy::plan(now, &costs, budget)?)
 }
 
-/// What the flags pin. Without a budget what they do not name has a default of its own, so that a measurement of one
-/// lever leaves the others alone.
+/// The pins of the flags. Without a budget, levers without a flag have fixed defaults, so that a measurement of one
+/// lever does not change the others.
 fn pins(flags: &BenchArgs) -> Outcome<Memory> {
     fn or_else<T>(named: Option<T>, is_free: bool, default: T) -> Option<T> {
         named.or((!is_free).then_some(default))
@@ -153,7 +153,7 @@ fn pins(flags: &BenchArgs) -> Outcome<Memory> {
     })
 }
 
-/// What `--json` calls the order of micro-batches and blocks.
+/// The name in `--json` of the order of micro-batches and blocks.
 fn accumulation(layer_major: Option<&t5::LayerMajor>) -> String {
     layer_major.map_or("MicroBatchMajor".to_owned(), |layers| format!("LayerMajor({layers:?})"))
 }

@@ -45,8 +45,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default())?
         .ok_or_else(|| Failure::internal("nobody interrupts an evaluation"))?;
     if figures.samples == 0 {
-        return Err(Failure::unusable(format!("no row could be evaluated; {} were left out", figures.bad_rows))
-            .hint("`train_low_mem inspect` shows the columns of the files"));
+        return Err(Failure::unusable(format!("no row could be evaluated; {} were skipped", figures.bad_rows))
+            .hint("`train_low_mem inspect FILE` lists the columns"));
     }
     if flags.json {
         let mut json = figures.to_json();

@@ -50,7 +50,7 @@ fn answer_all(model: &T5, tokenizer: &Tokenizer, flags: &GenerateArgs, at_a_time
     let mut prompts = Vec::new();
     for line in lines(input)? {
         prompts.push(line.map_err(|error| {
-            Failure::unusable(format!("{}: {error}", input.display())).hint("prompts are UTF-8, one a line")
+            Failure::unusable(format!("{}: {error}", input.display())).hint("prompts must be UTF-8, one per line")
         })?);
         if prompts.len() == at_a_time {
             answer(model, tokenizer, &prompts, flags)?;
@@ -66,7 +66,7 @@ fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<String
     }
     let file = regular_file::open(input).map_err(|error| {
         Failure::unusable(format!("{}: {error}", input.display()))
-            .hint("a text file with one prompt a line; `-` is standard input")
+            .hint("expected a text file with one prompt per line; `-` reads standard input")
     })?;
     Ok(Box::new(BufReader::new(file).lines()))
 }

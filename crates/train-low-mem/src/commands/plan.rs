@@ -84,13 +84,13 @@ fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
 /// The costs as far as they are known before any data is: the queue of batches, and no dataset.
 fn costs_without_data(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) -> Outcome<Costs> {
     let model = open::model_without_data(config)?;
-    // What a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+    // The writes of a run of unknown length are unknown, so only pinned files are offered.
     let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(u64::MAX));
     rehearse(&model, &options, &candle_core::Device::Cpu)?;
     let now = for_another_start(probe.snapshot()?);
     let place = bill::place(config, &candle_core::Device::Cpu, &now);
     let step = bill::StepCosts::new(config, &model, &options, place)?.within(bill::budgets(config).process, &now);
-    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured; the tokenizer will add to it")];
+    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured; without the tokenizer")];
     fixed.push(bill::small_blocks());
     fixed.extend(step.fixed(&options)?);
     let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);
@@ -104,7 +104,7 @@ fn costs_without_data(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) ->
             residency: DatasetResidency::UltraLowMem,
             decode_threads: config.memory.decode_threads.unwrap_or(1),
             prefetch_batches,
-            rows: vec![CostRow::new("loader", batches as u64, "without the dataset: `data.train` is not set")],
+            rows: vec![CostRow::new("loader", batches as u64, "without the dataset, because `data.train` is not set")],
             relative_time: 1.0,
         }],
     })

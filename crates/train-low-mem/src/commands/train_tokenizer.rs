@@ -10,8 +10,8 @@ use crate::{open, options, report};
 /// Trains a tokenizer and writes it.
 pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
     if flags.output.exists() && !flags.force {
-        return Err(Failure::usage(format!("{}: there is a file already", flags.output.display()))
-            .hint("`--force` replaces it; a model trained with the old tokenizer cannot use the new one"));
+        return Err(Failure::usage(format!("{} already exists", flags.output.display()))
+            .hint("`--force` overwrites it; models that were trained with the old tokenizer cannot use the new one"));
     }
     let training =
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
@@ -35,13 +35,16 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         ));
     }
     if trained.pruned {
-        report::warn("there were more different words than fit the memory budget; the rarest were forgotten");
+        report::warn("the distinct words do not fit the memory budget; the rarest were dropped");
     }
     if flags.memory_budget.is_some() {
         report::note(&format!("peak {} bytes", SystemProbe::new().snapshot()?.peak_rss.0));
     }
     if trained.long_values > 0 {
-        report::warn(&format!("{} values are longer than 16 MiB; the rest of each was not read", trained.long_values));
+        report::warn(&format!(
+            "{} values are longer than 16 MiB; only the first 16 MiB of each were read",
+            trained.long_values
+        ));
     }
     Ok(())
 }
@@ -53,16 +56,13 @@ fn within(training: &TokenizerTraining, files: &TextFiles, budget: Budget) -> Ou
     let others = now.rss.0 + files.reading_bytes();
     training.within(budget.0.saturating_sub(others)).map_err(|least| {
         let needed = Bytes(others + least);
-        Failure::new(
-            Exit::DoesNotFit,
-            format!("training this tokenizer takes at least {needed}, the budget is {budget}"),
-        )
-        .hint(format!(
-            "the program has {}, reading takes up to {}, training at least {}",
-            now.rss,
-            Bytes(files.reading_bytes()),
-            Bytes(least)
-        ))
-        .hint("a larger `--memory-budget`, or a smaller `--vocab-size`")
+        Failure::new(Exit::DoesNotFit, format!("this tokenizer needs at least {needed}; --memory-budget is {budget}"))
+            .hint(format!(
+                "program {}, reading up to {}, training at least {}",
+                now.rss,
+                Bytes(files.reading_bytes()),
+                Bytes(least)
+            ))
+            .hint("use a larger `--memory-budget` or a smaller `--vocab-size`")
     })
 }

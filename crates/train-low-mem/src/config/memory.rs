@@ -93,10 +93,10 @@ impl Memory {
         let contradiction = of_layer_major.into_iter().find(|&(_, is_pinned)| is_pinned);
         if let (Some((name, _)), Some(AccumulationPin::MicroBatchMajor)) = (contradiction, self.accumulation) {
             return Err(Failure::usage(format!(
-                "`{name}` ({}) is a part of layer-major accumulation, and `memory.accumulation` is \"micro-batch-major\"",
+                "`{name}` ({}) works with layer-major accumulation only, but `memory.accumulation` is \"micro-batch-major\"",
                 values.origin(name)
             ))
-            .hint("`--set memory.accumulation=layer-major`, or leave one of the two out"));
+            .hint("use `--set memory.accumulation=layer-major`, or remove one of the two"));
         }
         Ok(())
     }

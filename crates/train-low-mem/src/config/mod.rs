@@ -45,7 +45,7 @@ pub struct Config {
     pub checkpoint: Checkpoint,
     /// `memory.*`
     pub memory: Memory,
-    /// What was typed, with origins; `resolved.toml` is written from it.
+    /// The given values, with origins; `resolved.toml` is written from them.
     pub values: Values,
 }
 
@@ -64,7 +64,7 @@ pub struct Run {
     pub finetune: bool,
     /// Whether nothing may change the bits of a run, memory included.
     pub deterministic: bool,
-    /// What may differ from the checkpoint.
+    /// Parts that may differ from the checkpoint.
     pub allow_changes: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ pub struct Data {
     pub text_column: String,
     /// `None`: beside the model.
     pub tokenizer: Option<PathBuf>,
-    /// What a row becomes.
+    /// The training task.
     pub objective: Objective,
     /// EOS included.
     pub max_source_tokens: usize,
@@ -112,7 +112,7 @@ pub struct Data {
     pub skip_bad_rows: bool,
 }
 
-/// What a row becomes.
+/// The training task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Objective {
     /// Prompt in, response out.
@@ -139,9 +139,9 @@ pub struct Train {
     pub dropout: Option<f64>,
     /// Activations in bfloat16.
     pub bf16: bool,
-    /// What the weights are kept in.
+    /// Precision of the weights.
     pub master_weights: MasterWeights,
-    /// What gradients are summed in.
+    /// Precision of gradient sums.
     pub gradient_precision: GradientPrecision,
     /// Parts that do not train.
     pub freeze: Vec<String>,
@@ -220,7 +220,7 @@ impl Config {
         let config = Self::resolve_without_data(values)?;
         if config.data.train.is_empty() {
             return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
-                .hint("`--set data.train=rows.parquet`, or no `--config` at all to see the embedded default learn"));
+                .hint("use `--set data.train=rows.parquet`; without `--config` the embedded demo runs"));
         }
         Ok(config)
     }
@@ -264,54 +264,56 @@ impl Config {
         Ok(config)
     }
 
-    /// What no single key can say.
+    /// Rules about several keys.
     fn check_across_keys(&self) -> Outcome<()> {
         let values = &self.values;
         if self.run.finetune && self.model.init_from.is_none() {
             return Err(Failure::usage(format!(
-                "{}: fine-tuning starts from a model, and `model.init_from` is not set",
+                "{}: fine-tuning needs `model.init_from`, which is not set",
                 values.origin("run.finetune")
             ))
-            .hint("`--set model.init_from=DIR`, a Hugging Face directory such as the OUTPUT/model of an earlier run"));
+            .hint(
+                "use `--set model.init_from=DIR` with a Hugging Face directory, such as OUTPUT/model of an earlier run",
+            ));
         }
         if self.model.config.is_none() && self.model.init_from.is_none() {
-            return Err(Failure::usage("neither `model.config` nor `model.init_from` is set: which model?").hint(
-                "`--set model.config=t5-small` starts from scratch, `--set model.init_from=DIR` from a model's weights",
+            return Err(Failure::usage("no model: neither `model.config` nor `model.init_from` is set").hint(
+                "use `--set model.config=t5-small` to start from scratch, or `--set model.init_from=DIR` to start from a model",
             ));
         }
         let is_scheduled =
             self.schedule.name != "constant" || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);
         if self.optimizer.learning_rate.is_none() && is_scheduled {
             return Err(Failure::usage(format!(
-                "`optimizer.relative_step` sets the learning rate itself and cannot follow `schedule.name = \"{}\"` or a warm-up",
+                "`optimizer.relative_step` sets the learning rate and cannot be combined with `schedule.name = \"{}\"` or a warm-up",
                 self.schedule.name
             ))
-            .hint("`--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
+            .hint("use `--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
         }
         if self.train.master_weights != MasterWeights::F32 && !self.train.bf16 {
             return Err(Failure::usage(format!(
                 "`train.master_weights` ({}) keeps weights in bf16 and needs `train.precision = \"bf16\"`",
                 values.origin("train.master_weights")
             ))
-            .hint("`--set train.precision=bf16`"));
+            .hint("use `--set train.precision=bf16`"));
         }
         self.memory.check(values)?;
         if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
             return Err(Failure::usage(
                 "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
             )
-            .hint("`--set checkpoint.model=final` takes the last one"));
+            .hint("use `--set checkpoint.model=final` for the last checkpoint"));
         }
         Ok(())
     }
 }
 
 fn required(values: &Values, name: &str) -> u64 {
-    values.integer(name).unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+    values.integer(name).unwrap_or_else(|| panic!("`{name}` has no word that stands for no value"))
 }
 
 fn number(values: &Values, name: &str) -> f64 {
-    values.number(name).unwrap_or_else(|| panic!("`{name}` has no word for nothing"))
+    values.number(name).unwrap_or_else(|| panic!("`{name}` has no word that stands for no value"))
 }
 
 fn size(values: &Values, name: &str) -> usize {
@@ -420,7 +422,7 @@ fn batch_size(values: &Values) -> Outcome<usize> {
             per_device.map_or("auto".to_string(), |value| value.to_string()),
             accumulation.unwrap_or(1),
         ))
-        .hint("set one of the two; the whole batch is what the mathematics sees")),
+        .hint("set `train.batch_size`, or the other two")),
         (None, None) => Ok(DEFAULT),
     }
 }
@@ -435,11 +437,11 @@ fn optimizer(values: &Values) -> Outcome<Optimizer> {
             values.origin("optimizer.learning_rate"),
             values.origin("optimizer.relative_step")
         ))
-        .hint("set `optimizer.relative_step = false` to use a learning rate of your own"));
+        .hint("set `optimizer.relative_step = false` to use your own learning rate"));
     }
     if warmup_init && !relative_step {
         return Err(Failure::usage("`optimizer.warmup_init = true` needs `optimizer.relative_step = true`")
-            .hint("`schedule.warmup_steps` warms up a learning rate of your own"));
+            .hint("use `schedule.warmup_steps` to warm up your own learning rate"));
     }
     Ok(Optimizer {
         learning_rate: if relative_step { None } else { Some(typed_rate.unwrap_or(1e-3)) },
@@ -495,7 +497,7 @@ mod tests {
             (&["optimizer.relative_step=true", "schedule.name=cosine"], "schedule.name"),
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
-            (&["run.finetune=true"], "`model.init_from` is not set"),
+            (&["run.finetune=true"], "needs `model.init_from`"),
             (&["checkpoint.model=best"], "data.validation"),
             (&["train.master_weights=stochastic-rounding"], "train.precision"),
             (

@@ -30,7 +30,7 @@ impl Config {
         text
     }
 
-    /// What `auto` means for keys that the config alone decides.
+    /// The value of `auto` for keys that the config alone decides.
     fn decided(&self, name: &str) -> Option<String> {
         if self.values.setting(name).value.as_str() != Some("auto") {
             return None;

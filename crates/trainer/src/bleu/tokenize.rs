@@ -80,7 +80,7 @@ impl Tokenization {
     }
 }
 
-/// What Python's `str.split()` and `str.strip()` take for white space.
+/// The white space of Python's `str.split()` and `str.strip()`.
 pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

@@ -128,7 +128,7 @@ impl Trainer {
     /// the same moments. Whether a changed option is what the user wants is the caller's to ask.
     ///
     /// # Errors
-    /// What the model or the options refuse; [`Error::Checkpoint`] where the optimizer's state is not that of this model and
+    /// Errors of the model and the options; [`Error::Checkpoint`] if the optimizer's state does not belong to this model and
     /// these options.
     pub fn resume(found: &Found, options: TrainerOptions, dtype: DType, device: &Device) -> Result<Self> {
         Trainer::resume_in(found, options, dtype, device, None)
@@ -156,8 +156,9 @@ impl Trainer {
         })?;
         let stored = reader.names().len();
         if stored != read {
-            let reason =
-                format!("expected the {read} tensors of what trains now, got {stored}: was `train.freeze` changed?");
+            let reason = format!(
+                "expected {read} tensors for the trained parameters, got {stored}: was `train.freeze` changed?"
+            );
             return Err(Error::checkpoint(&path, reason));
         }
         Ok(trainer)

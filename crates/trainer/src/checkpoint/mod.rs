@@ -62,12 +62,12 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 pub const STATE_FILE: &str = "trainer_state.json";
 /// The tokenizer, copied as it is.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-/// What transformers has to know about the tokenizer to read it.
+/// The tokenizer facts that transformers needs to read it.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
 
-/// What a checkpoint holds beside tensors.
+/// The part of a checkpoint that is not tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     pub(crate) format: u32,
@@ -83,7 +83,7 @@ pub struct TrainerState {
     pub best_score: Option<Score>,
     /// Seed, schedule, optimizer and the rest of the trainer's options.
     pub options: TrainerOptions,
-    /// What the caller gave to be kept: its configuration, position in the data, fingerprints.
+    /// The caller's state: its configuration, position in the data, fingerprints.
     pub caller: serde_json::Value,
 }
 
@@ -121,8 +121,8 @@ pub struct Saved {
     pub bytes: u64,
     /// Older checkpoints that were removed, torn ones included.
     pub pruned: Vec<PathBuf>,
-    /// What is to be said beside that: which old ones were torn and removed, which stay because they could not be read, and
-    /// what went wrong without consequences for the new one.
+    /// Further notes: old checkpoints that were torn and removed, those that stay because they could not be read, and
+    /// errors without consequences for the new one.
     pub notes: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ pub struct Found {
     pub path: PathBuf,
     /// Its state.
     pub state: TrainerState,
-    /// What is wrong with those that were passed over for it, one sentence each. They are still there.
+    /// The problems of newer checkpoints that were skipped, one sentence each. They are still there.
     pub notes: Vec<String>,
 }
 
@@ -189,7 +189,7 @@ fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     for entry in entries {
         let entry = entry.map_err(|e| Error::io("list", directory, e))?;
         let Some(step) = step_of(&entry.file_name()) else { continue };
-        // What the system cannot say anything about may be a checkpoint.
+        // An entry of unknown kind may be a checkpoint.
         if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             found.push((step, entry.path()));
         }

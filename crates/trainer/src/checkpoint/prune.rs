@@ -26,7 +26,7 @@ use super::{Checkpoints, Saved, list};
 use crate::error::{Error, Result};
 use crate::temporary;
 
-/// What a look at a checkpoint found.
+/// The state of a checkpoint on disk.
 enum Condition {
     Whole { score: Option<f64> },
     Torn(String),
@@ -154,7 +154,7 @@ fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool
         }
         Ok(foreign) => match foreign.first() {
             Some(name) => {
-                let reason = format!("it holds a file that no run writes: {}", name.display());
+                let reason = format!("it contains a file that no run writes: {}", name.display());
                 note_once(checkpoints, saved, path, &reason);
                 return false;
             }
@@ -190,12 +190,12 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// What stood where a new checkpoint goes.
+/// The thing that was at the path of a new checkpoint.
 #[derive(Default)]
 pub(super) struct Before {
     /// Where it is now, if it may not be replaced.
     pub(super) aside: Option<PathBuf>,
-    /// What is to be said about it.
+    /// The note about it.
     pub(super) note: Option<String>,
 }
 

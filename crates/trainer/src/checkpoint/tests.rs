@@ -398,5 +398,5 @@ fn a_state_of_other_moments_is_refused() {
         assert!(error.to_string().contains(expected), "{error}");
     };
     check(&|options| options.freeze = vec!["encoder".to_owned()], "train.freeze");
-    check(&|options| options.adafactor.beta1 = None, "tensors of what trains now");
+    check(&|options| options.adafactor.beta1 = None, "tensors for the trained parameters");
 }
