@@ -4,9 +4,33 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::storage::elements;
 
-/// True when the CPU kernels can take all of these operands: on the CPU, in `F32` or `BF16`.
-pub(crate) fn has_kernel(operands: &[&Tensor]) -> bool {
-    operands.iter().all(|t| t.device().is_cpu() && matches!(t.dtype(), DType::F32 | DType::BF16))
+/// What computes an operation. It is decided once a call, from the dtypes and devices of the operands.
+///
+/// The kernels of a card would be one more path, in a file `cuda` beside `cpu` and `reference` in each operation's folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// The kernels for the CPU: all operands lie there, in `F32` or `BF16`.
+    Cpu,
+    /// Plain candle operations, on any device and in any floating dtype.
+    Reference,
+}
+
+impl Path {
+    /// That of these operands.
+    pub(crate) fn of(operands: &[&Tensor]) -> Self {
+        let takes = |t: &&Tensor| t.device().is_cpu() && Path::on_cpu(t.dtype()) == Path::Cpu;
+        if operands.iter().all(takes) { Path::Cpu } else { Path::Reference }
+    }
+
+    /// That of operands of a dtype on the CPU.
+    pub(crate) fn on_cpu(dtype: DType) -> Self {
+        if matches!(dtype, DType::F32 | DType::BF16) { Path::Cpu } else { Path::Reference }
+    }
+
+    /// This path, if its kernel takes what else there is; otherwise the reference.
+    pub(crate) fn provided(self, takes: bool) -> Self {
+        if takes { self } else { Path::Reference }
+    }
 }
 
 /// The dtype in which reductions over `t` are computed: `F64` stays, everything else is `F32`.

@@ -38,54 +38,45 @@
 // from several threads, that call strided matrix products, and that use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
-mod activation;
-mod adafactor;
-mod attention;
 mod bytes;
 mod cache;
-mod cross_entropy;
 mod dispatch;
-mod dropout;
-mod embedding;
 mod isa;
 pub mod keys;
-mod linear;
 mod matmul;
-mod norm;
+mod ops;
 mod paging;
 mod parallel;
 mod peak;
-mod reduce;
-mod relative_bias;
-mod rounding;
+mod random_mask;
 mod simd;
 mod storage;
 #[cfg(test)]
 mod testing;
 mod vector;
 
-pub use activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
-pub use adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
-pub use attention::{Attended, Attention, attention, attention_backward};
 pub use bytes::{from_bytes, with_bytes};
-pub use cross_entropy::{
+pub use isa::{has_instruction_set, has_tiles, instruction_set};
+pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
+pub use ops::activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
+pub use ops::adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
+pub use ops::attention::{Attended, Attention, attention, attention_backward};
+pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_bytes, linear_cross_entropy_kept_bytes,
 };
-pub use dropout::{Dropout, dropout, dropout_add};
-pub use embedding::{embedding, embedding_backward};
-pub use isa::{has_instruction_set, has_tiles, instruction_set};
-pub use linear::{linear, linear_backward_input, linear_backward_weight};
-pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
-pub use norm::{rms_norm, rms_norm_backward};
+pub use ops::dropout::{Dropout, dropout, dropout_add};
+pub use ops::embedding::{embedding, embedding_backward};
+pub use ops::linear::{linear, linear_backward_input, linear_backward_weight};
+pub use ops::norm::{rms_norm, rms_norm_backward};
+pub use ops::reduce::zero;
+pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
+pub use ops::rounding::Rounding;
 pub use paging::{
     Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
 };
 pub use parallel::{Joined, for_each_part, join_threads, threads};
 pub use peak::peak_gflops;
-pub use reduce::zero;
-pub use relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
-pub use rounding::Rounding;
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 2;
@@ -93,15 +84,15 @@ pub const KERNELS_VERSION: u32 = 2;
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.
 pub mod reference {
-    pub use crate::activation::reference::*;
-    pub use crate::adafactor::reference::*;
-    pub use crate::attention::reference::*;
-    pub use crate::cross_entropy::reference::*;
-    pub use crate::dropout::reference::*;
-    pub use crate::embedding::reference::*;
-    pub use crate::linear::reference::*;
-    pub use crate::norm::reference::*;
-    pub use crate::reduce::reference::*;
-    pub use crate::relative_bias::reference::*;
-    pub use crate::rounding::reference::*;
+    pub use crate::ops::activation::reference::*;
+    pub use crate::ops::adafactor::reference::*;
+    pub use crate::ops::attention::reference::*;
+    pub use crate::ops::cross_entropy::reference::*;
+    pub use crate::ops::dropout::reference::*;
+    pub use crate::ops::embedding::reference::*;
+    pub use crate::ops::linear::reference::*;
+    pub use crate::ops::norm::reference::*;
+    pub use crate::ops::reduce::reference::*;
+    pub use crate::ops::relative_bias::reference::*;
+    pub use crate::ops::rounding::reference::*;
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
-use crate::dispatch::has_kernel;
+use crate::dispatch::Path;
 use crate::storage::{filled, share_storage, with_element};
 use heap::{FileMemory, Stretch, StretchMut};
 
@@ -36,7 +36,7 @@ pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result
         DType::F64 => Tensor::zeros(x.shape(), DType::F64, &Device::Cpu),
         dtype => with_element!(dtype, Value, filled::<Value>(x.shape(), |_| Ok(()))),
     };
-    if !x.device().is_cpu() || !(has_kernel(&[&x]) || x.dtype() == DType::F64) {
+    if !x.device().is_cpu() || !(Path::of(&[&x]) == Path::Cpu || x.dtype() == DType::F64) {
         return memory.allocating(|| x.copy());
     }
     let copy = memory.allocating(unset)?;

@@ -106,7 +106,7 @@ impl Element for bf16 {
 }
 
 /// Calls `$body` with the type alias `$element` set to the element type of a tensor that
-/// [`has_kernel`](crate::dispatch::has_kernel) accepts.
+/// [`Path::Cpu`](crate::dispatch::Path::Cpu) takes.
 macro_rules! with_element {
     ($dtype:expr, $element:ident, $body:expr) => {
         match $dtype {

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::{Simd, WIDTH};
-use crate::dropout::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
+use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
@@ -96,7 +96,7 @@ unsafe fn rounded(x: __m256) -> __m256i {
     }
 }
 
-/// See `dropout::hash`.
+/// See `random_mask::hash`.
 #[inline(always)]
 unsafe fn keeps(lanes: __m256i, first: __m256i, high: __m256i, threshold: __m256i) -> __m256 {
     // SAFETY: by the caller's promise.

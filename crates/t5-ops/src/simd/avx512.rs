@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::{Simd, WIDTH};
-use crate::dropout::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
+use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 
 /// AVX-512 (F, BW, DQ, VL), with AVX512-BF16 where `BF16` is true.
 #[derive(Clone, Copy)]
@@ -175,7 +175,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             }
         }
     }
-    /// See `dropout::hash`.
+    /// See `random_mask::hash`.
     #[inline(always)]
     fn keeps(self, keep: Keep, first: usize) -> __mmask16 {
         let first = (first as u32).wrapping_mul(CHANNEL_FACTOR);

@@ -22,7 +22,7 @@ pub(crate) use portable::Portable;
 
 use half::bf16;
 
-use crate::dropout::RowMask;
+use crate::random_mask::RowMask;
 use crate::storage::Element;
 
 /// Lanes of a vector.

@@ -12,7 +12,7 @@ use std::arch::aarch64::{
 use half::bf16;
 
 use super::{Simd, WIDTH};
-use crate::dropout::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
+use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 
 /// NEON is part of the baseline of aarch64: every block here is sound because of that, and because loads and stores are of
 /// arrays of sixteen elements.
@@ -98,7 +98,7 @@ unsafe fn rounded(x: float32x4_t) -> uint16x4_t {
     }
 }
 
-/// See `dropout::hash`.
+/// See `random_mask::hash`.
 #[inline(always)]
 unsafe fn keeps(lanes: uint32x4_t, first: uint32x4_t, high: uint32x4_t, threshold: uint32x4_t) -> uint32x4_t {
     // SAFETY: as above.

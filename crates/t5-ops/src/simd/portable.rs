@@ -5,7 +5,7 @@
 use half::bf16;
 
 use super::{Simd, WIDTH};
-use crate::dropout::RowMask;
+use crate::random_mask::RowMask;
 use crate::storage::Element;
 use crate::vector;
 

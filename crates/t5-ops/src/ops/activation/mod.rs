@@ -1,0 +1,87 @@
+//! The feed-forward's activation with its gate and dropout: `h = dropout(act(gate) * up)`.
+//!
+//! T5 v1.1 is gated (`up` is the second projection); v1.0 is not (`up` is `None`, `h = dropout(act(gate))`).
+//!
+//! Shapes: gate, up, h, dh (B, T, F).
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor};
+
+use crate::dispatch::{Path, check_shape};
+use crate::ops::dropout::{Dropout, active, batch_rows_width};
+
+/// The activation functions that T5 configurations name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `max(x, 0)`: T5 v1.0.
+    Relu,
+    /// The tanh form of GELU, transformers' `gelu_new` (Hendrycks and Gimpel 2016): T5 v1.1.
+    GeluNew,
+    /// GELU with the error function.
+    Gelu,
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// `dropout(act(gate) * up)` in the dtype of `gate`.
+pub fn feed_forward_activation(
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    a: Activation,
+    d: Option<&Dropout>,
+) -> Result<Tensor> {
+    let _span = tracing::debug_span!("feed_forward_activation").entered();
+    let d = check("feed_forward_activation", gate, up, d)?;
+    match Path::of(&[gate]).provided(same_dtype(gate, up)) {
+        Path::Cpu => cpu::feed_forward_activation(gate, up, a, d),
+        Path::Reference => reference::feed_forward_activation(gate, up, a, d),
+    }
+}
+
+/// The forward's result once more, and the gradients with respect to `gate` and `up`. `d` as in the forward.
+///
+/// `gate`, `up` and `dh` are given up by the caller: the three results may lie in their memory, so no other handle
+/// to them may be read afterwards.
+pub fn feed_forward_activation_backward(
+    gate: Tensor,
+    up: Option<Tensor>,
+    a: Activation,
+    d: Option<&Dropout>,
+    dh: Tensor,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    let _span = tracing::debug_span!("feed_forward_activation_backward").entered();
+    let d = check("feed_forward_activation_backward", &gate, up.as_ref(), d)?;
+    check_shape("feed_forward_activation_backward", "dh", &dh, gate.dims())?;
+    let same = same_dtype(&gate, up.as_ref()) && same_dtype(&gate, Some(&dh));
+    match Path::of(&[&gate]).provided(same) {
+        Path::Cpu => cpu::feed_forward_activation_backward(gate, up, a, d, dh),
+        Path::Reference => {
+            let h = reference::feed_forward_activation(&gate, up.as_ref(), a, d)?;
+            let (dgate, dup) = reference::feed_forward_activation_backward(&gate, up.as_ref(), a, d, &dh)?;
+            Ok((h, dgate, dup))
+        }
+    }
+}
+
+fn same_dtype(gate: &Tensor, other: Option<&Tensor>) -> bool {
+    other.is_none_or(|other| other.dtype() == gate.dtype() && other.device().is_cpu())
+}
+
+fn check<'a>(
+    op: &str,
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    d: Option<&'a Dropout<'a>>,
+) -> Result<Option<&'a Dropout<'a>>> {
+    if let Some(up) = up {
+        check_shape(op, "up", up, gate.dims())?;
+    }
+    match d {
+        None => Ok(None),
+        Some(d) => active(op, Some(d), batch_rows_width(op, gate)?.0),
+    }
+}

@@ -1,0 +1,47 @@
+//! The update in plain candle operations.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use super::{AdafactorHyper, SecondMoment};
+use crate::dispatch::{overwrite, wide, wide_dtype};
+use crate::ops::rounding::reference::rounded;
+
+/// See [`crate::adafactor`].
+pub fn adafactor(
+    param: &Tensor,
+    grad: &Tensor,
+    second: &SecondMoment,
+    first: Option<&Tensor>,
+    h: &AdafactorHyper,
+) -> Result<()> {
+    let p = wide(param)?;
+    let g = (grad.to_dtype(wide_dtype(param))? * h.gradient_scale)?;
+    let lr = if h.scale_parameter { h.learning_rate * rms(&p)?.max(h.eps2) } else { h.learning_rate };
+    let squares = (g.sqr()? + h.eps1)?;
+    let decay = |moment: &Tensor, new: Tensor| -> Result<Tensor> {
+        let moved = ((wide(moment)? * h.beta2)? + (new * (1.0 - h.beta2))?)?;
+        overwrite(moment, &moved)?;
+        Ok(moved)
+    };
+    let u = match second {
+        SecondMoment::Full(v) => (g / decay(v, squares)?.sqrt()?)?,
+        SecondMoment::Factored { row, col } => {
+            let row = decay(row, squares.mean(D::Minus1)?)?;
+            let col = decay(col, squares.mean(D::Minus2)?)?;
+            let row = row.broadcast_div(&row.mean_keepdim(D::Minus1)?)?.sqrt()?.unsqueeze(D::Minus1)?;
+            g.broadcast_div(&row)?.broadcast_div(&col.sqrt()?.unsqueeze(D::Minus2)?)?
+        }
+    };
+    let clip = (rms(&u)? / h.clip_threshold).max(1.0);
+    let mut u = (u * (lr / clip))?;
+    if let (Some(first), Some(beta1)) = (first, h.beta1) {
+        u = ((wide(first)? * beta1)? + (u * (1.0 - beta1))?)?;
+        overwrite(first, &u)?;
+    }
+    overwrite(param, &rounded(&((p * (1.0 - h.weight_decay * lr))? - u)?, param.dtype(), h.rounding)?)
+}
+
+fn rms(x: &Tensor) -> Result<f64> {
+    let squares: f64 = x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()?;
+    Ok((squares / x.elem_count() as f64).sqrt())
+}

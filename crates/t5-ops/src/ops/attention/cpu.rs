@@ -1,0 +1,184 @@
+//! Attention on the CPU: what is cut into tasks, and for whom. What a task does is a [`Forward`] or a [`Backward`]: with
+//! vectors ([`super::vectors`]), or in bf16 on tile registers ([`super::tiles`]).
+//!
+//! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence; its queries
+//! are cut into parts where there are few heads, as many on every number of threads, and each part sums its own dk and dv
+//! in f32; parts are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a
+//! stride.
+
+use candle_core::{DType, Result, Tensor};
+use half::bf16;
+
+use super::task::{Backward, Forward, Head, Input, Output, Queries};
+use super::{Attended, Attention, Sizes, tiles, vectors};
+use crate::isa::{Isa, isa};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::amx::Amx;
+use crate::matmul::software::SoftwareTiles;
+use crate::ops::dropout::active;
+use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
+use crate::storage::{Element, View, filled, update};
+use crate::vector;
+
+/// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
+const FEWEST_PARTS: usize = 16;
+
+pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
+    match q.dtype() {
+        DType::BF16 if tiles::apply_to(s) => match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => forward::<bf16, tiles::Forward<Amx>>(q, k, v, a, s),
+            _ => forward::<bf16, tiles::Forward<SoftwareTiles>>(q, k, v, a, s),
+        },
+        DType::BF16 => forward::<bf16, vectors::Forward<bf16>>(q, k, v, a, s),
+        _ => forward::<f32, vectors::Forward<f32>>(q, k, v, a, s),
+    }
+}
+
+pub(super) fn forward<T: Element, F: Forward<T>>(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    a: &Attention,
+    s: &Sizes,
+) -> Result<(Tensor, Tensor)> {
+    let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
+    let (q_view, k_view, v_view) = (View::new(&q)?, View::new(&k)?, View::new(&v)?);
+    let bias = a.bias.map(Tensor::contiguous).transpose()?;
+    let bias_view = bias.as_ref().map(View::new).transpose()?;
+    let bias_data = bias_view.as_ref().map(View::to_f32).transpose()?;
+    let input = Queries {
+        q: q_view.slice::<T>()?,
+        k: k_view.slice::<T>()?,
+        v: v_view.slice::<T>()?,
+        bias: bias_data.as_deref(),
+        dropout: active("attention", a.dropout.as_ref(), s.batch)?,
+    };
+
+    let each = F::queries(a, s);
+    let tasks = s.queries.div_ceil(each);
+    let mut lse = vec![f32::NEG_INFINITY; s.batch * s.heads * s.queries];
+    let lse_out = Shared::new(&mut lse);
+    let out = filled::<T>(q.shape(), |out| {
+        let out = Shared::new(out);
+        for_each_part_with(
+            s.batch * s.heads * tasks,
+            || F::new(a, s),
+            |forward, task| {
+                let head = Head { sequence: task / tasks / s.heads, head: task / tasks % s.heads, sizes: *s };
+                let first = task % tasks * each;
+                let queries = first..s.queries.min(first + each);
+                // SAFETY: each task has its own queries of its own head.
+                unsafe { forward.run(&head, a, &input, queries, out, lse_out) };
+            },
+        );
+        Ok(())
+    })?;
+    Ok((out, Tensor::from_vec(lse, (s.batch, s.heads, s.queries), q.device())?))
+}
+
+pub(super) fn attention_backward(
+    of: &Attended,
+    dout: &Tensor,
+    a: &Attention,
+    s: &Sizes,
+    dbias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    match of.q.dtype() {
+        DType::BF16 if tiles::apply_to(s) => match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => backward::<bf16, tiles::Backward<Amx>>(of, dout, a, s, dbias),
+            _ => backward::<bf16, tiles::Backward<SoftwareTiles>>(of, dout, a, s, dbias),
+        },
+        DType::BF16 => backward::<bf16, vectors::Backward<bf16>>(of, dout, a, s, dbias),
+        _ => backward::<f32, vectors::Backward<f32>>(of, dout, a, s, dbias),
+    }
+}
+
+pub(super) fn backward<T: Element, B: Backward<T> + Send>(
+    of: &Attended,
+    dout: &Tensor,
+    a: &Attention,
+    s: &Sizes,
+    dbias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (q, k, v) = (of.q.contiguous()?, of.k.contiguous()?, of.v.contiguous()?);
+    let (out, lse, dout) = (of.out.contiguous()?, of.lse.contiguous()?, dout.contiguous()?);
+    let bias = a.bias.map(Tensor::contiguous).transpose()?;
+    let bias_view = bias.as_ref().map(View::new).transpose()?;
+    let bias_data = bias_view.as_ref().map(View::to_f32).transpose()?;
+    let lse_view = View::new(&lse)?;
+    let views = [&q, &k, &v, &out, &dout].map(View::new);
+    let [q_view, k_view, v_view, out_view, dout_view] = &views;
+    let input = Input {
+        q: slice::<T>(q_view)?,
+        k: slice::<T>(k_view)?,
+        v: slice::<T>(v_view)?,
+        out: slice::<T>(out_view)?,
+        dout: slice::<T>(dout_view)?,
+        lse: lse_view.slice::<f32>()?,
+        bias: bias_data.as_deref(),
+        dropout: active("attention_backward", a.dropout.as_ref(), s.batch)?,
+    };
+
+    let each = B::queries(a, s);
+    let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.heads);
+    let parts = FEWEST_PARTS.div_ceil(heads.max(1)).min(groups);
+    // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
+    let offsets = s.queries + s.keys - 1;
+    let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];
+    let partials = Shared::new(&mut partial);
+    let (mut dk, mut dv) = (None, None);
+    let dq = filled::<T>(q.shape(), |dq| {
+        let dq = Shared::new(dq);
+        dk = Some(filled::<T>(k.shape(), |dk| {
+            let dk = Shared::new(dk);
+            dv = Some(filled::<T>(v.shape(), |dv| {
+                let to = Output { dq, dk, dv: Shared::new(dv) };
+                // Buffers for no more parts than there are threads, where a head has as few.
+                let worker = |_| (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
+                let mut workers: Vec<_> = (0..threads().div_ceil(parts.max(1)).min(heads)).map(worker).collect();
+                for_each_part_by(&mut workers, heads, |scratch, task| {
+                    let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
+                    let workers = Shared::new(scratch);
+                    for_each_part(parts, |part| {
+                        // SAFETY: each part has its own buffers and its own row of partial sums.
+                        let backward = unsafe { &mut workers.slice(part, 1)[0] };
+                        let dbias = dbias.is_some().then(|| {
+                            // SAFETY: as above.
+                            unsafe { partials.slice((task * parts + part) * offsets, offsets) }
+                        });
+                        let end = |part: usize| s.queries.min(groups * part / parts * each);
+                        // SAFETY: each part has its own queries of its own head.
+                        unsafe { backward.run(&head, a, &input, end(part)..end(part + 1), to, dbias) };
+                    });
+                    // SAFETY: each task has its own head.
+                    unsafe { B::add_up(scratch, &head, to) };
+                });
+                Ok(())
+            })?);
+            Ok(())
+        })?);
+        Ok(())
+    })?;
+    if let Some(dbias) = dbias {
+        let operands = [&q, &k, &v, &out, &lse, &dout];
+        update::<f32, _>("attention_backward", dbias, &operands, |dbias| {
+            for (i, partial) in partial.chunks_exact(offsets).enumerate() {
+                vector::add(&mut dbias[i / parts % s.heads * offsets..][..offsets], partial);
+            }
+            Ok(())
+        })?;
+    }
+    match (dk, dv) {
+        (Some(dk), Some(dv)) => Ok((dq, dk, dv)),
+        _ => candle_core::bail!("attention_backward: gradients were not computed"),
+    }
+}
+
+fn slice<'a, T: Element>(view: &'a Result<View<'_>>) -> Result<&'a [T]> {
+    match view {
+        Ok(view) => view.slice::<T>(),
+        Err(error) => candle_core::bail!("attention_backward: {error}"),
+    }
+}

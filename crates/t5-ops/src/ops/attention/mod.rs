@@ -1,0 +1,151 @@
+//! Multi-head attention with a relative-position bias, padding and causal masks, and dropout.
+//!
+//! `out = dropout(softmax(q kᵀ + bias)) v` for each head, without a scale of 1/sqrt(K): T5's initialisation
+//! absorbs it. The probabilities are never stored: the forward keeps the log-sum-exp of each row of scores,
+//! and the backward computes the probabilities again from it (Dao et al. 2022, section 3.1).
+//!
+//! Shapes: q, out (B, T, H*K); k, v (B, S, H*K); lse (B, H, T); bias, dbias (H, T+S-1).
+
+mod ahead;
+mod cpu;
+pub(crate) mod reference;
+mod rows;
+mod task;
+#[cfg(test)]
+mod tests;
+mod tiles;
+mod vectors;
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::ops::dropout::{Dropout, active};
+use crate::storage::elements;
+
+/// What attention needs besides queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// The number of heads H; it divides the width of `q`, `k` and `v`.
+    pub heads: usize,
+    /// (H, T+S-1): entry `[h, j - i + T - 1]` is added to the score of query `i` and key `j`.
+    /// See [`relative_bias`](crate::relative_bias).
+    pub bias: Option<&'a Tensor>,
+    /// For each of the B sequences, how many keys count: keys `j >= length` are masked.
+    pub key_lengths: &'a [usize],
+    /// Query `i` sees the keys `j <= i + S - T`: itself and what precedes it, the last query being the last key.
+    pub causal: bool,
+    /// Dropout of the probabilities.
+    pub dropout: Option<Dropout<'a>>,
+}
+
+/// The sizes of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) heads: usize,
+    pub(crate) head_size: usize,
+}
+
+impl Attention<'_> {
+    /// How many keys query `i` of sequence `b` sees; they are a prefix.
+    pub(crate) fn visible(&self, s: &Sizes, b: usize, i: usize) -> usize {
+        let length = self.key_lengths[b].min(s.keys);
+        if self.causal { length.min((i + 1 + s.keys).saturating_sub(s.queries)) } else { length }
+    }
+
+    /// The floating-point operations of one of attention's matrix products, over the keys that are seen.
+    fn product_flops(&self, s: &Sizes) -> usize {
+        let seen = |b| (0..s.queries).map(move |i| self.visible(s, b, i)).sum::<usize>();
+        2 * s.heads * s.head_size * (0..s.batch).map(seen).sum::<usize>()
+    }
+
+    /// The path of these operands and the bias.
+    fn path(&self, operands: &[&Tensor]) -> Path {
+        let takes = self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
+        Path::of(operands).provided(takes)
+    }
+
+    fn sizes(&self, op: &str, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Sizes> {
+        let (batch, queries, width) = q.dims3()?;
+        let (_, keys, _) = k.dims3()?;
+        elements(q.shape()).and_then(|_| elements(k.shape()))?;
+        check_shape(op, "k", k, &[batch, keys, width])?;
+        check_shape(op, "v", v, &[batch, keys, width])?;
+        if self.heads == 0 || width == 0 || width % self.heads != 0 {
+            bail!("{op}: expected a number of heads that divides a width of at least 1, got {} and {width}", self.heads)
+        }
+        if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+            bail!("{op}: expected q, k, v of one dtype, got {:?}, {:?}, {:?}", q.dtype(), k.dtype(), v.dtype())
+        }
+        if queries == 0 || keys == 0 {
+            bail!("{op}: expected at least one query and one key, got {queries} and {keys}")
+        }
+        if queries.checked_add(keys).is_none_or(|offsets| offsets > u32::MAX as usize) {
+            bail!("{op}: expected fewer queries and keys, got {queries} and {keys}")
+        }
+        if self.key_lengths.len() != batch {
+            bail!("{op}: key_lengths: expected one for each of {batch} sequences, got {}", self.key_lengths.len())
+        }
+        if let Some(bias) = self.bias {
+            check_shape(op, "bias", bias, &[self.heads, queries + keys - 1])?;
+        }
+        active(op, self.dropout.as_ref(), batch)?;
+        Ok(Sizes { batch, queries, keys, heads: self.heads, head_size: width / self.heads })
+    }
+}
+
+/// Attention of all heads. Returns the result (B, T, H*K) in the dtype of `q`, and the log-sum-exp of each
+/// row of scores (B, H, T), `F32` or `F64`, for the backward. A query that sees no key gives zeros.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
+    let s = a.sizes("attention", q, k, v)?;
+    let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
+    match a.path(&[q, k, v]) {
+        Path::Cpu => cpu::attention(q, k, v, a, &s),
+        Path::Reference => reference::attention(q, k, v, a),
+    }
+}
+
+/// What [`attention`] took and what it gave: its backward needs both.
+#[derive(Clone, Copy)]
+pub struct Attended<'a> {
+    /// Queries, (B, T, H*K).
+    pub q: &'a Tensor,
+    /// Keys, (B, S, H*K).
+    pub k: &'a Tensor,
+    /// Values, (B, S, H*K).
+    pub v: &'a Tensor,
+    /// The result, (B, T, H*K).
+    pub out: &'a Tensor,
+    /// The log-sum-exp of each row of scores, (B, H, T).
+    pub lse: &'a Tensor,
+}
+
+/// The gradients with respect to `q`, `k` and `v`; adds the bias's to `dbias` if given.
+///
+/// `dout` is the gradient of the result; `a` as in the forward.
+pub fn attention_backward(
+    of: &Attended,
+    dout: &Tensor,
+    a: &Attention,
+    dbias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let Attended { q, k, v, out, lse } = *of;
+    let s = a.sizes("attention_backward", q, k, v)?;
+    // Scores again, and the gradients of probabilities, values, queries and keys.
+    let _span = tracing::debug_span!("attention_backward", flops = a.product_flops(&s) * 5).entered();
+    check_shape("attention_backward", "out", out, q.dims())?;
+    check_shape("attention_backward", "dout", dout, q.dims())?;
+    check_shape("attention_backward", "lse", lse, &[s.batch, s.heads, s.queries])?;
+    if let Some(dbias) = dbias {
+        check_accumulator("attention_backward", "dbias", dbias, &[s.heads, s.queries + s.keys - 1])?;
+    }
+    let same = out.dtype() == q.dtype() && dout.dtype() == q.dtype() && lse.dtype() == DType::F32;
+    // The accumulator of the kernel is f32.
+    let takes = same && dbias.is_none_or(|dbias| dbias.dtype() == DType::F32);
+    match a.path(&[q, k, v, out, lse, dout]).provided(takes) {
+        Path::Cpu => cpu::attention_backward(of, dout, a, &s, dbias),
+        Path::Reference => reference::attention_backward(of, dout, a, dbias),
+    }
+}

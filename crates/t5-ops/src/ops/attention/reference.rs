@@ -1,0 +1,131 @@
+//! Attention in plain candle operations: the oracle and the path for other devices and dtypes.
+//!
+//! Scores and probabilities exist whole here, (B, H, T, S).
+
+use candle_core::{D, DType, Device, Result, Tensor};
+
+use super::{Attended, Attention, Sizes};
+use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
+use crate::ops::dropout::{active, kept};
+
+/// See [`crate::attention`].
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
+    let s = a.sizes("attention", q, k, v)?;
+    let scores = scores(q, k, a, &s)?; // (B, H, T, S)
+    let seen = seen(q, a, &s)?; // (B, 1, T, 1): 1 where the query sees a key at all
+    let max = scores.detach().max_keepdim(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
+    let exp = scores.broadcast_sub(&max)?.exp()?;
+    let sum = exp.sum_keepdim(D::Minus1)?;
+    // A row without a key has sum 0: divide by 1 instead, and its log-sum-exp is -inf.
+    let divisor = sum.broadcast_add(&seen.affine(-1.0, 1.0)?)?;
+    let lse = (max + sum.log()?)?.squeeze(D::Minus1)?;
+    let probabilities = exp.broadcast_div(&divisor)?;
+    let probabilities = match mask(q, a, &s)? {
+        Some(mask) => (probabilities * mask)?,
+        None => probabilities,
+    };
+    let out = multiply(&probabilities, &split(v, &s)?, q)?; // (B, H, T, K)
+    Ok((join(&out, &s)?.to_dtype(q.dtype())?, lse))
+}
+
+/// See [`crate::attention_backward`].
+pub fn attention_backward(
+    of: &Attended,
+    dout: &Tensor,
+    a: &Attention,
+    dbias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let Attended { q, k, v, out, lse } = *of;
+    let s = a.sizes("attention_backward", q, k, v)?;
+    let dtype = wide_dtype(q);
+    // exp(score - lse); rows without a key have lse = -inf, which is lifted so that they give exp(-inf) = 0.
+    let lse = lse.to_dtype(dtype)?.unsqueeze(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
+    let probabilities = scores(q, k, a, &s)?.broadcast_sub(&lse)?.exp()?; // (B, H, T, S)
+    let (q, k, v, dout) = (split(q, &s)?, split(k, &s)?, split(v, &s)?, split(dout, &s)?);
+    let out = split(out, &s)?;
+    let mask = mask(&q, a, &s)?;
+    let masked = |p: &Tensor| match &mask {
+        Some(mask) => p * mask,
+        None => Ok(p.clone()),
+    };
+    let dv = multiply(&masked(&probabilities)?.transpose(2, 3)?, &dout, &q)?;
+    let dp = masked(&multiply(&dout, &v.transpose(2, 3)?, &q)?)?;
+    // Row sums of p * dp, without a pass over the scores: dout · out.
+    let delta = (dout.to_dtype(dtype)? * out.to_dtype(dtype)?)?.sum_keepdim(D::Minus1)?;
+    let ds = (probabilities * dp.broadcast_sub(&delta)?)?;
+    let dq = multiply(&ds, &k, &q)?;
+    let dk = multiply(&ds.transpose(2, 3)?, &q, &q)?;
+    if let Some(dbias) = dbias {
+        let flat = ds.sum(0)?.reshape((s.heads, s.queries * s.keys))?;
+        let zeros = Tensor::zeros((s.heads, s.queries + s.keys - 1), dtype, q.device())?;
+        add_into(dbias, &zeros.index_add(&diagonals(&s, q.device())?, &flat, 1)?)?;
+    }
+    let finish = |t: Tensor| join(&t, &s)?.to_dtype(q.dtype());
+    Ok((finish(dq)?, finish(dk)?, finish(dv)?))
+}
+
+/// (B, T, H*K) to (B, H, T, K).
+fn split(x: &Tensor, s: &Sizes) -> Result<Tensor> {
+    x.reshape((s.batch, (), s.heads, s.head_size))?.transpose(1, 2)?.contiguous()
+}
+
+/// (B, H, T, K) to (B, T, H*K).
+fn join(x: &Tensor, s: &Sizes) -> Result<Tensor> {
+    x.transpose(1, 2)?.contiguous()?.reshape((s.batch, (), s.heads * s.head_size))
+}
+
+/// The matrix product in the dtype that the device can multiply, in the wide dtype after it.
+fn multiply(a: &Tensor, b: &Tensor, like: &Tensor) -> Result<Tensor> {
+    let dtype = matmul_dtype(like);
+    let product = a.to_dtype(dtype)?.contiguous()?.matmul(&b.to_dtype(dtype)?.contiguous()?)?;
+    product.to_dtype(wide_dtype(like))
+}
+
+/// Scores with bias, `-inf` where masked: (B, H, T, S).
+fn scores(q: &Tensor, k: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
+    let dtype = wide_dtype(q);
+    let mut scores = multiply(&split(q, s)?, &split(k, s)?.transpose(2, 3)?, q)?;
+    if let Some(bias) = a.bias {
+        let full = bias.to_dtype(dtype)?.index_select(&diagonals(s, q.device())?, 1)?;
+        scores = scores.broadcast_add(&full.reshape((1, s.heads, s.queries, s.keys))?)?;
+    }
+    let mut hidden = vec![0f32; s.batch * s.queries * s.keys];
+    for (row, keys) in hidden.chunks_mut(s.keys).enumerate() {
+        keys[a.visible(s, row / s.queries, row % s.queries)..].fill(f32::NEG_INFINITY);
+    }
+    let hidden = Tensor::from_vec(hidden, (s.batch, 1, s.queries, s.keys), &Device::Cpu)?;
+    scores.broadcast_add(&hidden.to_dtype(dtype)?.to_device(q.device())?)
+}
+
+/// 1 for queries that see at least one key, 0 for the others: (B, 1, T, 1).
+fn seen(q: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
+    let seen: Vec<f32> = (0..s.batch * s.queries)
+        .map(|row| if a.visible(s, row / s.queries, row % s.queries) > 0 { 1.0 } else { 0.0 })
+        .collect();
+    let seen = Tensor::from_vec(seen, (s.batch, 1, s.queries, 1), &Device::Cpu)?;
+    seen.to_dtype(wide_dtype(q))?.to_device(q.device())
+}
+
+/// For query i and key j, flat (T*S): the entry `j - i + T - 1` of the bias.
+fn diagonals(s: &Sizes, device: &Device) -> Result<Tensor> {
+    let entries: Vec<u32> =
+        (0..s.queries).flat_map(|i| (0..s.keys).map(move |j| (j + s.queries - 1 - i) as u32)).collect();
+    Tensor::from_vec(entries, s.queries * s.keys, device)
+}
+
+/// The dropout mask of the probabilities times its scale: (B, H, T, S).
+fn mask(like: &Tensor, a: &Attention, s: &Sizes) -> Result<Option<Tensor>> {
+    let Some(d) = active("attention", a.dropout.as_ref(), s.batch)? else { return Ok(None) };
+    let mut factors = Vec::with_capacity(s.batch * s.heads * s.queries * s.keys);
+    for b in 0..s.batch {
+        for h in 0..s.heads {
+            for i in 0..s.queries {
+                let key = d.query_key(b, h, i);
+                factors.extend((0..s.keys as u32).map(|j| kept(d, key, j)));
+            }
+        }
+    }
+    let factors = Tensor::from_vec(factors, (s.batch, s.heads, s.queries, s.keys), &Device::Cpu)?;
+    let dtype: DType = wide_dtype(like);
+    Ok(Some((factors.to_dtype(dtype)? * d.scale())?.to_device(like.device())?))
+}

@@ -1,0 +1,141 @@
+//! Attention in bf16 on tile registers: a strip of 32 queries by at most [`KEYS`] keys at a time, so that a strip's scores
+//! go from the products to the softmax and back in the first-level cache.
+//!
+//! Keys and values are packed once for all queries of a task. What the softmax writes is what the next product reads:
+//! probabilities as rows of a left operand (`p v`) in the forward; in the backward gradients of scores as such rows (`ds k`), and
+//! probabilities and gradients in pairs of queries, as a right-hand operand (`doutᵀ p`, `qᵀ ds`). So the sums of dk and dv
+//! are transposed until the end. They take a [`GROUP`] of queries at a time, because a sum in tile registers that is 32 deep
+//! takes longer to load and store than to compute.
+//!
+//! Otherwise it is what [`super::vectors`] does.
+
+use std::ops::Range;
+
+use super::task::Head;
+use super::{Attention, Sizes};
+use crate::isa::has_tiles;
+use crate::matmul::Matrix;
+use crate::matmul::tiles::{BLOCK, Cells, Left, TILE, Tiles};
+use crate::random_mask::RowMask;
+
+mod backward;
+mod forward;
+mod rows;
+
+pub(super) use backward::Backward;
+pub(super) use forward::Forward;
+
+/// Queries of a strip.
+const STRIP: usize = BLOCK;
+/// Queries that a sum of dk and dv takes at a time.
+const GROUP: usize = 4 * STRIP;
+/// Queries of a task of the forward: for each of them keys and values are packed once.
+const QUERIES: usize = 256;
+/// Keys of a tile: 32 KiB of scores of a strip.
+const KEYS: usize = 256;
+/// From one query's scores to the next's: an odd number of cache lines, as everywhere where rows would be a power of two
+/// apart.
+const SCORES: usize = KEYS + 16;
+/// The same of cells.
+const CELLS: usize = KEYS + BLOCK;
+/// For fewer queries packing the keys is not worth it.
+const FEWEST_QUERIES: usize = 8;
+
+/// Whether attention of these sizes runs here, where activations are bf16.
+pub(super) fn apply_to(s: &Sizes) -> bool {
+    has_tiles() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
+}
+
+/// Room for what is read in whole blocks.
+fn blocks(n: usize) -> usize {
+    n.next_multiple_of(BLOCK)
+}
+
+/// The queries of a strip or a group, and the keys that its last one sees.
+struct Part {
+    first: usize,
+    rows: usize,
+    seen: usize,
+}
+
+impl Part {
+    fn of(queries: &Range<usize>, first: usize, most: usize, head: &Head, a: &Attention) -> Self {
+        let rows = most.min(queries.end - first);
+        Self { first, rows, seen: a.visible(&head.sizes, head.sequence, first + rows - 1) }
+    }
+}
+
+/// What both directions keep of a head.
+struct Packed {
+    keys: Cells,    // panels of kᵀ: 32 keys each, K deep
+    others: Cells,  // forward: panels of v, backward: of k: for each tile of keys, K / 32 panels as deep as it
+    bias: Vec<f32>, // (T+S-1), times log2(e), then zeros
+}
+
+impl Packed {
+    fn new(s: &Sizes) -> Self {
+        let cells = blocks(s.keys) * s.head_size;
+        let bias = vec![0.0; s.queries + blocks(s.keys) + BLOCK];
+        Self { keys: Cells::new(cells), others: Cells::new(cells), bias }
+    }
+
+    /// Packs `seen` keys, and of `others` as many rows.
+    fn pack(&mut self, tiles: &impl Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
+        let size = head.sizes.head_size;
+        pack_across(tiles, k, (seen, size), &mut self.keys);
+        for key in (0..seen).step_by(KEYS) {
+            let count = KEYS.min(seen - key);
+            let cells = &mut self.others.all()[key * size..][..blocks(count) * size];
+            for (panel, cells) in cells.chunks_exact_mut(blocks(count) * BLOCK).enumerate() {
+                let columns = panel * BLOCK..(panel + 1) * BLOCK;
+                tiles.pack_right(others, columns, key..key + count, cells);
+            }
+        }
+        if let Some(bias) = bias {
+            let s = &head.sizes;
+            let offsets = s.queries + s.keys - 1;
+            let bias = &bias[head.head * offsets..][..offsets];
+            self.bias.iter_mut().zip(bias).for_each(|(to, bias)| *to = bias * std::f32::consts::LOG2_E);
+        }
+    }
+
+    /// The panel that begins with key `key`.
+    fn key(&self, key: usize, size: usize) -> *const u16 {
+        self.keys.read()[key * size..].as_ptr()
+    }
+
+    /// Panel `panel` of the tile of keys that begins with `key`, of which the task sees `seen`.
+    fn other(&self, key: usize, seen: usize, panel: usize, size: usize) -> *const u16 {
+        self.others.read()[key * size + panel * BLOCK * blocks(KEYS.min(seen - key))..].as_ptr()
+    }
+
+    /// The bias of the keys from `key` on for query `i`.
+    fn bias_of(&self, s: &Sizes, i: usize, key: usize) -> &[f32] {
+        &self.bias[s.queries - 1 - i + key..]
+    }
+}
+
+/// Packs the `seen` rows of `x`, `size` long, as columns of a right-hand operand that is `size` deep: panels of 32.
+fn pack_across(tiles: &impl Tiles, x: Matrix, (seen, size): (usize, usize), cells: &mut Cells) {
+    for (panel, cells) in cells.all().chunks_exact_mut(BLOCK * size).take(seen.div_ceil(BLOCK)).enumerate() {
+        tiles.pack_right(x.t(), panel * BLOCK..seen.min((panel + 1) * BLOCK), 0..size, cells);
+    }
+}
+
+/// The scores of a strip with the keys of the panels: `c` (32, [`SCORES`]).
+///
+/// # Safety
+///
+/// `a` is a packed left operand that is `size` deep, and there are panels for `keys` keys at `panels`.
+unsafe fn scores(tiles: &impl Tiles, a: &[u16], panels: *const u16, keys: usize, size: usize, c: &mut [f32]) {
+    assert!(a.len() >= STRIP * size && c.len() >= STRIP * SCORES && keys <= KEYS);
+    for key in (0..keys).step_by(BLOCK) {
+        let b = panels.wrapping_add(key * size);
+        // SAFETY: by the caller's promise, and the assertion.
+        unsafe { tiles.multiply(Left::Packed(a.as_ptr()), b, size, c[key..].as_mut_ptr(), SCORES, false) };
+    }
+}
+
+fn mask_of(head: &Head, dropout: Option<&crate::Dropout>, query: usize) -> Option<RowMask> {
+    dropout.map(|d| d.query_mask(head.sequence, head.head, query))
+}

@@ -1,0 +1,132 @@
+//! Forward: some queries of a head, a strip of 32 after the other.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::rows::{self, Unit};
+use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores};
+use crate::matmul::tiles::{BLOCK, Cells, Left};
+use crate::ops::attention::ahead::Ahead;
+use crate::ops::attention::rows::convert;
+use crate::ops::attention::task::{self, Head, Queries};
+use crate::ops::attention::{Attention, Sizes};
+use crate::parallel::Shared;
+use crate::storage::scratch;
+
+/// The buffers of a task of the forward.
+pub(crate) struct Forward<U> {
+    packed: Packed,
+    q: Cells,         // (32, K), packed
+    scores: Vec<f32>, // (32, SCORES)
+    p: Cells,         // (32, CELLS): exp(score - largest), zero where dropped or hidden
+    out: Vec<f32>,    // (32, K): sums of p v
+    unit: PhantomData<fn() -> U>,
+}
+
+impl<U: Unit> task::Forward<bf16> for Forward<U> {
+    fn queries(_: &Attention, _: &Sizes) -> usize {
+        QUERIES
+    }
+
+    fn new(_: &Attention, s: &Sizes) -> Self {
+        Self {
+            packed: Packed::new(s),
+            q: Cells::new(STRIP * s.head_size),
+            scores: scratch(STRIP * SCORES),
+            p: Cells::new(STRIP * CELLS),
+            out: scratch(STRIP * s.head_size),
+            unit: PhantomData,
+        }
+    }
+
+    unsafe fn run(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<bf16>,
+        queries: Range<usize>,
+        to: Shared<bf16>,
+        lse: Shared<f32>,
+    ) {
+        // SAFETY: `apply_to` looked for them.
+        let tiles = unsafe { U::enter() };
+        let s = &head.sizes;
+        let seen = a.visible(s, head.sequence, queries.end - 1);
+        let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
+        self.packed.pack(&tiles, head, k, v, seen, input.bias);
+        let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
+        let ahead = Ahead::forward(head, input, queries.clone(), to);
+        for first in queries.clone().step_by(STRIP) {
+            let strip = Part::of(&queries, first, STRIP, head, a);
+            let state = self.strip(&tiles, head, a, input, &strip, seen, &ahead);
+            for (i, (largest, total)) in state.into_iter().enumerate().take(strip.rows) {
+                // A query that sees no key has sums of zero.
+                let factor = if total == 0.0 { 0.0 } else { scale / total };
+                // SAFETY: by the caller's promise.
+                let (to, lse) = unsafe {
+                    (to.slice(head.start(s.queries, first + i), s.head_size), lse.slice(head.row(first + i), 1))
+                };
+                convert(&self.out[i * s.head_size..][..s.head_size], factor, to);
+                lse[0] = (largest + total.log2()) * std::f32::consts::LN_2;
+            }
+        }
+    }
+}
+
+impl<U: Unit> Forward<U> {
+    /// Sums over all visible keys for a strip. Returns of each query the largest score, times log2(e), and the sum of
+    /// exponentials.
+    #[allow(clippy::too_many_arguments)]
+    fn strip(
+        &mut self,
+        tiles: &U,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<bf16>,
+        strip: &Part,
+        seen: usize,
+        ahead: &Ahead<bf16>,
+    ) -> [(f32, f32); STRIP] {
+        let Self { packed, q, scores: strip_scores, p, out, .. } = self;
+        let s = &head.sizes;
+        let size = s.head_size;
+        let mut state = [(f32::NEG_INFINITY, 0.0); STRIP];
+        if strip.seen == 0 {
+            out.fill(0.0);
+        }
+        tiles.pack_left(head.read(input.q, s.queries, strip.first, strip.rows), 0..strip.rows, 0..size, q.all());
+        for key in (0..strip.seen).step_by(KEYS) {
+            let count = KEYS.min(strip.seen - key);
+            let whole = blocks(count);
+            // SAFETY: `pack` packed them.
+            unsafe { scores(tiles, q.read(), packed.key(key, size), whole, size, strip_scores) };
+            for (i, state) in state.iter_mut().enumerate().take(strip.rows) {
+                let query = strip.first + i;
+                let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
+                let row = rows::Scores {
+                    scores: &strip_scores[i * SCORES..][..whole],
+                    bias: &packed.bias_of(s, query, key)[..whole],
+                    visible,
+                    key,
+                    mask: mask_of(head, input.dropout, query),
+                };
+                if key == 0 {
+                    ahead.fetch(query);
+                }
+                let smaller = U::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
+                if key > 0 && smaller != 1.0 {
+                    out[i * size..][..size].iter_mut().for_each(|out| *out *= smaller);
+                }
+            }
+            let p = Left::Rows(p.read().as_ptr(), CELLS);
+            for panel in 0..size / BLOCK {
+                let b = packed.other(key, seen, panel, size);
+                // SAFETY: rows and panels as deep as the visible keys, filled up; 32 columns of `out`.
+                unsafe { tiles.multiply(p, b, whole, out[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
+            }
+        }
+        state
+    }
+}

@@ -1,0 +1,74 @@
+//! What attention on tile registers does with rows of scores. Exponentials are powers of two: scores and bias come
+//! multiplied by log2(e).
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod software;
+
+use half::bf16;
+
+use super::{BLOCK, TILE};
+use crate::matmul::tiles::Tiles;
+use crate::random_mask::RowMask;
+
+/// A row of scores of one query with the keys of a tile, filled up to whole blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Scores<'a> {
+    pub scores: &'a [f32],
+    /// Times log2(e).
+    pub bias: &'a [f32],
+    /// How many keys are seen.
+    pub visible: usize,
+    /// The key of the first score.
+    pub key: usize,
+    pub mask: Option<RowMask>,
+}
+
+/// What the backward of a row needs beside that.
+pub(crate) struct Gradients<'a> {
+    pub scores: Scores<'a>,
+    /// Gradient of the masked probabilities.
+    pub dp: &'a [f32],
+    /// Log-sum-exp times log2(e).
+    pub lse: f32,
+    pub delta: f32,
+}
+
+/// Where two rows of the backward go.
+pub(crate) struct Pairs<'a> {
+    /// The line of the first panel of probabilities: see [`place`].
+    pub p: &'a mut [u16],
+    pub ds: &'a mut [u16],
+    /// From one panel to the next.
+    pub panel: usize,
+    /// Keys to write, the rest zero.
+    pub count: usize,
+    /// Gradients of scores as two rows, so many cells apart.
+    pub rows: &'a mut [u16],
+    pub apart: usize,
+}
+
+/// Cells from one panel of 32 keys to the next, for a right-hand operand of `deep` queries: a line more than it has.
+pub(super) fn panel(deep: usize) -> usize {
+    BLOCK * deep + BLOCK
+}
+
+/// Where the line of queries `row` and `row + 1` is in a panel.
+pub(super) fn place(row: usize, deep: usize) -> usize {
+    debug_assert!(row < deep && row.is_multiple_of(2));
+    row / BLOCK * 2 * TILE + row % BLOCK / 2 * BLOCK
+}
+
+/// Tiles, and what attention does with rows of scores between two products of them.
+pub(crate) trait Unit: Tiles {
+    /// Brings `state`, the largest score times log2(e) and the sum of exponentials so far, up to date with a row of scores, and
+    /// writes exp(score - largest), zero where dropped or hidden. Returns what earlier sums are to be multiplied by.
+    fn softmax(row: Scores, state: &mut (f32, f32), p: &mut [u16]) -> f32;
+
+    /// With p = exp(score + bias - lse), m the dropout mask and dp the gradient of the masked probabilities: writes p m, and the
+    /// gradient of the scores p (m dp - delta), which it also adds to `dbias`, of two queries.
+    fn gradients(rows: [Gradients; 2], dbias: Option<(&mut [f32], &mut [f32])>, to: Pairs);
+
+    /// The first `count` rows of the transpose of sixteen rows of sixteen numbers, `stride` apart, each to where `to` says.
+    fn turn<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize) -> &'a mut [bf16]);
+}

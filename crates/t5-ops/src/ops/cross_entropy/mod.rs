@@ -1,0 +1,137 @@
+//! The output projection and the cross-entropy in one operation, a part at a time, so that the logits
+//! (R, V) never exist whole. Loss, dX and dW come out of one call.
+//!
+//! `logits = logit_scale * x Wᵀ`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`.
+//!
+//! Shapes: x, dx (R, D); w, dw (V, D); labels R.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::storage::elements;
+
+/// Rows with this label count for nothing and cost nothing.
+pub const IGNORED_LABEL: u32 = u32::MAX;
+
+/// The scales and the chunk size of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy {
+    /// What the logits are multiplied by: `d_model^-0.5` where T5's head is tied to the embedding.
+    pub logit_scale: f64,
+    /// What the gradients (not the loss) are multiplied by: 1 / target tokens of the optimizer batch.
+    pub gradient_scale: f64,
+    /// The most rows of logits that are kept at a time. Where computing them again is faster, fewer are.
+    pub chunk_rows: usize,
+}
+
+/// The sum of the token losses, without gradients.
+pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
+    let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)).entered();
+    let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
+    match Path::of(&[x, w]) {
+        Path::Cpu => cpu::loss(x, w, labels, &rows, c),
+        Path::Reference => reference::loss(x, w, labels, &rows, c),
+    }
+}
+
+/// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
+/// with `dw` adds that of `w` to the tensor, or, where the flag is false, writes it there whatever was there. Both
+/// gradients are multiplied by `gradient_scale`.
+pub fn linear_cross_entropy_backward(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &[u32],
+    c: &CrossEntropy,
+    dw: Option<(&Tensor, bool)>,
+) -> Result<(f64, Tensor)> {
+    let products = if dw.is_some() { 3 } else { 2 };
+    let _span =
+        tracing::debug_span!("linear_cross_entropy_backward", flops = products * product_flops(w, labels)).entered();
+    let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
+    if let Some((dw, _)) = dw {
+        check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
+    }
+    let path = dw.map_or(Path::of(&[x, w]), |(dw, _)| Path::of(&[x, w, dw]));
+    match path {
+        Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
+        Path::Reference => reference::gradients(x, w, labels, &rows, c, dw),
+    }
+}
+
+/// Bytes that a call holds on the CPU beside its operands and results, for `rows` rows that count and a weight of
+/// (`vocabulary`, `width`): the buffers of the products are not in it. `gradients`: of
+/// [`linear_cross_entropy_backward`], or else of [`linear_cross_entropy`].
+///
+/// It depends on the machine's instruction set, as the kernels do, and not on the number of threads: what each thread has
+/// for itself is in [`linear_cross_entropy_kept_bytes`].
+pub fn linear_cross_entropy_bytes(
+    rows: usize,
+    (vocabulary, width): (usize, usize),
+    activations: DType,
+    chunk_rows: usize,
+    gradients: bool,
+) -> usize {
+    match Path::on_cpu(activations) {
+        Path::Cpu => cpu::bytes(rows, vocabulary, width, activations, chunk_rows, gradients),
+        // Logits, their exponentials and their gradient.
+        Path::Reference => 3 * chunk_rows.min(rows) * vocabulary * 8,
+    }
+}
+
+/// Bytes that the threads hold for such a call and keep for the next one.
+pub fn linear_cross_entropy_kept_bytes(
+    rows: usize,
+    vocabulary: usize,
+    activations: DType,
+    chunk_rows: usize,
+    gradients: bool,
+) -> usize {
+    match Path::on_cpu(activations) {
+        Path::Cpu => cpu::kept_by_threads(rows, vocabulary, activations, chunk_rows, gradients),
+        Path::Reference => 0,
+    }
+}
+
+/// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it
+/// computes them again, and no more than a block of the vocabulary's ever exists.
+pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
+    match Path::on_cpu(activations) {
+        Path::Cpu => cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept,
+        Path::Reference => true,
+    }
+}
+
+/// The floating-point operations of one product of the rows that count with `w`.
+fn product_flops(w: &Tensor, labels: &[u32]) -> usize {
+    2 * labels.iter().filter(|&&label| label != IGNORED_LABEL).count() * w.elem_count()
+}
+
+/// The rows that count, in order.
+fn valid_rows(op: &str, x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<Vec<u32>> {
+    let (v, d) = w.dims2()?;
+    check_shape(op, "x", x, &[labels.len(), d])?;
+    elements(x.shape()).and_then(|_| elements(w.shape()))?;
+    if c.chunk_rows == 0 {
+        bail!("{op}: chunk_rows: expected at least 1, got 0")
+    }
+    // Rows are numbered in 32 bits below, and each number stands for one row.
+    if u32::try_from(labels.len()).is_err() {
+        bail!("{op}: expected at most {} rows, got {}", u32::MAX, labels.len())
+    }
+    let mut rows = Vec::with_capacity(labels.len());
+    for (row, &label) in labels.iter().enumerate() {
+        if label == IGNORED_LABEL {
+            continue;
+        }
+        if label as usize >= v {
+            bail!("{op}: row {row}: expected a label below {v}, got {label}")
+        }
+        rows.push(row as u32);
+    }
+    Ok(rows)
+}

@@ -1,0 +1,92 @@
+//! The loss in plain candle operations, some rows of logits at a time.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use super::{CrossEntropy, valid_rows};
+use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
+
+/// See [`crate::linear_cross_entropy`].
+pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
+    let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
+    loss(x, w, labels, &rows, c)
+}
+
+/// See [`crate::linear_cross_entropy_backward`].
+pub fn linear_cross_entropy_backward(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &[u32],
+    c: &CrossEntropy,
+    dw: Option<(&Tensor, bool)>,
+) -> Result<(f64, Tensor)> {
+    let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
+    gradients(x, w, labels, &rows, c, dw)
+}
+
+pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
+    let w = w.to_dtype(matmul_dtype(x))?;
+    let mut loss = 0.0;
+    for rows in rows.chunks(c.chunk_rows) {
+        loss += Chunk::new(x, &w, labels, rows, c)?.loss()?;
+    }
+    Ok(loss)
+}
+
+pub(super) fn gradients(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &[u32],
+    rows: &[u32],
+    c: &CrossEntropy,
+    dw: Option<(&Tensor, bool)>,
+) -> Result<(f64, Tensor)> {
+    let dtype = matmul_dtype(x);
+    let w = w.to_dtype(dtype)?;
+    if let Some((dw, false)) = dw {
+        crate::zero(dw)?;
+    }
+    let mut dx = Tensor::zeros(x.shape(), wide_dtype(x), x.device())?;
+    let mut loss = 0.0;
+    for rows in rows.chunks(c.chunk_rows) {
+        let chunk = Chunk::new(x, &w, labels, rows, c)?;
+        loss += chunk.loss()?;
+        // d loss / d logits = softmax - one-hot of the label.
+        let softmax = chunk.logits.broadcast_sub(&chunk.lse)?.exp()?;
+        let minus_one = Tensor::ones((rows.len(), 1), softmax.dtype(), x.device())?.neg()?;
+        let dlogits = softmax.scatter_add(&chunk.labels, &minus_one, 1)?;
+        let dlogits = (dlogits * (c.gradient_scale * c.logit_scale))?.to_dtype(dtype)?;
+        let dx_rows = dlogits.matmul(&w)?.to_dtype(dx.dtype())?;
+        dx = dx.index_add(&chunk.rows, &dx_rows, 0)?;
+        if let Some((dw, _)) = dw {
+            add_into(dw, &dlogits.t()?.matmul(&chunk.x)?)?;
+        }
+    }
+    Ok((loss, dx.to_dtype(x.dtype())?))
+}
+
+/// A chunk of rows with their logits.
+struct Chunk {
+    rows: Tensor,   // (C)
+    labels: Tensor, // (C, 1)
+    x: Tensor,      // (C, D)
+    logits: Tensor, // (C, V), wide
+    lse: Tensor,    // (C, 1), wide
+}
+
+impl Chunk {
+    fn new(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<Self> {
+        let labels: Vec<u32> = rows.iter().map(|&row| labels[row as usize]).collect();
+        let labels = Tensor::from_vec(labels, (rows.len(), 1), x.device())?;
+        let rows = Tensor::new(rows, x.device())?;
+        let wide = wide_dtype(x);
+        let x = x.contiguous()?.index_select(&rows, 0)?.to_dtype(w.dtype())?;
+        let logits = (x.matmul(&w.t()?)?.to_dtype(wide)? * c.logit_scale)?;
+        let lse = logits.log_sum_exp(D::Minus1)?.unsqueeze(1)?;
+        Ok(Self { rows, labels, x, logits, lse })
+    }
+
+    fn loss(&self) -> Result<f64> {
+        let losses = (&self.lse - self.logits.gather(&self.labels, 1)?)?;
+        losses.to_dtype(DType::F64)?.sum_all()?.to_scalar()
+    }
+}

@@ -1,0 +1,111 @@
+use candle_core::DType;
+
+use super::*;
+use crate::testing::{Numbers, assert_close, check_gradient, tolerance, values};
+
+fn scales(chunk_rows: usize) -> CrossEntropy {
+    CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows }
+}
+
+fn some_labels(rows: usize, vocabulary: usize) -> Vec<u32> {
+    let mut numbers = Numbers::new(31);
+    (0..rows).map(|row| if row % 3 == 1 { IGNORED_LABEL } else { numbers.below(vocabulary) as u32 }).collect()
+}
+
+#[test]
+fn the_reference_agrees_with_finite_differences() {
+    let mut numbers = Numbers::new(30);
+    let (x, w) = (numbers.tensor(&[5, 3], DType::F64), numbers.tensor(&[7, 3], DType::F64));
+    let labels = some_labels(5, 7);
+    for chunk_rows in [1, 2, 100] {
+        let c = scales(chunk_rows);
+        let dw = w.zeros_like().unwrap();
+        let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true))).unwrap();
+        assert!((loss - linear_cross_entropy(&x, &w, &labels, &c).unwrap()).abs() < 1e-12);
+        check_gradient("dx", &x, &dx, |x| Ok(0.25 * linear_cross_entropy(x, &w, &labels, &c)?));
+        check_gradient("dw", &w, &dw, |w| Ok(0.25 * linear_cross_entropy(&x, w, &labels, &c)?));
+    }
+}
+
+#[test]
+fn the_reference_agrees_with_the_cross_entropy_of_candle() {
+    let mut numbers = Numbers::new(33);
+    let (x, w) = (numbers.tensor(&[6, 4], DType::F64), numbers.tensor(&[9, 4], DType::F64));
+    let labels = [0u32, 8, 3, 3, 1, 5];
+    let logits = (reference_logits(&x, &w) * 0.7).unwrap();
+    let mean = candle_nn::loss::cross_entropy(&logits, &Tensor::new(&labels, x.device()).unwrap()).unwrap();
+    let expected = mean.to_scalar::<f64>().unwrap() * 6.0;
+    let got = linear_cross_entropy(&x, &w, &labels, &scales(4)).unwrap();
+    assert!((got - expected).abs() < 1e-12, "expected {expected}, got {got}");
+}
+
+fn reference_logits(x: &Tensor, w: &Tensor) -> Tensor {
+    crate::reference::linear(x, w).unwrap()
+}
+
+#[test]
+fn kernels_agree_with_the_reference_for_every_chunk_size() {
+    // The last: more than one tile of the vocabulary in each stretch, and a last block of one entry.
+    for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64), (9, 4353, 5)] {
+        for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32)] {
+            for (chunk_rows, logits) in [1, 7, 64, 1000]
+                .into_iter()
+                .flat_map(|chunk_rows| [(chunk_rows, cpu::Logits::Kept), (chunk_rows, cpu::Logits::ComputedAgain)])
+            {
+                let mut numbers = Numbers::new(32);
+                let (x, w) = (numbers.tensor(&[rows, d], dtype), numbers.tensor(&[v, d], weight_dtype));
+                let (labels, c) = (some_labels(rows, v), scales(chunk_rows));
+                let dw = numbers.tensor(&[v, d], DType::F32);
+                let expected_dw = dw.copy().unwrap();
+                let valid = valid_rows("test", &x, &w, &labels, &c).unwrap();
+                let (loss, dx) = cpu::gradients(&x, &w, &labels, &valid, &c, Some((&dw, true)), logits).unwrap();
+                let (expected, expected_dx) =
+                    reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, true))).unwrap();
+                let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows} {logits:?}");
+                let close = |a: f64, b: f64| (a - b).abs() <= tolerance(dtype) * (1.0 + b.abs());
+                assert!(close(loss, expected), "{what}: expected {expected}, got {loss}");
+                assert!(close(linear_cross_entropy(&x, &w, &labels, &c).unwrap(), expected), "{what}");
+                assert_eq!(dx.dtype(), dtype);
+                if v > 1 {
+                    assert_close(&format!("{what} dx"), &dx, &expected_dx, tolerance(dtype));
+                }
+                assert_close(&format!("{what} dw"), &dw, &expected_dw, tolerance(dtype));
+                let expected_dw = dw.copy().unwrap();
+                cpu::gradients(&x, &w, &labels, &valid, &c, Some((&dw, false)), logits).unwrap();
+                reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, false))).unwrap();
+                assert_close(&format!("{what} dw ="), &dw, &expected_dw, tolerance(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn ignored_rows_have_no_loss_and_no_gradient_whatever_they_hold() {
+    let mut numbers = Numbers::new(34);
+    let w = numbers.tensor(&[6, 3], DType::F32);
+    let x = numbers.tensor(&[2, 3], DType::F32);
+    let bad = Tensor::cat(&[&x, &(&x * f64::NAN).unwrap()], 0).unwrap();
+    let c = scales(8);
+    let expected = linear_cross_entropy(&x, &w, &[1, 2], &c).unwrap();
+    let labels = [1, 2, IGNORED_LABEL, IGNORED_LABEL];
+    let (loss, dx) = linear_cross_entropy_backward(&bad, &w, &labels, &c, None).unwrap();
+    assert_eq!(loss, expected);
+    assert!(values(&dx.narrow(0, 2, 2).unwrap()).iter().all(|&x| x == 0.0));
+    let (loss, dx) = linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, None).unwrap();
+    assert_eq!(loss, 0.0);
+    assert!(values(&dx).iter().all(|&x| x == 0.0));
+    let dw = w.ones_like().unwrap();
+    linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, Some((&dw, false))).unwrap();
+    assert!(values(&dw).iter().all(|&x| x == 0.0));
+    assert!(linear_cross_entropy(&bad, &w, &[1, 2, 3, 4], &c).unwrap().is_nan());
+}
+
+#[test]
+fn a_label_outside_the_vocabulary_is_an_error() {
+    let mut numbers = Numbers::new(35);
+    let (x, w) = (numbers.tensor(&[2, 3], DType::F32), numbers.tensor(&[6, 3], DType::F32));
+    let message = linear_cross_entropy(&x, &w, &[1, 6], &scales(8)).unwrap_err().to_string();
+    assert!(message.contains("row 1: expected a label below 6, got 6"), "{message}");
+    assert!(linear_cross_entropy(&x, &w, &[1], &scales(8)).is_err());
+    assert!(linear_cross_entropy(&x, &w, &[1, 2], &scales(0)).is_err());
+}

@@ -1,0 +1,146 @@
+//! Dropout whose mask is a pure function of what an element is.
+//!
+//! Each element of the mask is a hash of (seed, step, site, sample, position, channel); attention
+//! probabilities use (seed, step, site, sample, head, query, key). Nothing else enters: not the way the
+//! optimizer batch is cut into micro-batches, not the padding, not the number of threads, not the dtype. So
+//! the mask is never stored: backward is the same call on the gradient.
+//!
+//! The hash has two stages. A strong 64-bit mix makes the key of a row (everything but the last
+//! coordinate); a cheap 32-bit mix of that key and the channel, sixteen lanes wide in the kernels, gives
+//! the element, which is kept when the result is at least `probability * 2^32`.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_shape};
+use crate::keys::mix;
+use crate::random_mask::{RowKey, RowMask, hash};
+use crate::storage::elements;
+
+/// One place of the model at which dropout is applied, at one optimizer step.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// The probability that an element is dropped, in `[0, 1)`. Kept elements are scaled by `1 / (1 - p)`.
+    pub probability: f32,
+    /// The seed of the run.
+    pub seed: u64,
+    /// The optimizer step.
+    pub step: u64,
+    /// Numbers the places of the model where dropout is applied.
+    pub site: u32,
+    /// For each sequence of the micro-batch, its index in the whole optimizer batch. Length B.
+    pub samples: &'a [u32],
+}
+
+impl Dropout<'_> {
+    /// An element is kept when its hash is at least this.
+    pub(crate) fn threshold(&self) -> u32 {
+        (f64::from(self.probability) * 4_294_967_296.0) as u32
+    }
+
+    /// What kept elements are multiplied by.
+    pub(crate) fn scale(&self) -> f64 {
+        1.0 / (1.0 - f64::from(self.probability))
+    }
+
+    /// The key of row `position` of sequence `index` of the micro-batch.
+    pub(crate) fn row_key(&self, index: usize, position: usize) -> RowKey {
+        self.key(index, position as u64)
+    }
+
+    /// The key of the probabilities of one query: one head of sequence `index` of the micro-batch.
+    pub(crate) fn query_key(&self, index: usize, head: usize, query: usize) -> RowKey {
+        self.key(index, ((head as u64 + 1) << 32) | query as u64)
+    }
+
+    /// The mask of row `position` of sequence `index` of the micro-batch.
+    pub(crate) fn row_mask(&self, index: usize, position: usize) -> RowMask {
+        self.mask(self.row_key(index, position))
+    }
+
+    /// The mask of the probabilities of one query.
+    pub(crate) fn query_mask(&self, index: usize, head: usize, query: usize) -> RowMask {
+        self.mask(self.query_key(index, head, query))
+    }
+
+    fn mask(&self, key: RowKey) -> RowMask {
+        RowMask::new(key, self.threshold(), self.scale() as f32)
+    }
+
+    fn key(&self, index: usize, coordinate: u64) -> RowKey {
+        let key = mix(self.seed ^ mix(self.step.wrapping_add(1)));
+        let key = mix(key ^ ((u64::from(self.site) << 32) | u64::from(self.samples[index])));
+        RowKey::of(mix(key ^ coordinate))
+    }
+
+    fn check(&self, op: &str, batch: usize) -> Result<()> {
+        if !(0.0..1.0).contains(&self.probability) {
+            bail!("{op}: dropout probability: expected a value in [0, 1), got {}", self.probability)
+        }
+        if self.samples.len() != batch {
+            bail!("{op}: dropout samples: expected one for each of {batch} sequences, got {}", self.samples.len())
+        }
+        Ok(())
+    }
+}
+
+/// The dropout if it drops anything, checked against the batch it is applied to.
+pub(crate) fn active<'a>(op: &str, d: Option<&'a Dropout<'a>>, batch: usize) -> Result<Option<&'a Dropout<'a>>> {
+    match d {
+        None => Ok(None),
+        Some(d) => {
+            d.check(op, batch)?;
+            Ok((d.probability > 0.0).then_some(d))
+        }
+    }
+}
+
+/// 1 where the element is kept, 0 where it is dropped.
+pub(crate) fn kept(d: &Dropout, key: RowKey, channel: u32) -> f32 {
+    if hash(key, channel) >= d.threshold() { 1.0 } else { 0.0 }
+}
+
+/// `(B, T, D)`, or an error if dropout cannot be applied to this shape.
+pub(crate) fn batch_rows_width(op: &str, x: &Tensor) -> Result<(usize, usize, usize)> {
+    elements(x.shape())?;
+    match x.dims() {
+        &[b, t, d] => Ok((b, t, d)),
+        dims => bail!("{op}: expected shape (batch, positions, channels), got {dims:?}"),
+    }
+}
+
+/// Sets elements of `x` (B, T, D) to zero with probability `p`, and scales the others by `1 / (1 - p)`.
+///
+/// With `None` it is the identity. The backward is the same call on the gradient.
+pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
+    let _span = tracing::debug_span!("dropout").entered();
+    let Some(d) = d else { return Ok(x.clone()) };
+    let (b, _, _) = batch_rows_width("dropout", x)?;
+    let Some(d) = active("dropout", Some(d), b)? else { return Ok(x.clone()) };
+    match Path::of(&[x]) {
+        Path::Cpu => cpu::dropout(x, d),
+        Path::Reference => reference::dropout(x, Some(d)),
+    }
+}
+
+/// `residual + dropout(x)`, both (B, T, D).
+pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
+    let _span = tracing::debug_span!("dropout_add").entered();
+    check_shape("dropout_add", "x", x, residual.dims())?;
+    let path = Path::of(&[residual, x]).provided(residual.dtype() == x.dtype());
+    if path == Path::Reference {
+        return reference::dropout_add(residual, x, d);
+    }
+    let d = match d {
+        None => None,
+        Some(d) => active("dropout_add", Some(d), batch_rows_width("dropout_add", x)?.0)?,
+    };
+    match d {
+        None => cpu::add(residual, x),
+        Some(d) => cpu::dropout_add(residual, x, d),
+    }
+}

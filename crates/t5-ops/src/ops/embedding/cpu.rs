@@ -1,0 +1,81 @@
+//! The look-up on the CPU, and the sum of gradients by row of the table.
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::parallel::{Shared, for_each_part, for_each_rows};
+use crate::storage::{Element, View, filled, update, with_element};
+use crate::vector::vectorized;
+
+pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+    let (entries, width) = table.dims2()?;
+    let (ids, table) = (ids.contiguous()?, table.contiguous()?);
+    let (ids_view, table_view) = (View::new(&ids)?, View::new(&table)?);
+    let id_data = ids_view.ids()?;
+    check_range("embedding", id_data, entries)?;
+    let mut shape = ids.dims().to_vec();
+    shape.push(width);
+    with_element!(table.dtype(), S, {
+        let table_data = table_view.slice::<S>()?;
+        with_element!(dtype, T, {
+            filled::<T>(shape, |out| {
+                let out = Shared::new(out);
+                for_each_rows(id_data.len(), width, |rows| {
+                    for row in rows {
+                        let entry = id_data[row] as usize * width;
+                        // SAFETY: each row belongs to one part.
+                        let out = unsafe { out.slice(row * width, width) };
+                        convert::<S, T>(&table_data[entry..entry + width], out);
+                    }
+                });
+                Ok(())
+            })
+        })
+    })
+}
+
+pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
+    let (entries, width) = dtable.dims2()?;
+    let (ids, dy) = (ids.contiguous()?, dy.contiguous()?);
+    let (ids_view, dy_view) = (View::new(&ids)?, View::new(&dy)?);
+    let id_data = ids_view.ids()?;
+    check_range("embedding_backward", id_data, entries)?;
+    // Rows may repeat, so the threads share the columns: every sum runs in the order of the rows.
+    let threads = if id_data.len() * width < 1 << 16 { 1 } else { rayon::current_num_threads() };
+    let part = width.div_ceil(threads).next_multiple_of(64).max(64);
+    with_element!(dy.dtype(), T, {
+        let dy_data = dy_view.slice::<T>()?;
+        update::<f32, _>("embedding_backward", dtable, &[&ids, &dy], |dtable| {
+            let dtable = Shared::new(dtable);
+            for_each_part(width.div_ceil(part), |p| {
+                let (first, count) = (p * part, part.min(width - p * part));
+                for (row, &id) in id_data.iter().enumerate() {
+                    // SAFETY: each part has its own columns.
+                    let sum = unsafe { dtable.slice(id as usize * width + first, count) };
+                    add::<T>(&dy_data[row * width + first..][..count], sum);
+                }
+            });
+            Ok(())
+        })
+    })
+}
+
+fn check_range(op: &str, ids: &[u32], entries: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= entries) {
+        Some(id) => bail!("{op}: expected ids below {entries}, got {id}"),
+        None => Ok(()),
+    }
+}
+
+vectorized! {
+    fn convert<S: Element, T: Element>(x: &[S], y: &mut [T]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = T::from_f32(x.to_f32());
+        }
+    }
+
+    fn add<T: Element>(x: &[T], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += x.to_f32();
+        }
+    }
+}

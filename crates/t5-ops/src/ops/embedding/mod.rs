@@ -1,0 +1,49 @@
+//! Token embedding: rows of a table by id, and the scatter-add that is its gradient.
+//!
+//! Shapes: ids (B, T) of `U32`, table (V, D), result (B, T, D).
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::storage::elements;
+
+/// Looks `ids` up in `table`, giving rows in `dtype`. An id outside the table is an error.
+pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+    let _span = tracing::debug_span!("embedding").entered();
+    check_ids("embedding", ids)?;
+    table.dims2()?;
+    elements(table.shape())?;
+    let takes = ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
+    match Path::of(&[table]).provided(takes) {
+        Path::Cpu => cpu::embedding(ids, table, dtype),
+        Path::Reference => reference::embedding(ids, table, dtype),
+    }
+}
+
+/// `dtable[ids] += dy`, in place. dy (B, T, D), dtable (V, D).
+pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
+    let _span = tracing::debug_span!("embedding_backward").entered();
+    check_ids("embedding_backward", ids)?;
+    let (v, d) = dtable.dims2()?;
+    check_accumulator("embedding_backward", "dtable", dtable, &[v, d])?;
+    let mut expected = ids.dims().to_vec();
+    expected.push(d);
+    check_shape("embedding_backward", "dy", dy, &expected)?;
+    match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
+        Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
+        Path::Reference => reference::embedding_backward(ids, dy, dtable),
+    }
+}
+
+fn check_ids(op: &str, ids: &Tensor) -> Result<()> {
+    if ids.dtype() != DType::U32 {
+        bail!("{op}: ids: expected U32, got {:?}", ids.dtype())
+    }
+    elements(ids.shape())?;
+    Ok(())
+}

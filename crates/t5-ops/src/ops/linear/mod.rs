@@ -1,0 +1,66 @@
+//! The linear map `y = x Wᵀ` without a bias, and its two gradients.
+//!
+//! Shapes: x (.., K), w (N, K), y (.., N). The leading dimensions are rows: R is their product.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+
+/// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`.
+pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * w.dim(0)?).entered();
+    let (_, k) = rows_and_width("linear", "x", x)?;
+    let (n, _) = w.dims2()?;
+    check_shape("linear", "weight", w, &[n, k])?;
+    match Path::of(&[x, w]) {
+        Path::Cpu => cpu::linear(x, w),
+        Path::Reference => reference::linear(x, w),
+    }
+}
+
+/// The gradient with respect to the input: `dy W`, plus `accumulate` if given.
+///
+/// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
+/// memory may be overwritten with the result, so no other handle to it may be read afterwards.
+pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
+    let _span = tracing::debug_span!("linear_backward_input", flops = 2 * dy.elem_count() * w.dim(1)?).entered();
+    let (_, n) = rows_and_width("linear_backward_input", "dy", dy)?;
+    let (_, k) = w.dims2()?;
+    check_shape("linear_backward_input", "weight", w, &[n, k])?;
+    if let Some(accumulate) = &accumulate {
+        let mut expected = dy.dims().to_vec();
+        expected.pop();
+        expected.push(k);
+        check_shape("linear_backward_input", "accumulate", accumulate, &expected)?;
+        if accumulate.dtype() != dy.dtype() {
+            bail!("linear_backward_input: accumulate: expected {:?}, got {:?}", dy.dtype(), accumulate.dtype())
+        }
+    }
+    match Path::of(&[dy, w]) {
+        Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),
+        Path::Reference => reference::linear_backward_input(dy, w, accumulate),
+    }
+}
+
+/// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
+/// whatever `dw` held.
+///
+/// dy (.., N), x (.., K), dw (N, K). The sum over rows is in f32; where `dw` is bf16 it is rounded to nearest once a call.
+pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
+    let _span = tracing::debug_span!("linear_backward_weight", flops = 2 * dy.elem_count() * dw.dim(1)?).entered();
+    let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
+    let (x_rows, k) = rows_and_width("linear_backward_weight", "x", x)?;
+    if rows != x_rows {
+        bail!("linear_backward_weight: expected as many rows in dy as in x, got {rows} and {x_rows}")
+    }
+    check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
+    match Path::of(&[dy, x, dw]) {
+        Path::Cpu => cpu::linear_backward_weight(dy, x, dw, accumulate),
+        Path::Reference => reference::linear_backward_weight(dy, x, dw, accumulate),
+    }
+}

@@ -1,0 +1,14 @@
+//! The operations, a folder each: `mod` has its public functions and chooses a path, `cpu` the kernels for the CPU,
+//! `reference` the same in plain candle operations. What an operation holds while it runs is said beside its kernel.
+
+pub(crate) mod activation;
+pub(crate) mod adafactor;
+pub(crate) mod attention;
+pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
+pub(crate) mod embedding;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub(crate) mod reduce;
+pub(crate) mod relative_bias;
+pub(crate) mod rounding;

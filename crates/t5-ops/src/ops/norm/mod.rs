@@ -1,0 +1,59 @@
+//! RMS layer normalisation (Zhang and Sennrich 2019) as T5 uses it: no mean, no bias, statistics in f32.
+//!
+//! `y = weight * x / sqrt(mean(x²) + eps)`, over the last dimension.
+//!
+//! Shapes: x, dy (.., D), weight (D), inv_rms (..) without the last dimension.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+
+/// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
+/// row, `F32` or `F64`), which the backward needs.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    let _span = tracing::debug_span!("rms_norm").entered();
+    let (_, width) = rows_and_width("rms_norm", "x", x)?;
+    check_shape("rms_norm", "weight", weight, &[width])?;
+    match Path::of(&[x, weight]) {
+        Path::Cpu => cpu::rms_norm(x, weight, eps),
+        Path::Reference => reference::rms_norm(x, weight, eps),
+    }
+}
+
+/// The gradient with respect to `x`, in its dtype, plus `residual` if given: what reaches `x` beside the norm.
+/// Adds the weight's gradient to `dweight` if given.
+///
+/// `dy` is given up by the caller: its memory may be overwritten with the result, so no other handle to it may be
+/// read afterwards.
+pub fn rms_norm_backward(
+    x: &Tensor,
+    weight: &Tensor,
+    inv_rms: &Tensor,
+    dy: Tensor,
+    residual: Option<&Tensor>,
+    dweight: Option<&Tensor>,
+) -> Result<Tensor> {
+    let _span = tracing::debug_span!("rms_norm_backward").entered();
+    let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
+    check_shape("rms_norm_backward", "weight", weight, &[width])?;
+    check_shape("rms_norm_backward", "inv_rms", inv_rms, &[rows])?;
+    check_shape("rms_norm_backward", "dy", &dy, x.dims())?;
+    if let Some(residual) = residual {
+        check_shape("rms_norm_backward", "residual", residual, x.dims())?;
+    }
+    if let Some(dweight) = dweight {
+        check_accumulator("rms_norm_backward", "dweight", dweight, &[width])?;
+    }
+    // The accumulator of the kernel is f32.
+    let accumulates = dweight.is_none_or(|dweight| dweight.dtype() == DType::F32);
+    let same = residual.is_none_or(|residual| residual.dtype() == x.dtype() && residual.device().is_cpu());
+    match Path::of(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
+        Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
+        Path::Reference => reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight),
+    }
+}

@@ -1,0 +1,36 @@
+use candle_core::{DType, Device};
+
+use super::*;
+use crate::testing::Numbers;
+
+#[test]
+fn the_sum_of_squares_is_that_of_the_reference() {
+    for shape in [&[1][..], &[7, 65], &[300, 700]] {
+        for dtype in [DType::F32, DType::BF16, DType::F64] {
+            let x = Numbers::new(3).tensor(shape, dtype);
+            let (got, expected) = (square_sum(&x).unwrap(), reference::square_sum(&x).unwrap());
+            assert!((got / expected - 1.0).abs() < 1e-6, "{shape:?} {dtype:?}: expected {expected}, got {got}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows_in_the_sum() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut data = vec![1f32; 1000];
+        data[777] = bad;
+        assert!(!square_sum(&Tensor::new(data, &Device::Cpu).unwrap()).unwrap().is_finite());
+    }
+}
+
+#[test]
+fn zero_clears_in_place() {
+    for (shape, dtype) in [((3, 4), DType::F32), ((301, 400), DType::BF16), ((3, 4), DType::F64)] {
+        let x = Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+        let (same, part) = (x.clone(), x.narrow(0, 1, 1).unwrap());
+        zero(&part).unwrap();
+        assert_eq!(square_sum(&same).unwrap(), ((shape.0 - 1) * shape.1) as f64);
+        zero(&x).unwrap();
+        assert_eq!(square_sum(&same).unwrap(), 0.0);
+    }
+}
