@@ -239,16 +239,16 @@ fn another_run_is_refused_with_the_difference_unless_allowed() {
     let tokenizer = String::from_utf8(scene.read("run/model/tokenizer.json")).expect("UTF-8");
     scene.write("other.json", format!("{tokenizer}\n"));
     for (change, difference, part) in [
-        ("train.batch_size=5", "train.batch_size: was 6, is 5", "batch-size"),
-        ("run.seed=7", "run.seed: was 42, is 7", "seed"),
-        ("data.max_source_tokens=9", "data.max_source_tokens: was", "data"),
-        ("data.train=run/sample-data/sample-validation.parquet", "data.train: was", "data"),
-        ("data.tokenizer=other.json", "data.tokenizer: was", "tokenizer"),
-        ("model.overrides={ num_layers = 2 }", "config.json: num_layers: was 3, is 2", "model"),
-        ("train.freeze=encoder", "train.freeze: was [], is [\"encoder\"]", "model"),
+        ("train.batch_size=5", "train.batch_size was 6, now 5", "batch-size"),
+        ("run.seed=7", "run.seed was 42, now 7", "seed"),
+        ("data.max_source_tokens=9", "data.max_source_tokens was", "data"),
+        ("data.train=run/sample-data/sample-validation.parquet", "data.train was", "data"),
+        ("data.tokenizer=other.json", "data.tokenizer was", "tokenizer"),
+        ("model.overrides={ num_layers = 2 }", "config.json: num_layers was 3, now 2", "model"),
+        ("train.freeze=encoder", "train.freeze was [], now [\"encoder\"]", "model"),
     ] {
         let refused = scene.run(&short(&["--keep-training", "--set", change])).expect_code(2);
-        refused.expect_words(&[difference, &format!("hint: `--allow-changed {part}`")]);
+        refused.expect_words(&[difference, &format!("hint: to resume anyway, add `--allow-changed {part}`")]);
     }
     let allowed = [
         "--keep-training",

@@ -236,7 +236,11 @@ fn a_run_is_never_overwritten() {
     let scene = Scene::new();
     scene.run(&short(&[])).expect_code(0);
     let before = scene.read("run/metrics.jsonl");
-    scene.run(&short(&[])).expect_code(2).expect_words(&["run: ", "never overwritten", "hint: `--keep-training`"]);
+    scene.run(&short(&[])).expect_code(2).expect_words(&[
+        "run: ",
+        "never overwritten",
+        "hint: resume that run with `--keep-training`",
+    ]);
     assert_eq!(scene.read("run/metrics.jsonl"), before);
 }
 
