@@ -14,6 +14,7 @@
 //! ```
 
 mod growth;
+mod traits;
 mod windows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +25,8 @@ use tokenizers::ModelWrapper;
 
 use crate::Error;
 use growth::Head;
-use windows::{MOST_WORD_PIECE_CHARS, Tokenizing, Traits};
+use traits::{MOST_WORD_PIECE_CHARS, Traits};
+use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
 
 /// Words that the tokenizer remembers the tokens of, for each thread that encodes.
@@ -118,7 +120,7 @@ impl Tokenizer {
             }
             ModelWrapper::WordLevel(_) => {}
         }
-        let traits = Traits::of(&model, head.unigram_unknown());
+        let traits = Traits::of(&model, head.unigram_unknown()).with(inner.get_normalizer());
         inner.with_model(model);
         let vocabulary = inner.get_vocab(true);
         let longest_token = vocabulary.keys().map(String::len).max().unwrap_or(0);

@@ -40,7 +40,8 @@ fn unigram(stream: &mut Stream, byte_fallback: bool) -> Value {
     let (tokens, _) = merges(stream, &LETTERS, 120);
     let mut vocab = vec![json!(["<unk>", 0.0])];
     for token in tokens {
-        let score = -2.0 - token.chars().count() as f64 - stream.below(1 << 40) as f64 / (1_u64 << 40) as f64;
+        // Sums of thousands of these are exact. Rounded ones break ties one way in a whole word and another way in its parts.
+        let score = -2.0 - token.chars().count() as f64 - stream.below(1 << 32) as f64 / (1_u64 << 32) as f64;
         vocab.push(json!([token, score]));
     }
     if byte_fallback {
@@ -148,6 +149,19 @@ fn text(stream: &mut Stream, bytes: usize, longest: u64) -> String {
     text
 }
 
+/// A text with runs longer than a window: blanks, which some normalizers strip or join, and letters that some delete.
+fn text_with_runs(stream: &mut Stream, bytes: usize, longest: u64) -> String {
+    let mut runs = String::new();
+    for _ in 0..1 + stream.below(3) {
+        runs.push_str(&text(stream, bytes / 8, 60));
+        let letters = [[' ', '\n', '\u{a0}'], [' ', ' ', ' '], ['e', 't', '\u{301}'], ['\u{1f600}', 'ß', '龘']];
+        let letters = letters[stream.below(4) as usize];
+        runs.extend((0..stream.below(longest)).map(|_| letters[stream.below(3) as usize]));
+        runs.push_str(["", "", "<sep>", "a", "<extra_id_7>", "<ex"][stream.below(6) as usize]);
+    }
+    runs
+}
+
 fn whole(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.inner.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
@@ -156,22 +170,36 @@ fn windowed(tokenizer: &Tokenizer, text: &str, max_tokens: usize) -> Vec<u32> {
     tokenizer.encode_in(TINY, &mut &*text, max_tokens).unwrap()
 }
 
-/// Fails on the first of `texts` random texts of each kind for which windows give other ids than the whole text.
+type RandomText = fn(&mut Stream, usize, u64) -> String;
+
+/// How windows and the whole text differ on the random text `seed` of a kind; `None` where they do not.
+fn difference(tokenizer: &Tokenizer, number: u64, seed: u64, longest: u64, text: RandomText) -> Option<String> {
+    let mut stream = Key::new(seed).of(number).stream();
+    let bytes = 200 + stream.below(1800) as usize;
+    let text = text(&mut stream, bytes, longest);
+    let (all, whole) = (windowed(tokenizer, &text, usize::MAX), whole(tokenizer, &text));
+    if all != whole {
+        let at = all.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+        return Some(format!("seed {seed} from token {at} of {}", whole.len()));
+    }
+    let most = stream.below(200) as usize;
+    let start = windowed(tokenizer, &text, most);
+    (start != whole[..whole.len().min(most + 1)]).then(|| format!("seed {seed} with {most} tokens"))
+}
+
+/// Fails if windows give other ids than the whole text for any of `texts` random texts of a kind; says how many of each do.
 #[track_caller]
-fn check(texts: u64, longest: u64) {
+fn check(texts: u64, longest: u64, text: RandomText) {
+    let mut failures = Vec::new();
     for (number, (kind, tokenizer)) in (0..).zip(kinds()) {
-        for seed in 0..texts {
-            let mut stream = Key::new(seed).of(number).stream();
-            let bytes = 200 + stream.below(1800) as usize;
-            let text = text(&mut stream, bytes, longest);
-            let (all, whole) = (windowed(&tokenizer, &text, usize::MAX), whole(&tokenizer, &text));
-            let at = all.iter().zip(&whole).take_while(|(a, b)| a == b).count();
-            assert!(all == whole, "{kind}: seed {seed}: different from token {at} of {}", whole.len());
-            let most = stream.below(200) as usize;
-            let start = windowed(&tokenizer, &text, most);
-            assert!(start == whole[..whole.len().min(most + 1)], "{kind}: seed {seed}: {most} tokens");
+        let different: Vec<String> =
+            (0..texts).filter_map(|seed| difference(&tokenizer, number, seed, longest, text)).collect();
+        if !different.is_empty() {
+            let first = different[..different.len().min(3)].join(", ");
+            failures.push(format!("{kind}: {} of {texts} texts differ: {first}", different.len()));
         }
     }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
 /// Texts of each kind. `WINDOW_TEXTS=10000` tries more.
@@ -181,12 +209,17 @@ fn texts() -> u64 {
 
 #[test]
 fn windows_give_the_tokens_of_the_whole_text_where_words_fit_them() {
-    check(texts(), 60);
+    check(texts(), 60, text);
 }
 
 #[test]
 fn words_longer_than_a_window_give_the_tokens_of_the_whole_text() {
-    check(texts(), 1500);
+    check(texts(), 1500, text);
+}
+
+#[test]
+fn runs_longer_than_a_window_give_the_tokens_of_the_whole_text_though_they_are_stripped_or_deleted() {
+    check(texts(), 700, text_with_runs);
 }
 
 #[test]

@@ -11,18 +11,20 @@
 //! tokens is the tokenization of the text that it covers. So is any run of Unigram's best path. WordPiece and
 //! WordLevel look at whole words only; of a word that is longer than any they know the rest is passed over.
 //!
+//! Some tokenizers strip the blanks at the end of a text. The end of a window must not look like one, so a letter follows
+//! blanks there. The tokens of a run of blanks that is longer than a window are taken back if no text follows it.
+//!
 //! Invariants:
-//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`. One case
-//!   is known where they are not: a normalizer that deletes a run of text longer than the margin of a window.
+//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
+//!   In a longer word Unigram may split a tie another way: the library breaks ties by how its sums were rounded.
 //! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
 
 use std::ops::Range;
 
 use tokenizers::normalizer::Range as Referential;
-use tokenizers::{
-    Model, ModelWrapper, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token,
-};
+use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
+use super::traits::{Traits, drops};
 use crate::Error;
 
 /// Why a text gives no tokens.
@@ -111,33 +113,8 @@ const MARGIN_BYTES: usize = 64;
 const MOST_NAME_BYTES: usize = 256;
 /// Growth of text that tokenizers in use stay below.
 const USUAL_GROWTH: usize = 64;
-/// Characters of a word beyond which WordPiece gives the unknown token: it tries every stretch of a word. Files say 100 or 200.
-pub(super) const MOST_WORD_PIECE_CHARS: usize = 1000;
-
-/// The properties of a tokenizer that windows need, beside its parts.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Traits {
-    /// The unknown token, where a run of unknown characters becomes a single one.
-    pub fused_unknown: Option<u32>,
-    /// Words are looked up whole: nothing within one can be a border.
-    pub whole_words: bool,
-    /// The first characters of a word are looked up under another name than those that follow.
-    pub marks_first: bool,
-}
-
-impl Traits {
-    pub fn of(model: &ModelWrapper, unigram_unknown: Option<u32>) -> Self {
-        match model {
-            ModelWrapper::BPE(bpe) => Self {
-                fused_unknown: bpe.unk_token.as_ref().filter(|_| bpe.fuse_unk).and_then(|name| bpe.token_to_id(name)),
-                marks_first: bpe.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()),
-                ..Self::default()
-            },
-            ModelWrapper::Unigram(_) => Self { fused_unknown: unigram_unknown, ..Self::default() },
-            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => Self { whole_words: true, ..Self::default() },
-        }
-    }
-}
+/// What follows blanks at the end of a window that is not the end of the text.
+const LETTER: char = 'a';
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
@@ -150,14 +127,29 @@ pub(super) struct Tokenizing<'t> {
     ids: Vec<u32>,
     /// Bytes of the text that have been cut into words.
     at: usize,
-    /// Where the next window begins.
+    /// The next window is this and the text from `from`. Nothing is left of the text between them.
+    carried: String,
     from: usize,
     is_over: bool,
+    word: Word,
+    blanks: Option<Blanks>,
+}
+
+/// A run of blanks at the end of a window, part of which is tokenized though it may be the end of the text.
+struct Blanks {
+    /// Where it begins in the text.
+    start: usize,
+    /// The window, and the state before it.
+    window: String,
+    carried: String,
+    at: usize,
+    from: usize,
+    ids: usize,
     word: Word,
 }
 
 /// A word that goes on beyond the window.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Word {
     /// Its normalized text that is not tokenized, after `done` bytes that are.
     text: String,
@@ -170,8 +162,8 @@ struct Word {
 
 impl<'t> Tokenizing<'t> {
     pub fn new(tokenizer: &'t tokenizers::Tokenizer, traits: Traits, sizes: Windows, max_tokens: usize) -> Self {
-        let (ids, word) = (Vec::new(), Word::default());
-        Self { tokenizer, traits, sizes, max_tokens, ids, at: 0, from: 0, is_over: false, word }
+        let (ids, carried, word) = (Vec::new(), String::new(), Word::default());
+        Self { tokenizer, traits, sizes, max_tokens, ids, at: 0, carried, from: 0, is_over: false, word, blanks: None }
     }
 
     /// The stretch of a text of `bytes` bytes that comes next; `None` once there are enough tokens or no more text.
@@ -187,15 +179,77 @@ impl<'t> Tokenizing<'t> {
     }
 
     /// Tokenizes the stretch that [`next`](Self::next) asked for.
-    pub fn add(&mut self, text: &str, is_last: bool) -> Result<(), Fault> {
+    pub fn add(&mut self, stretch: &str, is_last: bool) -> Result<(), Fault> {
+        let window = format!("{}{stretch}", self.carried);
+        let text = window.as_str();
+        // A character at each end may not fit.
+        debug_assert!(text.len() <= self.sizes.most_bytes() + 8, "a window of {} bytes", text.len());
+        if !self.traits.strips_end {
+            return self.add_window(text, self.cut(text)?, is_last);
+        }
+        let kept = text.trim_end().len();
+        let cut = if is_last || kept == text.len() { self.cut(text) } else { self.cut(&format!("{text}{LETTER}")) }?;
+        let limit = self.limit(text, is_last);
+        if let Some(end) = self.end_of_blanks(text).filter(|&end| end <= limit) {
+            let blanks = self.blanks.take().expect("they have an end");
+            if end == text.len() || self.is_stripped_before(&cut, end) {
+                return self.strip(blanks, self.from + end - self.carried.len(), end == text.len());
+            }
+        }
+        if kept < limit && !is_last && self.blanks.is_none() {
+            let (carried, word) = (self.carried.clone(), self.word.clone());
+            let (at, from, ids) = (self.at, self.from, self.ids.len());
+            let start = (from + kept).saturating_sub(carried.len());
+            self.blanks = Some(Blanks { start, window: window.clone(), carried, at, from, ids, word });
+        }
+        self.add_window(text, cut, is_last)
+    }
+
+    /// Cuts a window into words.
+    fn cut(&self, text: &str) -> Result<PreTokenizedString, Fault> {
         let normalizer = self.tokenizer.get_normalizer();
         let mut cut = self.tokenizer.get_added_vocabulary().extract_and_normalize(normalizer, text);
         if let Some(cutter) = self.tokenizer.get_pre_tokenizer() {
             cutter.pre_tokenize(&mut cut)?;
         }
-        let at = self.at - self.from;
-        // Nothing after the limit is certain.
-        let limit = if is_last { text.len() } else { text.floor_char_boundary(text.len() - self.sizes.margin_bytes) };
+        Ok(cut)
+    }
+
+    /// Nothing of a window after its limit is certain.
+    fn limit(&self, text: &str, is_last: bool) -> usize {
+        if is_last { text.len() } else { text.floor_char_boundary(text.len() - self.sizes.margin_bytes) }
+    }
+
+    /// Where the run of blanks that began in an earlier window ends in this one.
+    fn end_of_blanks(&self, text: &str) -> Option<usize> {
+        let start = self.carried.len() + self.blanks.as_ref()?.start.saturating_sub(self.from);
+        Some(text.len() - text[start..].trim_start().len())
+    }
+
+    /// Whether a token by its name is at `end` that ends the text before it as the end of a text does.
+    fn is_stripped_before(&self, cut: &PreTokenizedString, end: usize) -> bool {
+        let names = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        cut.get_splits(OffsetReferential::Original, OffsetType::None).iter().any(|(_, place, tokens)| {
+            let name = tokens.as_ref().and_then(|tokens| names.get(&tokens.first()?.id));
+            place.0 <= end && end < place.1 && name.is_some_and(|name| !name.normalized)
+        })
+    }
+
+    /// Takes back the tokens of blanks that turned out to be stripped. The text goes on at `end`.
+    fn strip(&mut self, blanks: Blanks, end: usize, is_last: bool) -> Result<(), Fault> {
+        self.ids.truncate(blanks.ids);
+        (self.word, self.carried, self.at, self.from) = (blanks.word, blanks.carried, blanks.at, blanks.from);
+        let cut = self.cut(&blanks.window)?;
+        self.add_window(&blanks.window, cut, true)?;
+        (self.at, self.from) = (end, end);
+        self.carried.clear();
+        self.is_over = is_last || self.ids.len() > self.max_tokens;
+        Ok(())
+    }
+
+    fn add_window(&mut self, text: &str, mut cut: PreTokenizedString, is_last: bool) -> Result<(), Fault> {
+        let at = self.carried.len() + self.at - self.from;
+        let limit = self.limit(text, is_last);
         let pieces = Pieces::of(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
         if !pieces.begins_within {
             // A word that seemed to go on ended exactly here.
@@ -203,7 +257,9 @@ impl<'t> Tokenizing<'t> {
         }
         let latest = limit.saturating_sub(self.sizes.context_bytes);
         let last = pieces.last_before(latest);
-        let mut restart = pieces.restart(latest);
+        let restart = pieces.restart(latest);
+        // Where the last character of a word comes from that is longer than a window may look back.
+        let mut origin = None;
         let mut named = pieces.named.iter().filter(|(index, _)| pieces.whole.contains(index)).peekable();
         cut.split(|index, piece| {
             while let Some((_, id)) = named.next_if(|(named, _)| *named < index) {
@@ -213,7 +269,7 @@ impl<'t> Tokenizing<'t> {
                 self.add_piece(index, &piece, &pieces, at..limit)?;
             }
             if last == Some(index) && latest - restart > 7 * self.sizes.context_bytes {
-                restart = origin_before(&piece, latest);
+                origin = Some(origin_before(&piece, latest));
             }
             Ok(Vec::<NormalizedString>::new())
         })?;
@@ -221,12 +277,35 @@ impl<'t> Tokenizing<'t> {
         if is_last {
             self.end_word()?;
         }
-        self.is_over = is_last || self.ids.len() > self.max_tokens;
-        self.at = self.from + limit;
-        // Text of which nothing was left can be as long as it likes.
-        let is_far = latest - restart > 7 * self.sizes.context_bytes;
-        self.from += if is_far { text.floor_char_boundary(latest) } else { restart };
+        // The tokens of blanks may be taken back.
+        self.is_over = is_last || (self.ids.len() > self.max_tokens && self.blanks.is_none());
+        self.at = self.from + limit - self.carried.len();
+        self.move_on(text, restart, origin, latest);
         Ok(())
+    }
+
+    /// The next window begins at `restart`. Where that is too long ago it begins at `origin`, within a word.
+    fn move_on(&mut self, text: &str, restart: usize, origin: Option<usize>, latest: usize) {
+        let context = self.sizes.context_bytes;
+        if latest - restart <= 7 * context {
+            return self.begin_at(restart);
+        }
+        let left = origin.unwrap_or(restart);
+        if latest - left <= 7 * context {
+            return self.begin_at(left);
+        }
+        // Nothing is left of the text after `left`, which can be as long as it likes: most of it is passed over.
+        let start = if left - restart <= 3 * context { restart } else { left };
+        let (end, resume) = (text.ceil_char_boundary(left + context), text.floor_char_boundary(latest - context));
+        self.from += resume - self.carried.len();
+        text[start..end].clone_into(&mut self.carried);
+    }
+
+    /// The next window begins at a place in this one.
+    fn begin_at(&mut self, place: usize) {
+        let carried = place.min(self.carried.len());
+        self.carried.drain(..carried);
+        self.from += place - carried;
     }
 
     /// Tokenizes the piece number `index` of a window, as far as it lies in `certain`.
@@ -251,14 +330,26 @@ impl<'t> Tokenizing<'t> {
         if is_whole { self.end_word() } else { Ok(()) }
     }
 
+    /// The tokens of a word, with their places in it.
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, Fault> {
-        self.tokenizer.get_model().tokenize(text)
+        let mut tokens = self.tokenizer.get_model().tokenize(text)?;
+        // The model does not count a character that it drops.
+        let first = text.chars().next().filter(|&first| self.is_dropped(first, true));
+        for token in tokens.iter_mut().filter(|_| first.is_some()) {
+            let dropped = first.map_or(0, char::len_utf8);
+            token.offsets = (token.offsets.0 + dropped, token.offsets.1 + dropped);
+        }
+        Ok(tokens)
+    }
+
+    fn is_dropped(&self, character: char, is_first: bool) -> bool {
+        self.traits.drops_unknown && drops(self.tokenizer.get_model(), character, is_first)
     }
 
     /// A word that lies in one window.
     fn add_word(&mut self, text: &str) -> Result<(), Fault> {
         if text.len() <= self.sizes.word_bytes {
-            let tokens = self.tokenize(text)?;
+            let tokens = self.tokenizer.get_model().tokenize(text)?;
             self.ids.extend(tokens.iter().map(|token| token.id));
             return Ok(());
         }
@@ -275,10 +366,26 @@ impl<'t> Tokenizing<'t> {
             if piece.is_empty() {
                 self.take_part()?;
             }
-            self.word.text.push_str(piece);
+            self.push(piece);
             rest = after;
         }
         Ok(())
+    }
+
+    /// Adds to the word what the model does not drop, so that places in it mean something. The first and the last
+    /// character stay: they are looked up under names of their own.
+    fn push(&mut self, piece: &str) {
+        if !self.traits.drops_unknown {
+            return self.word.text.push_str(piece);
+        }
+        for character in piece.chars() {
+            let last = self.word.text.char_indices().next_back();
+            let last = last.filter(|&(place, _)| place > 0 && place >= self.word.done);
+            if let Some((place, _)) = last.filter(|&(_, last)| self.is_dropped(last, false)) {
+                self.word.text.truncate(place);
+            }
+            self.word.text.push(character);
+        }
     }
 
     /// The word is at its end.
@@ -304,12 +411,11 @@ impl<'t> Tokenizing<'t> {
         let limit = text.floor_char_boundary(text.len() - self.sizes.word_margin_bytes.min(text.len()));
         let unknown_end = self.word.unknown_end(&tokens, self.traits.fused_unknown);
         let tokens = self.word.new_tokens(&tokens, self.traits.fused_unknown);
-        let mut part = match tokens.last() {
+        let mut part = if unknown_end > limit {
             // The unknown token that was taken before goes on, and adds none.
-            _ if unknown_end > limit => Part { tokens: 0, end: limit, ends_unknown: true },
-            // Characters that the model drops are in no token, and then offsets mean nothing.
-            Some(last) if last.offsets.1 != text.len() => self.part_by_trying(tokens, limit)?,
-            _ => Part::of(tokens, text, limit, self.traits.fused_unknown),
+            Part { tokens: 0, end: limit, ends_unknown: true }
+        } else {
+            Part::of(tokens, text, limit, self.traits.fused_unknown)
         };
         if part.end <= self.word.done {
             // No border at all; a part has to end somewhere.
@@ -323,22 +429,6 @@ impl<'t> Tokenizing<'t> {
         self.word.ends_unknown = part.ends_unknown;
         self.word.text.drain(..kept_from);
         Ok(())
-    }
-
-    /// A border found without offsets: where the beginning of the text gives the first tokens of the whole.
-    fn part_by_trying(&self, tokens: &[Token], limit: usize) -> Result<Part, Fault> {
-        const MOST_TRIES: usize = 64;
-        let text = &self.word.text;
-        let ends = (self.word.done + 1..=limit).rev().filter(|&end| text.is_char_boundary(end));
-        for end in ends.take(MOST_TRIES) {
-            let start = self.tokenize(&text[..end])?;
-            let start = self.word.new_tokens(&start, self.traits.fused_unknown);
-            let is_start = start.len() <= tokens.len() && start.iter().zip(tokens).all(|(a, b)| a.id == b.id);
-            if is_start {
-                return Ok(Part { tokens: start.len(), end, ends_unknown: false });
-            }
-        }
-        Ok(Part { tokens: tokens.len(), end: text.len(), ends_unknown: false })
     }
 }
 
@@ -419,12 +509,13 @@ impl Pieces {
             Some((index, token.id))
         });
         let named: Vec<(usize, u32)> = named.collect();
-        // Tokens that were put before the first character have no place in the text.
-        let first = at.map_or(0, |at| ranges.iter().take_while(|range| range.end <= at && range.start < at).count());
-        let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
         // The last piece of a window may go on after text of which nothing is left; a name is whole.
         let ends_in_name = named.last().is_some_and(|(index, _)| index + 1 == ranges.len());
-        let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name)).max(first);
+        let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name));
+        // What a beginning of its own put before the first character has no place in the text.
+        let is_before = |range: &&Range<usize>, at| range.end <= at && range.start < at;
+        let first = at.map_or(0, |at| ranges[..certain].iter().take_while(|range| is_before(range, at)).count());
+        let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
         let ends_in_time = |range: &&Range<usize>| is_last || range.end <= limit;
         let whole = first..first + ranges[first..certain].iter().take_while(ends_in_time).count();
         let goes_on = ranges.get(whole.end).is_some_and(|range| range.start < limit).then_some(whole.end);

@@ -1,0 +1,55 @@
+//! [`Traits`]: what a tokenizer is besides its parts, as far as [windows](super::windows) need it.
+
+use tokenizers::{Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper};
+
+/// Characters of a word beyond which WordPiece gives the unknown token: it tries every stretch of a word. Files say 100 or 200.
+pub(super) const MOST_WORD_PIECE_CHARS: usize = 1000;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Traits {
+    /// The unknown token, where a run of unknown characters becomes a single one.
+    pub fused_unknown: Option<u32>,
+    /// Words are looked up whole: nothing within one can be a border.
+    pub whole_words: bool,
+    /// The first characters of a word are looked up under another name than those that follow.
+    pub marks_first: bool,
+    /// Unknown characters give no token, and their neighbours may be merged.
+    pub drops_unknown: bool,
+    /// Blanks at the end of a text are removed.
+    pub strips_end: bool,
+}
+
+impl Traits {
+    pub fn of(model: &ModelWrapper, unigram_unknown: Option<u32>) -> Self {
+        match model {
+            ModelWrapper::BPE(bpe) => Self {
+                fused_unknown: bpe.unk_token.as_ref().filter(|_| bpe.fuse_unk).and_then(|name| bpe.token_to_id(name)),
+                marks_first: bpe.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()),
+                drops_unknown: bpe.unk_token.is_none(),
+                ..Self::default()
+            },
+            ModelWrapper::Unigram(_) => Self { fused_unknown: unigram_unknown, ..Self::default() },
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => Self { whole_words: true, ..Self::default() },
+        }
+    }
+
+    /// The same with what the normalizer does.
+    pub fn with(self, normalizer: Option<&NormalizerWrapper>) -> Self {
+        let normalized = |text: &str| {
+            let mut text = NormalizedString::from(text);
+            normalizer?.normalize(&mut text).ok()?;
+            Some(text.get().to_owned())
+        };
+        let is_stripped = |text: &str| normalized(text).is_some_and(|text| Some(text) == normalized("a"));
+        Self { strips_end: is_stripped("a \n") && is_stripped("a\n "), ..self }
+    }
+}
+
+/// Whether a byte-pair model without an unknown token leaves out this character at the beginning of a word, or within one.
+pub(super) fn drops(model: &ModelWrapper, character: char, is_first: bool) -> bool {
+    let ModelWrapper::BPE(bpe) = model else { return false };
+    let prefix = bpe.continuing_subword_prefix.as_deref().filter(|_| !is_first).unwrap_or_default();
+    let name = format!("{prefix}{character}");
+    let is_token = |name: &str| bpe.token_to_id(name).is_some();
+    !is_token(&name) && !(bpe.byte_fallback && name.bytes().all(|byte| is_token(&format!("<{byte:#04X}>"))))
+}
