@@ -14,6 +14,8 @@ pub struct CostRow {
     pub name: &'static str,
     /// An upper bound for ids, an estimate for the tokenizer.
     pub bytes: u64,
+    /// Whether it is held already when costs are stated, and so is in what is measured of the process.
+    pub is_held: bool,
 }
 
 /// Two vectors and the allocator's share of each, beside the ids.
@@ -50,7 +52,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let largest: Vec<u64> = (0..columns.len()).map(largest).collect();
     let texts =
         if options.keep_texts { largest.last().map_or(0, |&bytes| bytes.min(KEPT_TEXT_BYTES as u64)) } else { 0 };
-    let batch_bytes = batch_size * (4 * tokens + SAMPLE_OVERHEAD_BYTES + texts);
+    let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * texts;
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // The caller's own thread decodes when no other does; its stack and heap are there already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
@@ -62,10 +64,19 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
         + if largest.iter().zip(&read).any(|(largest, read)| largest > read) { later_bytes(options) } else { 0 }
         + CACHED_WORDS as u64 * CACHED_WORD_BYTES;
     vec![
-        CostRow { name: "tokenizer", bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES },
-        CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes },
-        CostRow { name: "decoding", bytes: threads.max(1) * decoder_bytes + threads * THREAD_BYTES },
+        CostRow {
+            name: "tokenizer",
+            bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES,
+            is_held: true,
+        },
+        CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes, is_held: false },
+        CostRow { name: "decoding", bytes: threads.max(1) * decoder_bytes + threads * THREAD_BYTES, is_held: false },
     ]
+}
+
+/// A batch of the longest samples, as token ids.
+pub fn batch_bytes(samples: u64, tokens: u64) -> u64 {
+    samples * (4 * tokens + SAMPLE_OVERHEAD_BYTES)
 }
 
 /// The rows of a batch as they are read, or as many of them as are read at a time, while they are put in order.

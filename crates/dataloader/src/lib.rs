@@ -31,7 +31,7 @@ mod tokenizer;
 mod train_tokenizer;
 
 pub use batch::{BadRows, Batch, KEPT_TEXT_BYTES, Position};
-pub use costs::{CostRow, costs};
+pub use costs::{CostRow, batch_bytes, costs};
 pub use error::{BadRow, BadValue, Error};
 pub use loader::{DataLoader, Fingerprints, LoaderLimits, LoaderOptions};
 pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length};

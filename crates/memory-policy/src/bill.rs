@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, CostRow, DeviceBill};
+use crate::{Bytes, CostRow, DeviceBill, Name};
 
 /// What a plan will hold, row by row. `Display` prints it for people, `Serialize` for `--json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct Bill {
     pub phases: Vec<CostRow>,
     /// The phase that `rows` and `predicted_peak` are about: the one with the highest peak.
     #[serde(default)]
-    pub binding: String,
+    pub binding: Name,
     /// What a larger budget would buy, in words.
     #[serde(default)]
     pub next: String,
@@ -55,7 +55,7 @@ const NAME_WIDTH: usize = 19;
 impl fmt::Display for Bill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = Unit::of(self.budget.max(self.predicted_peak));
-        let longest = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        let longest = self.rows.iter().map(|row| row.name.as_str().chars().count()).max().unwrap_or(0);
         let width = NAME_WIDTH.max(longest + 2);
         let only = if self.available < self.budget { "only " } else { "" };
         let budget_note = format!(
@@ -71,7 +71,7 @@ impl fmt::Display for Bill {
         };
         line(f, "", "memory budget", self.budget, &budget_note)?;
         for row in &self.rows {
-            line(f, "  ", &row.name, row.bytes, &row.note)?;
+            line(f, "  ", row.name.as_str(), row.bytes, &row.note)?;
         }
         line(f, "  ", "headroom", self.headroom, &self.headroom_note)?;
         if let Some(device) = &self.device {
@@ -133,7 +133,7 @@ mod tests {
             headroom: budget.percent(5),
             headroom_note: String::new(),
             phases: Vec::new(),
-            binding: String::new(),
+            binding: Name::default(),
             next: String::new(),
             device: None,
             conclusion: "128 samples a step in micro-batches of 16".into(),
@@ -143,9 +143,9 @@ mod tests {
     #[test]
     fn a_bill_of_gibibytes_reads_like_the_style_guide() {
         let rows = vec![
-            CostRow::new("parameters", 751_619_277, "188 M x f32"),
-            CostRow::new("optimizer state", 1_468_006, "Adafactor, factored"),
-            CostRow::new("activations", 1_664_299_827, "8 of 20 blocks recomputed"),
+            CostRow::new(Name::new("parameters"), 751_619_277, "188 M x f32"),
+            CostRow::new(Name::new("optimizer state"), 1_468_006, "Adafactor, factored"),
+            CostRow::new(Name::new("activations"), 1_664_299_827, "8 of 20 blocks recomputed"),
         ];
         let expected = "\
 memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
@@ -168,9 +168,9 @@ memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
     #[test]
     fn a_small_bill_counts_in_mebibytes_and_long_names_widen_the_column() {
         let rows = vec![
-            CostRow::new("process, threads, allocator", 31 << 20, "measured"),
-            CostRow::new("norms", 2048, ""),
-            CostRow::new("nothing", 0, ""),
+            CostRow::new(Name::new("process, threads, allocator"), 31 << 20, "measured"),
+            CostRow::new(Name::new("norms"), 2048, ""),
+            CostRow::new(Name::new("nothing"), 0, ""),
         ];
         let expected = "\
 memory budget                  200.0 MiB  --memory-budget; 6.21 GiB available (cgroup)

@@ -1,7 +1,7 @@
 //! An explanation of a plan: for each lever, what was chosen and what its other values would save or cost.
 
 use crate::costs::sum_at;
-use crate::{Bytes, CostRow, Costs, LoaderChoice, Plan, StepChoice};
+use crate::{Bytes, Choice, CostRow, Costs, Plan, Setting};
 
 /// One lever of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,94 +26,60 @@ pub struct Other {
 }
 
 /// Every lever of `plan`, which was made from `costs`.
-pub fn explain(costs: &Costs, plan: &Plan) -> Vec<Explained> {
-    let is_loader = |loader: &&LoaderChoice| {
-        loader.residency == plan.residency
-            && loader.decode_threads == plan.decode_threads
-            && loader.prefetch_batches == plan.prefetch_batches
-    };
-    let (Some(step), Some(loader)) =
-        (costs.steps.iter().find(|step| plan.has_step(step)), costs.loaders.iter().find(is_loader))
-    else {
-        return Vec::new();
-    };
+pub fn explain<S: Setting, L: Setting>(costs: &Costs<S, L>, plan: &Plan<S, L>) -> Vec<Explained> {
+    let step = costs.steps.iter().find(|step| step.what.does_the_same_as(&plan.step));
+    let loader = costs.loaders.iter().find(|loader| loader.what.does_the_same_as(&plan.loader));
+    let (Some(step), Some(loader)) = (step, loader) else { return Vec::new() };
     let place = plan.place_of_tensors();
     let sum = |rows: &[CostRow]| sum_at(place, rows);
-    let peak = |step: &StepChoice, loader: &LoaderChoice| {
-        sum(&costs.fixed) + sum(step.binding_at(place).1) + sum(&loader.rows)
+    let fixed = sum(&costs.fixed);
+    let (of_step, of_loader) = (sum(step.largest_phase_at(place).1), sum(loader.largest_phase_at(place).1));
+    let mut explained = explained(step, &costs.steps, |rows| fixed + of_loader + sum(rows.largest_phase_at(place).1));
+    explained
+        .extend(self::explained(loader, &costs.loaders, |rows| fixed + of_step + sum(rows.largest_phase_at(place).1)));
+    explained
+}
+
+/// The levers of one choice among others, with the peak that each would have.
+fn explained<T: Setting>(
+    chosen: &Choice<T>,
+    offered: &[Choice<T>],
+    peak: impl Fn(&Choice<T>) -> Bytes,
+) -> Vec<Explained> {
+    let value_of = |choice: &Choice<T>, lever: &str| {
+        choice.what.levers().into_iter().find(|(name, _)| *name == lever).map(|(_, value)| value)
     };
-    let step_lever = |lever, show: &dyn Fn(&StepChoice) -> String, is_same: &dyn Fn(&StepChoice) -> bool| {
-        let chosen = show(step);
+    let of_lever = |(lever, value): (&'static str, String)| {
         let mut others: Vec<Other> = Vec::new();
-        for other in costs.steps.iter().filter(|other| is_same(other)) {
-            let value = show(other);
-            if value != chosen && others.iter().all(|seen| seen.value != value) {
-                let relative_time = other.relative_time / step.relative_time;
-                others.push(Other { value, predicted_peak: peak(other, loader), relative_time });
+        for other in offered.iter().filter(|other| chosen.what.differs_only_in(lever, &other.what)) {
+            let Some(other_value) = value_of(other, lever) else { continue };
+            if other_value != value && others.iter().all(|seen| seen.value != other_value) {
+                let relative_time = other.relative_time / chosen.relative_time;
+                others.push(Other { value: other_value, predicted_peak: peak(other), relative_time });
             }
         }
-        Explained { lever, chosen, others }
+        Explained { lever, chosen: value, others }
     };
-    let samples = |other: &StepChoice| other.micro_batch_samples == step.micro_batch_samples;
-    let blocks = |other: &StepChoice| other.recompute_blocks == step.recompute_blocks;
-    let chunk = |other: &StepChoice| other.loss_chunk_rows == step.loss_chunk_rows;
-    let layers = |other: &StepChoice| other.layer_major == step.layer_major;
-    let show_layers = |step: &StepChoice| match step.layer_major {
-        None => "micro-batch-major".to_string(),
-        Some(layers) => {
-            let levers: String = layers.in_words(step.recompute_blocks).map(|lever| format!(", {lever}")).collect();
-            format!("layer-major, gradients of {} blocks kept{levers}", layers.kept_gradient_blocks)
-        }
-    };
-    let show_loader = |loader: &LoaderChoice| {
-        format!("{}, {} ahead, {} threads", loader.residency, loader.prefetch_batches, loader.decode_threads)
-    };
-    let other_loaders = costs.loaders.iter().filter(|other| show_loader(other) != show_loader(loader));
-    vec![
-        step_lever("micro_batch_samples", &|step| step.micro_batch_samples.to_string(), &|other| {
-            blocks(other) && chunk(other) && layers(other)
-        }),
-        step_lever("recompute_blocks", &|step| step.recompute_blocks.to_string(), &|other| {
-            samples(other) && chunk(other) && layers(other)
-        }),
-        step_lever("loss_chunk_rows", &|step| step.loss_chunk_rows.to_string(), &|other| {
-            samples(other) && blocks(other) && layers(other)
-        }),
-        // Another way of accumulating computes another number of blocks again.
-        step_lever("accumulation", &show_layers, &|other| samples(other) && chunk(other)),
-        Explained {
-            lever: "loader",
-            chosen: show_loader(loader),
-            others: other_loaders
-                .map(|other| Other {
-                    value: show_loader(other),
-                    predicted_peak: peak(step, other),
-                    relative_time: other.relative_time / loader.relative_time,
-                })
-                .collect(),
-        },
-    ]
+    chosen.what.levers().into_iter().map(of_lever).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{ACTIVATIONS, Ahead, Cut, PARAMETERS};
     use crate::{Budget, MemorySnapshot, plan};
 
     #[test]
     fn each_lever_shows_what_its_other_values_would_save_and_cost() {
-        let step = |samples: usize, blocks: usize, mib: u64, relative_time: f64| StepChoice {
-            micro_batch_samples: samples,
-            recompute_blocks: blocks,
-            rows: vec![CostRow::new("activations", mib << 20, "")],
-            relative_time,
-            ..StepChoice::default()
+        let step = |samples: usize, repeated: usize, mib: u64, relative_time: f64| {
+            let rows = vec![CostRow::new(ACTIVATIONS, mib << 20, "")];
+            Choice::new(Cut { samples, repeated }, rows, relative_time)
         };
         let costs = Costs {
-            batch_samples: 8,
-            fixed: vec![CostRow::new("parameters", 100 << 20, "")],
+            task: "8 samples a step".into(),
+            fixed: vec![CostRow::new(PARAMETERS, 100 << 20, "")],
             steps: vec![step(8, 0, 800, 1.0), step(8, 4, 500, 1.3), step(4, 0, 400, 1.1)],
-            loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
+            loaders: vec![Choice::new(Ahead { batches: 1 }, Vec::new(), 1.0)],
         };
         let now = MemorySnapshot { available: Bytes::gib(8), ..Default::default() };
         let plan = plan(&now, &costs, Budget::Explicit(Bytes::gib(1))).unwrap();
@@ -123,9 +89,9 @@ mod tests {
             predicted_peak: Bytes::mib(mib),
             relative_time,
         };
-        assert_eq!((explained[0].lever, explained[0].chosen.as_str()), ("micro_batch_samples", "8"));
+        assert_eq!((explained[0].lever, explained[0].chosen.as_str()), ("samples", "8"));
         assert_eq!(explained[0].others, [other("4", 500, 1.1)]);
         assert_eq!(explained[1].others, [other("4", 600, 1.3)]);
-        assert!(explained[2].others.is_empty() && explained[4].others.is_empty());
+        assert!(explained.len() == 3 && explained[2].others.is_empty());
     }
 }

@@ -15,38 +15,45 @@
 //! * With an explicit budget and enough memory for it, the plan is a function of budget and costs
 //!   alone: what else runs on the machine does not change it.
 //! * A device has a budget and rows of its own; a plan fits both budgets, or neither is promised.
-//! * This crate knows neither parquet nor tensors nor T5, and nothing below the binary knows this
-//!   crate: the binary hands plain numbers up as costs and down as limits.
+//! * This crate weighs bytes against time and knows nothing of what is chosen: a [`Setting`] says itself in words, and a
+//!   plan carries it.
 //!
 //! # Use
 //!
 //! ```
 //! use memory_policy::*;
 //!
+//! /// Samples computed at a time, of a step or of what feeds it.
+//! #[derive(Clone, Debug, PartialEq)]
+//! struct AtATime(u64);
+//!
+//! impl Setting for AtATime {
+//!     fn in_words(&self) -> String {
+//!         format!("{} samples at a time", self.0)
+//!     }
+//!     fn levers(&self) -> Vec<(&'static str, String)> {
+//!         vec![("samples", self.0.to_string())]
+//!     }
+//!     fn differs_only_in(&self, _lever: &str, _other: &Self) -> bool {
+//!         true
+//!     }
+//! }
+//!
+//! const PARAMETERS: Name = Name::new("parameters");
+//! const ACTIVATIONS: Name = Name::new("activations");
+//! let step = |samples: u64| {
+//!     let rows = vec![CostRow::new(ACTIVATIONS, (100 << 20) * samples, "")];
+//!     Choice::new(AtATime(samples), rows, 1.0 + 1.0 / samples as f64)
+//! };
 //! let costs = Costs {
-//!     batch_samples: 128,
-//!     fixed: vec![CostRow::new("parameters", 700 << 20, "188 M x f32")],
-//!     steps: [16, 8, 4]
-//!         .map(|samples| StepChoice {
-//!             micro_batch_samples: samples,
-//!             recompute_blocks: 0,
-//!             loss_chunk_rows: 256,
-//!             rows: vec![CostRow::new("activations", (100 << 20) * samples as u64, "")],
-//!             relative_time: 1.0 + 1.0 / samples as f64,
-//!             ..StepChoice::default()
-//!         })
-//!         .into(),
-//!     loaders: vec![LoaderChoice {
-//!         residency: DatasetResidency::RowGroupCache { bytes: Bytes::mib(32) },
-//!         decode_threads: 1,
-//!         prefetch_batches: 2,
-//!         rows: vec![CostRow::new("loader", 40 << 20, "")],
-//!         relative_time: 1.0,
-//!     }],
+//!     task: "128 samples a step".to_string(),
+//!     fixed: vec![CostRow::new(PARAMETERS, 700 << 20, "188 M x f32")],
+//!     steps: [16, 8, 4].map(step).into(),
+//!     loaders: vec![Choice::new(AtATime(128), Vec::new(), 1.0)],
 //! };
 //! let now = SystemProbe::new().snapshot()?;
 //! match plan(&now, &costs, Budget::Explicit("2GiB".parse()?)) {
-//!     Ok(plan) => print!("{}", plan.bill), // and hand plan.micro_batch_samples and the rest down
+//!     Ok(plan) => print!("{}", plan.bill), // and hand plan.step down
 //!     Err(refusal) => eprintln!("error: {refusal}\nhint: {}", refusal.hint()),
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -57,16 +64,20 @@ mod bytes;
 mod costs;
 mod device;
 mod explain;
+mod name;
 mod plan;
 mod probe;
 mod replan;
 mod snapshot;
+#[cfg(test)]
+mod testing;
 
 pub use bill::Bill;
 pub use bytes::{Bytes, ParseBytesError};
-pub use costs::{CostRow, Costs, DatasetResidency, LayerMajor, LoaderChoice, Phase, StepChoice, TRAINING, undominated};
+pub use costs::{Choice, CostRow, Costs, Phase, Setting, TRAINING, undominated};
 pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
 pub use explain::{Explained, Other, explain};
+pub use name::Name;
 pub use plan::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
 pub use probe::{PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
 pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};

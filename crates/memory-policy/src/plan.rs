@@ -14,10 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::costs::{sum, sum_at};
 use crate::device::DeviceLimit;
-use crate::{
-    Bill, Budgets, Bytes, CostRow, Costs, DatasetResidency, DeviceBill, LayerMajor, LoaderChoice, MemorySnapshot,
-    Place, StepChoice, Traffic,
-};
+use crate::{Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Place, Setting, Traffic};
 
 /// How much of what this process could hold it takes when no budget was given, in percent.
 ///
@@ -83,27 +80,15 @@ pub enum Limit {
     DeviceAvailable,
 }
 
-/// What to do, in plain numbers, until the next plan.
+/// What to do until the next plan: values of the levers of a step (`S`) and of what feeds it (`L`), and what they hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
-    /// Samples of one micro-batch.
-    pub micro_batch_samples: usize,
-    /// Blocks whose activations are computed again in the backward pass.
-    pub recompute_blocks: usize,
-    /// Rows of logits that exist at one time in the loss.
-    pub loss_chunk_rows: usize,
-    /// Layer after layer instead of micro-batch after micro-batch.
-    #[serde(default)]
-    pub layer_major: Option<LayerMajor>,
-    /// Samples evaluated or generated at a time.
-    #[serde(default)]
-    pub evaluation_samples: usize,
-    /// What the dataset holds between reads.
-    pub residency: DatasetResidency,
-    /// Threads that decode and tokenize.
-    pub decode_threads: usize,
-    /// Optimizer batches that the loader may have ready.
-    pub prefetch_batches: usize,
+pub struct Plan<S, L> {
+    /// How a step is carried out.
+    #[serde(flatten)]
+    pub step: S,
+    /// How it is fed.
+    #[serde(flatten)]
+    pub loader: L,
     /// The budget as resolved when the run was planned first.
     pub budget: Bytes,
     /// What set the limit that this plan had to fit: the budget, or less than it that was there.
@@ -133,7 +118,7 @@ pub struct Plan {
     pub(crate) seen: Option<Traffic>,
 }
 
-impl Plan {
+impl<S, L> Plan<S, L> {
     /// The smallest budget that this plan fits: the predicted peak and its headroom.
     pub fn required(&self) -> Bytes {
         self.predicted_peak + self.headroom
@@ -150,31 +135,11 @@ impl Plan {
     pub(crate) fn place_of_tensors(&self) -> Place {
         if self.predicted_device_peak > Bytes::ZERO { Place::Device } else { Place::Host }
     }
-
-    /// This plan with its step cut as this choice says; what it holds is not counted again.
-    #[must_use]
-    pub fn with_step(&self, step: &StepChoice) -> Self {
-        Self {
-            micro_batch_samples: step.micro_batch_samples,
-            recompute_blocks: step.recompute_blocks,
-            loss_chunk_rows: step.loss_chunk_rows,
-            layer_major: step.layer_major,
-            ..self.clone()
-        }
-    }
-
-    /// Whether the plan's step is cut as this choice says.
-    pub fn has_step(&self, step: &StepChoice) -> bool {
-        self.micro_batch_samples == step.micro_batch_samples
-            && self.recompute_blocks == step.recompute_blocks
-            && self.loss_chunk_rows == step.loss_chunk_rows
-            && self.layer_major == step.layer_major
-    }
 }
 
 /// No offered choice fits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DoesNotFit {
+pub struct DoesNotFit<S, L> {
     /// What there was: the budget, or what is available where that is less.
     pub limit: Bytes,
     /// Which of the two it was.
@@ -182,10 +147,10 @@ pub struct DoesNotFit {
     /// The smallest budget for which one of the offered choices fits.
     pub smallest_budget: Bytes,
     /// The plan that `smallest_budget` would give.
-    pub smallest_plan: Box<Plan>,
+    pub smallest_plan: Box<Plan<S, L>>,
 }
 
-impl DoesNotFit {
+impl<S, L> DoesNotFit<S, L> {
     /// What the reader could do about it, for the `hint:` line.
     pub fn hint(&self) -> String {
         let enough = (self.smallest_budget + ANOTHER_START).round_up_to_mib().0 >> 20;
@@ -208,7 +173,7 @@ impl DoesNotFit {
     }
 }
 
-impl fmt::Display for DoesNotFit {
+impl<S, L> fmt::Display for DoesNotFit<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.limited_by {
             Limit::Budget => "memory budget",
@@ -220,7 +185,7 @@ impl fmt::Display for DoesNotFit {
     }
 }
 
-impl std::error::Error for DoesNotFit {}
+impl<S: fmt::Debug, L: fmt::Debug> std::error::Error for DoesNotFit<S, L> {}
 
 /// The fastest offered plan that fits the budget, what this process could hold now, and the same two of the device
 /// where it holds anything. A [`Budget`] alone is the process's.
@@ -232,18 +197,22 @@ impl std::error::Error for DoesNotFit {}
 /// # Panics
 ///
 /// When `costs` offers no step choice or no loader choice.
-pub fn plan(now: &MemorySnapshot, costs: &Costs, budgets: impl Into<Budgets>) -> Result<Plan, DoesNotFit> {
+pub fn plan<S: Setting, L: Setting>(
+    now: &MemorySnapshot,
+    costs: &Costs<S, L>,
+    budgets: impl Into<Budgets>,
+) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
     let budgets = budgets.into();
     plan_within(now, costs, budgets.process.resolve(now), budgets)
 }
 
 /// [`plan`] within as many bytes as the process's budget of `wanted` was resolved to before.
-pub(crate) fn plan_within(
+pub(crate) fn plan_within<S: Setting, L: Setting>(
     now: &MemorySnapshot,
-    costs: &Costs,
+    costs: &Costs<S, L>,
     budget: Bytes,
     wanted: Budgets,
-) -> Result<Plan, DoesNotFit> {
+) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
     let (limit, limited_by) = limit_of(now, budget);
     let device = DeviceLimit::of(now, wanted.device);
     let candidates = candidates(costs);
@@ -263,9 +232,9 @@ pub(crate) fn plan_within(
     };
     let as_fast = fastest * (1.0 + percent / 100.0);
     let fits_host =
-        |candidate: &Candidate<'_>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
-    let fits = |candidate: &&Candidate<'_>| fits_host(candidate) && device.admits(candidate.device_peak);
-    let finished = |candidate: &Candidate<'_>, frame: Bill, limited_by: Limit| {
+        |candidate: &Candidate<'_, S, L>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
+    let fits = |candidate: &&Candidate<'_, S, L>| fits_host(candidate) && device.admits(candidate.device_peak);
+    let finished = |candidate: &Candidate<'_, S, L>, frame: Bill, limited_by: Limit| {
         let mut plan = candidate.plan(costs, frame, limited_by);
         plan.bill.next = candidate.next(&candidates, as_fast);
         plan.bill.device = DeviceBill::of(candidate.device_rows(costs), now, wanted.device);
@@ -276,7 +245,7 @@ pub(crate) fn plan_within(
         return Ok(finished(best, frame(budget), if is_short { Limit::DeviceAvailable } else { limited_by }));
     }
     // The device is to blame where the process's own memory would do.
-    let by_device = |a: &&Candidate<'_>, b: &&Candidate<'_>| a.device_peak.cmp(&b.device_peak);
+    let by_device = |a: &&Candidate<'_, S, L>, b: &&Candidate<'_, S, L>| a.device_peak.cmp(&b.device_peak);
     if let Some(smallest) = candidates.iter().filter(|candidate| fits_host(candidate)).min_by(by_device) {
         let limited_by = if device.is_budget() { Limit::DeviceBudget } else { Limit::DeviceAvailable };
         let smallest_plan = Box::new(finished(smallest, frame(budget), limited_by));
@@ -303,24 +272,24 @@ pub fn headroom(predicted_peak: Bytes) -> Bytes {
 }
 
 /// One pair of choices, with the numbers that decide.
-struct Candidate<'a> {
-    step: &'a StepChoice,
-    loader: &'a LoaderChoice,
+struct Candidate<'a, S, L> {
+    step: &'a Choice<S>,
+    loader: &'a Choice<L>,
     predicted_peak: Bytes,
     device_peak: Bytes,
     relative_time: f64,
 }
 
 /// Every pair of a step choice and a loader choice.
-fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
+fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     assert!(!costs.steps.is_empty(), "costs offer no step choice");
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let fixed = sum(&costs.fixed);
     let fixed_on_device = sum_at(Place::Device, &costs.fixed);
     let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows))).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
-        let step_bytes = fixed + sum(step.binding().1);
-        let device_peak = fixed_on_device + sum_at(Place::Device, step.binding_at(Place::Device).1);
+        let step_bytes = fixed + sum(step.largest_phase().1);
+        let device_peak = fixed_on_device + sum_at(Place::Device, step.largest_phase_at(Place::Device).1);
         loaders.iter().map(move |&(loader, loader_bytes)| Candidate {
             step,
             loader,
@@ -333,11 +302,11 @@ fn candidates(costs: &Costs) -> Vec<Candidate<'_>> {
 }
 
 /// The pair that holds least; the fastest of them where several do.
-fn smallest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> &'c Candidate<'a> {
+fn smallest<'c, 'a, S: Setting, L: Setting>(candidates: &'c [Candidate<'a, S, L>]) -> &'c Candidate<'a, S, L> {
     candidates.iter().min_by(|a, b| a.compare_size(b)).expect("there is at least one pair")
 }
 
-impl Candidate<'_> {
+impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     fn required(&self) -> Bytes {
         self.predicted_peak + headroom(self.predicted_peak)
     }
@@ -363,9 +332,9 @@ impl Candidate<'_> {
     }
 
     /// What the smallest budget that is faster would buy, in words.
-    fn next(&self, candidates: &[Candidate<'_>], as_fast: f64) -> String {
+    fn next(&self, candidates: &[Self], as_fast: f64) -> String {
         let time = self.relative_time.max(as_fast);
-        let faster = |other: &&Candidate<'_>| other.required() > self.required() && other.relative_time < 0.98 * time;
+        let faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
         let Some(next) = candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)) else {
             return "nothing that is offered is faster".to_string();
         };
@@ -373,21 +342,21 @@ impl Candidate<'_> {
         format!(
             "{} would make a step {percent:.0} % shorter: {}",
             next.required().round_up_to_mib(),
-            next.step.in_words()
+            next.step.what.in_words()
         )
     }
 
     /// What lies on the device at its peak.
-    fn device_rows(&self, costs: &Costs) -> Vec<CostRow> {
-        let rows = costs.fixed.iter().chain(self.step.binding_at(Place::Device).1);
+    fn device_rows(&self, costs: &Costs<S, L>) -> Vec<CostRow> {
+        let rows = costs.fixed.iter().chain(self.step.largest_phase_at(Place::Device).1);
         rows.filter(|row| row.place == Place::Device).cloned().collect()
     }
 
     /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
-    fn plan(&self, costs: &Costs, frame: Bill, limited_by: Limit) -> Plan {
+    fn plan(&self, costs: &Costs<S, L>, frame: Bill, limited_by: Limit) -> Plan<S, L> {
         let Self { step, loader, predicted_peak, device_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);
-        let (binding, step_rows) = step.binding();
+        let (binding, step_rows) = step.largest_phase();
         let beside: Bytes = sum(&costs.fixed) + sum(&loader.rows);
         let rows = costs.fixed.iter().chain(step_rows).chain(&loader.rows);
         let rows: Vec<CostRow> = rows.filter(|row| row.place.is_host()).cloned().collect();
@@ -399,20 +368,14 @@ impl Candidate<'_> {
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,
-            phases: step.phases().map(|(name, rows)| CostRow::new(name, (beside + sum(rows)).0, "")).collect(),
-            binding: binding.to_string(),
-            conclusion: format!("{} samples a step, {}", costs.batch_samples, step.in_words()),
+            phases: step.phases().map(|(name, rows)| CostRow::new(name.clone(), (beside + sum(rows)).0, "")).collect(),
+            binding: binding.clone(),
+            conclusion: format!("{}, {}", costs.task, step.what.in_words()),
             ..frame
         };
         Plan {
-            micro_batch_samples: step.micro_batch_samples,
-            recompute_blocks: step.recompute_blocks,
-            loss_chunk_rows: step.loss_chunk_rows,
-            layer_major: step.layer_major,
-            evaluation_samples: step.evaluation_samples,
-            residency: loader.residency,
-            decode_threads: loader.decode_threads,
-            prefetch_batches: loader.prefetch_batches,
+            step: step.what.clone(),
+            loader: loader.what.clone(),
             budget: bill.budget,
             limited_by,
             predicted_peak,

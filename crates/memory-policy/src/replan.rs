@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{limit_of, plan, plan_within};
-use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, MemorySnapshot, Plan};
+use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, MemorySnapshot, Plan, Setting};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
 pub const CALM_REPLANS: u32 = 20;
@@ -37,9 +37,9 @@ const CALM_MARGIN_PERCENT: u64 = 10;
 
 /// The plan to follow from here, and what changed if anything did.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Replanned {
+pub struct Replanned<S, L> {
     /// Follow this one until the next call, and hand it to the next call.
-    pub plan: Plan,
+    pub plan: Plan<S, L>,
     /// What changed, for the `replan` event; `None` almost always.
     pub change: Option<Change>,
     /// Whether the machine keeps swapping although the plan is the smallest: better to stop and resume later.
@@ -80,7 +80,12 @@ pub enum Change {
 ///
 /// An explicit `budget` stands as given; a share of what is available was resolved when the run was
 /// planned first, and `previous` remembers it.
-pub fn replan(now: &MemorySnapshot, costs: &Costs, budgets: impl Into<Budgets>, previous: &Plan) -> Replanned {
+pub fn replan<S: Setting, L: Setting>(
+    now: &MemorySnapshot,
+    costs: &Costs<S, L>,
+    budgets: impl Into<Budgets>,
+    previous: &Plan<S, L>,
+) -> Replanned<S, L> {
     let budgets = budgets.into();
     let budget = match budgets.process {
         Budget::Explicit(bytes) => (bytes, budgets),
@@ -102,7 +107,7 @@ pub fn replan(now: &MemorySnapshot, costs: &Costs, budgets: impl Into<Budgets>, 
 ///
 /// That a group meets its limit is no sign by itself: its limit counts page cache, which is reclaimed in peace. Together
 /// with swapping it says whose pages are swapped: those of this group, however much the host has left.
-fn is_pressed(now: &MemorySnapshot, previous: &Plan) -> bool {
+fn is_pressed<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     let seen = previous.seen.unwrap_or(now.traffic);
     let swaps = now.traffic.swapped_out > seen.swapped_out || now.traffic.swapped_in > seen.swapped_in;
     let waits = now.pressure.is_some_and(|host| host.some_percent >= 10.0 || host.full_percent >= 2.0);
@@ -118,19 +123,19 @@ fn is_pressed(now: &MemorySnapshot, previous: &Plan) -> bool {
 ///
 /// A process keeps the pages of its last step, so that its plan's peak alone may fit for ever while nothing is left
 /// for anybody.
-fn is_crowded(now: &MemorySnapshot, previous: &Plan) -> bool {
+fn is_crowded<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     let taken = previous.bill.available.saturating_sub(now.ceiling());
     now.usable() < previous.headroom && taken > previous.headroom
 }
 
 /// Keeps the plan, or replaces it by one that fits or is faster.
-fn follow(
+fn follow<S: Setting, L: Setting>(
     now: &MemorySnapshot,
-    costs: &Costs,
+    costs: &Costs<S, L>,
     (budget, wanted): (Bytes, Budgets),
-    previous: &Plan,
+    previous: &Plan<S, L>,
     gives_way: bool,
-) -> Replanned {
+) -> Replanned<S, L> {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
     if limit < previous.predicted_peak {
@@ -172,12 +177,12 @@ fn follow(
 /// # Panics
 ///
 /// As [`plan()`].
-pub fn plan_again(
+pub fn plan_again<S: Setting, L: Setting>(
     now: &MemorySnapshot,
-    costs: &Costs,
+    costs: &Costs<S, L>,
     budgets: impl Into<Budgets>,
-    previous: &Plan,
-) -> Result<Plan, DoesNotFit> {
+    previous: &Plan<S, L>,
+) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
     let budgets = budgets.into();
     let budget = budgets.process;
     let is_same_budget = match budget {
@@ -185,7 +190,7 @@ pub fn plan_again(
         Budget::ShareOfAvailable => true,
     };
     let mut same_step = costs.clone();
-    same_step.steps.retain(|step| previous.has_step(step));
+    same_step.steps.retain(|step| step.what.does_the_same_as(&previous.step));
     if is_same_budget
         && budget.source() == previous.bill.budget_source
         && !same_step.steps.is_empty()
@@ -197,13 +202,13 @@ pub fn plan_again(
 }
 
 /// The fastest plan that still fits, or the smallest there is; `needed` by the old one, `available` where it was short.
-fn shrink(
+fn shrink<S: Setting, L: Setting>(
     now: &MemorySnapshot,
-    costs: &Costs,
+    costs: &Costs<S, L>,
     (budget, wanted): (Bytes, Budgets),
-    previous: &Plan,
+    previous: &Plan<S, L>,
     (needed, available): (Bytes, Bytes),
-) -> Replanned {
+) -> Replanned<S, L> {
     match plan_within(now, costs, budget, wanted) {
         Ok(plan) => {
             let change = Change::Shrunk { needed, available };
@@ -238,28 +243,22 @@ fn with_margin_on_device(now: MemorySnapshot) -> MemorySnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CostRow, DatasetResidency, LoaderChoice, StepChoice};
+    use crate::testing::{ACTIVATIONS, Ahead, Cut, PARAMETERS};
+    use crate::{Choice, CostRow};
+
+    type Costs = crate::Costs<Cut, Ahead>;
+    type Plan = crate::Plan<Cut, Ahead>;
 
     /// Steps of 1, 2, 4 and 8 samples that hold 100 MiB and 100 MiB a sample.
     fn costs() -> Costs {
-        let step = |samples: usize| StepChoice {
-            micro_batch_samples: samples,
-            recompute_blocks: 0,
-            loss_chunk_rows: 128,
-            rows: vec![CostRow::new("activations", (100 << 20) * samples as u64, "")],
-            relative_time: 1.0 + 1.0 / samples as f64,
-            ..StepChoice::default()
+        let step = |samples: usize| {
+            let rows = vec![CostRow::new(ACTIVATIONS, (100 << 20) * samples as u64, "")];
+            Choice::new(Cut { samples, repeated: 0 }, rows, 1.0 + 1.0 / samples as f64)
         };
-        let loader = LoaderChoice {
-            residency: DatasetResidency::UltraLowMem,
-            decode_threads: 1,
-            prefetch_batches: 1,
-            rows: Vec::new(),
-            relative_time: 1.0,
-        };
+        let loader = Choice::new(Ahead { batches: 1 }, Vec::new(), 1.0);
         Costs {
-            batch_samples: 8,
-            fixed: vec![CostRow::new("parameters", 100 << 20, "")],
+            task: "8 samples a step".into(),
+            fixed: vec![CostRow::new(PARAMETERS, 100 << 20, "")],
             steps: [1, 2, 4, 8].map(step).into(),
             loaders: vec![loader],
         }
@@ -274,12 +273,12 @@ mod tests {
     /// Follows a run through what the machine has at each step; returns samples and changes.
     fn follow(budget: Budget, ceilings_mib: &[u64]) -> (Vec<usize>, Vec<Change>) {
         let mut current = plan(&with_ceiling(ceilings_mib[0]), &costs(), budget).unwrap();
-        let (mut samples, mut changes) = (vec![current.micro_batch_samples], Vec::new());
+        let (mut samples, mut changes) = (vec![current.step.samples], Vec::new());
         for &ceiling in &ceilings_mib[1..] {
             let replanned = replan(&with_ceiling(ceiling), &costs(), budget, &current);
             changes.extend(replanned.change);
             current = replanned.plan;
-            samples.push(current.micro_batch_samples);
+            samples.push(current.step.samples);
         }
         (samples, changes)
     }
@@ -353,7 +352,7 @@ mod tests {
     fn a_plan_that_the_budget_limits_does_not_grow() {
         let tight = Budget::Explicit(Bytes::mib(650));
         let current = plan(&with_ceiling(4000), &costs(), tight).unwrap();
-        assert_eq!((current.micro_batch_samples, current.limited_by), (4, Limit::Budget));
+        assert_eq!((current.step.samples, current.limited_by), (4, Limit::Budget));
         let mut smaller_process = costs();
         smaller_process.fixed.clear();
         smaller_process.steps.iter_mut().for_each(|step| step.rows[0].bytes = Bytes::mib(1));
@@ -375,11 +374,11 @@ mod tests {
     fn a_run_that_goes_on_keeps_its_step_although_it_is_measured_anew() {
         let tight = Budget::Explicit(Bytes::mib(940));
         let first = plan(&with_ceiling(4000), &costs(), tight).unwrap();
-        assert_eq!(first.micro_batch_samples, 4); // 945 MiB would be needed for 8
+        assert_eq!(first.step.samples, 4); // 945 MiB would be needed for 8
         let (now, lighter) = (with_ceiling(4000), costs_of_second_start(90));
-        assert_eq!(plan(&now, &lighter, tight).unwrap().micro_batch_samples, 8);
+        assert_eq!(plan(&now, &lighter, tight).unwrap().step.samples, 8);
         let again = plan_again(&now, &lighter, tight, &first).unwrap();
-        assert_eq!((again.micro_batch_samples, again.predicted_peak), (4, Bytes::mib(490)));
+        assert_eq!((again.step.samples, again.predicted_peak), (4, Bytes::mib(490)));
         // The plan of a checkpoint comes back from JSON.
         let read: Plan = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
         assert_eq!(plan_again(&now, &lighter, tight, &read).unwrap(), again);
@@ -389,7 +388,7 @@ mod tests {
     fn a_run_that_goes_on_plans_anew_where_its_plan_is_out_of_place() {
         let first = plan(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(650))).unwrap();
         let check = |now: &MemorySnapshot, costs: &Costs, budget: Budget, samples: usize| {
-            assert_eq!(plan_again(now, costs, budget, &first).unwrap().micro_batch_samples, samples);
+            assert_eq!(plan_again(now, costs, budget, &first).unwrap().step.samples, samples);
         };
         let same = Budget::Explicit(Bytes::mib(650));
         check(&with_ceiling(4000), &costs(), same, 4);
@@ -419,7 +418,7 @@ mod tests {
         assert_eq!(quiet.change, None);
         let pressed = replan(&swapping(950, 8), &costs(), BUDGET, &quiet.plan);
         assert!(matches!(pressed.change, Some(Change::Shrunk { .. })), "{:?}", pressed.change);
-        assert_eq!(pressed.plan.micro_batch_samples, 4);
+        assert_eq!(pressed.plan.step.samples, 4);
         // Others may swap on a machine that has plenty left for us.
         let elsewhere = replan(&swapping(5000, 9), &costs(), BUDGET, &quiet.plan);
         assert_eq!(elsewhere.change, None);
@@ -434,7 +433,7 @@ mod tests {
         };
         let first = plan(&holding(100, 1900), &costs(), BUDGET).unwrap();
         assert_eq!((first.predicted_peak, first.headroom), (Bytes::mib(900), Bytes::mib(45)));
-        let samples = |now: &MemorySnapshot| replan(now, &costs(), BUDGET, &first).plan.micro_batch_samples;
+        let samples = |now: &MemorySnapshot| replan(now, &costs(), BUDGET, &first).plan.step.samples;
         assert_eq!(samples(&holding(895, 45)), 8);
         assert_eq!(samples(&holding(895, 44)), 4);
         // Nor may it keep its plan because it holds more than that predicts.
@@ -447,11 +446,11 @@ mod tests {
         for left in std::iter::repeat_n(300, 2 * CALM_REPLANS as usize) {
             current = replan(&holding(500, left), &costs(), BUDGET, &current).plan;
         }
-        assert_eq!(current.micro_batch_samples, 4);
+        assert_eq!(current.step.samples, 4);
         for _ in 0..CALM_REPLANS {
             current = replan(&holding(500, 1500), &costs(), BUDGET, &current).plan;
         }
-        assert_eq!(current.micro_batch_samples, 8);
+        assert_eq!(current.step.samples, 8);
     }
 
     #[test]
@@ -465,9 +464,9 @@ mod tests {
         };
         let first = plan(&within(7, 3), &costs(), BUDGET).unwrap();
         let quiet = replan(&within(7, 3), &costs(), BUDGET, &first).plan;
-        assert_eq!(quiet.micro_batch_samples, 8);
+        assert_eq!(quiet.step.samples, 8);
         let check = |now: &MemorySnapshot, samples: usize| {
-            assert_eq!(replan(now, &costs(), BUDGET, &quiet).plan.micro_batch_samples, samples, "{now:?}");
+            assert_eq!(replan(now, &costs(), BUDGET, &quiet).plan.step.samples, samples, "{now:?}");
         };
         check(&within(7, 900), 8); // page cache went
         check(&within(8, 3), 8); // others swap
@@ -482,7 +481,7 @@ mod tests {
         };
         let first = plan(&with_ceiling(2000), &costs(), BUDGET).unwrap();
         let mut replanned = replan(&waiting(950), &costs(), BUDGET, &first);
-        assert_eq!(replanned.plan.micro_batch_samples, 4);
+        assert_eq!(replanned.plan.step.samples, 4);
         for _ in 0..2 * CALM_REPLANS {
             replanned = replan(&waiting(600), &costs(), BUDGET, &replanned.plan);
             assert_eq!(replanned.change, None);

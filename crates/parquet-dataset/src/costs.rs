@@ -19,6 +19,8 @@ pub struct CostRow {
     pub name: &'static str,
     /// An upper bound where page maps have been made or the file says enough, an estimate otherwise.
     pub bytes: u64,
+    /// Whether it is held already when costs are stated, and so is in what is measured of the process.
+    pub is_held: bool,
 }
 
 impl Dataset {
@@ -26,14 +28,14 @@ impl Dataset {
     /// Exact page sizes are known once [`Dataset::page_map`] has been called or given.
     pub fn costs(&self, residency: Residency, readers: usize) -> Vec<CostRow> {
         let mut rows = vec![
-            CostRow { name: "dataset metadata", bytes: self.metadata_bytes() },
-            CostRow { name: "dataset decoding", bytes: self.decoding_bytes() * readers as u64 },
+            CostRow { name: "dataset metadata", bytes: self.metadata_bytes(), is_held: true },
+            CostRow { name: "dataset decoding", bytes: self.decoding_bytes() * readers as u64, is_held: false },
             // While it is written beside a checkpoint.
-            CostRow { name: "dataset page map", bytes: self.maps.kept_bytes() },
+            CostRow { name: "dataset page map", bytes: self.maps.kept_bytes(), is_held: false },
         ];
         let bytes = self.cache_bytes(residency);
         if bytes > 0 {
-            rows.push(CostRow { name: "dataset cache", bytes });
+            rows.push(CostRow { name: "dataset cache", bytes, is_held: false });
         }
         rows
     }

@@ -4,9 +4,11 @@
 //! says so in one line, or, with `run.deterministic`, is refused.
 
 use candle_core::DType;
-use memory_policy::{Budgets, Costs, DoesNotFit, MemorySnapshot, Plan};
+use memory_policy::{Budgets, MemorySnapshot};
+use planner::{Costs, DoesNotFit, MICRO_BATCH_SAMPLES, Plan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use t5::Levers;
 
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
@@ -55,7 +57,7 @@ impl Scope {
     /// That of a run.
     pub fn of(config: &Config, options: &trainer::TrainerOptions, device: &candle_core::Device) -> Self {
         Self {
-            is_pinned: config.memory.micro_batch_samples.is_some(),
+            is_pinned: config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some(),
             has_bf16: options.precision.activations() == DType::BF16 || options.gradient_dtype() == DType::BF16,
             is_on_cpu: device.is_cpu(),
         }
@@ -78,28 +80,28 @@ impl Difference {
     }
 }
 
-/// Differences between two plans that change bits.
-pub fn of_plans(was: &Plan, now: &Plan, scope: Scope) -> Vec<Difference> {
+/// Differences between the levers of two plans that change bits.
+pub fn of_levers(was: &Levers, now: &Levers, scope: Scope) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut compare = |setting, before: usize, after: usize, words: String| {
         if before != after {
             found.push(Difference::new(setting, before, after, words));
         }
     };
-    let [before, after] = [was, now].map(|plan| plan.micro_batch_samples);
+    let [before, after] = [was, now].map(|levers| levers.micro_batch_samples);
     let words = format!("the batch is cut into micro-batches of {after} samples instead of {before}");
     compare("memory.micro_batch_samples", before, after, words);
     // Where samples are not counted, as many share a micro-batch as these two leave memory for.
-    let [before, after] = [was, now].map(|plan| if scope.is_pinned { 0 } else { plan.recompute_blocks });
+    let [before, after] = [was, now].map(|levers| if scope.is_pinned { 0 } else { levers.recompute_blocks });
     compare("memory.recompute", before, after, format!("{after} blocks are recomputed instead of {before}"));
-    let [before, after] = [was, now].map(|plan| rows_of_loss(plan, scope));
+    let [before, after] = [was, now].map(|levers| rows_of_loss(levers, scope));
     compare(
         "memory.loss_chunk_rows",
         before,
         after,
         format!("the loss computes {after} rows at a time instead of {before}"),
     );
-    let [before, after] = [was, now].map(|plan| usize::from(plan.layer_major.is_some()));
+    let [before, after] = [was, now].map(|levers| usize::from(levers.layer_major.is_some()));
     if before != after {
         let name = |layers: usize| ["micro-batch-major", "layer-major"][layers];
         let words = format!("gradients are accumulated {} instead of {}", name(after), name(before));
@@ -110,10 +112,10 @@ pub fn of_plans(was: &Plan, now: &Plan, scope: Scope) -> Vec<Difference> {
 
 /// The rows of logits at a time, as far as they show in a bit: where logits are computed again, so many are taken at a time
 /// however few a plan has room for.
-fn rows_of_loss(plan: &Plan, scope: Scope) -> usize {
+fn rows_of_loss(levers: &Levers, scope: Scope) -> usize {
     let dtype = if scope.has_bf16 { DType::BF16 } else { DType::F32 };
-    let shows = !scope.is_pinned || !scope.is_on_cpu || t5_ops::keeps_logits(dtype, plan.loss_chunk_rows);
-    if shows { plan.loss_chunk_rows } else { 0 }
+    let shows = !scope.is_pinned || !scope.is_on_cpu || t5_ops::keeps_logits(dtype, levers.loss_chunk_rows);
+    if shows { levers.loss_chunk_rows } else { 0 }
 }
 
 /// Differences between two sets of kernels that change bits.
@@ -203,7 +205,7 @@ pub fn go_on(
     is_deterministic: bool,
 ) -> Outcome<Resumed> {
     let mut plan = memory_policy::plan_again(snapshot, costs, budgets, before.plan)?;
-    let mut differences = of_plans(before.plan, &plan, scope);
+    let mut differences = of_levers(&before.plan.step.levers, &plan.step.levers, scope);
     let mut refusal = None;
     if is_deterministic && !differences.is_empty() {
         let costs = with_cut_of(costs, before.plan, scope);
@@ -226,10 +228,7 @@ pub fn go_on(
 /// The same offers as far as their steps have the cut of a plan.
 pub fn with_cut_of(costs: &Costs, plan: &Plan, scope: Scope) -> Costs {
     let mut costs = costs.clone();
-    costs.steps.retain(|step| {
-        let cut = plan.with_step(step);
-        of_plans(plan, &cut, scope).is_empty()
-    });
+    costs.steps.retain(|step| of_levers(&plan.step.levers, &step.what.levers, scope).is_empty());
     costs
 }
 
@@ -288,7 +287,10 @@ fn refused(before: &Before, differences: &[Difference], cut: Option<Option<&Does
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::{Budget, Bytes, CostRow, LayerMajor, LoaderChoice, StepChoice};
+    use memory_policy::{Budget, Bytes, CostRow};
+    use planner::names::ACTIVATIONS;
+    use planner::{Feeding, FeedingChoice, Step, StepChoice};
+    use t5::LayerMajor;
 
     use super::*;
 
@@ -296,16 +298,18 @@ mod tests {
 
     /// Micro-batches of 4 in 400 MiB, of 2 in 200, which are slower.
     fn costs() -> Costs {
-        let step = |samples: usize, relative_time: f64| StepChoice {
-            micro_batch_samples: samples,
-            loss_chunk_rows: 256,
-            evaluation_samples: 1,
-            rows: vec![CostRow::new("activations", (samples as u64 * 100) << 20, "")],
-            relative_time,
-            ..StepChoice::default()
+        let step = |samples: usize, relative_time: f64| {
+            let levers = Levers { micro_batch_samples: samples, loss_chunk_rows: 256, ..Levers::default() };
+            let rows = vec![CostRow::new(ACTIVATIONS, (samples as u64 * 100) << 20, "")];
+            StepChoice::new(Step { levers, evaluation_samples: 1 }, rows, relative_time)
         };
-        let loader = LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() };
-        Costs { batch_samples: 8, steps: vec![step(4, 1.0), step(2, 1.5)], loaders: vec![loader], ..Costs::default() }
+        let loader = FeedingChoice::new(Feeding::default(), Vec::new(), 1.0);
+        Costs {
+            task: "8 samples a step".to_string(),
+            steps: vec![step(4, 1.0), step(2, 1.5)],
+            loaders: vec![loader],
+            ..Costs::default()
+        }
     }
 
     fn snapshot() -> MemorySnapshot {
@@ -359,7 +363,10 @@ mod tests {
         let Err(refused) = resumed(Some(&now), &now, 250, true, SCOPE) else { panic!("it goes on") };
         assert!(refused.message.contains("\n  memory.micro_batch_samples: was 4, now 2\n"), "{refused}");
         assert_eq!(refused.hints[0], "the smallest budget that would do: --memory-budget 421MiB");
-        assert_eq!(resumed(Some(&now), &now, 421, true, SCOPE).expect("it does").plan.micro_batch_samples, 4);
+        assert_eq!(
+            resumed(Some(&now), &now, 421, true, SCOPE).expect("it does").plan.step.levers.micro_batch_samples,
+            4
+        );
     }
 
     #[test]
@@ -369,7 +376,7 @@ mod tests {
             let before = Before { checkpoint: "c".to_string(), plan: &plan, kernels: Some(&now) };
             let with = (&snapshot(), &costs(), budgets(1000));
             let resumed = go_on(&before, &now, with, SCOPE, is_deterministic).expect("it goes on");
-            assert_eq!(resumed.plan.micro_batch_samples, samples);
+            assert_eq!(resumed.plan.step.levers.micro_batch_samples, samples);
             assert_eq!(resumed.warning.is_none(), is_deterministic);
         }
         assert_eq!(with_cut_of(&costs(), &plan, SCOPE).steps.len(), 1);
@@ -413,14 +420,13 @@ mod tests {
 
     #[test]
     fn what_lies_on_disk_shows_in_no_bit_and_the_order_of_layers_does() {
-        let plan = planned(1000);
-        let cut = costs().steps.remove(0);
-        let layers = |layers| plan.with_step(&StepChoice { layer_major: Some(layers), ..cut.clone() });
+        let plan = planned(1000).step.levers;
+        let layers = |layers| Levers { layer_major: Some(layers), ..plan };
         let (memory, disk) = (LayerMajor::default(), LayerMajor { boundaries_on_disk: true, ..LayerMajor::default() });
-        assert!(of_plans(&layers(memory), &layers(disk), SCOPE).is_empty());
-        assert_eq!(of_plans(&plan, &layers(disk), SCOPE)[0].setting, "memory.accumulation");
-        let recomputed = plan.with_step(&StepChoice { recompute_blocks: 3, ..cut });
-        assert_eq!(of_plans(&plan, &recomputed, SCOPE)[0].setting, "memory.recompute");
-        assert!(of_plans(&plan, &recomputed, Scope { is_pinned: true, ..SCOPE }).is_empty());
+        assert!(of_levers(&layers(memory), &layers(disk), SCOPE).is_empty());
+        assert_eq!(of_levers(&plan, &layers(disk), SCOPE)[0].setting, "memory.accumulation");
+        let recomputed = Levers { recompute_blocks: 3, ..plan };
+        assert_eq!(of_levers(&plan, &recomputed, SCOPE)[0].setting, "memory.recompute");
+        assert!(of_levers(&plan, &recomputed, Scope { is_pinned: true, ..SCOPE }).is_empty());
     }
 }

@@ -15,6 +15,7 @@ use toml::Value;
 
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
+use crate::lever_flags::LeverFlags;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -279,37 +280,9 @@ pub struct BenchArgs {
     /// Bytes that the process may hold: the planner chooses what no flag says
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,
-    /// Blocks whose activations are computed again in backward: none, full or a number; default: none, or
-    /// full with --accumulation layer-major, where a number counts if gradients are kept or in a file
-    #[arg(long, value_name = "none|full|K", value_parser = recompute)]
-    pub recompute: Option<Recompute>,
-    /// One micro-batch through all blocks, or all micro-batches through one block, before the next; default: the first
-    #[arg(long, value_enum)]
-    pub accumulation: Option<Accumulation>,
-    /// Layer-major: blocks whose gradients are kept and not computed a second time; default: 0
-    #[arg(long, value_name = "K")]
-    pub kept_gradient_blocks: Option<usize>,
-    /// Layer-major: what attention heads put out is kept beside block inputs and not computed again
-    #[arg(long)]
-    pub keep_heads: bool,
-    /// Layer-major: what forward keeps of blocks in a file in this directory instead of in memory
-    #[arg(long, value_name = "DIR")]
-    pub offload: Option<PathBuf>,
-    /// With --offload: blocks, of those that backward comes to first, of which it stays in memory; default: 0
-    #[arg(long, value_name = "K")]
-    pub blocks_in_memory: Option<usize>,
-    /// Layer-major: gradients wait in a file in this directory instead of being computed a second time
-    #[arg(long, value_name = "DIR")]
-    pub offload_gradients: Option<PathBuf>,
-    /// Layer-major: weights lie in a file in this directory, those of one block at a time in memory
-    #[arg(long, value_name = "DIR")]
-    pub offload_weights: Option<PathBuf>,
-    /// Rows of logits at a time; default: 256
-    #[arg(long, value_name = "N")]
-    pub loss_chunk_rows: Option<usize>,
-    /// Samples computed at a time; default: as the planner chooses
-    #[arg(long, value_name = "N")]
-    pub micro_batch: Option<usize>,
+    /// Levers
+    #[command(flatten)]
+    pub levers: LeverFlags,
     /// Timed steps, after one warm-up step
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
@@ -322,15 +295,6 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `--accumulation`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Accumulation {
-    /// One micro-batch after the other
-    MicroBatchMajor,
-    /// One block after the other
-    LayerMajor,
 }
 
 /// `--master-weights`
@@ -377,25 +341,6 @@ impl From<Precision> for trainer::GradientPrecision {
         match flag {
             Precision::F32 => Self::F32,
             Precision::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-/// `--recompute`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Every block.
-    Full,
-    /// The first so many blocks.
-    Blocks(usize),
-}
-
-fn recompute(text: &str) -> Result<Recompute, String> {
-    match text {
-        "none" => Ok(Recompute::Blocks(0)),
-        "full" => Ok(Recompute::Full),
-        number => {
-            number.parse().map(Recompute::Blocks).map_err(|_| "expected none, full or a number of blocks".to_string())
         }
     }
 }

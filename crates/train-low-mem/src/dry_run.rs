@@ -36,13 +36,13 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         return Ok(());
     }
     let machine = setup::machine(flags, &config)?;
-    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
     if session.trainer.is_done() {
         session.report.finish();
         report::print("dry run: all steps are done; the last evaluation and the model remain\n");
         return Ok(());
     }
-    session.feed(&plan);
+    session.feed();
     let Some(batch) = session.loader.next_batch()? else {
         return Err(if session.stop.requested() {
             crate::stop::tried()
@@ -53,7 +53,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let samples = Batch { sources: &batch.sources, targets: &batch.targets };
     let stop = session.stop.clone();
     let began = Instant::now();
-    let outcome = session.trainer.step(&samples, &session.step_plan(&plan), &|| stop.requested())?;
+    let outcome = session.trainer.step(&samples, &session.step_plan(), &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,
@@ -65,6 +65,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     session.save()?;
     session.report.finish();
     let (checkpoints, device) = (session.run.checkpoints(), session.opened.device.clone());
+    let predicted = session.plan.predicted_peak;
     // A run that goes on loads into an empty process: two models at a time were never planned for.
     drop(session);
     let loaded = load(&checkpoints, &device)?;
@@ -76,7 +77,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         took.as_secs_f64(),
         loaded.step_count(),
         now.peak_rss,
-        plan.predicted_peak
+        predicted
     ));
     Ok(scratch.close()?)
 }

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use candle_core::DType;
-use dataloader::{BadRows, DataLoader, LoaderLimits, LoaderOptions, OrderOptions, Position, Tokenizer};
-use parquet_dataset::{Dataset, Residency};
+use dataloader::{DataLoader, LoaderOptions, Position, Tokenizer};
+use parquet_dataset::Dataset;
+use planner::{NOTHING_AHEAD, in_file_order};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use trainer::bleu::Tokenization;
@@ -134,46 +135,6 @@ impl Settings {
     /// Whether a row's last text is the right answer as it stands. A span-corruption target is not a text.
     fn has_references(&self) -> bool {
         matches!(self.loader.objective, dataloader::Objective::TextToText { .. })
-    }
-}
-
-/// Micro-batches read together and sorted by length, so that little is padded.
-const BATCHES_SORTED_TOGETHER: usize = 4;
-
-/// Nothing is held ahead: the evaluating thread reads for itself.
-const NOTHING_AHEAD: LoaderLimits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
-
-/// The stream of an evaluation that computes `samples` rows at a time.
-fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
-    LoaderOptions {
-        batch_size: samples.max(1) * BATCHES_SORTED_TOGETHER,
-        order: OrderOptions { shuffle: false, ..loader.order },
-        epochs: Some(1),
-        bad_rows: BadRows::Skip,
-        keep_texts: true,
-        ..loader.clone()
-    }
-}
-
-/// The rows that an evaluation reads, for what reading them costs.
-pub struct EvaluatedRows<'a> {
-    /// The training task.
-    pub loader: LoaderOptions,
-    /// Who encodes them.
-    pub tokenizer: &'a Tokenizer,
-    /// Where they are.
-    pub dataset: &'a Dataset,
-}
-
-impl EvaluatedRows<'_> {
-    /// Memory of reading, with `samples` rows at a time. Tokenizer and footers are in the row `process`.
-    pub fn bytes(&self, samples: usize) -> u64 {
-        let options = in_file_order(&self.loader, samples);
-        let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);
-        let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
-        let loader = loader.iter().filter(|row| row.name != "tokenizer").map(|row| row.bytes);
-        let dataset = dataset.iter().filter(|row| row.name != "dataset metadata").map(|row| row.bytes);
-        loader.chain(dataset).sum()
     }
 }
 

@@ -176,11 +176,26 @@ impl From<trainer::Error> for Failure {
     }
 }
 
-impl From<memory_policy::DoesNotFit> for Failure {
-    fn from(refusal: memory_policy::DoesNotFit) -> Self {
+impl From<planner::Error> for Failure {
+    fn from(error: planner::Error) -> Self {
+        match error {
+            planner::Error::DoesNotFit(refusal) => (*refusal).into(),
+            planner::Error::Trainer(error) => error.into(),
+            planner::Error::Model(error) => error.into(),
+            planner::Error::Probe(error) => error.into(),
+            planner::Error::WeightsOfADevice => Self::usage(
+                "`memory.weight_offload = \"disk\"` keeps weights in files of the host, and tensors are on a device",
+            )
+            .hint("leave it out, or `--device cpu`"),
+        }
+    }
+}
+
+impl From<planner::DoesNotFit> for Failure {
+    fn from(refusal: planner::DoesNotFit) -> Self {
         let failure = Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint());
         // On disk they would hold less: it was not offered.
-        match refusal.smallest_plan.layer_major {
+        match refusal.smallest_plan.step.levers.layer_major {
             Some(layers) if layers.boundaries_on_disk && layers.weights_on_disk => failure,
             Some(_) if refusal.smallest_plan.predicted_device_peak == memory_policy::Bytes::ZERO => {
                 failure.hint("a larger `memory.disk_writes` lets more tensors go to disk and lowers the minimum")

@@ -1,8 +1,8 @@
 //! `train_low_mem`: trains T5 inside a byte budget.
 //!
 //! This crate is the command. It reads the command line ([`cli`]: what was typed) and the config
-//! ([`config`]: what it means), opens what they name ([`open`]), adds up what it would cost ([`bill`]), asks
-//! the policy for a plan, hands plain numbers to the parts and runs the loop. Start reading at
+//! ([`config`]: what it means), opens what they name ([`open`]), says what the job is ([`job`]), asks
+//! the planner for a plan, hands plain numbers to the parts and runs the loop. Start reading at
 //! [`train`]: the loop is one screen.
 //!
 //! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
@@ -10,7 +10,6 @@
 
 mod assets;
 mod bad_rows;
-mod bill;
 mod bits;
 mod cli;
 mod commands;
@@ -18,19 +17,15 @@ mod config;
 mod dry_run;
 mod evaluation;
 mod failure;
-mod feeding;
 mod identity;
-mod inference;
-mod levers;
+mod job;
+mod lever_flags;
 mod listing;
 mod metrics;
-mod offload;
 mod open;
 mod options;
 mod output;
-mod prices;
 mod profile;
-mod rehearsal;
 mod report;
 mod run_dir;
 mod saved;

@@ -1,16 +1,16 @@
 //! From the config's words to the parts' own options. No decision is made here.
 
 use candle_core::DType;
-use memory_policy::{Budget, Plan};
+use memory_policy::Budget;
+use planner::Plan;
 use trainer::adafactor::AdafactorOptions;
 use trainer::bleu::Tokenization;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Levers, Precision, StepPlan, TrainerOptions};
+use trainer::{Precision, TrainerOptions};
 
 use crate::config::Config;
 use crate::evaluation::Settings;
 use crate::failure::{Failure, Outcome};
-use crate::offload;
 
 /// The trainer's options.
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
@@ -62,8 +62,8 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
     Settings {
         samples: config.train.eval_samples,
         generate_samples: config.train.eval_generate_samples,
-        micro_batch_samples: plan.evaluation_samples.max(1),
-        loss_chunk_rows: plan.loss_chunk_rows,
+        micro_batch_samples: plan.step.evaluation_samples.max(1),
+        loss_chunk_rows: plan.step.levers.loss_chunk_rows,
         max_new_tokens: config.train.eval_max_new_tokens,
         activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },
         tokenization: tokenization(&config.train.bleu_tokenizer),
@@ -71,10 +71,6 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
         loader: crate::open::loader_options(config, model),
     }
 }
-
-/// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
-/// signal is noticed soon.
-pub const MOST_EVALUATED_TOGETHER: usize = 16;
 
 /// sacreBLEU's tokenizer by its name, which the config has checked.
 pub fn tokenization(name: &str) -> Tokenization {
@@ -93,15 +89,4 @@ pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
         Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
     })?;
     Ok(Budget::Explicit(bytes))
-}
-
-/// The plan's numbers for the trainer, made for samples of the `longest` source and target.
-pub fn step_plan(plan: &Plan, longest: Option<(usize, usize)>) -> StepPlan {
-    let levers = Levers {
-        micro_batch_samples: plan.micro_batch_samples,
-        recompute_blocks: plan.recompute_blocks,
-        loss_chunk_rows: plan.loss_chunk_rows,
-        layer_major: plan.layer_major.map(offload::layers_of),
-    };
-    StepPlan { levers, longest }
 }

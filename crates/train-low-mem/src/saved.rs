@@ -1,7 +1,7 @@
 //! The binary's part of a checkpoint: position in the data, identity of the run, and the facts that decided its bits.
 
 use dataloader::Position;
-use memory_policy::Plan;
+use planner::Plan;
 use serde_json::Value;
 use trainer::checkpoint::Found;
 

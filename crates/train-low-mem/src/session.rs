@@ -8,25 +8,25 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
-use dataloader::{DataLoader, LoaderLimits, Position};
-use memory_policy::{Budgets, Bytes, Change, Costs, MemorySnapshot, Plan, Probe, SystemProbe};
+use dataloader::{DataLoader, Position};
+use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Name, Probe, SystemProbe};
+use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted, names};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
-use crate::bill::Wanted;
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::evaluation::{self, Figures};
 use crate::failure::{Failure, Outcome};
+use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
-use crate::rehearsal::rehearse;
 use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
 use crate::saved::{History, Saved, saved_state};
 use crate::stop::Stop;
-use crate::{bill, feeding, identity, offload, options, setup};
+use crate::{identity, options, setup};
 
 /// A run.
 pub struct Session {
@@ -38,7 +38,7 @@ pub struct Session {
     pub run: RunDir,
     /// Whether someone asked it to stop.
     pub stop: Stop,
-    /// The plan that the last step followed.
+    /// The plan that the next step follows.
     pub plan: Plan,
     /// The trainer.
     pub trainer: Trainer,
@@ -85,7 +85,7 @@ pub struct Parts {
 
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
-    pub fn start(parts: Parts) -> Outcome<(Self, Plan)> {
+    pub fn start(parts: Parts) -> Outcome<Self> {
         let Parts { config, opened, mut run, stop, found, machine } = parts;
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
@@ -102,12 +102,19 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         let probe = SystemProbe::new();
-        rehearse(&opened.model, &options, &opened.device)?;
-        let now = machine.snapshot()?;
+        let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
         report.line(&format!("memory at start: {now}"));
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
-        let mut costs = bill::costs(&config, &opened, &options, &now, &loader, wanted)?;
-        let budgets = bill::budgets(&config);
+        let job = RunJob {
+            config: &config,
+            model: &opened.model,
+            options: &options,
+            data: Some((&opened, &loader)),
+            device: &opened.device,
+            wanted,
+        };
+        let mut costs = planner::costs(&job.at(&now), &now)?;
+        let budgets = job::budgets(&config);
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let kernels = Kernels::of_this_process(&opened.device);
         let scope = bits::Scope::of(&config, &options, &opened.device);
@@ -134,12 +141,12 @@ impl Session {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))
         });
-        for (event, fields) in [(event, start), ("plan", bill::plan_json(&plan))].into_iter().chain(warned) {
+        for (event, fields) in [(event, start), ("plan", job::plan_json(&plan))].into_iter().chain(warned) {
             metrics.record(event, fields).inspect(|warning| report.warn(warning));
         }
 
-        let (files, dtype) = (offload::files(run.root(), &now, &plan), options.parameter_dtype());
-        let weights = offload::has_weights_on_disk(&plan).then_some(&files);
+        let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
+        let weights = plan.step.levers.has_weights_on_disk().then_some(&files);
         let mut trainer = match &found {
             Some(found) => Trainer::resume_in(found, options, dtype, &opened.device, weights)?,
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
@@ -167,7 +174,7 @@ impl Session {
             metrics,
             checkpoints,
             position,
-            plan: plan.clone(),
+            plan,
             history: saved.map(|saved| saved.history).unwrap_or_default(),
             first_step: steps_done,
             saved_step: found.is_some().then_some(steps_done),
@@ -176,14 +183,14 @@ impl Session {
         };
         session.stop.can_leave_in_order();
         session.memory_line("with the model loaded")?;
-        Ok((session, plan))
+        Ok(session)
     }
 
     /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
-    pub fn replan(&mut self, plan: Plan) -> Outcome<Plan> {
+    pub fn replan(&mut self) -> Outcome<()> {
         let now = self.machine.snapshot()?;
-        let replanned = memory_policy::replan(&now, &self.costs, self.budgets, &plan);
-        let plan = replanned.plan;
+        let replanned = memory_policy::replan(&now, &self.costs, self.budgets, &self.plan);
+        let was = std::mem::replace(&mut self.plan, replanned.plan);
         if replanned.is_hopeless && !self.is_hopeless {
             self.is_hopeless = true;
             let step = self.trainer.step_count();
@@ -191,8 +198,8 @@ impl Session {
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
         if let Some(change) = replanned.change {
-            let differences = bits::of_plans(&self.plan, &plan, self.scope);
-            let mut line = format!("new plan: {change}; {}", plan.bill.conclusion);
+            let differences = bits::of_levers(&was.step.levers, &self.plan.step.levers, self.scope);
+            let mut line = format!("new plan: {change}; {}", self.plan.bill.conclusion);
             if !differences.is_empty() {
                 line += "; from here on the bits differ from a run with one plan: ";
                 line += &bits::in_words(&differences);
@@ -204,7 +211,7 @@ impl Session {
             }
             let step = self.trainer.step_count();
             let (is_too_large, reason) = (matches!(change, Change::DoesNotFit { .. }), change.to_string());
-            let (followed, bits) = (bill::plan_json(&plan), bits::to_json(&differences));
+            let (followed, bits) = (job::plan_json(&self.plan), bits::to_json(&differences));
             self.note_event("replan", json!({"step": step, "reason": change, "plan": followed, "bits": bits}));
             if self.config.run.deterministic && is_too_large {
                 self.is_hopeless = true;
@@ -214,9 +221,8 @@ impl Session {
                 self.warn(&text, json!({"step": step, "kind": "bits"}))?;
             }
         }
-        self.most_required = self.most_required.max(plan.required());
-        self.plan.clone_from(&plan);
-        Ok(plan)
+        self.most_required = self.most_required.max(self.plan.required());
+        Ok(())
     }
 
     /// Whether the run should leave now: someone asked for it, or the machine has no memory for it.
@@ -225,17 +231,18 @@ impl Session {
     }
 
     /// The plan's numbers for the trainer.
-    pub fn step_plan(&self, plan: &Plan) -> StepPlan {
+    pub fn step_plan(&self) -> StepPlan {
         let data = &self.config.data;
         // A pinned number of samples is meant literally.
-        let is_pinned = self.config.memory.micro_batch_samples.is_some();
-        options::step_plan(plan, (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens)))
+        let is_pinned = self.config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some();
+        let longest = (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens));
+        StepPlan { levers: self.plan.step.levers, longest }
     }
 
     /// Holds the prediction against the system's own peak, after a step or another phase of the run. The first
     /// time that the headroom, 5 % of the prediction or a little more in a small process, does not cover what is
     /// beyond it, a warning names the row that was most likely wrong.
-    pub fn hold_prediction(&mut self, phase: &str) -> Outcome<()> {
+    pub fn hold_prediction(&mut self, phase: &Name) -> Outcome<()> {
         let peak = self.probe.snapshot()?.peak_rss;
         let predicted = self.plan.predicted_peak;
         if self.prediction_was_wrong || peak <= self.most_required {
@@ -243,33 +250,26 @@ impl Session {
         }
         self.prediction_was_wrong = true;
         let tensors = Bytes(heap::held().most_live as u64);
-        let row = bill::wrong_row(&self.plan, phase, peak, tensors);
+        let row = planner::wrong_row(&self.plan, phase, peak, tensors);
         let text = format!(
             "the peak is {peak} after {phase}, above the predicted {predicted}; the likely cause is the row {row} (tensors used {tensors})"
         );
         let step = self.trainer.step_count();
         self.warn(
             &text,
-            json!({"step": step, "kind": "prediction", "phase": phase, "row": row, "peak_rss_bytes": peak.0,
+            json!({"step": step, "kind": "prediction", "phase": phase.as_str(), "row": row, "peak_rss_bytes": peak.0,
             "predicted_peak_bytes": predicted.0, "tensor_bytes": tensors.0}),
         )
     }
 
     /// Hands the plan's numbers to the loader.
-    pub fn feed(&mut self, plan: &Plan) {
-        self.opened.train.set_residency(feeding::dataset_residency(plan.residency));
-        self.loader
-            .set_limits(LoaderLimits { prefetch_batches: plan.prefetch_batches, decode_threads: plan.decode_threads });
+    pub fn feed(&mut self) {
+        self.opened.train.set_residency(self.plan.loader.residency.of_dataset());
+        self.loader.set_limits(self.plan.loader.limits());
     }
 
     /// Notes what became of a batch. False where the step was interrupted and does not count.
-    pub fn record(
-        &mut self,
-        outcome: StepOutcome,
-        batch: &dataloader::Batch,
-        plan: &Plan,
-        took: &Took,
-    ) -> Outcome<bool> {
+    pub fn record(&mut self, outcome: StepOutcome, batch: &dataloader::Batch, took: &Took) -> Outcome<bool> {
         let (stats, kind) = match outcome {
             StepOutcome::Interrupted => return Ok(false),
             StepOutcome::Done(stats) => (stats, "done"),
@@ -288,7 +288,7 @@ impl Session {
             "source_tokens": stats.source_tokens, "tokens_per_second": tokens_per_second,
             "step_ms": milliseconds(took.step), "data_wait_ms": milliseconds(took.data_wait),
             "micro_batches": stats.micro_batches, "rss_bytes": now.rss.0, "peak_rss_bytes": now.peak_rss.0,
-            "predicted_peak_bytes": plan.predicted_peak.0, "samples": batch.len(),
+            "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.len(),
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
         });
         if kind != "done" {
@@ -347,7 +347,7 @@ impl Session {
     ///
     /// Tensors' pages are reused and never exceed their own peak, so what can pile up is small blocks; they go
     /// back first, because they cost least to get again.
-    pub fn clear_cache(&self, plan: &Plan) -> Outcome<()> {
+    pub fn clear_cache(&self) -> Outcome<()> {
         if let Some(every) = self.config.memory.clear_cache_every_steps {
             if every > 0 && self.trainer.step_count().is_multiple_of(every) {
                 heap::release_unused();
@@ -357,7 +357,7 @@ impl Session {
         for release in [heap::release_small, heap::release_unused] {
             let held = heap::held();
             let growth = held.most_live.saturating_sub(held.live + held.free) as u64;
-            if self.probe.snapshot()?.rss + Bytes(growth) <= plan.budget {
+            if self.probe.snapshot()?.rss + Bytes(growth) <= self.plan.budget {
                 break;
             }
             release();
@@ -374,7 +374,7 @@ impl Session {
 
     /// Evaluates where it is time: before the first step, every `train.eval_every_steps`, at the end. A new
     /// best is saved at once. A signal ends it without a result.
-    pub fn evaluate_if_due(&mut self, plan: &Plan) -> Outcome<()> {
+    pub fn evaluate_if_due(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
         let every = self.config.train.eval_every_steps;
         let is_due = step == 0 || self.trainer.is_done() || (every > 0 && step.is_multiple_of(every));
@@ -384,13 +384,13 @@ impl Session {
         self.trainer.release_gradients();
         heap::release_unused();
         self.memory_line("before evaluation")?;
-        let settings = options::evaluation(&self.config, &self.opened.model, plan);
+        let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
         let model = self.trainer.model();
         let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop)?
         else {
             return Ok(());
         };
-        self.hold_prediction("evaluation")?;
+        self.hold_prediction(&names::EVALUATION)?;
         self.note_evaluation(&figures)?;
         heap::release_unused();
         self.memory_line("after evaluation").map(drop)
@@ -469,7 +469,7 @@ impl Session {
         let path = saved.path.display().to_string();
         self.note_event("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}));
         self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
-        self.hold_prediction("saving")?;
+        self.hold_prediction(&names::SAVING)?;
         self.memory_line("after saving").map(drop)
     }
 

@@ -6,7 +6,6 @@
 
 use std::time::Instant;
 
-use memory_policy::Plan;
 use trainer::Batch;
 use trainer::checkpoint::{Checkpoints, Found, export_checkpoint, export_model};
 
@@ -46,8 +45,8 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         return Ok(());
     }
     let machine = setup::machine(flags, &config)?;
-    let (mut session, plan) = Session::start(Parts { config, opened, run, stop, found, machine })?;
-    let ended = run_steps(&mut session, plan).and_then(|ended| match ended {
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
+    let ended = run_steps(&mut session).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),
     });
@@ -74,27 +73,27 @@ enum Ended {
 }
 
 /// The loop: plan, feed, step, record, evaluate, save, stop.
-fn run_steps(run: &mut Session, mut plan: Plan) -> Outcome<Ended> {
-    run.evaluate_if_due(&plan)?;
+fn run_steps(run: &mut Session) -> Outcome<Ended> {
+    run.evaluate_if_due()?;
     while !run.trainer.is_done() && !run.should_stop() {
-        plan = run.replan(plan)?; //                                     control plane: between steps
+        run.replan()?; //                                                control plane: between steps
         if run.should_stop() {
             break;
         }
-        run.feed(&plan);
+        run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
         let began = Instant::now();
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
-        let outcome = run.trainer.step(&samples, &run.step_plan(&plan), &|| stop.requested())?;
+        let outcome = run.trainer.step(&samples, &run.step_plan(), &|| stop.requested())?;
         let took = Took { data_wait: began - asked, step: began.elapsed() };
-        if !run.record(outcome, &batch, &plan, &took)? {
+        if !run.record(outcome, &batch, &took)? {
             break;
         }
-        run.hold_prediction(memory_policy::TRAINING)?;
-        run.clear_cache(&plan)?;
-        run.evaluate_if_due(&plan)?;
+        run.hold_prediction(&memory_policy::TRAINING)?;
+        run.clear_cache()?;
+        run.evaluate_if_due()?;
         run.save_if_due()?;
         run.note_epoch(&batch)?;
     }

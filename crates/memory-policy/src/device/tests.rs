@@ -3,42 +3,35 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    Change, Costs, DatasetResidency, Limit, LoaderChoice, Phase, Probe, ScriptedProbe, StepChoice, plan, replan,
-};
+use crate::testing::{ACTIVATIONS, Ahead, Cut, LOADER, PARAMETERS, PROCESS};
+use crate::{Change, Choice, Limit, Name, Phase, Probe, ScriptedProbe, plan, replan};
+
+type Costs = crate::Costs<Cut, Ahead>;
 
 const MIB: u64 = 1 << 20;
 
-fn step(samples: usize, mib: u64, relative_time: f64) -> StepChoice {
+fn step(samples: usize, mib: u64, relative_time: f64) -> Choice<Cut> {
     let evaluation = Phase {
-        name: "evaluation".into(),
-        rows: vec![CostRow::new("key/value cache", 900 * MIB, "").at(Place::Device)],
+        name: Name::new("evaluation"),
+        rows: vec![CostRow::new(Name::new("key/value cache"), 900 * MIB, "").at(Place::Device)],
     };
-    StepChoice {
-        micro_batch_samples: samples,
-        rows: vec![CostRow::new("activations", mib * MIB, "").at(Place::Device)],
+    Choice {
+        what: Cut { samples, repeated: 0 },
+        rows: vec![CostRow::new(ACTIVATIONS, mib * MIB, "").at(Place::Device)],
         other_phases: vec![evaluation],
         relative_time,
-        ..StepChoice::default()
     }
 }
 
 /// 500 MiB of parameters on the device and activations of 1 to 8 GiB, 900 MiB in an evaluation; 300 MiB on the host,
 /// and a loader of 40 or 800 MiB.
 fn costs() -> Costs {
-    let loader = |mib: u64, relative_time: f64| LoaderChoice {
-        residency: DatasetResidency::UltraLowMem,
-        prefetch_batches: mib as usize,
-        rows: vec![CostRow::new("loader", mib * MIB, "")],
-        relative_time,
-        ..LoaderChoice::default()
+    let loader = |mib: u64, relative_time: f64| {
+        Choice::new(Ahead { batches: mib as usize }, vec![CostRow::new(LOADER, mib * MIB, "")], relative_time)
     };
     Costs {
-        batch_samples: 8,
-        fixed: vec![
-            CostRow::new("process", 300 * MIB, ""),
-            CostRow::new("parameters", 500 * MIB, "").at(Place::Device),
-        ],
+        task: "8 samples a step".into(),
+        fixed: vec![CostRow::new(PROCESS, 300 * MIB, ""), CostRow::new(PARAMETERS, 500 * MIB, "").at(Place::Device)],
         steps: vec![step(8, 8 << 10, 1.0), step(4, 4 << 10, 1.1), step(2, 2 << 10, 1.3), step(1, 1 << 10, 1.6)],
         loaders: vec![loader(800, 1.0), loader(40, 1.05)],
     }
@@ -70,7 +63,7 @@ fn explicit(process_mib: u64, device_mib: u64) -> Budgets {
 fn a_plan_fits_both_budgets_and_each_bounds_its_own_rows() {
     let check = |process_mib: u64, device_mib: u64, samples: usize, loader_mib: usize| {
         let plan = plan(&with_card(24_000), &costs(), explicit(process_mib, device_mib)).unwrap();
-        assert_eq!((plan.micro_batch_samples, plan.prefetch_batches), (samples, loader_mib), "{}", plan.bill);
+        assert_eq!((plan.step.samples, plan.loader.batches), (samples, loader_mib), "{}", plan.bill);
         assert!(plan.required() <= Bytes::mib(process_mib));
         let device = plan.bill.device.unwrap();
         assert_eq!(device.predicted_peak, plan.predicted_device_peak);
@@ -106,7 +99,7 @@ fn what_does_not_fit_the_device_is_refused_with_the_device_budget_that_would_do(
     let hint = refusal.hint();
     assert!(hint.starts_with("the smallest budget that would do: --device-memory-budget 160"), "{hint}");
     let enough = Budgets { device: Budget::Explicit(refusal.smallest_budget), ..explicit(4000, 0) };
-    assert_eq!(plan(&with_card(24_000), &costs(), enough).unwrap().micro_batch_samples, 1);
+    assert_eq!(plan(&with_card(24_000), &costs(), enough).unwrap().step.samples, 1);
 
     let full = plan(&with_card(1200), &costs(), explicit(4000, 8000)).unwrap_err();
     assert_eq!((full.limited_by, full.limit), (Limit::DeviceAvailable, Bytes::mib(1200)));
@@ -120,10 +113,10 @@ fn what_does_not_fit_the_device_is_refused_with_the_device_budget_that_would_do(
 fn without_a_device_budget_a_share_of_what_is_free_is_taken_and_an_unknown_device_is_bounded_by_nothing() {
     let budget = Budget::Explicit(Bytes::mib(4000));
     let plan_of = |now: &MemorySnapshot| plan(now, &costs(), budget).unwrap();
-    assert_eq!(plan_of(&with_card(6000)).micro_batch_samples, 2); // 4800 are the share; 500 + 4096 and 5 % are more
-    assert_eq!(plan_of(&with_card(6100)).micro_batch_samples, 4);
+    assert_eq!(plan_of(&with_card(6000)).step.samples, 2); // 4800 are the share; 500 + 4096 and 5 % are more
+    assert_eq!(plan_of(&with_card(6100)).step.samples, 4);
     let unknown = plan_of(&host(20_000));
-    assert_eq!((unknown.micro_batch_samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves what buys 10 %
+    assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves what buys 10 %
     assert!(unknown.bill.to_string().contains("what the device has is not known"), "{}", unknown.bill);
 }
 
@@ -148,7 +141,7 @@ fn the_requirement_documents_cards_are_plans_from_scripted_probes() {
         let plan = plan(&probe.snapshot().unwrap(), &costs(), Budget::ShareOfAvailable).unwrap();
         assert!(plan.predicted_device_peak < Bytes::gib(total_gib));
         assert!(plan.predicted_peak < Bytes::mib(1434));
-        assert_eq!(plan.micro_batch_samples, samples, "{total_gib} GiB\n{}", plan.bill);
+        assert_eq!(plan.step.samples, samples, "{total_gib} GiB\n{}", plan.bill);
     }
 }
 
@@ -156,11 +149,11 @@ fn the_requirement_documents_cards_are_plans_from_scripted_probes() {
 fn others_on_the_card_shrink_the_plan_and_it_grows_back() {
     let budgets = explicit(4000, 10_000);
     let mut current = plan(&with_card(12_000), &costs(), budgets).unwrap();
-    assert_eq!(current.micro_batch_samples, 8);
+    assert_eq!(current.step.samples, 8);
     let mut follow = |free_mib: u64| {
         let replanned = replan(&with_card(free_mib), &costs(), budgets, &current);
         current = replanned.plan;
-        (current.micro_batch_samples, replanned.change)
+        (current.step.samples, replanned.change)
     };
     let (samples, change) = follow(5000);
     assert_eq!(samples, 4);

@@ -3,32 +3,27 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Group, LoaderChoice, undominated};
+use crate::testing::{ACTIVATIONS, Ahead, Cut, LOADER, PARAMETERS, PROCESS};
+use crate::{Group, Name, Phase, undominated};
+
+type Costs = crate::Costs<Cut, Ahead>;
+type Plan = crate::Plan<Cut, Ahead>;
 
 const MIB: u64 = 1 << 20;
 
-fn step(micro_batch_samples: usize, recompute_blocks: usize, mib: u64, relative_time: f64) -> StepChoice {
-    let rows = vec![CostRow::new("activations", mib * MIB, "")];
-    StepChoice {
-        micro_batch_samples,
-        recompute_blocks,
-        loss_chunk_rows: 128,
-        rows,
-        relative_time,
-        ..StepChoice::default()
-    }
+fn step(samples: usize, repeated: usize, mib: u64, relative_time: f64) -> Choice<Cut> {
+    Choice::new(Cut { samples, repeated }, vec![CostRow::new(ACTIVATIONS, mib * MIB, "")], relative_time)
 }
 
-fn loader(residency: DatasetResidency, prefetch_batches: usize, mib: u64, relative_time: f64) -> LoaderChoice {
-    let rows = vec![CostRow::new("loader", mib * MIB, "")];
-    LoaderChoice { residency, decode_threads: 1, prefetch_batches, rows, relative_time }
+fn loader(batches: usize, mib: u64, relative_time: f64) -> Choice<Ahead> {
+    Choice::new(Ahead { batches }, vec![CostRow::new(LOADER, mib * MIB, "")], relative_time)
 }
 
 /// 200 MiB whatever is chosen; steps of 50 to 800 MiB; loaders of 10 to 300 MiB.
 fn costs() -> Costs {
     Costs {
-        batch_samples: 16,
-        fixed: vec![CostRow::new("parameters", 150 * MIB, "f32"), CostRow::new("process", 50 * MIB, "")],
+        task: "16 samples a step".into(),
+        fixed: vec![CostRow::new(PARAMETERS, 150 * MIB, "f32"), CostRow::new(PROCESS, 50 * MIB, "")],
         steps: vec![
             step(1, 12, 50, 1.9),
             step(1, 0, 100, 1.4),
@@ -36,11 +31,7 @@ fn costs() -> Costs {
             step(4, 0, 400, 1.05),
             step(8, 0, 800, 1.0),
         ],
-        loaders: vec![
-            loader(DatasetResidency::InMemory, 4, 300, 1.0),
-            loader(DatasetResidency::RowGroupCache { bytes: Bytes::mib(32) }, 2, 40, 1.02),
-            loader(DatasetResidency::UltraLowMem, 1, 10, 1.5),
-        ],
+        loaders: vec![loader(4, 300, 1.0), loader(2, 40, 1.02), loader(1, 10, 1.5)],
     }
 }
 
@@ -55,21 +46,21 @@ fn explicit(mib: u64) -> Budget {
 
 #[test]
 fn the_fastest_plan_that_fits_is_chosen() {
-    let check = |budget_mib: u64, samples: usize, recompute: usize, residency: &str| {
+    let check = |budget_mib: u64, samples: usize, repeated: usize, batches: usize| {
         let plan = plan(&ample(), &costs(), explicit(budget_mib)).unwrap();
-        let chosen = (plan.micro_batch_samples, plan.recompute_blocks, plan.residency.name());
-        assert_eq!(chosen, (samples, recompute, residency), "at {budget_mib} MiB:\n{}", plan.bill);
+        let chosen = (plan.step.samples, plan.step.repeated, plan.loader.batches);
+        assert_eq!(chosen, (samples, repeated, batches), "at {budget_mib} MiB:\n{}", plan.bill);
         assert!(plan.required() <= Bytes::mib(budget_mib));
     };
-    check(4000, 8, 0, "in_memory");
-    check(1365, 8, 0, "in_memory"); // 200 + 800 + 300 and 5 %
-    check(1364, 8, 0, "row_group_cache");
-    check(1091, 4, 0, "in_memory"); // 200 + 400 + 300 and 5 %: 1.05 beats what is left at 1.02 x 1.05
-    check(944, 4, 0, "row_group_cache");
-    check(671, 4, 12, "row_group_cache");
-    check(400, 1, 0, "row_group_cache"); // 340 and 5 %
-    check(356, 1, 12, "row_group_cache"); // 290 and 5 %: 1.9 x 1.02 beats 1.4 x 1.5
-    check(304, 1, 12, "ultra_low_mem"); // 260 and 5 %
+    check(4000, 8, 0, 4);
+    check(1365, 8, 0, 4); // 200 + 800 + 300 and 5 %
+    check(1364, 8, 0, 2);
+    check(1091, 4, 0, 4); // 200 + 400 + 300 and 5 %: 1.05 beats what is left at 1.02 x 1.05
+    check(944, 4, 0, 2);
+    check(671, 4, 12, 2);
+    check(400, 1, 0, 2); // 340 and 5 %
+    check(356, 1, 12, 2); // 290 and 5 %: 1.9 x 1.02 beats 1.4 x 1.5
+    check(304, 1, 12, 1); // 260 and 5 %
 }
 
 #[test]
@@ -91,7 +82,7 @@ fn what_cannot_fit_is_refused_with_the_smallest_budget_that_would_do() {
 fn a_machine_with_less_than_the_budget_is_not_promised_away() {
     let crowded = MemorySnapshot { available: Bytes::mib(330), rss: Bytes::mib(30), ..ample() };
     let tight = plan(&crowded, &costs(), explicit(4000)).unwrap();
-    assert_eq!((tight.micro_batch_samples, tight.limited_by), (1, Limit::Available));
+    assert_eq!((tight.step.samples, tight.limited_by), (1, Limit::Available));
     assert!(tight.required() <= crowded.ceiling());
     assert_eq!(tight.budget, Bytes::mib(4000));
 
@@ -111,7 +102,7 @@ fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_
     assert_eq!(plan.budget, Bytes::mib(760)); // 80 % of 1000 - 200 + 150
     let first = plan.bill.to_string().lines().next().unwrap().to_string();
     assert!(first.ends_with("760.0 MiB  80 % of what is available; 950.0 MiB available (cgroup)"), "{first}");
-    assert_eq!(plan.micro_batch_samples, 4);
+    assert_eq!(plan.step.samples, 4);
 }
 
 #[test]
@@ -131,7 +122,7 @@ fn equal_speed_goes_to_the_smaller_plan_and_equal_plans_to_the_first_offered() {
     costs.loaders.truncate(1);
     costs.steps = vec![step(8, 0, 500, 1.0), step(4, 0, 300, 1.0), step(2, 1, 300, 1.0)];
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
-    assert_eq!((plan.micro_batch_samples, plan.recompute_blocks), (4, 0));
+    assert_eq!((plan.step.samples, plan.step.repeated), (4, 0));
 }
 
 #[test]
@@ -139,7 +130,7 @@ fn memory_that_buys_no_time_is_not_taken_however_much_there_is() {
     let mut costs = costs();
     costs.loaders.truncate(1);
     costs.steps = vec![step(8, 0, 800, 1.0), step(4, 0, 400, 1.01), step(2, 0, 200, 1.014), step(1, 0, 100, 1.1)];
-    let samples = |mib| plan(&ample(), &costs, explicit(mib)).unwrap().micro_batch_samples;
+    let samples = |mib| plan(&ample(), &costs, explicit(mib)).unwrap().step.samples;
     assert_eq!([9000, 2000, 735, 734].map(samples), [2, 2, 2, 1]); // 200 + 200 + 300 and 5 %
 }
 
@@ -147,11 +138,9 @@ fn memory_that_buys_no_time_is_not_taken_however_much_there_is() {
 fn the_phase_that_holds_most_is_what_the_bill_shows() {
     let mut costs = costs();
     costs.loaders.truncate(1);
-    let rows = vec![CostRow::new("key/value cache", 450 * MIB, "")];
-    costs.steps = vec![StepChoice {
-        other_phases: vec![crate::Phase { name: "evaluation".into(), rows }],
-        ..step(4, 0, 400, 1.0)
-    }];
+    let rows = vec![CostRow::new(Name::new("key/value cache"), 450 * MIB, "")];
+    let evaluation = Phase { name: Name::new("evaluation"), rows };
+    costs.steps = vec![Choice { other_phases: vec![evaluation], ..step(4, 0, 400, 1.0) }];
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
     assert_eq!((plan.predicted_peak, plan.bill.binding.as_str()), (Bytes::mib(950), "evaluation"));
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
@@ -162,10 +151,10 @@ fn the_phase_that_holds_most_is_what_the_bill_shows() {
 #[test]
 fn a_pinned_lever_is_an_offer_of_that_value_alone() {
     let mut costs = costs();
-    costs.steps.retain(|step| step.micro_batch_samples == 4);
-    costs.loaders.retain(|loader| loader.residency == DatasetResidency::UltraLowMem);
+    costs.steps.retain(|step| step.what.samples == 4);
+    costs.loaders.retain(|loader| loader.what.batches == 1);
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
-    assert_eq!((plan.micro_batch_samples, plan.residency), (4, DatasetResidency::UltraLowMem));
+    assert_eq!((plan.step.samples, plan.loader.batches), (4, 1));
 }
 
 #[test]
@@ -179,7 +168,7 @@ memory budget        1.17 GiB   --memory-budget; 60.00 GiB available (host)
   loader             0.04 GiB
   headroom           0.05 GiB   5 % of the predicted peak
 next                 nothing that is offered is faster
-=> 16 samples a step, micro-batches of 8; predicted peak 1.02 GiB
+=> 16 samples a step, 8 at a time; predicted peak 1.02 GiB
 ";
     assert_eq!(plan.bill.to_string(), expected);
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
@@ -197,13 +186,13 @@ fn any_costs() -> impl Strategy<Value = Costs> {
     let fixed = prop::collection::vec(0u64..2000 * MIB, 0..3);
     (fixed, prop::collection::vec(choice(), 1..8), prop::collection::vec(choice(), 1..5)).prop_map(
         |(fixed, steps, loaders)| Costs {
-            batch_samples: 8,
-            fixed: fixed.into_iter().map(|bytes| CostRow::new("fixed", bytes, "")).collect(),
+            task: "8 samples a step".into(),
+            fixed: fixed.into_iter().map(|bytes| CostRow::new(Name::new("fixed"), bytes, "")).collect(),
             steps: steps
                 .into_iter()
                 .enumerate()
-                .map(|(i, (bytes, time))| StepChoice {
-                    rows: vec![CostRow::new("step", bytes, "")],
+                .map(|(i, (bytes, time))| Choice {
+                    rows: vec![CostRow::new(ACTIVATIONS, bytes, "")],
                     ..step(i, 0, 0, time)
                 })
                 .collect(),
@@ -211,8 +200,8 @@ fn any_costs() -> impl Strategy<Value = Costs> {
                 .into_iter()
                 .enumerate()
                 .map(|(i, (bytes, time))| {
-                    let rows = vec![CostRow::new("loader", bytes, "")];
-                    LoaderChoice { rows, ..loader(DatasetResidency::UltraLowMem, i, 0, time) }
+                    let rows = vec![CostRow::new(LOADER, bytes, "")];
+                    Choice { rows, ..loader(i, 0, time) }
                 })
                 .collect(),
         },
@@ -281,7 +270,7 @@ proptest! {
     #[test]
     fn costs_beyond_all_bytes_are_refused_and_do_not_wrap(mib in 0u64..8000) {
         let mut costs = costs();
-        costs.fixed = vec![CostRow::new("absurd", u64::MAX, ""), CostRow::new("more", u64::MAX, "")];
+        costs.fixed = vec![CostRow::new(Name::new("absurd"), u64::MAX, ""), CostRow::new(Name::new("more"), u64::MAX, "")];
         prop_assert!(plan(&ample(), &costs, explicit(mib)).is_err());
     }
 }

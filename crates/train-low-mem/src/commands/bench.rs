@@ -3,21 +3,21 @@
 //! A step is what training does: forward, backward, clipping and Adafactor, dropout on, over `batch` samples
 //! without padding. The first step is not timed: it allocates.
 
-use std::path::Path;
 use std::time::Instant;
 
-use memory_policy::{Budget, Bytes, CostRow, Costs, LoaderChoice, MemorySnapshot, Plan, Probe, SystemProbe};
+use memory_policy::{Bytes, MemorySnapshot, Place, Probe, SystemProbe};
+use planner::{Feed, Job, Plan, Prices, Training, Wanted, Work};
 use serde_json::json;
 use t5::{ParameterSpec, T5};
-use trainer::{Batch, StepOutcome, Trainer, TrainerOptions};
+use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
-use crate::bill::{StepCosts, Wanted};
-use crate::cli::{self, BenchArgs, Precision, Recompute};
-use crate::config::{AccumulationPin, Memory};
+use crate::cli::{BenchArgs, Precision};
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
-use crate::rehearsal::rehearse;
-use crate::{levers, offload, open, options, report};
+use crate::{open, report};
+
+/// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
+const MOST_WRITTEN: u64 = 1 << 40;
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -36,17 +36,14 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         ..TrainerOptions::default()
     };
     let probe = SystemProbe::new();
-    rehearse(&model, &options, &device)?;
-    let now = probe.snapshot()?;
+    let now = planner::rehearse(&model, &options, &device, &probe)?;
     let planned = plan(flags, &model, &options, &now)?;
-    let (plan, predicted_peak_bytes) = (options::step_plan(&planned, None), planned.predicted_peak.0);
+    let plan = StepPlan { levers: planned.step.levers, longest: None };
+    let predicted_peak_bytes = planned.predicted_peak.0;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
-    // The system's own directory for such files lies in memory on many machines.
-    let directories = [&flags.offload_gradients, &flags.offload, &flags.offload_weights];
-    let directory = directories.into_iter().find_map(Option::as_deref).unwrap_or(Path::new("."));
-    let files = offload::files(directory, &now, &planned);
-    let weights = offload::has_weights_on_disk(&planned).then_some(&files);
+    let files = planner::files(flags.levers.directory(), &now, &planned);
+    let weights = plan.levers.has_weights_on_disk().then_some(&files);
     let mut trainer = Trainer::new(T5::init_in(&model, 0, options.parameter_dtype(), &device, weights)?, options)?;
     trainer.offload_to(files);
     let mut step_ms = Vec::with_capacity(flags.steps);
@@ -105,52 +102,23 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The cut that the flags ask for, free where they say nothing, and the peak that is predicted for it.
+/// The plan that the flags ask for, free where they say nothing and a budget is given.
 fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &MemorySnapshot) -> Outcome<Plan> {
-    let longest = (flags.source_tokens, flags.target_tokens);
-    let budget = flags.memory_budget.map_or(Budget::ShareOfAvailable, Budget::Explicit);
-    let step = StepCosts::of_batch(model, options, flags.batch, longest)?.within(budget, now);
-    let pins = pins(flags)?;
-    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured: program")];
-    fixed.extend(step.fixed(options)?);
-    let costs = Costs {
-        batch_samples: flags.batch,
-        fixed,
-        steps: Wanted::Undominated(None).of(step.choices(&pins)),
-        loaders: vec![LoaderChoice { relative_time: 1.0, ..LoaderChoice::default() }],
+    let pins = flags.levers.pins(flags.memory_budget.is_none());
+    let training = Training { options, disk_writes: MOST_WRITTEN, evaluation: None, wanted: Wanted::Undominated(None) };
+    let job = Job {
+        model,
+        work: Work::Training(training),
+        samples: flags.batch,
+        longest: (flags.source_tokens, flags.target_tokens),
+        place: Place::Host,
+        budgets: planner::budget_of(flags.memory_budget.map(|bytes| bytes.0)).into(),
+        pins: &pins,
+        feed: Feed::Given,
+        process_note: "measured: program",
+        prices: Prices::of_units(options.precision.activations()),
     };
-    Ok(memory_policy::plan(now, &costs, budget)?)
-}
-
-/// The pins of the flags. Without a budget, levers without a flag have fixed defaults, so that a measurement of one
-/// lever does not change the others.
-fn pins(flags: &BenchArgs) -> Outcome<Memory> {
-    fn or_else<T>(named: Option<T>, is_free: bool, default: T) -> Option<T> {
-        named.or((!is_free).then_some(default))
-    }
-    let is_free = flags.memory_budget.is_some();
-    let recompute = flags.recompute.map(|recompute| match recompute {
-        Recompute::Full => usize::MAX,
-        Recompute::Blocks(blocks) => blocks,
-    });
-    let accumulation = flags.accumulation.map(|accumulation| match accumulation {
-        cli::Accumulation::MicroBatchMajor => AccumulationPin::MicroBatchMajor,
-        cli::Accumulation::LayerMajor => AccumulationPin::LayerMajor,
-    });
-    let recomputed = if accumulation == Some(AccumulationPin::LayerMajor) { usize::MAX } else { 0 };
-    Ok(Memory {
-        micro_batch_samples: flags.micro_batch,
-        loss_chunk_rows: or_else(flags.loss_chunk_rows.map(|rows| rows.max(1)), is_free, 256),
-        recompute_blocks: or_else(recompute, is_free, recomputed),
-        accumulation: or_else(accumulation, is_free, AccumulationPin::MicroBatchMajor),
-        kept_gradient_blocks: or_else(flags.kept_gradient_blocks, is_free, 0),
-        heads_kept: or_else(flags.keep_heads.then_some(true), is_free, false),
-        activation_offload: or_else(flags.offload.is_some().then_some(true), is_free, false),
-        blocks_in_memory: or_else(flags.blocks_in_memory, is_free, 0),
-        gradient_offload: or_else(flags.offload_gradients.is_some().then_some(true), is_free, false),
-        weight_offload: or_else(flags.offload_weights.is_some().then_some(true), is_free, false),
-        ..levers::no_pins()?
-    })
+    Ok(planner::plan(&job, now)?.plan)
 }
 
 /// The name in `--json` of the order of micro-batches and blocks.

@@ -2,17 +2,18 @@
 
 use candle_core::DType;
 use memory_policy::{Probe, SystemProbe};
+use planner::{EvaluatedRows, Inference, Job};
 use serde_json::json;
 use toml::Value;
+use trainer::TrainerOptions;
 
 use crate::cli::EvalArgs;
 use crate::config::{Config, Origin, Values, paths};
-use crate::evaluation::{EvaluatedRows, Settings, evaluate};
+use crate::evaluation::{Settings, evaluate};
 use crate::failure::{Failure, Outcome};
-use crate::inference::Inference;
 use crate::open::{self, Opened};
 use crate::stop::Stop;
-use crate::{bill, options, report, setup};
+use crate::{job, options, report, setup};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
@@ -20,21 +21,24 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let opened = Opened::new(&config, None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;
-    let inference = Inference {
-        model: &opened.model,
-        precision: if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 },
-        device: &opened.device,
-        most_samples: flags.batch_samples,
-        source_tokens: config.data.max_source_tokens,
-        target_tokens: Some(config.data.max_target_tokens),
-        max_new_tokens: config.train.eval_max_new_tokens,
-        rows: Some(EvaluatedRows {
-            loader: open::loader_options(&config, &opened.model),
-            tokenizer: &opened.tokenizer,
-            dataset: &opened.train,
-        }),
+    let precision = if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 };
+    let rows = EvaluatedRows {
+        loader: open::loader_options(&config, &opened.model),
+        tokenizer: &opened.tokenizer,
+        dataset: &opened.train,
     };
-    let plan = inference.plan(bill::budgets(&config).process)?;
+    let inference = Inference {
+        activations: precision.activations(),
+        max_new_tokens: config.train.eval_max_new_tokens,
+        has_targets: true,
+        rows: Some(rows),
+    };
+    let longest = (config.data.max_source_tokens, config.data.max_target_tokens);
+    let budget = job::budgets(&config).process;
+    let options = TrainerOptions { precision, ..TrainerOptions::default() };
+    let now = planner::rehearse(&opened.model, &options, &opened.device, &SystemProbe::new())?;
+    let job = Job::of_inference(&opened.model, inference, flags.batch_samples, longest, budget);
+    let plan = planner::plan(&job, &now)?.plan;
     let model = t5::T5::load(&flags.model, DType::F32, &opened.device)?;
     let settings = Settings {
         samples: flags.samples,

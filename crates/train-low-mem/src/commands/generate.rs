@@ -6,12 +6,13 @@ use std::path::Path;
 use candle_core::DType;
 use dataloader::Tokenizer;
 use memory_policy::{Probe, SystemProbe};
+use planner::{Inference, Job};
 use serde_json::json;
 use t5::{GenerateOptions, T5};
+use trainer::TrainerOptions;
 
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
-use crate::inference::Inference;
 use crate::{open, options, report};
 
 /// Answers prompts.
@@ -20,20 +21,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let path = flags.model.join("tokenizer.json");
     let tokenizer = Tokenizer::load(&path)?;
     let config = t5::Config::from_file(&flags.model.join("config.json"))?;
-    let inference = Inference {
-        model: &config,
-        precision: trainer::Precision::F32,
-        device: &device,
-        most_samples: flags.batch_samples,
-        source_tokens: flags.max_source_tokens,
-        target_tokens: None,
-        max_new_tokens: flags.max_new_tokens,
-        rows: None,
-    };
     let budget = options::budget(flags.memory_budget.as_deref())?;
-    let plan = inference.plan(budget)?;
+    let now = planner::rehearse(&config, &TrainerOptions::default(), &device, &SystemProbe::new())?;
+    let inference =
+        Inference { activations: DType::F32, max_new_tokens: flags.max_new_tokens, has_targets: false, rows: None };
+    let longest = (flags.max_source_tokens, 1);
+    let plan = planner::plan(&Job::of_inference(&config, inference, flags.batch_samples, longest, budget), &now)?.plan;
     let model = T5::load(&flags.model, DType::F32, &device)?;
-    answer_all(&model, &tokenizer, flags, plan.evaluation_samples)?;
+    answer_all(&model, &tokenizer, flags, plan.step.evaluation_samples)?;
     if flags.memory_budget.is_some() {
         let peak = SystemProbe::new().snapshot()?.peak_rss;
         report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));

@@ -1,17 +1,18 @@
 //! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
 
+use candle_core::Device;
 use dataloader::Position;
-use memory_policy::{Bytes, CostRow, Costs, DatasetResidency, Explained, LoaderChoice, MemorySnapshot, Plan, Probe};
+use memory_policy::{Bytes, Explained, MemorySnapshot, Probe};
+use planner::{Plan, Planned, Wanted};
 use serde_json::json;
 
-use crate::bill::Wanted;
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::Outcome;
+use crate::job::{self, RunJob};
 use crate::open;
-use crate::rehearsal::rehearse;
 use crate::run_dir::{RunDir, own_names};
-use crate::{bill, options, report, setup};
+use crate::{options, report, setup};
 
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
@@ -19,20 +20,52 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let machine = setup::machine(&flags.train, &config)?;
     // Whoever wants nothing explained needs only the choices that some budget would take.
     let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
-    let (costs, total_steps) = costs(&config, machine.as_ref(), wanted)?;
-    let now = machine.snapshot()?;
-    let plan = memory_policy::plan(&now, &costs, bill::budgets(&config))?;
+    let has_data = !config.data.train.is_empty();
+    let of_run = if has_data { planned } else { planned_without_data };
+    let (Planned { plan, costs }, total_steps) = of_run(config, machine.as_ref(), wanted)?;
     if flags.json {
-        let mut json = bill::plan_json(&plan);
+        let mut json = job::plan_json(&plan);
         json["total_steps"] = json!(total_steps);
-        report::result(&format!("{json:#}\n"))?;
-        return Ok(());
+        return report::result(&format!("{json:#}\n"));
     }
     report::result(&format!("{}\n{}", plan.bill, in_words(&plan)))?;
     if flags.explain {
         report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
     }
     Ok(())
+}
+
+/// The plan of the config's run, and its steps.
+fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Planned, Option<u64>)> {
+    // The embedded files have to lie somewhere while their footers are read.
+    let (temporary, names) = (std::env::temp_dir(), own_names());
+    trainer::Scratch::remove_abandoned(&temporary, &names);
+    let directory = trainer::Scratch::create_in(&temporary, &names)?;
+    let mut place = RunDir::look_at(directory.path());
+    let config = setup::place_embedded_files(config, &mut place)?;
+    let opened = setup::open(&config, directory.path(), false)?;
+    let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
+    let options = options::trainer_options(&config, &opened.model, total_steps);
+    let (model, device) = (&opened.model, &opened.device);
+    let data = Some((&opened, &loader));
+    let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
+    let job = RunJob { config: &config, model, options: &options, data, device, wanted };
+    Ok((planner::plan(&job.at(&now), &now)?, Some(total_steps)))
+}
+
+/// The same as far as it is known before any data is: the queue of batches, and no dataset.
+fn planned_without_data(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Planned, Option<u64>)> {
+    let (model, device) = (&open::model_without_data(&config)?, &Device::Cpu);
+    // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+    let options = options::trainer_options(&config, model, config.train.max_steps.unwrap_or(u64::MAX));
+    let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
+    let job = RunJob { config: &config, model, options: &options, data: None, device, wanted };
+    Ok((planner::plan(&job.at(&now), &now)?, config.train.max_steps))
+}
+
+/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
+fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
+    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
 }
 
 /// Other values of a lever that are shown, of many evenly spaced ones.
@@ -57,68 +90,16 @@ fn explanation(levers: &[Explained], plan: &Plan) -> String {
     text
 }
 
-/// The costs of the config's run, and its steps where the data says how many.
-fn costs(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Costs, Option<u64>)> {
-    if config.data.train.is_empty() {
-        return Ok((costs_without_data(config, probe, wanted)?, config.train.max_steps));
-    }
-    // The embedded files have to lie somewhere while their footers are read.
-    let (temporary, names) = (std::env::temp_dir(), own_names());
-    trainer::Scratch::remove_abandoned(&temporary, &names);
-    let directory = trainer::Scratch::create_in(&temporary, &names)?;
-    let mut place = RunDir::look_at(directory.path());
-    let config = setup::place_embedded_files(config.clone(), &mut place)?;
-    let opened = setup::open(&config, directory.path(), false)?;
-    let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
-    let options = options::trainer_options(&config, &opened.model, total_steps);
-    rehearse(&opened.model, &options, &opened.device)?;
-    let now = for_another_start(probe.snapshot()?);
-    Ok((bill::costs(&config, &opened, &options, &now, &loader, wanted)?, Some(total_steps)))
-}
-
-/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
-fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
-    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
-}
-
-/// The costs as far as they are known before any data is: the queue of batches, and no dataset.
-fn costs_without_data(config: &Config, probe: &dyn Probe, wanted: Wanted<'_>) -> Outcome<Costs> {
-    let model = open::model_without_data(config)?;
-    // The writes of a run of unknown length are unknown, so only pinned files are offered.
-    let options = options::trainer_options(config, &model, config.train.max_steps.unwrap_or(u64::MAX));
-    rehearse(&model, &options, &candle_core::Device::Cpu)?;
-    let now = for_another_start(probe.snapshot()?);
-    let place = bill::place(config, &candle_core::Device::Cpu, &now);
-    let step = bill::StepCosts::new(config, &model, &options, place)?.within(bill::budgets(config).process, &now);
-    let mut fixed = vec![CostRow::new("process", now.rss.0, "measured; without the tokenizer")];
-    fixed.push(bill::small_blocks());
-    fixed.extend(step.fixed(&options)?);
-    let prefetch_batches = config.memory.prefetch_batches.unwrap_or(2);
-    let tokens = config.data.max_source_tokens + config.data.max_target_tokens;
-    let batches = (prefetch_batches + 1) * config.train.batch_size * (4 * tokens + 96);
-    Ok(Costs {
-        batch_samples: config.train.batch_size,
-        fixed,
-        steps: wanted.of(step.choices(&config.memory)),
-        loaders: vec![LoaderChoice {
-            residency: DatasetResidency::UltraLowMem,
-            decode_threads: config.memory.decode_threads.unwrap_or(1),
-            prefetch_batches,
-            rows: vec![CostRow::new("loader", batches as u64, "without the dataset, because `data.train` is not set")],
-            relative_time: 1.0,
-        }],
-    })
-}
-
 /// The plan's numbers under the names of their pins.
 fn in_words(plan: &Plan) -> String {
+    let (levers, feeding) = (&plan.step.levers, &plan.loader);
     let lines = [
-        ("micro_batch_samples", plan.micro_batch_samples.to_string()),
-        ("recompute_blocks", plan.recompute_blocks.to_string()),
-        ("loss_chunk_rows", plan.loss_chunk_rows.to_string()),
-        ("prefetch_batches", plan.prefetch_batches.to_string()),
-        ("decode_threads", plan.decode_threads.to_string()),
-        ("dataset_residency", plan.residency.to_string()),
+        ("micro_batch_samples", levers.micro_batch_samples.to_string()),
+        ("recompute_blocks", levers.recompute_blocks.to_string()),
+        ("loss_chunk_rows", levers.loss_chunk_rows.to_string()),
+        ("prefetch_batches", feeding.prefetch_batches.to_string()),
+        ("decode_threads", feeding.decode_threads.to_string()),
+        ("dataset_residency", feeding.residency.to_string()),
         ("smallest budget of this plan", Bytes::to_string(&plan.required())),
     ];
     lines.iter().map(|(name, value)| format!("  {name:<30}{value}\n")).collect()

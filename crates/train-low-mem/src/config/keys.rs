@@ -1,8 +1,12 @@
 //! The config's keys: one table of every name, type, default and meaning.
 //!
-//! The table is the only list of keys in the program. The parser checks against it, suggestions come
+//! The table, with the planner's table of levers, is the only list of keys in the program. The parser checks against it, suggestions come
 //! from it, `resolved.toml` is written in its order and `train_low_mem keys` prints it, so a key cannot
 //! be accepted in one place and forgotten in another.
+
+use std::sync::LazyLock;
+
+use planner::Values;
 
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +67,26 @@ pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed
 
 use Kind::{Integer, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
 
-/// Every key, in the order of `resolved.toml`.
+/// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
+pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let pins = planner::lever_of_a_pin().map(|(lever, values, meaning)| Key {
+        // Once in a process: the list is made once.
+        name: format!("memory.{lever}").leak(),
+        kind: match values {
+            Values::Count(least, most) => Integer(least as i64, most as i64),
+            Values::Blocks(most) => Integer(0, most as i64),
+            Values::Words(words) => OneOf(words),
+        },
+        words: AUTO,
+        default: "\"auto\"",
+        meaning: format!("pin: {meaning}").leak(),
+    });
+    KEYS_WITHOUT_PINS.iter().copied().chain(pins).collect()
+});
+
+/// Every key that is no pin of a lever. The last section is that of the pins.
 #[rustfmt::skip]
-pub const KEYS: &[Key] = &[
+const KEYS_WITHOUT_PINS: &[Key] = &[
     key("run.output_dir", Text, &[], "\"runs/train\"", "directory for all files of the run"),
     key("run.seed", Integer(0, i64::MAX), &[], "42", "seed of initial weights, row order and dropout masks"),
     key("run.device", Text, AUTO, "\"auto\"", "auto, cpu, cuda, cuda:N or metal"),
@@ -139,20 +160,7 @@ pub const KEYS: &[Key] = &[
 
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),
     key("memory.device_budget", Size(1), AUTO, "\"auto\"", "GPU memory limit; auto: a share of the free memory"),
-    key("memory.micro_batch_samples", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: samples of an optimizer batch computed at a time"),
-    key("memory.recompute_blocks", Integer(0, 100_000), AUTO, "\"auto\"", "pin: blocks whose activations are computed again in backward"),
-    key("memory.accumulation", OneOf(&["micro-batch-major", "layer-major"]), AUTO, "\"auto\"", "pin: all blocks of a micro-batch before the next, or all micro-batches of a block, whose gradient alone exists"),
-    key("memory.kept_gradient_blocks", Integer(0, 100_000), AUTO, "\"auto\"", "pin: layer-major: blocks whose gradients are kept and not computed a second time"),
-    key("memory.attention_heads", OneOf(&["recompute", "keep"]), AUTO, "\"auto\"", "pin: layer-major: what attention heads put out is computed again in backward, or kept beside block inputs"),
-    key("memory.activation_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: what forward keeps of blocks in memory, or in a file in the output directory; auto: within disk_writes"),
-    key("memory.blocks_in_memory", Integer(0, 100_000), AUTO, "\"auto\"", "pin: activations on disk: blocks, of those that backward comes to first, whose activations stay in memory nevertheless"),
-    key("memory.gradient_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes"),
-    key("memory.weight_offload", OneOf(&["none", "disk"]), AUTO, "\"auto\"", "pin: layer-major: weights in memory, or in a file in the output directory and those of one block at a time in memory; auto: within disk_writes"),
     key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the run may write to disk to save memory, because writing wears disks out; 0: none. Pinned offloads ignore it"),
-    key("memory.loss_chunk_rows", Integer(1, 1 << 30), AUTO, "\"auto\"", "pin: rows of logits that exist at a time; below 32 none are kept, they are computed again"),
-    key("memory.prefetch_batches", Integer(1, 1 << 20), AUTO, "\"auto\"", "pin: optimizer batches that are made ahead"),
-    key("memory.decode_threads", Integer(1, 1024), AUTO, "\"auto\"", "pin: threads that read and tokenize"),
-    key("memory.dataset_residency", OneOf(&["in_memory", "row_group_cache", "ultra_low_mem"]), AUTO, "\"auto\"", "pin: how much of the data stays in memory"),
     key("memory.clear_cache_every_steps", Integer(0, MANY), AUTO, "\"auto\"", "return freed memory to the system every N steps; 0: never"),
 ];
 

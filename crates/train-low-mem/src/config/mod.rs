@@ -20,7 +20,7 @@ mod written;
 
 use std::path::PathBuf;
 
-pub use memory::{AccumulationPin, Memory};
+pub use memory::Memory;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 

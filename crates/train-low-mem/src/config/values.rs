@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn every_default_satisfies_its_own_key() {
-        for key in KEYS {
+        for key in KEYS.iter() {
             let value: Value = key.default.parse().unwrap();
             check(key, value).unwrap_or_else(|got| panic!("{}: expected {}, got {got}", key.name, key.expected()));
         }

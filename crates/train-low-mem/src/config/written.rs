@@ -87,7 +87,7 @@ mod tests {
         let text = config.to_toml("repeat it");
         let mut again = Values::defaults();
         again.apply_file("resolved.toml", &text).unwrap_or_else(|failure| panic!("{failure}\n{text}"));
-        for key in KEYS {
+        for key in KEYS.iter() {
             assert_eq!(again.setting(key.name).value, config.values.setting(key.name).value, "{}\n{text}", key.name);
         }
     }

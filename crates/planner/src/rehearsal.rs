@@ -5,16 +5,25 @@
 //! the bill is what it will be during the run. It takes milliseconds and leaves nothing else behind.
 
 use candle_core::Device;
+use memory_policy::{MemorySnapshot, Probe};
 use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
 use trainer::{Batch, Levers, StepPlan, Trainer, TrainerOptions};
 
-use crate::failure::Outcome;
+use crate::error::Result;
 
 const SAMPLES: usize = 4;
 const TOKENS: usize = 64;
 
-/// Rehearses what a run with these options does with a model of this kind.
-pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<()> {
+/// Rehearses what a run with these options does with a model of this kind, and takes the snapshot that it is planned from.
+///
+/// # Errors
+/// The rehearsal failed, or the machine's memory cannot be read.
+pub fn rehearse(
+    model: &t5::Config,
+    options: &TrainerOptions,
+    device: &Device,
+    probe: &dyn Probe,
+) -> Result<MemorySnapshot> {
     let smallest = t5::Config {
         vocab_size: 256,
         d_model: 64,
@@ -50,5 +59,5 @@ pub fn rehearse(model: &t5::Config, options: &TrainerOptions, device: &Device) -
     trainer.model().generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
     drop(trainer);
     heap::release_unused();
-    Ok(())
+    Ok(probe.snapshot()?)
 }

@@ -1,0 +1,35 @@
+//! The name of a row or a phase of the bill: a constant of who states it, so that rows are found by it and not by text.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What holds bytes, or the part of a run in which it does.
+///
+/// ```
+/// use memory_policy::Name;
+/// const PARAMETERS: Name = Name::new("parameters");
+/// assert_eq!(PARAMETERS.to_string(), "parameters");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Name(Cow<'static, str>);
+
+impl Name {
+    /// A name as the bill shows it.
+    pub const fn new(shown: &'static str) -> Self {
+        Self(Cow::Borrowed(shown))
+    }
+
+    /// As the bill shows it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}

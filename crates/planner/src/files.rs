@@ -1,0 +1,67 @@
+//! Files that stand in for memory: where they lie, how much is written to them, and how much of that the system keeps in
+//! memory beside the run.
+
+use std::path::Path;
+
+use memory_policy::{Bytes, MemorySnapshot};
+use t5::LayerMajor;
+
+use crate::Plan;
+
+/// Bytes that a step writes to files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Activations and gradients: written once and read once.
+    pub once: u64,
+    /// Weights: read in forward, in backward and to be changed, and written.
+    pub weights: u64,
+}
+
+impl Written {
+    /// Of all kinds.
+    pub fn total(self) -> u64 {
+        self.once + self.weights
+    }
+}
+
+/// The percentage of free memory that files may fill before Linux makes those who write them wait: `vm.dirty_ratio` as it comes.
+const UNWRITTEN_PERCENT: u64 = 20;
+
+/// Where a run's files lie, and how much of them the system keeps in memory beside it.
+pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
+    let memory = memory_for_each(memory_for_files(now, plan.budget), plan.step.levers.layer_major.as_ref());
+    t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0 }
+}
+
+/// The share of the memory for files that activations take; gradients and weights take as much each.
+fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
+    let kinds = |layers: &LayerMajor| [layers.boundaries_on_disk, layers.gradients_on_disk, layers.weights_on_disk];
+    let kinds = layers.map_or(0, |layers| kinds(layers).into_iter().map(u64::from).sum());
+    Bytes(memory.0 / kinds.max(1))
+}
+
+/// Bytes of files that stay in memory beside a run of this budget.
+pub fn memory_for_files(now: &MemorySnapshot, budget: Bytes) -> Bytes {
+    now.ceiling().saturating_sub(budget).percent(UNWRITTEN_PERCENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activations_gradients_and_weights_share_the_memory_for_files() {
+        let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
+        let two = LayerMajor { boundaries_on_disk: true, ..gradients };
+        let three = LayerMajor { weights_on_disk: true, ..two };
+        let of = |layers: Option<&LayerMajor>| memory_for_each(Bytes::mib(12), layers);
+        let shares = [of(None), of(Some(&gradients)), of(Some(&two)), of(Some(&three))];
+        assert_eq!(shares, [Bytes::mib(12), Bytes::mib(12), Bytes::mib(6), Bytes::mib(4)]);
+    }
+
+    #[test]
+    fn a_fifth_of_what_is_free_beside_a_run_keeps_files() {
+        let now = MemorySnapshot { available: Bytes::gib(12), ..MemorySnapshot::default() };
+        assert_eq!(memory_for_files(&now, Bytes::gib(2)), Bytes::gib(2));
+    }
+}

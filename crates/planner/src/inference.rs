@@ -1,0 +1,89 @@
+//! Inference as choices: how many samples `eval` and `generate` take at a time.
+
+use candle_core::DType;
+use memory_policy::{Budget, CostRow, Phase, Place};
+use t5::Levers;
+
+use crate::counted::{Counter, Held};
+use crate::feeding::Feed;
+use crate::job::Work;
+use crate::levers::{NO_PINS, Step};
+use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
+use crate::prices::Prices;
+use crate::reading::EvaluatedRows;
+use crate::search::halvings;
+use crate::{Job, StepChoice};
+
+/// What is computed beside what the job says. Parameters are f32.
+#[derive(Clone)]
+pub struct Inference<'a> {
+    /// Dtype of activations.
+    pub activations: DType,
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Whether losses are computed, too.
+    pub has_targets: bool,
+    /// The rows that are read, where they come from a dataset.
+    pub rows: Option<EvaluatedRows<'a>>,
+}
+
+const LOSS_CHUNK_ROWS: usize = 256;
+
+impl<'a> Job<'a> {
+    /// Inference over at most `samples` samples at a time, of at most these source and target tokens.
+    pub fn of_inference(
+        model: &'a t5::Config,
+        inference: Inference<'a>,
+        samples: usize,
+        longest: (usize, usize),
+        budget: Budget,
+    ) -> Self {
+        Self {
+            model,
+            samples,
+            longest,
+            place: Place::Host,
+            budgets: budget.into(),
+            pins: &NO_PINS,
+            feed: Feed::Given,
+            process_note: "measured",
+            prices: Prices::of_units(inference.activations),
+            work: Work::Inference(inference),
+        }
+    }
+}
+
+/// What inference offers: what it holds throughout, and the numbers of samples at a time.
+pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> (Vec<CostRow>, Vec<StepChoice>) {
+    let counter = Counter::new(job.model, inference.activations, job.longest);
+    let parameters = CostRow::new(PARAMETERS, counter.parameters(DType::F32), "f32");
+    let choice = |samples| inference.choice(&counter, samples);
+    (vec![parameters], halvings(job.samples).into_iter().map(choice).collect())
+}
+
+impl Inference<'_> {
+    fn choice(&self, counter: &Counter<'_>, samples: usize) -> StepChoice {
+        let note = format!("{samples} samples");
+        let reading = CostRow::new(ROWS, self.rows.as_ref().map_or(0, |rows| rows.bytes(samples)), &note);
+        let phase = |name, tensors: &[Held]| {
+            let rows = tensors.iter().map(|held| held.row(&note)).chain([reading.clone()]).collect();
+            Phase { name, rows }
+        };
+        let loading = counter.loading(DType::F32).iter().map(|held| held.row("a tensor on its way")).collect();
+        let counted = counter.evaluation(samples, LOSS_CHUNK_ROWS, self.max_new_tokens);
+        let [evaluation, generation] = counted.as_ref();
+        // No row is read before the model is there.
+        let mut other_phases = vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation)];
+        if self.has_targets {
+            other_phases.push(phase(EVALUATION, evaluation));
+        }
+        let levers = Levers { micro_batch_samples: samples, loss_chunk_rows: LOSS_CHUNK_ROWS, ..Levers::default() };
+        StepChoice {
+            what: Step { levers, evaluation_samples: samples },
+            rows: Vec::new(),
+            other_phases,
+            #[expect(clippy::cast_precision_loss, reason = "a relative time")]
+            relative_time: 1.0 + 1.0 / samples as f64,
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The planner: from a job to the plan that it follows.
+//!
+//! A [`Job`] says what is computed, over what, within which budget. [`costs`] turns it into everything that could be
+//! chosen, each choice with its bytes as rows of a bill and its relative time; [`plan()`] takes the fastest that fits.
+//!
+//! # Levers
+//!
+//! [`LEVERS`] is the one table of a step's levers: name, values, pin, flag, words. Config keys, the flags of `bench` and
+//! `plan --explain` are read from it, and the search goes through it. A price is beside the others in [`Prices`].
+//!
+//! # Invariants
+//!
+//! * Costs are a function of job and snapshot: no clock, no file. What is measured of a machine comes as values.
+//! * Bytes of tensors are counted by [`t5`] and never estimated here; what else a process holds is measured or stated by
+//!   the part that holds it.
+//! * A pinned lever is offered with that value alone.
+
+mod counted;
+mod error;
+pub mod feeding;
+mod files;
+mod inference;
+mod job;
+mod levers;
+pub mod names;
+mod prediction;
+mod prices;
+mod reading;
+mod rehearsal;
+mod search;
+mod training;
+
+pub use error::{Error, Result};
+pub use feeding::{DatasetResidency, Feeding};
+pub use feeding::{Feed, Rows};
+pub use files::files;
+pub use inference::Inference;
+pub use job::{Job, Planned, Wanted, Work, budget_of, costs, plan};
+pub use levers::{
+    FEEDING_LEVERS, Flag, LEVERS, Lever, MICRO_BATCH_SAMPLES, Pins, Step, Takes, Value, Values, lever_of_a_pin,
+};
+pub use prediction::wrong_row;
+pub use prices::Prices;
+pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
+pub use rehearsal::rehearse;
+pub use training::{Evaluation, MOST_EVALUATED_TOGETHER, Training};
+
+/// A plan of this planner's choices.
+pub type Plan = memory_policy::Plan<Step, Feeding>;
+/// What a job could choose from.
+pub type Costs = memory_policy::Costs<Step, Feeding>;
+/// A way to carry out a step.
+pub type StepChoice = memory_policy::Choice<Step>;
+/// A way to feed it.
+pub type FeedingChoice = memory_policy::Choice<Feeding>;
+/// No choice fits.
+pub type DoesNotFit = memory_policy::DoesNotFit<Step, Feeding>;

@@ -1,0 +1,44 @@
+//! The names of the bill's rows and phases. Rows are found by these constants, never by text.
+
+use memory_policy::Name;
+
+/// The program itself: measured.
+pub const PROCESS: Name = Name::new("process");
+/// What the allocator keeps of blocks that are no pages of their own.
+pub const SMALL_BLOCKS: Name = Name::new("small blocks");
+/// The weights.
+pub const PARAMETERS: Name = Name::new("parameters");
+/// Adafactor's factored second moments.
+pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
+/// Sums of gradients.
+pub const GRADIENTS: Name = Name::new("gradients");
+/// Of every gradient, for the norm and the update.
+pub const SQUARE_SUMS: Name = Name::new("square sums");
+/// Saved activations of a micro-batch.
+pub const ACTIVATIONS: Name = Name::new("activations");
+/// Logits and their product.
+pub const LOSS: Name = Name::new("loss");
+/// The largest momentary need beside what is kept.
+pub const WORKSPACE: Name = Name::new("workspace");
+/// Batches and what makes them.
+pub const LOADER: Name = Name::new("loader");
+/// What the dataset keeps between reads.
+pub const DATASET: Name = Name::new("dataset");
+/// Rows that an evaluation reads.
+pub const VALIDATION_ROWS: Name = Name::new("validation rows");
+/// Rows that `eval` reads.
+pub const ROWS: Name = Name::new("rows");
+
+/// The phase in which the model is loaded or made.
+pub const LOADING: Name = Name::new("loading");
+/// The phase in which a checkpoint is written.
+pub const SAVING: Name = Name::new("saving");
+/// The phase in which losses are computed and nothing is learned.
+pub const EVALUATION: Name = Name::new("evaluation");
+/// The phase in which text is generated.
+pub const GENERATION: Name = Name::new("generation");
+
+/// Rows that are no tensors.
+pub const NOT_TENSORS: [Name; 4] = [PROCESS, SMALL_BLOCKS, LOADER, DATASET];
+/// Rows of tensors whose bytes follow from the model alone.
+pub const EXACT: [Name; 3] = [PARAMETERS, GRADIENTS, OPTIMIZER_STATE];

@@ -1,0 +1,26 @@
+//! What a peak says about the prediction that it broke.
+
+use memory_policy::{Bytes, CostRow, Name};
+
+use crate::Plan;
+use crate::names::{EXACT, NOT_TENSORS, PROCESS};
+
+/// The row that most likely was too small when `phase` made the process hold `peak`, `tensors` of it in tensors.
+///
+/// Tensors above what their rows say: the largest row of that phase that is not known exactly. Otherwise what
+/// grew is not tensors, and the rows that are measured or estimated are to blame.
+pub fn wrong_row(plan: &Plan, phase: &Name, peak: Bytes, tensors: Bytes) -> String {
+    let rows = &plan.bill.rows;
+    let is_tensor = |row: &&CostRow| !NOT_TENSORS.contains(&row.name);
+    let predicted: Bytes = rows.iter().filter(is_tensor).map(|row| row.bytes).sum();
+    if tensors > predicted {
+        let from_shapes = rows.iter().filter(|row| is_tensor(row) && !EXACT.contains(&row.name));
+        return match plan.bill.binding == *phase {
+            true => from_shapes.max_by_key(|row| row.bytes).map_or(phase, |row| &row.name).to_string(),
+            false => phase.to_string(),
+        };
+    }
+    let others = peak.saturating_sub(tensors);
+    let said: Bytes = rows.iter().filter(|row| row.name == PROCESS).map(|row| row.bytes).sum();
+    if others > said { "process, loader or allocator".to_owned() } else { phase.to_string() }
+}

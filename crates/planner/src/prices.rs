@@ -1,0 +1,220 @@
+//! Prices: the time of a step under each choice, over the time of the fastest.
+//!
+//! A price is arithmetic times a measured factor. How much a choice computes again is counted, product by product,
+//! because models differ in it: a quarter of a step of t5-small is its vocabulary, which is never computed again.
+//! `docs/memory-levers.md` has the table that the factors of this file come from, and `docs/memory-budgets.md` compares
+//! the prices of whole plans with measured steps.
+
+use candle_core::DType;
+use memory_policy::Bytes;
+use serde::{Deserialize, Serialize};
+use t5::Levers;
+
+use crate::counted::{Arithmetic, BlockArithmetic};
+use crate::files::Written;
+
+/// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
+const ENOUGH_TOKENS: f64 = 4096.0;
+
+/// Rows of a chunk whose logits are computed again.
+const CHUNK_WITHOUT_LOGITS: f64 = 1024.0;
+
+/// What levers cost in time on one machine, by the units that multiply: plain values, so that a run plans the same way
+/// from them anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prices {
+    /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
+    /// touched.
+    pub overhead_tokens: f64,
+    /// The time of a multiply-add of a product that is computed again, over that of an average one of the step.
+    pub again: f64,
+    /// The same of attention outputs.
+    pub heads: f64,
+    /// The same for a second backward pass.
+    pub second: f64,
+    /// The time of writing a byte to a file that stays in memory and reading it, in multiply-adds of an average one of
+    /// the step.
+    pub file_byte: f64,
+    /// What a byte costs that goes to the disk, over one that stays in the system's page cache.
+    pub disk: f64,
+    /// What a byte of weights costs, which is read three times, over one that is written and read once.
+    pub weights: f64,
+    /// The same where it goes to the disk.
+    pub weights_to_disk: f64,
+    /// What a chunk of the loss costs beside its arithmetic, in rows: the vocabulary is packed for each.
+    pub overhead_rows: f64,
+    /// Whether logits are computed again whatever the chunk, so that every price has it in it.
+    pub never_keeps_logits: bool,
+}
+
+impl Prices {
+    /// Of f32, and of bf16 where that is widened to f32 as it is packed, as measured on t5-small.
+    ///
+    /// To the disk: steps of t5-small that write 788 MB, in control groups without memory for files and outside of them.
+    /// Weights: t5-small over 2 x 48+96 tokens 1.3 (687 ms, and 602 with the gradients in files instead), over 8 x 256+256
+    /// 2.5; chatlm-0.2b over 1 x 320+320 1.8. To the disk: a step of chatlm-0.2b over 4 x 256+256 tokens took 10.9 s in a
+    /// group of 900 MiB, and 14.2 s with its weights in a file in one of 260 MiB.
+    pub const fn vectors() -> Self {
+        Self {
+            overhead_tokens: 65.0,
+            again: 1.0,
+            heads: 1.0,
+            second: 1.05,
+            file_byte: 55.0,
+            disk: 3.0,
+            weights: 2.0,
+            weights_to_disk: 9.0,
+            overhead_rows: 32.0,
+            never_keeps_logits: false,
+        }
+    }
+
+    /// Of bf16 on tile registers. The products are faster, what lies between them is not.
+    pub const fn tiles() -> Self {
+        Self {
+            overhead_tokens: 200.0,
+            again: 0.85,
+            heads: 2.8,
+            second: 1.45,
+            file_byte: 190.0,
+            overhead_rows: 0.0,
+            never_keeps_logits: true,
+            ..Self::vectors()
+        }
+    }
+
+    /// Of the units of this process that multiply activations of this dtype.
+    pub fn of_units(activations: DType) -> Self {
+        if activations == DType::BF16 && t5_ops::has_tiles() { Self::tiles() } else { Self::vectors() }
+    }
+}
+
+/// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
+pub fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
+    let Written { once, weights } = written;
+    let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
+    let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
+    let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
+    once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk
+}
+
+/// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
+/// micro-batches of enough tokens. For each micro-batch `written` bytes go to files.
+pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, written: f64) -> f64 {
+    let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
+        blocks.iter().map(of).sum::<f64>() / arithmetic.training
+    };
+    let blocks = arithmetic.blocks.as_slice();
+    // Blocks that backward visits twice are computed again in the first pass, too.
+    let recomputed = match levers.layer_major {
+        Some(layers) if layers.goes_twice(blocks.len()) => blocks,
+        _ => &blocks[..levers.recompute_blocks.min(blocks.len())],
+    };
+    let heads = if levers.layer_major.is_some_and(|layers| layers.heads_kept) { 0.0 } else { prices.heads };
+    let again = prices.again * share(recomputed, |block| block.again - block.heads)
+        + heads * share(recomputed, |block| block.heads);
+    let layer_by_layer = levers.layer_major.map_or(0.0, |layers| {
+        // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
+        // a second time, or a file.
+        let dropped = &blocks[layers.kept_gradient_blocks.min(blocks.len())..];
+        let dropped = if layers.gradients_on_disk { &[] } else { dropped };
+        prices.second * share(dropped, |block| block.again + block.backward)
+    });
+    let files = prices.file_byte * written / arithmetic.training;
+    // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
+    // rows are asked for, in bf16 as in f32.
+    let keeps = prices.never_keeps_logits || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
+    #[expect(clippy::cast_precision_loss, reason = "rows of a chunk")]
+    let rows = if keeps { levers.loss_chunk_rows.max(1) as f64 } else { CHUNK_WITHOUT_LOGITS };
+    let head = arithmetic.head / arithmetic.training;
+    let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
+    1.0 + cut(prices, tokens) + again + layer_by_layer + files + chunks
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
+fn cut(prices: &Prices, tokens: usize) -> f64 {
+    prices.overhead_tokens * (1.0 / (tokens as f64).clamp(1.0, ENOUGH_TOKENS) - 1.0 / ENOUGH_TOKENS)
+}
+
+#[cfg(test)]
+mod tests {
+    use t5::LayerMajor;
+    use trainer::TrainerOptions;
+
+    use super::*;
+    use crate::counted::StepCounter;
+
+    /// The price of a step of t5-small over 8 x 256+256 tokens.
+    #[track_caller]
+    fn check(prices: &Prices, (samples, blocks, rows): (usize, usize, usize), kept: Option<usize>, measured: f64) {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let counter = StepCounter::new(&model, &TrainerOptions::default(), 8, (256, 256)).expect("it trains");
+        let time = |levers: &Levers| {
+            let samples = levers.micro_batch_samples;
+            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), 0.0)
+        };
+        let layer_major = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
+        let levers =
+            Levers { micro_batch_samples: samples, recompute_blocks: blocks, loss_chunk_rows: rows, layer_major };
+        let all_at_once =
+            Levers { micro_batch_samples: 8, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None };
+        let price = time(&levers) / time(&all_at_once);
+        assert!((price / measured - 1.0).abs() < 0.06, "{price:.3}, {measured} was measured");
+    }
+
+    #[test]
+    fn prices_are_those_that_were_measured() {
+        for (cut, kept, measured) in [
+            ((4, 0, 256), None, 1.01),
+            ((1, 0, 256), None, 1.14),
+            ((8, 6, 256), None, 1.07),
+            ((8, 12, 256), None, 1.19),
+            ((1, 12, 256), None, 1.30),
+            ((8, 0, 64), None, 1.09),
+            ((8, 0, 1), None, 1.03),
+            ((1, 12, 256), Some(0), 2.06),
+            ((1, 12, 256), Some(6), 1.75),
+            ((1, 12, 256), Some(12), 1.30),
+            ((4, 12, 256), Some(0), 1.90),
+            // In bf16, on AVX-512 without instructions for it.
+            ((4, 0, 256), None, 1.01),
+            ((1, 0, 256), None, 1.13),
+            ((8, 12, 256), None, 1.16),
+            ((1, 12, 256), None, 1.33),
+            ((8, 0, 64), None, 1.12),
+            ((4, 12, 256), Some(0), 1.86),
+            ((4, 12, 256), Some(12), 1.18),
+        ] {
+            check(&Prices::vectors(), cut, kept, measured);
+        }
+        for (cut, kept, measured) in [
+            ((4, 0, 256), None, 1.05),
+            ((1, 0, 256), None, 1.37),
+            ((8, 6, 256), None, 1.11),
+            ((8, 12, 256), None, 1.23),
+            ((1, 12, 256), None, 1.63),
+            ((8, 0, 1), None, 1.00),
+            ((1, 12, 256), Some(0), 2.46),
+            ((1, 12, 256), Some(3), 2.27),
+            ((1, 12, 256), Some(6), 2.19),
+            ((1, 12, 256), Some(9), 1.83),
+            ((1, 12, 256), Some(12), 1.58),
+            ((4, 12, 256), Some(0), 2.35),
+        ] {
+            check(&Prices::tiles(), cut, kept, measured);
+        }
+    }
+
+    #[test]
+    fn a_file_that_memory_does_not_hold_costs_as_much_as_the_disk() {
+        let priced = |once: u64, weights: u64| {
+            let written = Written { once: once << 30, weights: weights << 30 };
+            priced_bytes(&Prices::vectors(), written, Bytes::gib(2)) / (1u64 << 30) as f64
+        };
+        assert_eq!((priced(2, 0), priced(3, 0)), (2.0, 5.0));
+        // Memory holds half of the weights.
+        assert_eq!((priced(1, 1), priced(1, 2)), (3.0, 12.0));
+    }
+}

@@ -1,0 +1,44 @@
+//! The rows that an evaluation reads, and what reading them holds.
+
+use dataloader::{BadRows, LoaderLimits, LoaderOptions, OrderOptions, Tokenizer};
+use parquet_dataset::{Dataset, Residency};
+
+/// Micro-batches read together and sorted by length, so that little is padded.
+const BATCHES_SORTED_TOGETHER: usize = 4;
+
+/// Nothing is held ahead: the evaluating thread reads for itself.
+pub const NOTHING_AHEAD: LoaderLimits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+
+/// The stream of an evaluation that computes `samples` rows at a time: each row once, in file order.
+pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
+    LoaderOptions {
+        batch_size: samples.max(1) * BATCHES_SORTED_TOGETHER,
+        order: OrderOptions { shuffle: false, ..loader.order },
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        keep_texts: true,
+        ..loader.clone()
+    }
+}
+
+/// The rows that an evaluation reads.
+#[derive(Clone)]
+pub struct EvaluatedRows<'a> {
+    /// What rows become.
+    pub loader: LoaderOptions,
+    /// Who encodes them.
+    pub tokenizer: &'a Tokenizer,
+    /// Where they are.
+    pub dataset: &'a Dataset,
+}
+
+impl EvaluatedRows<'_> {
+    /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
+    pub fn bytes(&self, samples: usize) -> u64 {
+        let options = in_file_order(&self.loader, samples);
+        let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);
+        let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
+        let loader = loader.iter().filter(|row| !row.is_held).map(|row| row.bytes);
+        loader.chain(dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes)).sum()
+    }
+}

@@ -1,0 +1,365 @@
+//! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
+
+use candle_core::DType;
+use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
+use t5::{Levers, ParameterSpec};
+use trainer::TrainerOptions;
+
+use crate::counted::{Arithmetic, Held, Resident, StepCounter};
+use crate::error::{Error, Result};
+use crate::files::Written;
+use crate::job::Wanted;
+use crate::levers::{Step, WEIGHT_OFFLOAD};
+use crate::names::{
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
+    VALIDATION_ROWS, WORKSPACE,
+};
+use crate::prices::{Prices, priced_bytes, relative_time};
+use crate::reading::EvaluatedRows;
+use crate::search::{Space, halvings};
+use crate::{Job, StepChoice};
+
+/// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
+/// signal is noticed soon.
+pub const MOST_EVALUATED_TOGETHER: usize = 16;
+
+/// What training does beside what the job says.
+#[derive(Clone)]
+pub struct Training<'a> {
+    /// How it trains.
+    pub options: &'a TrainerOptions,
+    /// Bytes that the whole run may write to files in place of memory, where no pin says so.
+    pub disk_writes: u64,
+    /// What is evaluated now and then.
+    pub evaluation: Option<Evaluation<'a>>,
+    /// Which of the ways to carry out a step are wanted.
+    pub wanted: Wanted<'a>,
+}
+
+/// What a run evaluates.
+#[derive(Clone)]
+pub struct Evaluation<'a> {
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// The rows that it reads, where they are known.
+    pub rows: Option<EvaluatedRows<'a>>,
+}
+
+impl Evaluation<'_> {
+    fn reading(&self, samples: usize) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
+    }
+}
+
+/// What training offers: what it holds from the first step to the last, and the ways to carry out a step.
+pub(crate) fn offer(
+    job: &Job<'_>,
+    training: &Training<'_>,
+    memory_for_files: Bytes,
+) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
+    if job.place == Place::Device && job.pins.is(&WEIGHT_OFFLOAD, "disk") == Some(true) {
+        return Err(Error::WeightsOfADevice);
+    }
+    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
+    let optimizer = trainer::costs::optimizer_state(job.model, training.options, training.options.parameter_dtype())?;
+    let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, "Adafactor, factored").at(job.place);
+    let offer = Offer::new(job, training, &counter, memory_for_files);
+    let steps = match training.wanted {
+        Wanted::All => offer.choices().collect(),
+        Wanted::Undominated(kept) => {
+            let is_kept = |choice: &StepChoice| kept.is_some_and(|plan| plan.step.levers == choice.what.levers);
+            undominated(offer.choices(), is_kept)
+        }
+    };
+    Ok((vec![state], steps))
+}
+
+/// What every choice has in common.
+struct Offer<'a> {
+    job: &'a Job<'a>,
+    training: &'a Training<'a>,
+    counter: &'a StepCounter<'a>,
+    memory_for_files: Bytes,
+    /// Where parameters come from, for people.
+    parameters_note: String,
+    gradients_note: String,
+    loading: Vec<CostRow>,
+}
+
+impl<'a> Offer<'a> {
+    fn new(
+        job: &'a Job<'a>,
+        training: &'a Training<'a>,
+        counter: &'a StepCounter<'a>,
+        memory_for_files: Bytes,
+    ) -> Self {
+        let dtype = training.options.parameter_dtype();
+        let kept_in = |dtype| if dtype == DType::BF16 { "bf16" } else { "f32" };
+        #[expect(clippy::cast_precision_loss, reason = "for reading")]
+        let millions = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
+        let frozen = if counter.freezes() { ", none for frozen parameters" } else { "" };
+        let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
+        let loading = counter.of_model().loading(dtype);
+        Self {
+            job,
+            training,
+            counter,
+            memory_for_files,
+            parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
+            gradients_note: format!("{gradients}{frozen}"),
+            loading: loading.iter().map(|held| held.row("a tensor on its way")).collect(),
+        }
+    }
+
+    /// The ways to carry out a step, those that the pins and the allowance for files leave.
+    fn choices(&self) -> impl Iterator<Item = StepChoice> {
+        let space = Space {
+            pins: self.job.pins,
+            blocks: self.counter.blocks(),
+            batch_samples: self.job.samples,
+            target_tokens: self.job.longest.1,
+        };
+        let (ways, cuts) = space.ways_and_cuts();
+        let is_possible = |way: &Levers| self.job.place == Place::Host || !way.has_weights_on_disk();
+        let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
+        let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
+        cuts.into_iter().flat_map(move |cut| {
+            let arithmetic = self.counter.arithmetic(cut.micro_batch_samples);
+            let choice = |&(way, written): &(Levers, Written)| {
+                let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
+                self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
+            };
+            ways.iter().map(choice).collect::<Vec<_>>()
+        })
+    }
+
+    /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
+    fn may_write(&self, space: &Space<'_>, way: &Levers, written: Written) -> bool {
+        let steps = self.training.options.total_steps;
+        space.files_are_pinned(way) || written.total().saturating_mul(steps) <= self.training.disk_writes
+    }
+
+    /// One way to carry out a step.
+    fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
+        let place = self.job.place;
+        let tensors = self.counter.training(levers);
+        let resident = self.counter.resident(levers);
+        // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
+        let gradients = if levers.layer_major.is_some() { 0 } else { self.counter.gradient_bytes() };
+        let mut rows = Vec::with_capacity(tensors.len() + 3);
+        if !levers.has_weights_on_disk() {
+            rows.push(self.parameters(resident.at_a_time));
+        }
+        if gradients > 0 {
+            rows.push(CostRow::new(GRADIENTS, gradients, &self.gradients_note).at(place));
+        }
+        rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
+        if levers.layer_major.is_some() {
+            let note = "of every gradient, for the norm and the update";
+            rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
+        }
+        let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
+        let evaluation_samples = self.evaluation_samples(levers, of_step);
+        StepChoice {
+            what: Step { levers: *levers, evaluation_samples },
+            rows,
+            other_phases: self.other_phases(levers, evaluation_samples, gradients, resident),
+            relative_time: self.relative_time(levers, arithmetic, written),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "bytes and samples of a step are far below 2^53")]
+    fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
+        let prices: &Prices = &self.job.prices;
+        let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
+        let written = priced_bytes(prices, written, self.memory_for_files) * of_a_micro_batch;
+        let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
+        relative_time(prices, levers, tokens, arithmetic, written)
+    }
+
+    /// Where a row's number comes from.
+    fn note(&self, row: &Name, levers: &Levers, written: Written) -> String {
+        let (source_tokens, target_tokens) = self.job.longest;
+        let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
+        let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
+        if *row == PARAMETERS {
+            format!("{}, in a file, those of one block at a time in memory", self.parameters_note)
+        } else if *row == ACTIVATIONS && recomputed > 0 {
+            format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
+        } else if *row == ACTIVATIONS {
+            of()
+        } else if *row == LOSS && t5_ops::keeps_logits(self.counter.of_model().activations(), chunk) {
+            format!("{chunk} rows of logits at a time")
+        } else if *row == LOSS {
+            "logits computed again, a block of the vocabulary at a time".into()
+        } else if *row == WORKSPACE && written.total() > 0 {
+            format!("{} written to disk a step", Bytes(written.total()))
+        } else {
+            String::new()
+        }
+    }
+
+    /// What the phases hold that are not the step. Gradients are released before an evaluation.
+    fn other_phases(
+        &self,
+        levers: &Levers,
+        evaluation_samples: usize,
+        gradients: u64,
+        resident: Resident,
+    ) -> Vec<Phase> {
+        let place = self.job.place;
+        let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
+            let rows = std::iter::once(self.parameters(parameters)).chain(rows).collect();
+            Phase { name, rows }
+        };
+        let buffers = trainer::costs::saving();
+        let saving = vec![
+            CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place),
+            CostRow::new(Name::new(buffers.name), buffers.bytes, ""),
+        ];
+        // Where weights lie in a file, what is on its way is counted with them.
+        let loading = if levers.has_weights_on_disk() { Vec::new() } else { self.loading.clone() };
+        let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
+        if let Some(evaluated) = &self.training.evaluation {
+            let counted = self.evaluation(evaluation_samples, levers, evaluated);
+            let [evaluation, generation] = counted.as_ref();
+            let of = format!("{evaluation_samples} samples at a time");
+            let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
+            let with_reading = |tensors: &[Held]| -> Vec<CostRow> {
+                let tensors = tensors.iter().map(|held| held.row(&of).at(place));
+                tensors.chain([reading.clone()]).collect()
+            };
+            phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation)));
+            phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation)));
+        }
+        phases
+    }
+
+    fn parameters(&self, bytes: u64) -> CostRow {
+        CostRow::new(PARAMETERS, bytes, &self.parameters_note).at(self.job.place)
+    }
+
+    /// The most samples that evaluation and generation take at a time without holding more than a step does.
+    fn evaluation_samples(&self, levers: &Levers, step_bytes: u64) -> usize {
+        let Some(evaluated) = &self.training.evaluation else { return 1 };
+        let sum = |held: &Vec<Held>| held.iter().map(|held| held.bytes).sum::<u64>();
+        let fits = |samples: &usize| {
+            let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).as_ref().each_ref().map(sum);
+            evaluated.reading(*samples) + evaluation.max(generation) <= step_bytes
+        };
+        halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)
+    }
+
+    fn evaluation(
+        &self,
+        samples: usize,
+        levers: &Levers,
+        evaluated: &Evaluation<'_>,
+    ) -> crate::counted::EvaluationRows {
+        self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.max_new_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory_policy::Budget;
+    use t5::LayerMajor;
+
+    use super::*;
+    use crate::Value;
+    use crate::feeding::Feed;
+    use crate::job::Work;
+    use crate::levers::{MICRO_BATCH_SAMPLES, Pins, RECOMPUTE_BLOCKS};
+
+    /// Hands the offer of a step of t5-small over `samples` samples of so many tokens on either side to `look`.
+    fn with_offer<T>(
+        samples: usize,
+        tokens: usize,
+        pins: &Pins,
+        allowance: (u64, u64),
+        look: impl FnOnce(&Offer) -> T,
+    ) -> T {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let options = TrainerOptions { total_steps: allowance.0, ..TrainerOptions::default() };
+        let training = Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All };
+        let job = Job {
+            model: &model,
+            work: Work::Training(training.clone()),
+            samples,
+            longest: (tokens, tokens),
+            place: Place::Host,
+            budgets: Budget::ShareOfAvailable.into(),
+            pins,
+            feed: Feed::Given,
+            process_note: "",
+            prices: Prices::vectors(),
+        };
+        let counter = StepCounter::new(&model, &options, samples, job.longest).expect("it trains");
+        look(&Offer::new(&job, &training, &counter, Bytes(u64::MAX)))
+    }
+
+    #[test]
+    fn a_pinned_lever_is_the_only_choice_offered() {
+        let all = (TrainerOptions::default().total_steps, 1 << 40);
+        let free = with_offer(16, 64, &Pins::default(), all, |offer| offer.choices().count());
+        let pins = Pins::default().with(MICRO_BATCH_SAMPLES.name, Value::Count(4));
+        let pins = pins.with(RECOMPUTE_BLOCKS.name, Value::Count(3));
+        let pinned: Vec<StepChoice> = with_offer(16, 64, &pins, all, |offer| offer.choices().collect());
+        assert!(free > pinned.len());
+        let levers = |choice: &StepChoice| choice.what.levers;
+        assert!(
+            pinned.iter().map(levers).all(|chosen| chosen.micro_batch_samples == 4 && chosen.recompute_blocks == 3)
+        );
+    }
+
+    #[test]
+    fn finer_cuts_and_recomputing_hold_less_and_take_longer() {
+        let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
+        let choice = |micro_batch_samples, recompute_blocks, loss_chunk_rows| {
+            let levers = Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows, layer_major: None };
+            with_offer(16, 256, &Pins::default(), (1, 0), |offer| {
+                offer.choice(&levers, &offer.counter.arithmetic(micro_batch_samples), Written::default())
+            })
+        };
+        let all = choice(16, 0, 256);
+        for smaller in [choice(4, 0, 256), choice(16, 12, 256)] {
+            assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
+            assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
+        }
+        // Logits are rarely what the peak is made of; a finer chunk never holds more.
+        assert!(bytes(&choice(16, 0, 16)) <= bytes(&all));
+    }
+
+    #[test]
+    fn what_is_written_to_disk_stays_within_the_allowance_unless_it_is_asked_for() {
+        let offered = |pins: &Pins, allowance: u64| -> Vec<LayerMajor> {
+            with_offer(8, 256, pins, (1000, allowance), |offer| {
+                let choices = offer.choices().map(|choice| choice.what.levers);
+                choices
+                    .filter(|levers| levers.micro_batch_samples == 8)
+                    .filter_map(|levers| levers.layer_major)
+                    .collect()
+            })
+        };
+        let written = |layers: &LayerMajor| {
+            let levers = Levers { layer_major: Some(*layers), recompute_blocks: usize::MAX, ..Levers::default() };
+            with_offer(8, 256, &Pins::default(), (1000, 0), |offer| offer.counter.written(&levers).total())
+        };
+        let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
+        // All of them, in f32; and weights, but for norms and tables of positions.
+        assert_eq!(written(&gradients), 60_506_624 * 4);
+        let weights = LayerMajor { weights_on_disk: true, ..gradients };
+        assert_eq!(written(&weights) - written(&gradients), (60_506_624 - 32 * 512 - 2 * 32 * 8) * 4);
+        for allowance in [0, 1000 * (60 << 20), 1000 * written(&gradients), u64::MAX] {
+            let offered = offered(&Pins::default(), allowance);
+            assert!(offered.iter().all(|layers| written(layers) * 1000 <= allowance), "{allowance}");
+            assert_eq!(offered.contains(&gradients), allowance >= 1000 * written(&gradients));
+            assert_eq!(offered.contains(&weights), allowance >= 1000 * written(&weights));
+            assert_eq!(offered.iter().any(|layers| layers.boundaries_on_disk), allowance > 0);
+        }
+        let asked = Pins::default().with("gradient_offload", Value::Word("disk"));
+        let pinned = offered(&asked, 0);
+        assert!(pinned.contains(&gradients));
+        assert!(pinned.iter().all(|layers| layers.gradients_on_disk && !layers.boundaries_on_disk));
+    }
+}

@@ -1,0 +1,107 @@
+//! The job that the planner is asked about: what the config asks for, of what was opened.
+
+use candle_core::Device;
+use dataloader::DataLoader;
+use memory_policy::{Budgets, MemorySnapshot, Place};
+use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Rows, Training, Wanted, Work};
+use serde_json::{Value, json};
+use trainer::TrainerOptions;
+
+use crate::config::Config;
+use crate::open::{self, Opened};
+
+/// What a run would compute.
+pub struct RunJob<'a> {
+    /// What was asked for.
+    pub config: &'a Config,
+    /// The model, and how it trains.
+    pub model: &'a t5::Config,
+    /// How it trains.
+    pub options: &'a TrainerOptions,
+    /// Its data, where that is known.
+    pub data: Option<(&'a Opened, &'a DataLoader)>,
+    /// Where it computes.
+    pub device: &'a Device,
+    /// Which of the ways to carry out a step are wanted.
+    pub wanted: Wanted<'a>,
+}
+
+impl<'a> RunJob<'a> {
+    /// As the planner takes it.
+    pub fn at(&self, now: &MemorySnapshot) -> Job<'a> {
+        let Self { config, model, options, .. } = *self;
+        let data = &config.data;
+        let evaluation = Evaluation { max_new_tokens: config.train.eval_max_new_tokens, rows: self.evaluated_rows() };
+        Job {
+            model,
+            work: Work::Training(Training {
+                options,
+                disk_writes: config.memory.disk_writes,
+                evaluation: (!data.validation.is_empty()).then_some(evaluation),
+                wanted: self.wanted,
+            }),
+            samples: config.train.batch_size,
+            longest: (data.max_source_tokens, data.max_target_tokens),
+            place: place(config, self.device, now),
+            budgets: budgets(config),
+            pins: &config.memory.pins,
+            feed: self.feed(),
+            process_note: match self.data {
+                Some(_) => "measured: program, tokenizer, footers",
+                None => "measured; the tokenizer will add to it",
+            },
+            prices: Prices::of_units(options.precision.activations()),
+        }
+    }
+
+    fn evaluated_rows(&self) -> Option<EvaluatedRows<'a>> {
+        let (opened, _) = self.data?;
+        let dataset = opened.validation.as_deref()?;
+        let loader = open::loader_options(self.config, self.model);
+        Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset })
+    }
+
+    fn feed(&self) -> Feed<'a> {
+        let data = &self.config.data;
+        match self.data {
+            Some((opened, loader)) => Feed::Rows(Rows {
+                dataset: &opened.train,
+                loader,
+                window_blocks: data.shuffle.then_some(data.window_blocks),
+                is_read_again: self.config.train.epochs > 1,
+            }),
+            None => Feed::Unknown {
+                samples: self.config.train.batch_size,
+                tokens: data.max_source_tokens + data.max_target_tokens,
+            },
+        }
+    }
+}
+
+/// The budgets that the config asks for.
+pub fn budgets(config: &Config) -> Budgets {
+    let memory = &config.memory;
+    Budgets { process: planner::budget_of(memory.budget), device: planner::budget_of(memory.device_budget) }
+}
+
+/// Where a run's tensors lie. `auto` is the device that the probe finds, or else the one that was opened.
+fn place(config: &Config, device: &Device, now: &MemorySnapshot) -> Place {
+    let on_device = match config.run.device.as_str() {
+        "cpu" => false,
+        "auto" => now.device.is_some() || !device.is_cpu(),
+        _ => true,
+    };
+    if on_device { Place::Device } else { Place::Host }
+}
+
+/// A plan for `metrics.jsonl` and `plan --json`.
+pub fn plan_json(plan: &Plan) -> Value {
+    let mut json = serde_json::to_value(plan).unwrap_or_else(|_| json!({}));
+    json["budget_bytes"] = json!(plan.budget.0);
+    json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
+    json["smallest_budget_bytes"] = json!(plan.required().0);
+    if plan.predicted_device_peak > memory_policy::Bytes::ZERO {
+        json["predicted_device_peak_bytes"] = json!(plan.predicted_device_peak.0);
+    }
+    json
+}
