@@ -1,4 +1,4 @@
-//! What the model counts: bytes of tensors, bytes written and arithmetic. The one place that asks [`t5::costs`].
+//! The bytes and the arithmetic of a model, counted by rehearsal: the one place that asks [`t5::step::count`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -6,13 +6,15 @@ use std::rc::Rc;
 
 use candle_core::DType;
 use memory_policy::{CostRow, Name};
-use t5::costs::{self, Pass, Trained, WeightsOnDisk};
-pub use t5::costs::{Arithmetic, BlockArithmetic, Shape};
+use t5::costs;
+pub use t5::step::count::{Arithmetic, BlockArithmetic};
+use t5::step::count::{InferenceCount, Precisions, Shape};
 use t5::{Levers, ParameterSpec};
 use trainer::TrainerOptions;
 
 use crate::error::Result;
 use crate::files::Written;
+use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
 
 /// Tensors that are held, by the name of their row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,26 +30,42 @@ impl Held {
     }
 }
 
-fn held(rows: &[t5::CostRow]) -> Vec<Held> {
-    rows.iter().map(|row| Held { name: Name::new(row.name), bytes: row.bytes }).collect()
+fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
+    rows.into_iter().map(|(name, bytes)| Held { name, bytes }).collect()
 }
 
 /// The tensors of an evaluation and of a generation.
 pub type EvaluationRows = Rc<[Vec<Held>; 2]>;
 
-/// What is counted of a model in one precision, over samples of at most these lengths. Nothing is allocated.
+/// Counts passes of one model in one precision, over samples of at most these lengths. Nothing is allocated.
 pub struct Counter<'a> {
     model: &'a t5::Config,
     activations: DType,
     /// The longest source and target in tokens.
     longest: (usize, usize),
+    passes: t5::step::count::Counter,
     /// Many choices ask for the same, by samples and rows of logits at a time.
     evaluated: RefCell<HashMap<(usize, usize, usize), EvaluationRows>>,
 }
 
 impl<'a> Counter<'a> {
-    pub fn new(model: &'a t5::Config, activations: DType, longest: (usize, usize)) -> Self {
-        Self { model, activations, longest, evaluated: RefCell::default() }
+    /// Of passes that train nothing.
+    ///
+    /// # Errors
+    /// A config that is not a T5's.
+    pub fn new(model: &'a t5::Config, activations: DType, longest: (usize, usize)) -> Result<Self> {
+        let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+        let passes = t5::step::count::Counter::new(model, precisions, 0.0, &|_| false)?;
+        Ok(Self::of(model, activations, longest, passes))
+    }
+
+    fn of(
+        model: &'a t5::Config,
+        activations: DType,
+        longest: (usize, usize),
+        passes: t5::step::count::Counter,
+    ) -> Self {
+        Self { model, activations, longest, passes, evaluated: RefCell::default() }
     }
 
     pub fn activations(&self) -> DType {
@@ -61,16 +79,19 @@ impl<'a> Counter<'a> {
 
     /// Beside the parameters while they are loaded.
     pub fn loading(&self, dtype: DType) -> Vec<Held> {
-        held(&costs::load(self.model, dtype))
+        held(costs::load(self.model, dtype).iter().map(|row| (Name::new(row.name), row.bytes)))
     }
 
     /// The tensors of an evaluation, and of a generation of so many tokens.
     pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, max_new_tokens: usize) -> EvaluationRows {
         let mut evaluated = self.evaluated.borrow_mut();
         let rows = evaluated.entry((samples, loss_chunk_rows, max_new_tokens)).or_insert_with(|| {
-            let pass = self.pass(samples, 0, loss_chunk_rows, DType::F32, false);
-            let generation = costs::generation(self.model, &pass.shape, max_new_tokens, self.activations);
-            Rc::new([held(&costs::evaluation(self.model, &pass)), held(&generation)])
+            let InferenceCount { loss, workspace, packed, .. } =
+                self.passes.evaluation(self.shape(samples), loss_chunk_rows);
+            let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
+            let InferenceCount { cache, workspace, packed, .. } =
+                self.passes.generation(samples, self.longest.0, max_new_tokens);
+            Rc::new([evaluation, held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)])])
         });
         Rc::clone(rows)
     }
@@ -78,34 +99,20 @@ impl<'a> Counter<'a> {
     fn shape(&self, samples: usize) -> Shape {
         Shape { samples, source_tokens: self.longest.0, target_tokens: self.longest.1 }
     }
-
-    fn pass(&self, samples: usize, recompute_blocks: usize, rows: usize, gradients: DType, dropout: bool) -> Pass {
-        Pass {
-            shape: self.shape(samples),
-            activations: self.activations,
-            gradients,
-            recompute_blocks,
-            loss_chunk_rows: rows,
-            dropout,
-        }
-    }
 }
 
-/// What is counted of a step of a model of which some parameters train.
+/// Counts steps of a model of which some parameters train.
 pub struct StepCounter<'a> {
     of_model: Counter<'a>,
-    trained: Trained,
-    weights_on_disk: WeightsOnDisk,
     batch_samples: usize,
     /// Bytes of the parameters where all lie in memory.
     parameters: u64,
     square_sums: u64,
     gradients: DType,
-    dropout: bool,
     freezes: bool,
 }
 
-/// What is resident of the parameters in the phases of a run.
+/// Bytes of the parameters in memory in the phases of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
     /// While the model is loaded or made.
@@ -131,18 +138,21 @@ impl<'a> StepCounter<'a> {
         let trains = trainer::freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
         let frozen: Vec<String> =
             specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
-        let dtype = options.parameter_dtype();
-        let of_model = Counter::new(model, options.precision.activations(), longest);
-        let trained = Trained::new(model, &|spec| !frozen.contains(&spec.name));
+        let precisions = Precisions {
+            parameters: options.parameter_dtype(),
+            activations: options.precision.activations(),
+            gradients: options.gradient_dtype(),
+        };
+        let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
+        let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?;
+        let of_model = Counter::of(model, precisions.activations, longest, passes);
+        let trained = of_model.passes.trained();
         Ok(Self {
-            parameters: of_model.parameters(dtype),
+            parameters: of_model.parameters(precisions.parameters),
             square_sums: trained.specs().iter().map(|spec| t5_ops::SquareSums::bytes(&spec.shape)).sum(),
             of_model,
-            trained,
-            weights_on_disk: WeightsOnDisk::new(model, dtype),
             batch_samples,
             gradients: options.gradient_dtype(),
-            dropout: options.dropout > 0.0,
             freezes: !frozen.is_empty(),
         })
     }
@@ -153,7 +163,7 @@ impl<'a> StepCounter<'a> {
 
     /// Blocks that backward enters.
     pub fn blocks(&self) -> usize {
-        self.trained.blocks()
+        self.of_model.passes.blocks()
     }
 
     /// Whether any parameter is frozen.
@@ -163,7 +173,7 @@ impl<'a> StepCounter<'a> {
 
     /// Bytes of all gradients where they exist together.
     pub fn gradient_bytes(&self) -> u64 {
-        self.trained.gradient_bytes(self.gradients)
+        self.of_model.passes.trained().gradient_bytes(self.gradients)
     }
 
     pub fn gradients(&self) -> DType {
@@ -177,32 +187,31 @@ impl<'a> StepCounter<'a> {
 
     /// A step with these levers, at its peak, beside parameters that lie in memory.
     pub fn training(&self, levers: &Levers) -> Vec<Held> {
-        let pass = self.pass(levers.micro_batch_samples, levers);
-        let model = self.of_model.model;
-        held(&match &levers.layer_major {
-            None => costs::training(model, &pass, &self.trained),
-            Some(layers) => {
-                let weights = &self.weights_on_disk;
-                costs::layer_major(model, &pass, self.batch_samples, layers, &self.trained, weights)
-            }
-        })
+        let count = self.of_model.passes.step(self.batch(), levers);
+        let saved = if levers.layer_major.is_some() { BOUNDARIES } else { ACTIVATIONS };
+        let gradients = levers.layer_major.map(|_| (GRADIENTS, count.gradients));
+        let rows = count.parameters.map(|bytes| (PARAMETERS, bytes)).into_iter();
+        held(rows.chain([(saved, count.activations)]).chain(gradients).chain([
+            (LOSS, count.loss),
+            (WORKSPACE, count.workspace),
+            (PACKED, count.packed),
+        ]))
     }
 
-    /// What a step with these levers writes to files.
+    /// Bytes that a step with these levers writes to files.
     pub fn written(&self, levers: &Levers) -> Written {
         let Some(layers) = &levers.layer_major else { return Written::default() };
-        let pass = self.pass(self.batch_samples, levers);
-        let model = self.of_model.model;
-        Written {
-            once: costs::layer_major_written(model, &pass, self.batch_samples, layers, &self.trained),
-            weights: if layers.weights_on_disk { self.weights_on_disk.written(&self.trained) } else { 0 },
-        }
+        // However the batch is cut, as much is written.
+        let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
+        let passes = &self.of_model.passes;
+        let weights = if layers.weights_on_disk { passes.weights_on_disk().written(passes.trained()) } else { 0 };
+        Written { once: passes.written(self.batch(), &levers), weights }
     }
 
-    /// What is resident of the parameters in other phases.
+    /// Bytes of the parameters in memory in other phases.
     pub fn resident(&self, levers: &Levers) -> Resident {
         if levers.has_weights_on_disk() {
-            let weights = &self.weights_on_disk;
+            let weights = self.of_model.passes.weights_on_disk();
             return Resident { loading: weights.loading(), saving: weights.saving(), at_a_time: weights.at_a_time() };
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
@@ -210,11 +219,10 @@ impl<'a> StepCounter<'a> {
 
     /// Multiply-adds of a micro-batch.
     pub fn arithmetic(&self, samples: usize) -> Arithmetic {
-        costs::arithmetic(self.of_model.model, &self.of_model.shape(samples), &self.trained)
+        self.of_model.passes.arithmetic(self.of_model.shape(samples))
     }
 
-    fn pass(&self, samples: usize, levers: &Levers) -> Pass {
-        let (blocks, rows) = (levers.recompute_blocks, levers.loss_chunk_rows);
-        self.of_model.pass(samples, blocks, rows, self.gradients, self.dropout)
+    fn batch(&self) -> Shape {
+        self.of_model.shape(self.batch_samples)
     }
 }

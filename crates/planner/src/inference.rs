@@ -5,6 +5,7 @@ use memory_policy::{Budget, CostRow, Phase, Place};
 use t5::Levers;
 
 use crate::counted::{Counter, Held};
+use crate::error::Result;
 use crate::feeding::Feed;
 use crate::job::Work;
 use crate::levers::{NO_PINS, Step};
@@ -54,11 +55,11 @@ impl<'a> Job<'a> {
 }
 
 /// What inference offers: what it holds throughout, and the numbers of samples at a time.
-pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> (Vec<CostRow>, Vec<StepChoice>) {
-    let counter = Counter::new(job.model, inference.activations, job.longest);
+pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
+    let counter = Counter::new(job.model, inference.activations, job.longest)?;
     let parameters = CostRow::new(PARAMETERS, counter.parameters(DType::F32), "f32");
     let choice = |samples| inference.choice(&counter, samples);
-    (vec![parameters], halvings(job.samples).into_iter().map(choice).collect())
+    Ok((vec![parameters], halvings(job.samples).into_iter().map(choice).collect()))
 }
 
 impl Inference<'_> {

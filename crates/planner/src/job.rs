@@ -76,7 +76,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
             let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));
             training::offer(job, training, memory_for_files)?
         }
-        Work::Inference(inference) => inference::offer(job, inference),
+        Work::Inference(inference) => inference::offer(job, inference)?,
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
     let reads_text = !matches!((&job.feed, &job.work), (Feed::Given, Work::Training(_)));

@@ -16,6 +16,12 @@ pub const GRADIENTS: Name = Name::new("gradients");
 pub const SQUARE_SUMS: Name = Name::new("square sums");
 /// Saved activations of a micro-batch.
 pub const ACTIVATIONS: Name = Name::new("activations");
+/// Saved activations of a whole batch, layer by layer.
+pub const BOUNDARIES: Name = Name::new("boundaries");
+/// Operands that threads keep packed from one product to the next.
+pub const PACKED: Name = Name::new("packed operands");
+/// Keys and values of a generation.
+pub const CACHE: Name = Name::new("key/value cache");
 /// Logits and their product.
 pub const LOSS: Name = Name::new("loss");
 /// The largest momentary need beside what is kept.

@@ -1,9 +1,9 @@
-//! What a pass over the model is told: by the caller (once per optimizer batch) and by a stack to its layers.
+//! Settings of a pass over the model: those of an optimizer batch, and those of a stack for its layers.
 //!
 //! Dropout places are numbered, so that a mask is a function of (seed, step, place, sample, position,
 //! channel) and of nothing that memory decides. The numbers are part of exact resume: never renumber.
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use t5_ops::Dropout;
 
 /// Settings of one optimizer batch, the same for each of its micro-batches.
@@ -60,38 +60,48 @@ pub(crate) fn site(decoder: bool, block: Option<usize>, place: Place) -> u32 {
     (u32::from(decoder) << 24) | (block << 4) | place as u32
 }
 
-/// What every layer of a stack is told.
-pub(crate) struct LayerContext<'a> {
+/// The counter that dropout masks come from: what is the same for all layers of a pass over a micro-batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Noise<'a> {
     pub seed: u64,
     pub step: u64,
     pub dropout: f64,
     /// The samples' indices in the optimizer batch.
     pub samples: &'a [u32],
+}
+
+impl<'a> Noise<'a> {
+    /// No dropout.
+    pub const NONE: Noise<'static> = Noise { seed: 0, step: 0, dropout: 0.0, samples: &[] };
+
+    pub fn dropout(&self, site: u32) -> Option<Dropout<'a>> {
+        let &Noise { seed, step, dropout, samples } = self;
+        let probability = dropout as f32;
+        (probability > 0.0).then_some(Dropout { probability, seed, step, site, samples })
+    }
+}
+
+/// The inputs of a stack's layers beside activations.
+pub(crate) struct LayerContext<'a, T> {
+    pub noise: Noise<'a>,
     /// Valid positions of each sample in this stack.
     pub lengths: &'a [usize],
     /// The stack's relative-position bias, (H, 2T-1).
-    pub bias: &'a Tensor,
+    pub bias: &'a T,
     /// For a decoder: the encoder's output (B, S, D) and its valid positions.
-    pub source: Option<(&'a Tensor, &'a [usize])>,
+    pub source: Option<(&'a T, &'a [usize])>,
 }
 
-impl<'a> LayerContext<'a> {
+impl<'a, T> LayerContext<'a, T> {
     pub fn dropout(&self, site: u32) -> Option<Dropout<'a>> {
-        let probability = self.dropout as f32;
-        (probability > 0.0).then_some(Dropout {
-            probability,
-            seed: self.seed,
-            step: self.step,
-            site,
-            samples: self.samples,
-        })
+        self.noise.dropout(site)
     }
 
-    /// What cross attention looks at.
+    /// Keys and values of cross attention come from here.
     ///
     /// # Panics
     /// In an encoder: only decoder blocks have cross attention.
-    pub fn source(&self) -> (&'a Tensor, &'a [usize]) {
+    pub fn source(&self) -> (&'a T, &'a [usize]) {
         self.source.expect("a decoder is given the encoder's output")
     }
 }

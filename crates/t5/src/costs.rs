@@ -1,81 +1,30 @@
-//! What a T5 costs in bytes, before anything is allocated: pure functions of configuration and shapes.
-//!
-//! The pass over a micro-batch is walked through tensor by tensor, in the order in which the layers
-//! allocate and drop; a test holds what the walk says is kept against the bytes of the real `Saved`s.
+//! Bytes of parameters, of their gradients, and of loading and saving them, before anything is allocated: pure functions of
+//! the configuration. Passes and steps are counted by [`crate::step::count`].
 //!
 //! ```
 //! use candle_core::DType;
 //! use t5::{Config, costs};
 //! let config = Config::preset("t5-small").unwrap();
 //! assert_eq!(costs::parameters(&config, DType::F32), 60_506_624 * 4);
-//! let shape = costs::Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
-//! let pass = costs::Pass {
-//!     shape,
-//!     activations: DType::F32,
-//!     gradients: DType::F32,
-//!     recompute_blocks: 0,
-//!     loss_chunk_rows: 256,
-//!     dropout: true,
-//! };
-//! let [all, decoder] = [costs::Trained::all(&config), costs::Trained::new(&config, &|spec| spec.part.is_decoder())]
-//!     .map(|trained| costs::training(&config, &pass, &trained).iter().map(|row| row.bytes).sum::<u64>());
-//! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
-
-mod arithmetic;
-mod layer_major;
-mod packed;
-mod weights;
 
 use std::ops::Range;
 
-pub use arithmetic::{Arithmetic, BlockArithmetic, arithmetic};
 use candle_core::DType;
-pub use layer_major::{layer_major, layer_major_written};
-pub(crate) use packed::PACKED;
-use packed::{packed, packed_along_tokens};
-pub use weights::{WeightsOnDisk, largest_parameter, load, parameters, save};
+use heap::LARGE_BYTES;
 
 use crate::config::Config;
-use crate::generate::FIRST_CAPACITY;
+use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::parameters::{ParameterSpec, Part};
-use crate::reach::{Keep, Reach};
+use crate::step::reach::Reach;
 
 /// One line of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostRow {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
     /// How much of it.
     pub bytes: u64,
-}
-
-/// A micro-batch's rectangle: samples, and the longest source and target among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Samples (B).
-    pub samples: usize,
-    /// Tokens of the longest source (S).
-    pub source_tokens: usize,
-    /// Tokens of the longest target (T).
-    pub target_tokens: usize,
-}
-
-/// A pass over one micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pass {
-    /// The micro-batch.
-    pub shape: Shape,
-    /// Dtype of activations.
-    pub activations: DType,
-    /// Dtype of the blocks' gradient accumulators, as for [`crate::Gradients::new`].
-    pub gradients: DType,
-    /// Blocks that keep only their input.
-    pub recompute_blocks: usize,
-    /// Rows of logits at a time.
-    pub loss_chunk_rows: usize,
-    /// Whether dropout is on: it needs a copy where it is applied alone.
-    pub dropout: bool,
 }
 
 /// The parameters that are trained, and how far backward reaches for them: worked out once for many passes.
@@ -116,13 +65,18 @@ impl Trained {
         &self.specs
     }
 
+    /// How far backward reaches for them.
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach
+    }
+
     /// Those of a part.
-    fn of(&self, part: Part) -> &[ParameterSpec] {
+    pub(crate) fn of(&self, part: Part) -> &[ParameterSpec] {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
     }
 
     /// Bytes of the gradients of a part.
-    fn gradient_bytes_of(&self, part: Part, products: DType) -> u64 {
+    pub(crate) fn gradient_bytes_of(&self, part: Part, products: DType) -> u64 {
         let bytes = || self.part_gradient_bytes.get(part.index()).copied().unwrap_or_default();
         match products {
             DType::F32 => bytes()[0],
@@ -142,438 +96,122 @@ impl Trained {
     }
 }
 
-/// The peak of one micro-batch's forward and backward beside parameters and gradients: what is kept
-/// between the two (`activations`), a chunk of logits and its product (`loss`), and the largest momentary
-/// need beyond these (`workspace`).
-pub fn training(config: &Config, pass: &Pass, trained: &Trained) -> Vec<CostRow> {
-    training_within(config, pass, trained.reach)
+/// Bytes of all parameters of a model of `dtype`.
+pub fn parameters(config: &Config, dtype: DType) -> u64 {
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
-/// [`training`] where it is known how far backward reaches.
-pub(crate) fn training_within(config: &Config, pass: &Pass, reach: Reach) -> Vec<CostRow> {
-    let mut walk = Walk::new(config, pass);
-    walk.forward(reach);
-    let activations = walk.live;
-    walk.head();
-    walk.backward(reach);
-    let loss = walk.loss(true);
-    vec![
-        CostRow { name: "activations", bytes: activations },
-        CostRow { name: "loss", bytes: loss },
-        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(activations + loss) },
-        CostRow { name: PACKED, bytes: packed(config, pass, true) },
-    ]
+/// Bytes of the largest parameter.
+pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
+    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).max().unwrap_or(0)
 }
 
-/// The sum of [`training`] without what each thread has for itself: passes compared by it compare alike on any number of
-/// threads.
-pub(crate) fn training_bytes_within(config: &Config, pass: &Pass, reach: Reach) -> u64 {
-    let rows = training_within(config, pass, reach);
-    let beside_packed = rows.iter().filter(|row| row.name != PACKED).map(|row| row.bytes).sum::<u64>();
-    beside_packed + packed_along_tokens(config, pass)
+/// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
+/// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
+/// table when everything is.
+pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
+    let (mut held, mut most) = (0, 0);
+    for spec in ParameterSpec::all(config) {
+        held += spec.bytes(dtype);
+        most = most.max(held + reading_bytes(spec.elements(), spec.dtype(dtype)));
+    }
+    most = most.max(held + comparing_table(config, dtype));
+    vec![CostRow { name: "load", bytes: most - held }]
 }
 
-/// The peak of [`crate::T5::loss`] beside the parameters. `recompute_blocks` and `dropout` do not matter.
-pub fn evaluation(config: &Config, pass: &Pass) -> Vec<CostRow> {
-    let pass = Pass { dropout: false, ..*pass };
-    let mut walk = Walk::new(config, &pass);
-    walk.forward(Reach::nothing(config));
-    let loss = walk.loss(false);
-    walk.momentary(loss);
-    vec![
-        CostRow { name: "loss", bytes: loss },
-        CostRow { name: "workspace", bytes: walk.peak.saturating_sub(loss) },
-        CostRow { name: PACKED, bytes: packed(config, &pass, false) },
-    ]
+fn comparing_table(config: &Config, dtype: DType) -> u64 {
+    comparing_bytes((config.vocab_size * config.d_model) as u64, dtype)
 }
 
-/// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
-pub fn generation(config: &Config, shape: &Shape, max_new_tokens: usize, activations: DType) -> Vec<CostRow> {
-    let Shape { samples, source_tokens, .. } = *shape;
-    let size = activations.size_in_bytes();
-    let of = |positions: usize| (samples * positions * config.inner_dim() * size) as u64;
-    let cache = |positions: usize| 2 * config.num_decoder_layers as u64 * (of(positions) + of(source_tokens));
-    let forward = |source_tokens: usize| {
-        let shape = Shape { samples, source_tokens, target_tokens: 1 };
-        let pass =
-            Pass { shape, activations, gradients: DType::F32, recompute_blocks: 0, loss_chunk_rows: 1, dropout: false };
-        let mut walk = Walk::new(config, &pass);
-        walk.forward(Reach::nothing(config));
-        (walk.peak, packed(config, &pass, false))
-    };
-    // Sources are encoded before there is a cache; their encoding is there while the cache is begun.
-    let ((encoding, packed), (decoding, _)) = (forward(source_tokens), forward(1));
-    let encoded = (samples * source_tokens * config.d_model * size) as u64;
-    let begun = encoded + cache(max_new_tokens.min(FIRST_CAPACITY));
-    // While it grows, one tensor is there in its old size as well.
-    let growing = if max_new_tokens > FIRST_CAPACITY { of(max_new_tokens.next_power_of_two() / 2) } else { 0 };
-    let logits = (samples * config.vocab_size * (size + 8)) as u64;
-    let full = cache(max_new_tokens);
-    let peak = encoding.max(begun).max(full + growing.max(decoding + logits));
-    vec![
-        CostRow { name: "key/value cache", bytes: full.min(peak) },
-        CostRow { name: "workspace", bytes: peak - full.min(peak) },
-        CostRow { name: PACKED, bytes: packed },
-    ]
+/// What [`crate::T5::save`] needs beside the parameters.
+pub fn save() -> Vec<CostRow> {
+    vec![CostRow { name: "save", bytes: 4 * PIECE_BYTES as u64 }]
 }
 
-/// Walks through a pass, tensor by tensor. Names are those of the layers' code.
-struct Walk<'a> {
-    config: &'a Config,
-    pass: &'a Pass,
-    /// What blocks keep that are computed again.
-    again: Keep,
-    live: u64,
-    peak: u64,
+/// What is resident of the parameters of a model whose weights lie in a file ([`crate::T5::init_in`]).
+#[derive(Clone, Debug)]
+pub struct WeightsOnDisk {
+    specs: Vec<ParameterSpec>,
+    dtype: DType,
+    /// Parts that have any there.
+    parts: Vec<Part>,
+    /// Of each part, by its index: bytes in the file, and of the largest parameter.
+    in_file: Vec<(u64, u64)>,
+    always: u64,
+    loading: u64,
 }
 
-/// One stack's sizes in bytes.
-#[derive(Clone, Copy)]
-struct Sizes {
-    /// (B, T, D)
-    x: u64,
-    /// (B, T, HK)
-    q: u64,
-    /// (B, S, HK) of the source, in a decoder.
-    source_k: u64,
-    /// (B, T, F)
-    gate: u64,
-    /// (B, H, T), f32
-    lse: u64,
-    /// (H, 2T-1), f32
-    bias: u64,
-}
-
-impl Sizes {
-    /// What the heads of a block's attentions put out, with its statistics.
-    fn heads(&self, decoder: bool) -> u64 {
-        (1 + u64::from(decoder)) * (self.q + self.lse)
-    }
-}
-
-impl Walk<'_> {
-    fn new<'a>(config: &'a Config, pass: &'a Pass) -> Walk<'a> {
-        Walk { config, pass, again: Keep::Input, live: 0, peak: 0 }
-    }
-
-    fn sizes(&self, decoder: bool) -> Sizes {
-        let Shape { samples, source_tokens, target_tokens } = self.pass.shape;
-        let tokens = if decoder { target_tokens } else { source_tokens };
-        let size = self.pass.activations.size_in_bytes();
-        // Statistics and bias are f32, or f64 in an f64 model.
-        let wide = if self.pass.activations == DType::F64 { 8 } else { 4 };
-        let of = |tokens: usize, width: usize| (samples * tokens * width * size) as u64;
-        Sizes {
-            x: of(tokens, self.config.d_model),
-            q: of(tokens, self.config.inner_dim()),
-            source_k: of(source_tokens, self.config.inner_dim()),
-            gate: of(tokens, self.config.d_ff),
-            lse: (samples * self.config.num_heads * tokens * wide) as u64,
-            bias: (self.config.num_heads * (2 * tokens - 1) * wide) as u64,
-        }
-    }
-
-    fn hold(&mut self, bytes: u64) {
-        self.live += bytes;
-        self.peak = self.peak.max(self.live);
-    }
-
-    fn free(&mut self, bytes: u64) {
-        self.live -= bytes;
-    }
-
-    fn momentary(&mut self, bytes: u64) {
-        self.hold(bytes);
-        self.free(bytes);
-    }
-
-    /// A copy, where dropout is applied by itself.
-    fn dropout_copy(&self, bytes: u64) -> u64 {
-        if self.pass.dropout { bytes } else { 0 }
-    }
-
-    fn projections(&self) -> u64 {
-        if self.config.is_gated_act { 2 } else { 1 }
-    }
-
-    /// What a block keeps, its input included.
-    fn kept(&self, s: &Sizes, decoder: bool, keep: Keep) -> u64 {
-        let attention = |k: u64| s.x + 2 * s.q + 2 * k + s.lse;
-        match keep {
-            Keep::Nothing => 0,
-            Keep::Input => s.x,
-            Keep::Heads => s.x + s.heads(decoder),
-            Keep::Everything => {
-                let cross = if decoder { attention(s.source_k) } else { 0 };
-                attention(s.q) + cross + s.x + self.projections() * s.gate
+impl WeightsOnDisk {
+    /// Of a model of `dtype`.
+    pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
+        let specs = ParameterSpec::all(config);
+        let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
+        let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
+        let mut weights = WeightsOnDisk { specs, dtype, parts, in_file, always: 0, loading: 0 };
+        for spec in &weights.specs {
+            let bytes = spec.bytes(dtype);
+            if !weights.is_in_file(spec) {
+                weights.always += bytes;
+                continue;
             }
-        }
-    }
-
-    /// What the loss holds: a chunk of logits, or a block of them; with gradients their sums, too.
-    fn loss(&self, gradients: bool) -> u64 {
-        let rows = self.pass.shape.samples * self.pass.shape.target_tokens;
-        let head = (self.config.vocab_size, self.config.d_model);
-        let Pass { activations, loss_chunk_rows, .. } = *self.pass;
-        t5_ops::linear_cross_entropy_bytes(rows, head, activations, loss_chunk_rows, gradients) as u64
-    }
-
-    /// Ends with what is kept, the encoder's output and the decoder's output alive.
-    fn forward(&mut self, reach: Reach) {
-        for decoder in [false, true] {
-            let sizes = self.sizes(decoder);
-            self.hold(sizes.bias);
-            self.hold(sizes.x);
-            self.momentary(self.dropout_copy(sizes.x));
-            let blocks = if decoder { self.config.num_decoder_layers } else { self.config.num_layers };
-            for block in 0..blocks {
-                self.block_forward(&sizes, decoder, self.keep(reach, decoder, block));
+            let of_part = &mut weights.in_file[spec.part.index()];
+            if of_part.0 == 0 {
+                weights.parts.push(spec.part);
             }
-            self.hold(sizes.x); // the final norm's output
-            self.momentary(self.dropout_copy(sizes.x));
-            let enters_norm = if decoder { reach.decoder.enters_norm() } else { reach.encoder.enters_norm() };
-            if !enters_norm {
-                self.free(sizes.x);
-            }
+            *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
         }
-    }
-
-    fn keep(&self, reach: Reach, decoder: bool, block: usize) -> Keep {
-        let keep = match decoder {
-            false => reach.keep_encoder_block(block, self.pass.recompute_blocks),
-            true => reach.keep_decoder_block(block, self.pass.recompute_blocks),
+        let of = |spec: &ParameterSpec| {
+            let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
+            let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
+            2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
         };
-        keep.instead_of_input(self.again)
+        let most_of_one = weights.specs.iter().map(of).max().unwrap_or(0);
+        let comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
+        weights.loading = weights.always + most_of_one.max(comparing);
+        weights
     }
 
-    /// The block's input is alive before; its output, and what it keeps, after.
-    fn block_forward(&mut self, s: &Sizes, decoder: bool, keep: Keep) {
-        self.attention_forward(s, s.q, keep);
-        if matches!(keep, Keep::Input | Keep::Heads) {
-            self.hold(s.x); // the input, which the layer has not freed after all
-        }
-        if decoder {
-            self.attention_forward(s, s.source_k, keep);
-        }
-        self.feed_forward_forward(s, keep == Keep::Everything);
+    fn is_in_file(&self, spec: &ParameterSpec) -> bool {
+        spec.bytes(self.dtype) >= LARGE_BYTES as u64
     }
 
-    fn attention_forward(&mut self, s: &Sizes, k: u64, keep: Keep) {
-        self.hold(s.x + s.q + 2 * k); // n, q, k, v
-        self.free(s.x);
-        self.hold(s.q + s.lse); // what the heads put out
-        if keep != Keep::Everything {
-            self.free(s.q + 2 * k);
-        }
-        self.hold(s.x); // projected
-        if !matches!(keep, Keep::Heads | Keep::Everything) {
-            self.free(s.q + s.lse);
-        }
-        self.hold(s.x); // y
-        self.free(s.x + if keep == Keep::Everything { 0 } else { s.x });
+    /// What stays in memory: parameters that have no pages of their own.
+    pub fn always(&self) -> u64 {
+        self.always
     }
 
-    /// Forward again, everything kept; `given` is what the heads put out, where it is there already.
-    fn attention_again(&mut self, s: &Sizes, k: u64, given: u64) {
-        self.hold(s.x + s.q + 2 * k); // n, q, k, v
-        self.free(s.x);
-        self.hold(s.q + s.lse - given);
-        self.hold(2 * s.x); // projected, y
-        self.free(s.x);
+    /// While a part of the model is worked on, beside that.
+    pub(crate) fn of(&self, part: Part) -> u64 {
+        self.in_file.get(part.index()).map_or(0, |(bytes, _)| *bytes)
     }
 
-    fn feed_forward_forward(&mut self, s: &Sizes, keep: bool) {
-        let products = self.projections() * s.gate;
-        self.hold(s.x + products);
-        self.free(s.x);
-        self.hold(s.gate); // h
-        if !keep {
-            self.free(products);
-        }
-        self.hold(s.x); // projected
-        self.free(s.gate);
-        self.hold(s.x); // y
-        self.free(s.x + if keep { 0 } else { s.x });
+    /// Parts that have parameters in the file.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Part> {
+        self.parts.iter().copied()
     }
 
-    fn head(&mut self) {
-        let z = self.sizes(true).x;
-        self.hold(z); // dz
-        self.momentary(self.loss(true));
-        self.free(z);
+    /// The largest parameter of some parts.
+    pub(crate) fn largest_of(&self, parts: impl Iterator<Item = Part>) -> u64 {
+        parts.filter_map(|part| self.in_file.get(part.index())).map(|(_, largest)| *largest).max().unwrap_or(0)
     }
 
-    /// Starts with dz of the decoder alive; ends with nothing but what no backward frees.
-    fn backward(&mut self, reach: Reach) {
-        let encoded = self.sizes(false).x;
-        for decoder in [true, false] {
-            let sizes = self.sizes(decoder);
-            let (enters_norm, blocks) = match decoder {
-                true => (reach.decoder.enters_norm(), self.config.num_decoder_layers),
-                false => (reach.encoder.enters_norm(), self.config.num_layers),
-            };
-            if !enters_norm {
-                break;
-            }
-            self.momentary(sizes.x); // the mask's copy, then the norm again
-            self.free(sizes.x);
-            if decoder && reach.encoder.enters_norm() {
-                self.hold(encoded); // the gradient of the encoder's output
-            }
-            for block in (0..blocks).rev() {
-                self.block_backward(&sizes, decoder, self.keep(reach, decoder, block));
-            }
-            self.momentary(self.dropout_copy(sizes.x)); // the embedding's gradient
-            self.free(sizes.x);
-            if decoder {
-                self.free(encoded);
-            }
-        }
+    /// In an evaluation or a generation: a part at a time.
+    pub fn at_a_time(&self) -> u64 {
+        self.always + self.in_file.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
-    /// dy is alive before, dx after; what the block kept is gone.
-    fn block_backward(&mut self, s: &Sizes, decoder: bool, keep: Keep) {
-        match keep {
-            Keep::Nothing => return,
-            Keep::Everything => {}
-            Keep::Input | Keep::Heads => {
-                // Forward again, without the feed-forward's output.
-                let given = if keep == Keep::Heads { s.q + s.lse } else { 0 };
-                self.attention_again(s, s.q, given);
-                if decoder {
-                    self.attention_again(s, s.source_k, given);
-                }
-                self.hold(s.x + self.projections() * s.gate);
-                self.free(s.x);
-            }
-        }
-        self.feed_forward_backward(s);
-        if decoder {
-            self.attention_backward(s, s.source_k);
-        }
-        self.attention_backward(s, s.q);
+    /// While a checkpoint is saved: a parameter at a time.
+    pub fn saving(&self) -> u64 {
+        self.always + self.largest_of(self.parts())
     }
 
-    fn feed_forward_backward(&mut self, s: &Sizes) {
-        let (dprojected, products) = (self.dropout_copy(s.x), self.projections() * s.gate);
-        self.hold(dprojected + s.gate); // dh; then h, dup and dgate lie where gate, up and dh were
-        self.free(dprojected + s.gate); // h
-        self.momentary(s.x); // n
-        self.hold(s.x); // dn
-        self.free(products);
-        self.free(2 * s.x); // x, dy; dx lies where dn was
+    /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
+    pub fn loading(&self) -> u64 {
+        self.loading
     }
 
-    fn attention_backward(&mut self, s: &Sizes, k: u64) {
-        let dprojected = self.dropout_copy(s.x);
-        self.hold(dprojected + s.q); // dout
-        self.free(dprojected);
-        self.hold(s.q + 2 * k); // dq, dk, dv
-        self.free(3 * s.q + 2 * k + s.lse); // q, k, v, out, lse, dout
-        self.momentary(s.x); // n
-        self.hold(s.x); // dn
-        self.free(s.q + 2 * k);
-        self.free(2 * s.x); // x, dy; dx lies where dn was
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use candle_core::Device;
-
-    use super::*;
-    use crate::{MicroBatch, Part, StepContext, T5};
-
-    /// What forward really keeps, and what the walk says.
-    fn kept(model: &T5, pass: &Pass, trained: &dyn Fn(Part) -> bool) -> (u64, u64) {
-        let Pass { shape, recompute_blocks, activations, .. } = *pass;
-        let config = model.config();
-        let (source, target) = (vec![5; shape.source_tokens], vec![6; shape.target_tokens]);
-        let sources = vec![source.as_slice(); shape.samples];
-        let targets = vec![target.as_slice(); shape.samples];
-        let samples: Vec<u32> = (0..shape.samples as u32).collect();
-        let batch = MicroBatch::new(&sources, &targets, &samples, config, &Device::Cpu).unwrap();
-        let parts = model.parameters().iter().map(|p| p.part).filter(|&part| trained(part));
-        let reach = Reach::to(config, parts);
-        let cx = StepContext {
-            seed: 1,
-            step: 1,
-            dropout: 0.1,
-            activations,
-            recompute_blocks,
-            loss_chunk_rows: 8,
-            target_tokens: 1,
-        };
-        let real = model.forward(&batch, &cx, reach, &|| false).unwrap().unwrap().bytes();
-        (real, training(config, pass, &Trained::new(config, &|spec| trained(spec.part)))[0].bytes)
-    }
-
-    #[test]
-    fn what_forward_keeps_is_what_was_predicted() {
-        let relu = Config {
-            vocab_size: 40,
-            d_model: 24,
-            d_ff: 40,
-            d_kv: 5,
-            num_heads: 3,
-            num_layers: 3,
-            num_decoder_layers: 2,
-            ..Config::default()
-        };
-        let mut gated = relu.clone();
-        gated.set_feed_forward_proj("gated-gelu").unwrap();
-        let shapes = [(1, 1, 1), (2, 7, 5), (3, 4, 9)];
-        let trained: [&dyn Fn(Part) -> bool; 4] =
-            [&|_| true, &|part| part.is_decoder(), &|part| matches!(part, Part::Encoder { block: 1 }), &|part| {
-                matches!(part, Part::DecoderNorm)
-            }];
-        for (config, activations) in [(&relu, DType::F32), (&relu, DType::F64), (&gated, DType::BF16)] {
-            let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
-            let model = T5::init(config, 1, dtype, &Device::Cpu).unwrap();
-            for (samples, source_tokens, target_tokens) in shapes {
-                for recompute_blocks in [0, 1, 4, 9] {
-                    let shape = Shape { samples, source_tokens, target_tokens };
-                    let pass = Pass {
-                        shape,
-                        activations,
-                        gradients: DType::F32,
-                        recompute_blocks,
-                        loss_chunk_rows: 8,
-                        dropout: true,
-                    };
-                    for trained in trained {
-                        let (real, predicted) = kept(&model, &pass, trained);
-                        assert_eq!(real, predicted, "{pass:?}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_walk_frees_what_it_holds_and_recompute_saves() {
-        let config = Config::preset("t5-small").unwrap();
-        let shape = Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
-        let sum = |recompute_blocks| {
-            let pass = Pass {
-                shape,
-                activations: DType::F32,
-                gradients: DType::F32,
-                recompute_blocks,
-                loss_chunk_rows: 256,
-                dropout: true,
-            };
-            let mut walk = Walk::new(&config, &pass);
-            let reach = Trained::all(&config).reach;
-            walk.forward(reach);
-            walk.head();
-            walk.backward(reach);
-            assert_eq!(walk.live, walk.sizes(false).bias + walk.sizes(true).bias);
-            training(&config, &pass, &Trained::all(&config)).iter().map(|row| row.bytes).sum::<u64>()
-        };
-        let totals: Vec<u64> = (0..=12).map(sum).collect();
-        assert!(totals.is_sorted_by(|a, b| a > b), "{totals:?}");
-        assert_eq!(Trained::all(&config).blocks(), 12);
-        assert_eq!(Trained::new(&config, &|spec| spec.part.is_decoder()).blocks(), 6);
+    /// Bytes of what a step changes.
+    pub fn written(&self, trained: &Trained) -> u64 {
+        trained.specs().iter().filter(|spec| self.is_in_file(spec)).map(|spec| spec.bytes(self.dtype)).sum()
     }
 }

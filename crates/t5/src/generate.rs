@@ -1,19 +1,24 @@
 //! Greedy generation with a key/value cache.
 //!
-//! The cache holds, for each decoder block, the keys and values of the tokens generated so far (room for a
+//! The cache holds, for each decoder block, the keys and values of the tokens generated so far (space for a
 //! power of two of them, doubled when full) and of the source. Samples that are done leave the batch when
-//! half of it is done. [`crate::costs::generation`] says what all this takes.
+//! half of it is done. [`crate::step::count`] rehearses it for the bill.
 
 use candle_core::{DType, Tensor};
 
-use crate::context::LayerContext;
+use crate::config::Config;
+use crate::context::Noise;
 use crate::error::Result;
 use crate::layers::attention::Attention;
-use crate::micro_batch::pad;
+use crate::micro_batch::{MicroBatch, pad};
 use crate::model::T5;
+use crate::network::Network;
+use crate::ops::Ops;
+use crate::step::run::{infer, without_dropout};
+use crate::step::schedule::Outline;
 
-/// Positions that a new cache has room for.
-pub(crate) const FIRST_CAPACITY: usize = 32;
+/// Positions that a new cache has space for.
+const FIRST_CAPACITY: usize = 32;
 
 /// How to generate.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +36,7 @@ impl Default for GenerateOptions {
 }
 
 impl T5 {
-    /// The likeliest next token, again and again, for each source (token ids, EOS included): what was
+    /// The likeliest next token, again and again, for each source (token ids, EOS included): the tokens
     /// generated after the decoder's start token, up to and including EOS.
     ///
     /// All sources run as one batch, padded to the longest; a source's answer does not depend on the
@@ -58,14 +63,19 @@ impl T5 {
         if sources.is_empty() || options.max_new_tokens == 0 {
             return Ok(Some(answers));
         }
-        let Some(mut cache) = Cache::new(self, sources, options, interrupted)? else { return Ok(None) };
+        let samples: Vec<u32> = (0..sources.len() as u32).collect();
+        let (ids, lengths) = pad(sources, "source", &samples, self.config(), self.device())?;
+        let decoding = Decoding { network: &self.network, options: *options, has_paged_weights: self.is_in_file() };
+        let batch = MicroBatch::of_sources(ids, lengths);
+        let Some(mut cache) = decoding.begin(batch, self.config(), interrupted)? else { return Ok(None) };
         let mut active: Vec<usize> = (0..sources.len()).collect(); // the sample of each row of the cache
         let mut tokens = vec![self.config().decoder_start_token_id; sources.len()];
         for position in 0..options.max_new_tokens {
             if interrupted() {
                 return Ok(None);
             }
-            tokens = self.next_tokens(&tokens, position, &mut cache)?;
+            let ids = Tensor::from_slice(&tokens, (tokens.len(), 1), self.device())?;
+            tokens = decoding.next_tokens(&ids, position, &mut cache)?;
             let is_done = |answer: &[u32]| answer.last().is_some_and(|id| self.config().eos_token_ids.contains(id));
             for (&sample, &token) in active.iter().zip(&tokens) {
                 if !is_done(&answers[sample]) {
@@ -84,123 +94,121 @@ impl T5 {
         }
         Ok(Some(answers))
     }
+}
 
-    /// One step of all rows: the token after `tokens`, which are at `position`.
-    fn next_tokens(&self, tokens: &[u32], position: usize, cache: &mut Cache) -> Result<Vec<u32>> {
-        cache.make_room(position)?;
-        let ids = Tensor::from_slice(tokens, (tokens.len(), 1), self.device())?;
-        let mut x = t5_ops::embedding(&ids, &self.shared.tensor, cache.dtype)?; // (B, 1, D)
-        t5_ops::page_out(&self.shared.tensor);
-        let bias = self.decoder.position_bias(1, cache.capacity, position)?; // (H, capacity)
-        let lengths = vec![position + 1; tokens.len()];
-        for (block, cached) in self.decoder.blocks.iter().zip(&cache.blocks) {
-            block.page_in();
+/// Generation by a network, over tensors or counted tensors.
+pub(crate) struct Decoding<'a, T> {
+    pub network: &'a Network<T>,
+    pub options: GenerateOptions,
+    pub has_paged_weights: bool,
+}
+
+impl<T: Ops> Decoding<'_, T> {
+    /// Encodes the sources and projects them to every block's keys and values. `None` when `interrupted` said so.
+    pub fn begin(
+        &self,
+        batch: MicroBatch<T>,
+        config: &Config,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Cache<T>>> {
+        let GenerateOptions { max_new_tokens, activations } = self.options;
+        let events = Outline::inference(config, self.has_paged_weights).forward_only(false);
+        let encoder = infer(self.network, &events, &without_dropout(activations, 1), &batch, interrupted)?;
+        let Some(encoded) = encoder.and_then(|mut step| step.take_output()) else { return Ok(None) };
+        let capacity = FIRST_CAPACITY.min(max_new_tokens);
+        let samples = batch.ids(false).dims()[0];
+        let keys_values = |cross: &Attention<T>| -> Result<KeysValues<T>> {
+            Ok(KeysValues { k: cross.k.forward(&encoded)?, v: cross.v.forward(&encoded)? })
+        };
+        let mut blocks = Vec::new();
+        for block in &self.network.decoder.blocks {
+            let Some(cross) = &block.cross else { continue };
+            let empty = || encoded.zeros(&[samples, capacity, config.inner_dim()], activations);
+            let own = KeysValues { k: empty()?, v: empty()? };
+            blocks.push(CachedBlock { own, source: keys_values(cross)? });
+            block.linears().for_each(|linear| linear.weight.tensor.page_out());
+        }
+        let source_lengths = batch.lengths(false).to_vec();
+        Ok(Some(Cache { blocks, source_lengths, capacity, most: max_new_tokens }))
+    }
+
+    /// One step of all rows: the token after `ids` (B, 1), which are at `position`.
+    pub fn next_tokens(&self, ids: &T, position: usize, cache: &mut Cache<T>) -> Result<Vec<u32>> {
+        cache.make_space(position)?;
+        let Network { shared, decoder, head, .. } = self.network;
+        let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (B, 1, D)
+        shared.tensor.page_out();
+        let bias = decoder.position_bias(1, cache.capacity, position)?; // (H, capacity)
+        let lengths = vec![position + 1; ids.dims()[0]];
+        for (block, cached) in decoder.blocks.iter().zip(&cache.blocks) {
+            block.linears().for_each(|linear| linear.weight.tensor.page_in());
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
-            let (k, v) = (t5_ops::linear(&n, &own.k.tensor)?, t5_ops::linear(&n, &own.v.tensor)?);
-            cached.own.k.slice_set(&k, 1, position)?;
-            cached.own.v.slice_set(&v, 1, position)?;
-            let q = t5_ops::linear(&n, &own.q.tensor)?;
+            let (k, v) = (own.k.forward(&n)?, own.v.forward(&n)?);
+            cached.own.k.set_positions(&k, position)?;
+            cached.own.v.set_positions(&v, position)?;
+            let q = own.q.forward(&n)?;
             x = own.attend(&x, &q, &cached.own.k, &cached.own.v, Some(&bias), &lengths)?;
             if let Some(cross) = &block.cross {
                 let (n, _) = cross.norm.forward(&x)?;
-                let q = t5_ops::linear(&n, &cross.q.tensor)?;
+                let q = cross.q.forward(&n)?;
                 x = cross.attend(&x, &q, &cached.source.k, &cached.source.v, None, &cache.source_lengths)?;
             }
             x = block.feed_forward.infer(&x)?;
-            block.page_out();
+            block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
-        let cx = cache.context(&bias, &[]);
-        let z = self.decoder.finish(&x, &cx)?.flatten_to(1)?; // (B, D)
-        let next = largest(&self.head_logits(&z)?)?;
-        t5_ops::page_out(&self.head.tensor);
+        let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (B, D)
+        let next = self.network.logits(&z)?.largest()?;
+        head.tensor.page_out();
         Ok(next)
     }
 }
 
-/// The index of the largest value of each row; of equal ones the first.
-fn largest(logits: &Tensor) -> Result<Vec<u32>> {
-    let rows = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-    let argmax = |row: &Vec<f32>| {
-        let first = (0, f32::NEG_INFINITY);
-        row.iter().enumerate().fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best }).0 as u32
-    };
-    Ok(rows.iter().map(argmax).collect())
-}
-
 /// Keys and values, (B, length, HK) each.
-struct KeysValues {
-    k: Tensor,
-    v: Tensor,
+struct KeysValues<T> {
+    k: T,
+    v: T,
 }
 
-struct CachedBlock {
-    own: KeysValues,
-    source: KeysValues,
+struct CachedBlock<T> {
+    own: KeysValues<T>,
+    source: KeysValues<T>,
 }
 
-struct Cache {
-    blocks: Vec<CachedBlock>,
+/// The keys and values of every decoder block.
+pub(crate) struct Cache<T> {
+    blocks: Vec<CachedBlock<T>>,
     source_lengths: Vec<usize>,
-    /// Positions that `own` has room for.
+    /// Positions that `own` has space for.
     capacity: usize,
     most: usize,
-    dtype: DType,
 }
 
-impl Cache {
-    /// Encodes the sources and projects them to every block's keys and values. `None` when `interrupted` said so.
-    fn new(
-        model: &T5,
-        sources: &[&[u32]],
-        options: &GenerateOptions,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Cache>> {
-        let samples: Vec<u32> = (0..sources.len() as u32).collect();
-        let (ids, source_lengths) = pad(sources, "source", &samples, model.config(), model.device())?;
-        let capacity = FIRST_CAPACITY.min(options.max_new_tokens);
-        let mut cache = Cache {
-            blocks: Vec::new(),
-            source_lengths,
-            capacity,
-            most: options.max_new_tokens,
-            dtype: options.activations,
-        };
-        let (batch, length) = ids.dims2()?;
-        let bias = model.encoder.position_bias(length, length, 0)?;
-        let cx = cache.context(&bias, &samples);
-        let Some(encoded) = model.encoder.output(&ids, &model.shared, options.activations, &cx, interrupted)? else {
-            return Ok(None);
-        };
-        let room = || Tensor::zeros((batch, capacity, model.config().inner_dim()), options.activations, model.device());
-        let keys_values = |cross: &Attention| {
-            let (k, v) = (t5_ops::linear(&encoded, &cross.k.tensor)?, t5_ops::linear(&encoded, &cross.v.tensor)?);
-            Ok::<_, candle_core::Error>(KeysValues { k, v })
-        };
-        for block in &model.decoder.blocks {
-            let Some(cross) = &block.cross else { continue };
-            let own = KeysValues { k: room()?, v: room()? };
-            cache.blocks.push(CachedBlock { own, source: keys_values(cross)? });
-            block.page_out();
-        }
-        Ok(Some(cache))
+impl<T: Ops> Cache<T> {
+    /// Positions before the cache has to grow.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
-    fn context<'a>(&'a self, bias: &'a Tensor, samples: &'a [u32]) -> LayerContext<'a> {
-        LayerContext { seed: 0, step: 0, dropout: 0.0, samples, lengths: &self.source_lengths, bias, source: None }
+    /// Bytes of all keys and values.
+    pub fn bytes(&self) -> u64 {
+        let tensors = |block: &CachedBlock<T>| {
+            [&block.own.k, &block.own.v, &block.source.k, &block.source.v].map(T::bytes).iter().sum::<u64>()
+        };
+        self.blocks.iter().map(tensors).sum()
     }
 
-    /// Doubles the room when `position` is outside of it.
-    fn make_room(&mut self, position: usize) -> Result<()> {
+    /// Doubles the space when `position` is outside of it.
+    fn make_space(&mut self, position: usize) -> Result<()> {
         if position < self.capacity {
             return Ok(());
         }
         self.capacity = (self.capacity * 2).min(self.most);
         for block in &mut self.blocks {
             for old in [&mut block.own.k, &mut block.own.v] {
-                let (batch, _, inner) = old.dims3()?;
-                let new = Tensor::zeros((batch, self.capacity, inner), old.dtype(), old.device())?;
-                new.slice_set(old, 1, 0)?;
+                let &[batch, _, inner] = old.dims() else { unreachable!("keys and values have three dimensions") };
+                let new = old.zeros(&[batch, self.capacity, inner], old.dtype())?;
+                new.set_positions(old, 0)?;
                 *old = new;
             }
         }
@@ -209,15 +217,10 @@ impl Cache {
 
     /// Drops the rows of samples that are done.
     fn keep_rows(&mut self, rows: &[usize]) -> Result<()> {
-        let device = match self.blocks.first() {
-            Some(block) => block.own.k.device().clone(),
-            None => return Ok(()),
-        };
         let indices: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-        let indices = Tensor::from_slice(&indices, rows.len(), &device)?;
         for block in &mut self.blocks {
             for cached in [&mut block.own.k, &mut block.own.v, &mut block.source.k, &mut block.source.v] {
-                *cached = cached.index_select(&indices, 0)?;
+                *cached = cached.select(&indices)?;
             }
         }
         self.source_lengths = rows.iter().map(|&row| self.source_lengths[row]).collect();

@@ -11,7 +11,7 @@
 //!
 //! let config = Config { vocab_size: 50, d_model: 16, d_ff: 32, d_kv: 4, num_heads: 4, ..Config::default() };
 //! let model = T5::init(&config, 1, DType::F32, &Device::Cpu)?;
-//! let mut grads = Gradients::new(&model, DType::F32, &|_| true);
+//! let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);
 //! let batch = MicroBatch::new(&[&[7, 8, 9, 1]], &[&[9, 8, 1]], &[0], &config, model.device())?;
 //! let cx = StepContext {
 //!     seed: 1,
@@ -37,30 +37,28 @@ mod context;
 pub mod costs;
 mod error;
 mod generate;
-mod gradients;
 mod hf;
 mod init;
-mod layer_major;
 mod layers;
 mod levers;
 mod micro_batch;
 mod model;
+mod network;
+mod ops;
 mod parameters;
 mod presets;
-mod reach;
-mod store;
-mod weight_file;
+pub mod step;
 
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;
 pub use error::{Error, Result};
 pub use generate::GenerateOptions;
-pub use gradients::Gradients;
 pub use hf::safetensors;
-pub use layer_major::{LayerPass, Stage};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
 pub use model::T5;
+pub use ops::Files;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part};
-pub use store::Files;
+pub use step::gradients::Gradients;
+pub use step::run::Observer;

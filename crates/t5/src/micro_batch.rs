@@ -11,21 +11,43 @@ use crate::error::{Error, Result};
 /// The decoder's inputs are the targets shifted right behind `decoder_start_token_id`. Padded positions
 /// hold `pad_token_id`, are masked in attention and have no label.
 #[derive(Clone, Debug)]
-pub struct MicroBatch {
-    pub(crate) sources: Tensor,
+pub struct MicroBatch<T = Tensor> {
+    pub(crate) sources: T,
     pub(crate) source_lengths: Vec<usize>,
-    pub(crate) decoder_inputs: Tensor,
+    pub(crate) decoder_inputs: T,
     pub(crate) target_lengths: Vec<usize>,
     pub(crate) labels: Vec<u32>,
     pub(crate) samples: Vec<u32>,
 }
 
-impl MicroBatch {
-    /// What a stack reads, (B, T).
-    pub(crate) fn ids(&self, decoder: bool) -> &Tensor {
+impl<T> MicroBatch<T> {
+    /// The input ids of a stack, (B, T).
+    pub(crate) fn ids(&self, decoder: bool) -> &T {
         if decoder { &self.decoder_inputs } else { &self.sources }
     }
 
+    /// Sources alone, for a pass that has no targets.
+    pub(crate) fn of_sources(sources: T, source_lengths: Vec<usize>) -> MicroBatch<T>
+    where
+        T: Clone,
+    {
+        MicroBatch {
+            decoder_inputs: sources.clone(),
+            sources,
+            source_lengths,
+            target_lengths: Vec::new(),
+            labels: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
+    /// Valid positions of each sample in a stack.
+    pub(crate) fn lengths(&self, decoder: bool) -> &[usize] {
+        if decoder { &self.target_lengths } else { &self.source_lengths }
+    }
+}
+
+impl MicroBatch {
     /// Pads `sources` and `targets` (token ids, EOS included). `samples` are the samples' indices in the
     /// whole optimizer batch: dropout masks follow them, so that no cut of the batch changes a mask.
     ///

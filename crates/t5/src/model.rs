@@ -4,22 +4,22 @@ use std::io::Write;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use t5_ops::CrossEntropy;
 
 use crate::config::Config;
-use crate::context::{EvalContext, LayerContext, StepContext};
+use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
-use crate::gradients::Gradients;
 use crate::hf;
 use crate::init::initial_tensor;
-use crate::layers::attention::SourceGradient;
-use crate::layers::stack::{Stack, StackSaved};
-use crate::layers::{Weights, bytes};
+use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
-use crate::parameters::{Parameter, ParameterSpec, Weight};
-use crate::reach::Reach;
-use crate::store::Files;
-use crate::weight_file::WeightFile;
+use crate::network::Network;
+use crate::ops::Files;
+use crate::parameters::{Parameter, ParameterSpec};
+use crate::step::gradients::Gradients;
+use crate::step::reach::Reach;
+use crate::step::run::{Interrupts, Observer, Offload, Step, infer, without_dropout};
+use crate::step::schedule::Outline;
+use crate::step::weights::WeightFile;
 
 /// A T5 with its parameters in memory.
 ///
@@ -27,10 +27,7 @@ use crate::weight_file::WeightFile;
 pub struct T5 {
     config: Config,
     parameters: Vec<Parameter>,
-    pub(crate) shared: Weight,
-    pub(crate) encoder: Stack,
-    pub(crate) decoder: Stack,
-    pub(crate) head: Weight,
+    pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
     file: Option<WeightFile>,
 }
@@ -82,7 +79,7 @@ impl T5 {
         let (config, parameters, file) = hf::load(directory, dtype, device, files)?;
         let model = T5::assemble(config, parameters, file)?;
         // Duplicates in the files were compared with it.
-        t5_ops::page_out(&model.shared.tensor);
+        t5_ops::page_out(&model.network.shared.tensor);
         Ok(model)
     }
 
@@ -95,14 +92,15 @@ impl T5 {
         if files.is_some() == self.file.is_some() {
             return Ok(());
         }
-        let dtype = self.shared.tensor.dtype();
+        let dtype = self.network.shared.tensor.dtype();
         let file = files.map(|files| WeightFile::create(files, &self.config, dtype)).transpose()?;
         // Whoever else holds a weight would keep it where it was.
-        for stack in [&mut self.encoder, &mut self.decoder] {
+        let nothing = Tensor::zeros(1, DType::F32, self.device())?;
+        let Network { shared, encoder, decoder, head, .. } = &mut self.network;
+        for stack in [encoder, decoder] {
             stack.blocks.clear();
         }
-        let nothing = Tensor::zeros(1, DType::F32, self.device())?;
-        for table in [&mut self.shared, &mut self.head] {
+        for table in [shared, head] {
             table.tensor = nothing.clone();
         }
         let mut parameters = std::mem::take(&mut self.parameters);
@@ -143,11 +141,8 @@ impl T5 {
     }
 
     fn assemble(config: Config, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
-        let weights = Weights { parameters: &parameters };
-        let shared = weights.get("shared.weight".into());
-        let head = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
-        let (encoder, decoder) = (Stack::new(&weights, &config, false)?, Stack::new(&weights, &config, true)?);
-        Ok(T5 { config, parameters, shared, encoder, decoder, head, file })
+        let network = Network::new(&config, &parameters)?;
+        Ok(T5 { config, parameters, network, file })
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie.
@@ -170,9 +165,15 @@ impl T5 {
         &self.parameters
     }
 
+    /// Its layers.
+    #[cfg(test)]
+    pub(crate) fn network(&self) -> &Network<Tensor> {
+        &self.network
+    }
+
     /// Where the parameters are.
     pub fn device(&self) -> &Device {
-        self.shared.tensor.device()
+        self.network.shared.tensor.device()
     }
 
     /// One micro-batch: the sum of its token losses, and the gradient of that sum divided by
@@ -194,114 +195,47 @@ impl T5 {
         grads: &mut Gradients,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let reach = self.reach(grads);
-        let Some(kept) = self.forward(batch, cx, reach, interrupted)? else { return Ok(None) };
-        tracing::trace!(kept_bytes = kept.bytes(), "activations between forward and backward");
-        let Kept { source_bias, target_bias, encoded, encoder, decoder, z } = kept;
-        let pass = Pass::of(cx);
-        let (loss, dz) = self.head_backward(z, batch, cx, grads)?;
-
-        let mut source = match reach.encoder.enters_norm() {
-            true => SourceGradient::Wanted(None),
-            false => SourceGradient::NotWanted,
-        };
-        let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
-        let (shared, into_source) = (&self.shared, &mut source);
-        if !self.decoder.backward(
-            ids,
-            shared,
-            decoder,
-            dz,
-            &layer_cx,
-            reach.decoder,
-            into_source,
-            grads,
-            interrupted,
-        )? {
-            return Ok(None);
-        }
-        drop(encoded);
-        if let SourceGradient::Wanted(Some(dz)) = source {
-            let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
-            let none = &mut SourceGradient::NotWanted;
-            if !self.encoder.backward(ids, shared, encoder, dz, &layer_cx, reach.encoder, none, grads, interrupted)? {
-                return Ok(None);
-            }
-        }
-        Ok(Some(loss))
+        let events = self.outline(grads, cx, None).accumulation(1);
+        let batches = std::slice::from_ref(batch);
+        let mut step = Step::new(&self.network, &self.parameters, cx, batches, None)?;
+        let is_done = step.run(&events, grads, &mut Interrupts(interrupted))?;
+        Ok(is_done.then(|| step.loss_sum()))
     }
 
-    /// How far backward reaches for the parameters that `grads` trains.
-    pub(crate) fn reach(&self, grads: &Gradients) -> Reach {
-        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
-        Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part))
-    }
-
-    /// What [`T5::forward_backward`] with these accumulators holds at its peak beside them and the parameters, as a
-    /// function of the micro-batch: the sum of [`crate::costs::training`] without what each thread has for itself, which
-    /// is the same for all micro-batches of a run.
-    pub fn training_bytes(&self, grads: &Gradients) -> impl Fn(&crate::costs::Pass) -> u64 {
-        let reach = self.reach(grads);
-        move |pass| crate::costs::training_bytes_within(&self.config, pass, reach)
-    }
-
-    /// Forward of a micro-batch that keeps what backward within `reach` needs. `None` when `interrupted` said so before a block.
-    pub(crate) fn forward(
+    /// A whole step over the micro-batches of an optimizer batch: every gradient is handed to `observer` to be measured,
+    /// then, if it decides so, to be applied. Files of activations and gradients lie in `files`, where `layer_major` wants
+    /// any. `None` for `layer_major`: one micro-batch after the other, and the gradients stay in `grads`.
+    ///
+    /// False when the observer interrupted the step or decided against the update.
+    ///
+    /// # Errors
+    /// A failed operation, a file that cannot be written or read, and those of the observer. After the decision some
+    /// parameters may have changed then, and others not.
+    pub fn step<E: From<Error>>(
         &self,
-        batch: &MicroBatch,
+        batches: &[MicroBatch],
         cx: &StepContext,
-        reach: Reach,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Kept>> {
-        let (pass, k) = (Pass::of(cx), cx.recompute_blocks);
-        let source_bias = self.bias_of(batch, false)?;
-        let (ids, layer_cx) = (&batch.sources, pass.encoder(batch, &source_bias));
-        let keep = |block| reach.keep_encoder_block(block, k);
-        let shared = &self.shared;
-        let Some((encoded, encoder)) =
-            self.encoder.forward_one(ids, shared, pass.dtype, &layer_cx, reach.encoder, &keep, interrupted)?
-        else {
-            return Ok(None);
-        };
-
-        let target_bias = self.bias_of(batch, true)?;
-        let (ids, layer_cx) = (&batch.decoder_inputs, pass.decoder(batch, &target_bias, &encoded));
-        let keep = |block| reach.keep_decoder_block(block, k);
-        let decoded =
-            self.decoder.forward_one(ids, shared, pass.dtype, &layer_cx, reach.decoder, &keep, interrupted)?;
-        Ok(decoded.map(|(z, decoder)| Kept { source_bias, target_bias, encoded, encoder, decoder, z }))
-    }
-
-    /// One of the two stacks.
-    pub(crate) fn stack(&self, decoder: bool) -> &Stack {
-        if decoder { &self.decoder } else { &self.encoder }
-    }
-
-    /// The position bias of a stack for a micro-batch.
-    pub(crate) fn bias_of(&self, batch: &MicroBatch, decoder: bool) -> Result<Tensor> {
-        let length = batch.ids(decoder).dim(1)?;
-        self.stack(decoder).position_bias(length, length, 0)
-    }
-
-    /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
-    pub(crate) fn head_backward(
-        &self,
-        z: Tensor,
-        batch: &MicroBatch,
-        cx: &StepContext,
+        layer_major: Option<&LayerMajor>,
+        files: &Files,
         grads: &mut Gradients,
-    ) -> Result<(f64, Tensor)> {
-        let settings = CrossEntropy {
-            logit_scale: self.config.logit_scale(),
-            gradient_scale: 1.0 / cx.target_tokens.max(1) as f64,
-            chunk_rows: cx.loss_chunk_rows.max(1),
-        };
-        let dw = grads.accumulator_or_empty(&self.head)?;
-        let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
-        let rows = z.flatten_to(1)?; // (B T, D)
-        let (loss, drows) =
-            t5_ops::linear_cross_entropy_backward(&rows, &self.head.tensor, &batch.labels, &settings, dw)?;
-        Ok((loss, drows.reshape(z.shape())?))
+        observer: &mut dyn Observer<Tensor, E>,
+    ) -> Result<bool, E> {
+        let events = self.outline(grads, cx, layer_major).training(batches.len());
+        let offload = layer_major.map(|layers| Offload {
+            files,
+            activations: layers.boundaries_on_disk,
+            gradients: layers.gradients_on_disk,
+        });
+        let mut step = Step::new(&self.network, &self.parameters, cx, batches, offload)?;
+        step.run(&events, grads, observer)
+    }
+
+    fn outline<'a>(&self, grads: &Gradients, cx: &StepContext, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {
+        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
+        let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
+        let trains_tables = [false, true].map(|decoder| grads.trains(&self.network.stack(decoder).table));
+        let recompute_blocks = cx.recompute_blocks;
+        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights: self.is_in_file() }
     }
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.
@@ -319,113 +253,27 @@ impl T5 {
         cx: &EvalContext,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let Some(z) = self.decoder_output(batch, cx.activations, interrupted)? else { return Ok(None) };
-        let settings = CrossEntropy {
-            logit_scale: self.config.logit_scale(),
-            gradient_scale: 1.0,
-            chunk_rows: cx.loss_chunk_rows.max(1),
-        };
-        let loss = t5_ops::linear_cross_entropy(&z.flatten_to(1)?, &self.head.tensor, &batch.labels, &settings)?;
-        t5_ops::page_out(&self.head.tensor);
-        Ok(Some(loss))
+        let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
+        let events = Outline::inference(&self.config, self.is_in_file()).evaluation();
+        let step = infer(&self.network, &events, &cx, batch, interrupted)?;
+        Ok(step.map(|step| step.loss_sum()))
     }
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
     pub fn logits(&self, batch: &MicroBatch) -> Result<Tensor> {
-        let z = self.decoder_output(batch, self.shared.tensor.dtype(), &|| false)?;
-        self.head_logits(&z.expect("nobody interrupts"))
+        let z = self.output(batch, self.network.shared.tensor.dtype(), true)?;
+        self.network.logits(&z)
     }
 
     /// The encoder's output (B, S, D), without dropout.
     pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
-        Ok(self.encode_unless(batch, activations, &|| false)?.expect("nobody interrupts"))
+        self.output(batch, activations, false)
     }
 
-    fn encode_unless(
-        &self,
-        batch: &MicroBatch,
-        activations: DType,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Tensor>> {
-        let pass = Pass::without_dropout(activations);
-        let bias = self.bias_of(batch, false)?;
-        self.encoder.output(&batch.sources, &self.shared, pass.dtype, &pass.encoder(batch, &bias), interrupted)
-    }
-
-    fn decoder_output(
-        &self,
-        batch: &MicroBatch,
-        activations: DType,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Tensor>> {
-        let Some(encoded) = self.encode_unless(batch, activations, interrupted)? else { return Ok(None) };
-        let pass = Pass::without_dropout(activations);
-        let bias = self.bias_of(batch, true)?;
-        let cx = pass.decoder(batch, &bias, &encoded);
-        self.decoder.output(&batch.decoder_inputs, &self.shared, pass.dtype, &cx, interrupted)
-    }
-
-    /// Logits of decoder outputs (.., D).
-    pub(crate) fn head_logits(&self, z: &Tensor) -> Result<Tensor> {
-        let scale = self.config.logit_scale();
-        let scaled = if scale == 1.0 { z.clone() } else { z.affine(scale, 0.0)? };
-        Ok(t5_ops::linear(&scaled, &self.head.tensor)?)
-    }
-}
-
-/// Everything between forward and backward of one micro-batch.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub source_bias: Tensor,
-    pub target_bias: Tensor,
-    /// The encoder's output (B, S, D).
-    pub encoded: Tensor,
-    pub encoder: StackSaved,
-    pub decoder: StackSaved,
-    /// The decoder's output (B, T, D).
-    pub z: Tensor,
-}
-
-impl Kept {
-    pub fn bytes(&self) -> u64 {
-        let tensors = bytes(&[&self.source_bias, &self.target_bias, &self.encoded, &self.z]);
-        tensors + self.encoder.bytes() + self.decoder.bytes()
-    }
-}
-
-/// What the layers of both stacks are told alike.
-pub(crate) struct Pass {
-    seed: u64,
-    step: u64,
-    dropout: f64,
-    dtype: DType,
-}
-
-impl Pass {
-    pub fn of(cx: &StepContext) -> Pass {
-        Pass { seed: cx.seed, step: cx.step, dropout: cx.dropout, dtype: cx.activations }
-    }
-
-    fn without_dropout(dtype: DType) -> Pass {
-        Pass { seed: 0, step: 0, dropout: 0.0, dtype }
-    }
-
-    pub fn encoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor) -> LayerContext<'a> {
-        let &Pass { seed, step, dropout, .. } = self;
-        LayerContext {
-            seed,
-            step,
-            dropout,
-            samples: &batch.samples,
-            lengths: &batch.source_lengths,
-            bias,
-            source: None,
-        }
-    }
-
-    pub fn decoder<'a>(&self, batch: &'a MicroBatch, bias: &'a Tensor, encoded: &'a Tensor) -> LayerContext<'a> {
-        let &Pass { seed, step, dropout, .. } = self;
-        let source = Some((encoded, batch.source_lengths.as_slice()));
-        LayerContext { seed, step, dropout, samples: &batch.samples, lengths: &batch.target_lengths, bias, source }
+    /// The output of the encoder, or of the decoder.
+    fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool) -> Result<Tensor> {
+        let events = Outline::inference(&self.config, self.is_in_file()).forward_only(decoder);
+        let step = infer(&self.network, &events, &without_dropout(activations, 1), batch, &|| false)?;
+        Ok(step.and_then(|mut step| step.take_output()).expect("nobody interrupts a pass that has an output"))
     }
 }

@@ -45,11 +45,11 @@ impl Part {
 
 /// One parameter of a model. Optimizers update `tensor` in place, or through [`crate::T5::change`] where it may lie in a file.
 #[derive(Clone, Debug)]
-pub struct Parameter {
+pub struct Parameter<T = Tensor> {
     /// The Hugging Face name.
     pub name: String,
     /// Its values. Layers hold the same storage.
-    pub tensor: Tensor,
+    pub tensor: T,
     /// Where it is.
     pub part: Part,
 }
@@ -205,7 +205,7 @@ impl List<'_> {
 
 /// A parameter as a layer holds it: the storage that the optimizer updates, and its index in the model.
 #[derive(Clone, Debug)]
-pub(crate) struct Weight {
+pub(crate) struct Weight<T> {
     pub index: usize,
-    pub tensor: Tensor,
+    pub tensor: T,
 }

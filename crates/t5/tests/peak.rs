@@ -1,11 +1,12 @@
-//! The most that a real pass holds, counted by the allocator, beside what the walk says it would hold.
+//! The most that a real pass holds, counted by the allocator, beside the count.
 
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device};
 use heap::Allocator;
-use t5::costs::{Pass, Shape, Trained, load, training};
-use t5::{Config, Gradients, MicroBatch, StepContext, T5};
+use t5::costs::load;
+use t5::step::count::{Counter, Precisions, Shape};
+use t5::{Config, Gradients, Levers, MicroBatch, StepContext, T5};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -14,8 +15,8 @@ static ALLOCATOR: Allocator = Allocator;
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// What a second pass holds at its peak, in bytes, beside parameters, gradients and what products keep for the next one.
-fn peak(model: &T5, pass: &Pass) -> u64 {
-    let Shape { samples, source_tokens, target_tokens } = pass.shape;
+fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u64 {
+    let Shape { samples, source_tokens, target_tokens } = shape;
     let (source, target) = (vec![5; source_tokens], vec![6; target_tokens]);
     let sources = vec![source.as_slice(); samples];
     let targets = vec![target.as_slice(); samples];
@@ -24,12 +25,12 @@ fn peak(model: &T5, pass: &Pass) -> u64 {
         seed: 1,
         step: 1,
         dropout: 0.1,
-        activations: pass.activations,
-        recompute_blocks: pass.recompute_blocks,
-        loss_chunk_rows: pass.loss_chunk_rows,
+        activations: precisions.activations,
+        recompute_blocks: levers.recompute_blocks,
+        loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
     };
-    let mut gradients = Gradients::new(model, pass.gradients, &|_| true);
+    let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &|_| true);
     let batch = MicroBatch::new(&sources, &targets, &numbers, model.config(), &Device::Cpu).unwrap();
     // The first pass makes the accumulators, and the threads' buffers of products.
     model.forward_backward(&batch, &cx, &mut gradients).unwrap();
@@ -48,22 +49,24 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
     for (activations, gradients) in
         [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)]
     {
+        let precisions = Precisions { parameters: DType::F32, activations, gradients };
+        let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap();
         for (samples, source_tokens, target_tokens) in [(1, 256, 256), (4, 32, 256), (4, 256, 32), (8, 128, 128)] {
             for recompute_blocks in [0, 2, 4] {
                 let shape = Shape { samples, source_tokens, target_tokens };
-                let pass = Pass { shape, activations, gradients, recompute_blocks, loss_chunk_rows: 64, dropout: true };
-                // What products pack is kept by the threads, and was there before.
-                let rows = training(&config, &pass, &Trained::all(&config));
-                let rows: Vec<_> = rows.into_iter().filter(|row| row.name != "packed operands").collect();
-                let predicted = rows.iter().map(|row| row.bytes).sum::<u64>() as f64;
+                let levers =
+                    Levers { micro_batch_samples: samples, recompute_blocks, loss_chunk_rows: 64, layer_major: None };
+                // Operands that products pack are kept by the threads, and were there before.
+                let count = counter.step(shape, &levers);
+                let predicted = (count.total() - count.packed) as f64;
                 // On a busy machine one thread may have made all products of the first pass, and the other makes its
                 // buffers in the one that is measured: then once more.
                 let is_close = |held: &f64| (predicted / held - 1.0).abs() < 0.08;
                 let mut held = Vec::new();
                 while held.len() < 3 && !held.last().is_some_and(is_close) {
-                    held.push(peak(&model, &pass) as f64);
+                    held.push(peak(&model, precisions, shape, &levers) as f64);
                 }
-                assert!(held.last().is_some_and(is_close), "{held:?} bytes, {rows:?}: {pass:?}");
+                assert!(held.last().is_some_and(is_close), "{held:?} bytes, {count:?}: {shape:?} {levers:?}");
             }
         }
     }

@@ -25,6 +25,7 @@ pub mod schedule;
 mod scratch;
 mod temporary;
 mod trainer;
+mod update;
 
 pub use checkpoint::{Checkpoints, Found, Saved, TrainerState, export_checkpoint, export_model};
 pub use error::{Error, Result};

@@ -26,19 +26,18 @@
 //! # }
 //! ```
 
-use std::cell::Cell;
 use std::collections::HashSet;
 
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
-use t5::costs::{Pass, Shape};
-use t5::{Files, Gradients, LayerMajor, LayerPass, Levers, MicroBatch, Stage, StepContext, T5};
-use t5_ops::SquareSums;
+use t5::step::count::{Counter, Precisions, Shape};
+use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 
 use crate::adafactor::Adafactor;
 use crate::checkpoint::TrainerState;
 use crate::error::{Error, Result};
 use crate::options::{MasterWeights, TrainerOptions};
+use crate::update::{Update, Verdict};
 use crate::{freeze, micro_batches};
 
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
@@ -105,20 +104,14 @@ pub struct Score {
     pub step: u64,
 }
 
-/// The gradient of a batch.
-enum Accumulated {
-    /// In the accumulators, with its sums of squares.
-    Whole(Vec<Option<SquareSums>>),
-    /// To be computed again, block by block.
-    Layers(Box<LayerPass>, Vec<Option<SquareSums>>),
-}
-
 /// A model and everything that trains it.
 pub struct Trainer {
     pub(crate) model: T5,
     pub(crate) options: TrainerOptions,
     pub(crate) adafactor: Adafactor,
     gradients: Gradients,
+    /// Counts what a micro-batch holds.
+    counter: Counter,
     /// Where activations and gradients go that are not to stay in memory.
     offload: Files,
     step: u64,
@@ -140,20 +133,23 @@ impl Trainer {
         if options.master_weights == MasterWeights::StochasticRounding {
             adafactor.round_stochastically(options.seed);
         }
-        let frozen: HashSet<&str> = model
-            .parameters()
-            .iter()
-            .zip(&trainable)
-            .filter(|(_, trains)| !**trains)
-            .map(|(parameter, _)| parameter.name.as_str())
-            .collect();
-        let is_trained = |parameter: &t5::Parameter| !frozen.contains(parameter.name.as_str());
-        let gradients = Gradients::new(&model, options.gradient_dtype(), &is_trained);
+        let names = model.parameters().iter().zip(&trainable).filter(|(_, trains)| **trains);
+        let trained: HashSet<&str> = names.map(|(parameter, _)| parameter.name.as_str()).collect();
+        let is_trained = |parameter: &t5::Parameter| trained.contains(parameter.name.as_str());
+        let gradients = Gradients::new(model.parameters(), options.gradient_dtype(), &is_trained);
+        let precisions = Precisions {
+            parameters: options.parameter_dtype(),
+            activations: options.precision.activations(),
+            gradients: options.gradient_dtype(),
+        };
+        let counter =
+            Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?;
         Ok(Trainer {
             model,
             options,
             adafactor,
             gradients,
+            counter,
             offload: Files::in_directory(&std::env::temp_dir()),
             step: 0,
             non_finite_in_a_row: 0,
@@ -200,50 +196,13 @@ impl Trainer {
             return Ok(StepOutcome::Empty(stats));
         }
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&self.offload))?;
-        let Some(accumulated) = self.accumulate(batch, plan, &mut stats, interrupted)? else {
-            return Ok(StepOutcome::Interrupted);
-        };
-        let scale = clip_scale(stats.grad_norm, self.options.grad_clip_norm);
-        // Adafactor squares in f32: a gradient whose square is infinite would reach its state as one.
-        let largest_square = (stats.grad_norm * scale).powi(2) as f32;
-        if stats.loss.is_finite() && stats.grad_norm.is_finite() && largest_square.is_finite() {
-            match accumulated {
-                Accumulated::Whole(sums) => {
-                    let with_sums = |(index, gradient): (usize, _)| Some((index, gradient, sums[index].as_ref()?));
-                    let gradients = self.gradients.iter().filter_map(with_sums);
-                    self.adafactor.update(self.model.parameters(), gradients, stats.lr, scale)?;
-                }
-                Accumulated::Layers(pass, sums) => {
-                    if !self.apply_by_layer(pass, &sums, stats.lr, scale, interrupted)? {
-                        self.gradients.release();
-                        return Ok(StepOutcome::Interrupted);
-                    }
-                }
-            }
-            self.step += 1;
-            self.non_finite_in_a_row = 0;
-            return Ok(StepOutcome::Done(stats));
+        let micro_batches = self.micro_batches(batch, plan, &mut stats)?;
+        match plan.levers.layer_major {
+            // An interrupted step may have left a part of a gradient behind.
+            None => self.gradients.clear(),
+            // Accumulators of an earlier plan would stay beside the blocks'.
+            Some(_) => self.gradients.release(),
         }
-        if let Accumulated::Layers(..) = accumulated {
-            self.gradients.release();
-        }
-        self.step += 1;
-        self.non_finite_in_a_row += 1;
-        if self.non_finite_in_a_row >= self.options.max_non_finite {
-            return Err(Error::Diverged { in_a_row: self.non_finite_in_a_row, stats: Box::new(stats) });
-        }
-        Ok(StepOutcome::Skipped(stats))
-    }
-
-    /// Finds loss and norm of the whole batch's gradient for `stats`, and the gradient as far as the plan keeps it.
-    /// `None` when interrupted.
-    fn accumulate(
-        &mut self,
-        batch: &Batch,
-        plan: &StepPlan,
-        stats: &mut StepStats,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Accumulated>> {
         let cx = StepContext {
             seed: self.options.seed,
             step: self.step,
@@ -253,114 +212,43 @@ impl Trainer {
             loss_chunk_rows: plan.levers.loss_chunk_rows,
             target_tokens: stats.target_tokens,
         };
+        let rates = (stats.lr, self.options.grad_clip_norm);
+        let mut update = Update::new(&self.model, &self.adafactor, rates, stats.target_tokens, interrupted);
+        let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
+        let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
+        let verdict = update.verdict;
+        (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
+        if layers.is_some() {
+            // Layer by layer no gradient outlasts its step, however that ends.
+            self.gradients.release();
+        }
+        match (result?, verdict) {
+            (true, _) => {
+                self.adafactor.finish_update();
+                self.step += 1;
+                self.non_finite_in_a_row = 0;
+                return Ok(StepOutcome::Done(stats));
+            }
+            (false, Verdict::Interrupted | Verdict::Made) => return Ok(StepOutcome::Interrupted),
+            (false, Verdict::NotFinite) => {}
+        }
+        self.step += 1;
+        self.non_finite_in_a_row += 1;
+        if self.non_finite_in_a_row >= self.options.max_non_finite {
+            return Err(Error::Diverged { in_a_row: self.non_finite_in_a_row, stats: Box::new(stats) });
+        }
+        Ok(StepOutcome::Skipped(stats))
+    }
+
+    /// Cuts the batch, and notes in `stats` how.
+    fn micro_batches(&self, batch: &Batch, plan: &StepPlan, stats: &mut StepStats) -> Result<Vec<MicroBatch>> {
         let lengths: Vec<_> =
             batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect();
-        let device = self.model.device().clone();
         let cut = self.cut(&lengths, plan);
         stats.micro_batches = cut.len();
         stats.padded_tokens = cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum();
-        let config = self.model.config().clone();
-        let gathered = cut.iter().map(|samples| gather(batch, samples, &config, &device));
-        let accumulated = match plan.levers.layer_major {
-            None => self.accumulate_whole(gathered, &cx, stats, interrupted)?,
-            Some(layers) => {
-                let accumulated = self.accumulate_by_layer(gathered, &cx, &layers, stats, interrupted);
-                if !matches!(accumulated, Ok(Some(_))) {
-                    self.gradients.release();
-                }
-                accumulated?
-            }
-        };
-        stats.loss /= stats.target_tokens as f64;
-        Ok(accumulated)
-    }
-
-    fn accumulate_whole(
-        &mut self,
-        micro_batches: impl Iterator<Item = Result<MicroBatch>>,
-        cx: &StepContext,
-        stats: &mut StepStats,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Accumulated>> {
-        // Whatever an interrupted step left behind is discarded here.
-        self.gradients.clear();
-        for micro_batch in micro_batches {
-            if interrupted() {
-                return Ok(None);
-            }
-            let loss = self.model.forward_backward_unless(&micro_batch?, cx, &mut self.gradients, interrupted)?;
-            let Some(loss) = loss else { return Ok(None) };
-            stats.loss += loss;
-        }
-        let mut sums = vec![None; self.model.parameters().len()];
-        for (index, gradient) in self.gradients.iter() {
-            sums[index] = Some(SquareSums::of(gradient)?);
-        }
-        stats.grad_norm = norm(&sums);
-        Ok(Some(Accumulated::Whole(sums)))
-    }
-
-    /// Forward, and the pass of backward that takes the norm.
-    fn accumulate_by_layer(
-        &mut self,
-        micro_batches: impl Iterator<Item = Result<MicroBatch>>,
-        cx: &StepContext,
-        layers: &LayerMajor,
-        stats: &mut StepStats,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Accumulated>> {
-        // Accumulators of an earlier plan would stay beside the blocks'.
-        self.gradients.release();
-        let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
-        let (model, gradients) = (&self.model, &mut self.gradients);
-        let Some(mut pass) =
-            model.layer_major_forward(micro_batches, cx, layers, &self.offload, gradients, interrupted)?
-        else {
-            return Ok(None);
-        };
-        stats.loss = pass.loss_sum();
-        let mut sums = vec![None; model.parameters().len()];
-        let mut measure = |index: usize, gradients: &Gradients| -> Result<()> {
-            sums[index] = gradients.get(index).map(SquareSums::of).transpose()?;
-            Ok(())
-        };
-        if !model.layer_major_backward(&mut pass, Stage::Measure, gradients, interrupted, &mut measure)? {
-            return Ok(None);
-        }
-        stats.grad_norm = norm(&sums);
-        Ok(Some(Accumulated::Layers(Box::new(pass), sums)))
-    }
-
-    /// The second pass: every gradient is used as soon as it is complete. False when interrupted before the first was;
-    /// after that the pass goes to its end, because a step is made whole or not at all.
-    fn apply_by_layer(
-        &mut self,
-        mut pass: Box<LayerPass>,
-        sums: &[Option<SquareSums>],
-        learning_rate: f64,
-        scale: f64,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool> {
-        if interrupted() {
-            return Ok(false);
-        }
-        let (model, adafactor) = (&self.model, &self.adafactor);
-        let is_changed = Cell::new(false);
-        let mut update = |index: usize, gradients: &Gradients| {
-            is_changed.set(true);
-            match (gradients.get(index), &sums[index]) {
-                (Some(gradient), Some(sums)) => model
-                    .change(index, |values| adafactor.update_one(index, values, gradient, sums, learning_rate, scale)),
-                _ => Ok(()),
-            }
-        };
-        let interrupted = || !is_changed.get() && interrupted();
-        let is_done =
-            model.layer_major_backward(&mut pass, Stage::Apply, &mut self.gradients, &interrupted, &mut update)?;
-        if is_done {
-            self.adafactor.finish_update();
-        }
-        Ok(is_done)
+        let (config, device) = (self.model.config(), self.model.device());
+        cut.iter().map(|samples| gather(batch, samples, config, device)).collect()
     }
 
     /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.
@@ -368,18 +256,12 @@ impl Trainer {
         let Some((source_tokens, target_tokens)) = plan.longest else {
             return micro_batches::cut(lengths, plan.levers.micro_batch_samples);
         };
-        let training_bytes = self.model.training_bytes(&self.gradients);
         let bytes = |shape: Shape| {
-            training_bytes(&Pass {
-                shape,
-                activations: self.options.precision.activations(),
-                gradients: self.options.gradient_dtype(),
-                recompute_blocks: plan.levers.recompute_blocks,
-                loss_chunk_rows: plan.levers.loss_chunk_rows,
-                dropout: self.options.dropout > 0.0,
-            })
+            let Levers { recompute_blocks, loss_chunk_rows, .. } = plan.levers;
+            self.counter.micro_batch(shape, recompute_blocks, loss_chunk_rows)
         };
-        let most = bytes(Shape { samples: plan.levers.micro_batch_samples, source_tokens, target_tokens });
+        let samples = plan.levers.micro_batch_samples;
+        let most = bytes(Shape { samples, source_tokens, target_tokens });
         micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
             bytes(Shape { samples, source_tokens, target_tokens }) <= most
         })
@@ -470,16 +352,6 @@ impl Trainer {
     }
 }
 
-/// The global L2 norm, summed in the parameters' order.
-fn norm(sums: &[Option<SquareSums>]) -> f64 {
-    sums.iter().flatten().map(SquareSums::total).sum::<f64>().sqrt()
-}
-
-/// What gradients are multiplied by: `torch.nn.utils.clip_grad_norm_`.
-fn clip_scale(norm: f64, max_norm: f64) -> f64 {
-    if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
-}
-
 /// The micro-batch of some samples of a batch, each with its index in the batch.
 fn gather(batch: &Batch, samples: &[usize], config: &t5::Config, device: &Device) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
@@ -490,17 +362,4 @@ fn gather(batch: &Batch, samples: &[usize], config: &t5::Config, device: &Device
 
 fn count_tokens(lists: &[Vec<u32>]) -> u64 {
     lists.iter().map(|ids| ids.len() as u64).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clipping_is_that_of_torch() {
-        assert_eq!(clip_scale(0.5, 1.0), 1.0);
-        assert_eq!(clip_scale(4.0, 1.0), 1.0 / (4.0 + 1e-6));
-        assert_eq!(clip_scale(4.0, 0.0), 1.0);
-        assert_eq!(clip_scale(0.0, 1.0), 1.0);
-    }
 }

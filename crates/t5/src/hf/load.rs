@@ -11,7 +11,7 @@ use super::safetensors::Reader;
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
-use crate::weight_file::WeightFile;
+use crate::step::weights::WeightFile;
 
 /// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_INDEX_BYTES: u64 = 1 << 20;

@@ -1,28 +1,26 @@
 //! Attention with its norm, projections and residual: `y = x + dropout(o(attention(q(n), k(m), v(m))))`,
 //! where `n = norm(x)` and `m` is `n` (self attention) or the encoder's output (cross attention).
 //!
-//! Kept for backward: x, q, k, v, the heads' output and its log-sum-exp. Probabilities are recomputed from
+//! Kept for backward: x, q, k, v, the attention output and its log-sum-exp. Probabilities are recomputed from
 //! the last inside `t5_ops`, `n` from x.
 
-use candle_core::Tensor;
-use t5_ops::{Attended, Attention as Settings};
-
+use super::Weights;
+use super::linear::Linear;
 use super::norm::Norm;
-use super::{Weights, add_weight_gradient, dropout_backward};
 use crate::config::Config;
 use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
-use crate::gradients::Gradients;
-use crate::parameters::Weight;
-use crate::reach::Keep;
+use crate::ops::{Attended, AttentionSettings, Ops};
+use crate::step::gradients::Gradients;
+use crate::step::reach::Keep;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Attention {
-    pub norm: Norm,
-    pub q: Weight,
-    pub k: Weight,
-    pub v: Weight,
-    pub o: Weight,
+pub(crate) struct Attention<T> {
+    pub norm: Norm<T>,
+    pub q: Linear<T>,
+    pub k: Linear<T>,
+    pub v: Linear<T>,
+    pub o: Linear<T>,
     heads: usize,
     kind: Kind,
     probabilities: u32,
@@ -37,9 +35,9 @@ enum Kind {
     Cross,
 }
 
-/// What the heads put out: their weighted values (B,T,HK) and log-sum-exp (B,H,T).
+/// Attention output before its projection: weighted values (B,T,HK) and the log-sum-exp of scores (B,H,T).
 #[derive(Clone, Debug)]
-pub(crate) struct Heads<T = Tensor> {
+pub(crate) struct Heads<T> {
     pub out: T,
     pub lse: T,
 }
@@ -55,9 +53,9 @@ impl<T> Heads<T> {
     }
 }
 
-/// What attention keeps: x (B,T,D), q (B,T,HK), k and v (B,S,HK), and what the heads put out.
+/// Saved for backward: x (B,T,D), q (B,T,HK), k and v (B,S,HK), and the attention output.
 #[derive(Clone, Debug)]
-pub(crate) struct AttentionSaved<T = Tensor> {
+pub(crate) struct AttentionSaved<T> {
     pub x: T,
     q: T,
     k: T,
@@ -79,34 +77,34 @@ impl<T> AttentionSaved<T> {
 
 /// What is left of a forward pass of attention.
 #[derive(Debug)]
-pub(crate) enum AttentionKept {
+pub(crate) enum AttentionKept<T> {
     Nothing,
-    Heads(Heads),
-    Everything(AttentionSaved),
+    Heads(Heads<T>),
+    Everything(AttentionSaved<T>),
 }
 
 /// What backward gives to others than the layer below.
-pub(crate) struct SideGradients<'a> {
+pub(crate) struct SideGradients<'a, T> {
     /// Accumulator of the stack's position bias, (H, 2T-1); `None` when its table is frozen.
-    pub bias: Option<&'a Tensor>,
+    pub bias: Option<&'a T>,
     /// Gradient of the encoder's output so far, where it is wanted.
-    pub source: &'a mut SourceGradient,
+    pub source: &'a mut SourceGradient<T>,
 }
 
 /// The gradient of the encoder's output, which every cross attention adds to.
 #[derive(Debug)]
-pub(crate) enum SourceGradient {
+pub(crate) enum SourceGradient<T> {
     /// Nothing trained lies below it.
     NotWanted,
     /// Wanted; `None` before the first contribution.
-    Wanted(Option<Tensor>),
+    Wanted(Option<T>),
 }
 
-impl Attention {
+impl<T: Ops> Attention<T> {
     /// The attention at layer `layer` ("encoder.block.3.layer.0") of block `block`.
-    pub fn new(weights: &Weights, config: &Config, layer: &str, decoder: bool, cross: bool, block: usize) -> Attention {
+    pub fn new(weights: &Weights<T>, config: &Config, layer: &str, decoder: bool, cross: bool, block: usize) -> Self {
         let name = if cross { "EncDecAttention" } else { "SelfAttention" };
-        let weight = |w: &str| weights.get(format!("{layer}.{name}.{w}.weight"));
+        let linear = |w: &str| Linear::new(weights.get(format!("{layer}.{name}.{w}.weight")));
         let (probabilities, residual) = match cross {
             false => (Place::SelfProbabilities, Place::SelfResidual),
             true => (Place::CrossProbabilities, Place::CrossResidual),
@@ -116,10 +114,10 @@ impl Attention {
                 weight: weights.get(format!("{layer}.layer_norm.weight")),
                 epsilon: config.layer_norm_epsilon,
             },
-            q: weight("q"),
-            k: weight("k"),
-            v: weight("v"),
-            o: weight("o"),
+            q: linear("q"),
+            k: linear("k"),
+            v: linear("v"),
+            o: linear("o"),
             heads: config.num_heads,
             kind: if cross { Kind::Cross } else { Kind::Own { causal: decoder } },
             probabilities: site(decoder, Some(block), probabilities),
@@ -127,17 +125,16 @@ impl Attention {
         }
     }
 
-    pub fn is_trained(&self, grads: &Gradients) -> bool {
-        self.norm.is_trained(grads) || self.matrices().any(|w| grads.trains(w))
+    pub fn is_trained(&self, grads: &Gradients<T>) -> bool {
+        self.norm.is_trained(grads) || self.linears().any(|linear| linear.is_trained(grads))
     }
 
-    /// The weights of its products.
-    pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<T>> {
         [&self.q, &self.k, &self.v, &self.o].into_iter()
     }
 
     /// `x` is (B, T, D).
-    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: Keep) -> Result<(Tensor, AttentionKept)> {
+    pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: Keep) -> Result<(T, AttentionKept<T>)> {
         if keep == Keep::Everything {
             let (y, saved) = self.recompute(x, cx, None)?;
             return Ok((y, AttentionKept::Everything(saved)));
@@ -149,8 +146,8 @@ impl Attention {
         Ok((self.finish(&x, heads, cx)?, kept))
     }
 
-    /// Forward that keeps everything; what the heads put out is computed where it is not given.
-    pub fn recompute(&self, x: Tensor, cx: &LayerContext, given: Option<Heads>) -> Result<(Tensor, AttentionSaved)> {
+    /// Forward that keeps everything; the attention output is computed where it is not given.
+    pub fn recompute(&self, x: T, cx: &LayerContext<T>, given: Option<Heads<T>>) -> Result<(T, AttentionSaved<T>)> {
         let [q, k, v] = self.products(&x, cx)?;
         let heads = given.map_or_else(|| self.heads(&q, &k, &v, cx), Ok)?;
         let y = self.finish(&x, heads.clone(), cx)?;
@@ -158,55 +155,55 @@ impl Attention {
     }
 
     /// Queries (B, T, HK), keys and values (B, S, HK).
-    fn products(&self, x: &Tensor, cx: &LayerContext) -> Result<[Tensor; 3]> {
+    fn products(&self, x: &T, cx: &LayerContext<T>) -> Result<[T; 3]> {
         let (n, _) = self.norm.forward(x)?;
-        let q = t5_ops::linear(&n, &self.q.tensor)?;
+        let q = self.q.forward(&n)?;
         let m = self.keys_from(&n, cx);
-        Ok([q, t5_ops::linear(m, &self.k.tensor)?, t5_ops::linear(m, &self.v.tensor)?])
+        Ok([q, self.k.forward(m)?, self.v.forward(m)?])
     }
 
-    fn heads(&self, q: &Tensor, k: &Tensor, v: &Tensor, cx: &LayerContext) -> Result<Heads> {
-        let (out, lse) = t5_ops::attention(q, k, v, &self.settings(cx))?;
+    fn heads(&self, q: &T, k: &T, v: &T, cx: &LayerContext<T>) -> Result<Heads<T>> {
+        let (out, lse) = T::attention(q, k, v, &self.settings(cx))?;
         Ok(Heads { out, lse })
     }
 
     /// The output projection and the residual, (B, T, D).
-    fn finish(&self, x: &Tensor, heads: Heads, cx: &LayerContext) -> Result<Tensor> {
-        let projected = t5_ops::linear(&heads.out, &self.o.tensor)?;
+    fn finish(&self, x: &T, heads: Heads<T>, cx: &LayerContext<T>) -> Result<T> {
+        let projected = self.o.forward(&heads.out)?;
         drop(heads);
-        Ok(t5_ops::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())?)
+        T::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())
     }
 
     /// Adds the weights' gradients. Returns the gradient of `x` where `wanted`.
     pub fn backward(
         &self,
-        saved: AttentionSaved,
-        dy: Tensor,
-        cx: &LayerContext,
-        side: &mut SideGradients,
+        saved: AttentionSaved<T>,
+        dy: T,
+        cx: &LayerContext<T>,
+        side: &mut SideGradients<T>,
         wanted: bool,
-        grads: &mut Gradients,
-    ) -> Result<Option<Tensor>> {
+        grads: &mut Gradients<T>,
+    ) -> Result<Option<T>> {
         let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
-        let dprojected = dropout_backward(&dy, cx.dropout(self.residual).as_ref())?;
-        add_weight_gradient(grads, &self.o, &dprojected, &out)?;
-        let dout = t5_ops::linear_backward_input(&dprojected, &self.o.tensor, None)?;
+        let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
+        self.o.backward_weight(&dprojected, &out, grads)?;
+        let dout = self.o.backward_input(&dprojected, None)?;
         drop(dprojected);
         let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-        let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &self.settings(cx), dbias)?;
+        let (dq, dk, dv) = T::attention_backward(&of, &dout, &self.settings(cx), dbias)?;
         drop((q, k, v, out, lse, dout));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
-        add_weight_gradient(grads, &self.q, &dq, &n)?;
+        self.q.backward_weight(&dq, &n, grads)?;
         let m = self.keys_from(&n, cx);
-        add_weight_gradient(grads, &self.k, &dk, m)?;
-        add_weight_gradient(grads, &self.v, &dv, m)?;
+        self.k.backward_weight(&dk, m, grads)?;
+        self.v.backward_weight(&dv, m, grads)?;
         drop(n);
         let through_input = wanted || self.norm.is_trained(grads);
         let dn = match self.kind {
             Kind::Own { .. } if through_input => {
-                let dn = t5_ops::linear_backward_input(&dq, &self.q.tensor, None)?;
+                let dn = self.q.backward_input(&dq, None)?;
                 drop(dq);
                 Some(self.keys_backward(dk, dv, Some(dn))?)
             }
@@ -215,7 +212,7 @@ impl Attention {
                 if let SourceGradient::Wanted(dm) = side.source {
                     *dm = Some(self.keys_backward(dk, dv, dm.take())?);
                 }
-                through_input.then(move || t5_ops::linear_backward_input(&dq, &self.q.tensor, None)).transpose()?
+                through_input.then(move || self.q.backward_input(&dq, None)).transpose()?
             }
         };
         let Some(dn) = dn else { return Ok(None) };
@@ -224,43 +221,34 @@ impl Attention {
     }
 
     /// `sum + dk Wk + dv Wv`.
-    fn keys_backward(&self, dk: Tensor, dv: Tensor, sum: Option<Tensor>) -> Result<Tensor> {
-        let sum = t5_ops::linear_backward_input(&dk, &self.k.tensor, sum)?;
+    fn keys_backward(&self, dk: T, dv: T, sum: Option<T>) -> Result<T> {
+        let sum = self.k.backward_input(&dk, sum)?;
         drop(dk);
-        Ok(t5_ops::linear_backward_input(&dv, &self.v.tensor, Some(sum))?)
+        self.v.backward_input(&dv, Some(sum))
     }
 
-    fn keys_from<'a>(&self, n: &'a Tensor, cx: &LayerContext<'a>) -> &'a Tensor {
+    fn keys_from<'a>(&self, n: &'a T, cx: &LayerContext<'a, T>) -> &'a T {
         match self.kind {
             Kind::Own { .. } => n,
             Kind::Cross => cx.source().0,
         }
     }
 
-    fn settings<'a>(&self, cx: &LayerContext<'a>) -> Settings<'a> {
-        let dropout = cx.dropout(self.probabilities);
+    fn settings<'a>(&self, cx: &LayerContext<'a, T>) -> AttentionSettings<'a, T> {
+        let (heads, dropout) = (self.heads, cx.dropout(self.probabilities));
         match self.kind {
             Kind::Own { causal } => {
-                Settings { heads: self.heads, bias: Some(cx.bias), key_lengths: cx.lengths, causal, dropout }
+                AttentionSettings { heads, bias: Some(cx.bias), key_lengths: cx.lengths, causal, dropout }
             }
-            Kind::Cross => {
-                Settings { heads: self.heads, bias: None, key_lengths: cx.source().1, causal: false, dropout }
-            }
+            Kind::Cross => AttentionSettings { heads, bias: None, key_lengths: cx.source().1, causal: false, dropout },
         }
     }
 
     /// One position of generation: attention of `x` (B, 1, D) over given keys and values (B, S, HK).
-    pub fn attend(
-        &self,
-        x: &Tensor,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        bias: Option<&Tensor>,
-        lengths: &[usize],
-    ) -> Result<Tensor> {
-        let settings = Settings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
-        let (out, _) = t5_ops::attention(q, k, v, &settings)?;
-        Ok(t5_ops::dropout_add(x, &t5_ops::linear(&out, &self.o.tensor)?, None)?)
+    pub fn attend(&self, x: &T, q: &T, k: &T, v: &T, bias: Option<&T>, lengths: &[usize]) -> Result<T> {
+        let settings =
+            AttentionSettings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
+        let (out, _) = T::attention(q, k, v, &settings)?;
+        T::dropout_add(x, &self.o.forward(&out)?, None)
     }
 }

@@ -1,36 +1,36 @@
 //! One block: self attention, in the decoder cross attention, feed-forward.
 
-use candle_core::Tensor;
-
+use super::Weights;
 use super::attention::{Attention, AttentionKept, AttentionSaved, Heads, SideGradients, SourceGradient};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
-use super::{Weights, bytes};
+use super::linear::Linear;
 use crate::config::Config;
 use crate::context::LayerContext;
 use crate::error::Result;
-use crate::gradients::Gradients;
-use crate::reach::Keep;
+use crate::ops::Ops;
+use crate::step::gradients::Gradients;
+use crate::step::reach::Keep;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Block {
-    pub attention: Attention,
+pub(crate) struct Block<T> {
+    pub attention: Attention<T>,
     /// In the decoder.
-    pub cross: Option<Attention>,
-    pub feed_forward: FeedForward,
+    pub cross: Option<Attention<T>>,
+    pub feed_forward: FeedForward<T>,
 }
 
-/// What forward runs again from.
+/// Forward runs again from this.
 #[derive(Clone, Debug)]
-pub(crate) struct BlockInput<T = Tensor> {
+pub(crate) struct BlockInput<T> {
     /// The block's input (B, T, D).
     pub x: T,
-    /// What the heads of its attentions put out, in the order of the attentions, where that was kept.
+    /// The outputs of its attentions, in their order, where they were kept.
     pub heads: Vec<Heads<T>>,
 }
 
-/// What a block keeps: tensors, or where they were put.
+/// Saved activations of a block: tensors, or the places in a file where they were put.
 #[derive(Clone, Debug)]
-pub(crate) enum BlockSaved<T = Tensor> {
+pub(crate) enum BlockSaved<T> {
     /// What backward runs forward again from.
     Input(BlockInput<T>),
     /// Everything that its layers keep.
@@ -76,14 +76,8 @@ impl<T> BlockSaved<T> {
     }
 }
 
-impl BlockSaved {
-    pub fn bytes(&self) -> u64 {
-        bytes(&self.tensors())
-    }
-}
-
-impl Block {
-    pub fn new(weights: &Weights, config: &Config, decoder: bool, block: usize) -> Result<Block> {
+impl<T: Ops> Block<T> {
+    pub fn new(weights: &Weights<T>, config: &Config, decoder: bool, block: usize) -> Result<Self> {
         let prefix = format!("{}.block.{block}.layer", if decoder { "decoder" } else { "encoder" });
         let attention = |layer: usize, cross: bool| {
             Attention::new(weights, config, &format!("{prefix}.{layer}"), decoder, cross, block)
@@ -96,28 +90,14 @@ impl Block {
         })
     }
 
-    fn matrices(&self) -> impl Iterator<Item = &Tensor> {
-        let cross = self.cross.iter().flat_map(Attention::matrices);
-        self.attention.matrices().chain(cross).chain(self.feed_forward.matrices()).map(|weight| &weight.tensor)
-    }
-
-    /// Has weights that lie in a file read, without waiting for them.
-    pub fn read_ahead(&self) {
-        self.matrices().for_each(t5_ops::read_ahead);
-    }
-
-    /// Makes weights that lie in a file resident.
-    pub fn page_in(&self) {
-        self.matrices().for_each(t5_ops::page_in);
-    }
-
-    /// Has weights that lie in a file leave memory until they are needed again.
-    pub fn page_out(&self) {
-        self.matrices().for_each(t5_ops::page_out);
+    /// The linear layers of the block.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<T>> {
+        let cross = self.cross.iter().flat_map(Attention::linears);
+        self.attention.linears().chain(cross).chain(self.feed_forward.linears())
     }
 
     /// `x` is (B, T, D).
-    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: Keep) -> Result<(Tensor, Option<BlockSaved>)> {
+    pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: Keep) -> Result<(T, Option<BlockSaved<T>>)> {
         let input = matches!(keep, Keep::Input | Keep::Heads).then(|| x.clone());
         let (mut x, attention) = self.attention.forward(x, cx, keep)?;
         let mut cross = AttentionKept::Nothing;
@@ -141,7 +121,7 @@ impl Block {
     }
 
     /// Forward again, as far as backward needs it. Masks come from a counter, so the bits are the same.
-    fn recompute(&self, input: BlockInput, cx: &LayerContext) -> Result<BlockSaved> {
+    fn recompute(&self, input: BlockInput<T>, cx: &LayerContext<T>) -> Result<BlockSaved<T>> {
         let mut heads = input.heads.into_iter();
         let (mut x, attention) = self.attention.recompute(input.x, cx, heads.next())?;
         let mut cross = None;
@@ -156,13 +136,13 @@ impl Block {
     /// no layer below which nothing is wanted.
     pub fn backward(
         &self,
-        saved: BlockSaved,
-        dy: Tensor,
-        cx: &LayerContext,
-        side: &mut SideGradients,
+        saved: BlockSaved<T>,
+        dy: T,
+        cx: &LayerContext<T>,
+        side: &mut SideGradients<T>,
         wanted: bool,
-        grads: &mut Gradients,
-    ) -> Result<Option<Tensor>> {
+        grads: &mut Gradients<T>,
+    ) -> Result<Option<T>> {
         let (attention, cross, feed_forward) = match saved {
             BlockSaved::Input(input) => return self.backward(self.recompute(input, cx)?, dy, cx, side, wanted, grads),
             BlockSaved::Layers { attention, cross, feed_forward } => (attention, cross, feed_forward),

@@ -3,25 +3,25 @@
 //!
 //! Kept for backward: x and the products before the activation. `n` and the activation are recomputed.
 
-use candle_core::Tensor;
 use t5_ops::Activation;
 
+use super::Weights;
+use super::linear::Linear;
 use super::norm::Norm;
-use super::{Weights, add_weight_gradient, dropout_backward};
 use crate::config::Config;
 use crate::context::{LayerContext, Place, site};
 use crate::error::Result;
-use crate::gradients::Gradients;
-use crate::parameters::Weight;
+use crate::ops::Ops;
+use crate::step::gradients::Gradients;
 
 #[derive(Clone, Debug)]
-pub(crate) struct FeedForward {
-    norm: Norm,
-    /// `wi`, or `wi_0`: what the activation is applied to.
-    gate: Weight,
+pub(crate) struct FeedForward<T> {
+    norm: Norm<T>,
+    /// `wi`, or `wi_0`: the activation is applied to its product.
+    gate: Linear<T>,
     /// `wi_1`, in gated layers.
-    up: Option<Weight>,
-    wo: Weight,
+    up: Option<Linear<T>>,
+    wo: Linear<T>,
     activation: Activation,
     inner: u32,
     residual: u32,
@@ -29,7 +29,7 @@ pub(crate) struct FeedForward {
 
 /// What feed-forward keeps: x (B,T,D), gate and, in gated layers, up (B,T,F).
 #[derive(Clone, Debug)]
-pub(crate) struct FeedForwardSaved<T = Tensor> {
+pub(crate) struct FeedForwardSaved<T> {
     x: T,
     gate: T,
     up: Option<T>,
@@ -47,94 +47,93 @@ impl<T> FeedForwardSaved<T> {
     }
 }
 
-impl FeedForward {
-    pub fn new(weights: &Weights, config: &Config, layer: &str, decoder: bool, block: usize) -> Result<FeedForward> {
-        let weight = |w: &str| weights.get(format!("{layer}.DenseReluDense.{w}.weight"));
+impl<T: Ops> FeedForward<T> {
+    pub fn new(weights: &Weights<T>, config: &Config, layer: &str, decoder: bool, block: usize) -> Result<Self> {
+        let linear = |w: &str| Linear::new(weights.get(format!("{layer}.DenseReluDense.{w}.weight")));
         let gated = config.is_gated_act;
         Ok(FeedForward {
             norm: Norm {
                 weight: weights.get(format!("{layer}.layer_norm.weight")),
                 epsilon: config.layer_norm_epsilon,
             },
-            gate: weight(if gated { "wi_0" } else { "wi" }),
-            up: gated.then(|| weight("wi_1")),
-            wo: weight("wo"),
+            gate: linear(if gated { "wi_0" } else { "wi" }),
+            up: gated.then(|| linear("wi_1")),
+            wo: linear("wo"),
             activation: config.activation()?,
             inner: site(decoder, Some(block), Place::FeedForwardInner),
             residual: site(decoder, Some(block), Place::FeedForwardResidual),
         })
     }
 
-    /// The weights of its products.
-    pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<T>> {
         [&self.gate, &self.wo].into_iter().chain(&self.up)
     }
 
     /// Gate and up, (B, T, F).
-    fn products(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+    fn products(&self, x: &T) -> Result<(T, Option<T>)> {
         let (n, _) = self.norm.forward(x)?;
-        let gate = t5_ops::linear(&n, &self.gate.tensor)?;
-        let up = self.up.as_ref().map(|up| t5_ops::linear(&n, &up.tensor)).transpose()?;
+        let gate = self.gate.forward(&n)?;
+        let up = self.up.as_ref().map(|up| up.forward(&n)).transpose()?;
         Ok((gate, up))
     }
 
-    /// What forward would have kept, without computing the output.
-    pub fn recompute(&self, x: Tensor) -> Result<FeedForwardSaved> {
+    /// The tensors that forward would have kept, without the output.
+    pub fn recompute(&self, x: T) -> Result<FeedForwardSaved<T>> {
         let (gate, up) = self.products(&x)?;
         Ok(FeedForwardSaved { x, gate, up })
     }
 
     /// `x` is (B, T, D).
-    pub fn forward(&self, x: Tensor, cx: &LayerContext, keep: bool) -> Result<(Tensor, Option<FeedForwardSaved>)> {
+    pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: bool) -> Result<(T, Option<FeedForwardSaved<T>>)> {
         let (gate, up) = self.products(&x)?;
         let inner = cx.dropout(self.inner);
-        let h = t5_ops::feed_forward_activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
+        let h = T::activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
         let saved = keep.then(|| FeedForwardSaved { x: x.clone(), gate, up });
-        let projected = t5_ops::linear(&h, &self.wo.tensor)?; // (B, T, D)
+        let projected = self.wo.forward(&h)?; // (B, T, D)
         drop(h);
-        let y = t5_ops::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
+        let y = T::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
         Ok((y, saved))
     }
 
     /// Adds the weights' gradients. Returns the gradient of `x` where `wanted`.
     pub fn backward(
         &self,
-        saved: FeedForwardSaved,
-        dy: Tensor,
-        cx: &LayerContext,
+        saved: FeedForwardSaved<T>,
+        dy: T,
+        cx: &LayerContext<T>,
         wanted: bool,
-        grads: &mut Gradients,
-    ) -> Result<Option<Tensor>> {
+        grads: &mut Gradients<T>,
+    ) -> Result<Option<T>> {
         let FeedForwardSaved { x, gate, up } = saved;
         let inner = cx.dropout(self.inner);
-        let dprojected = dropout_backward(&dy, cx.dropout(self.residual).as_ref())?;
-        let dh = t5_ops::linear_backward_input(&dprojected, &self.wo.tensor, None)?;
-        let (h, dgate, dup) = t5_ops::feed_forward_activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
-        add_weight_gradient(grads, &self.wo, &dprojected, &h)?;
+        let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
+        let dh = self.wo.backward_input(&dprojected, None)?;
+        let (h, dgate, dup) = T::activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
+        self.wo.backward_weight(&dprojected, &h, grads)?;
         drop((h, dprojected));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
-        add_weight_gradient(grads, &self.gate, &dgate, &n)?;
+        self.gate.backward_weight(&dgate, &n, grads)?;
         if let (Some(up), Some(dup)) = (&self.up, &dup) {
-            add_weight_gradient(grads, up, dup, &n)?;
+            up.backward_weight(dup, &n, grads)?;
         }
         drop(n);
         if !wanted && !self.norm.is_trained(grads) {
             return Ok(None);
         }
-        let mut dn = t5_ops::linear_backward_input(&dgate, &self.gate.tensor, None)?;
+        let mut dn = self.gate.backward_input(&dgate, None)?;
         drop(dgate);
         if let (Some(up), Some(dup)) = (&self.up, dup) {
-            dn = t5_ops::linear_backward_input(&dup, &up.tensor, Some(dn))?;
+            dn = up.backward_input(&dup, Some(dn))?;
         }
         let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
         Ok(wanted.then_some(dx))
     }
 
     /// Forward without dropout, for generation.
-    pub fn infer(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn infer(&self, x: &T) -> Result<T> {
         let (gate, up) = self.products(x)?;
-        let h = t5_ops::feed_forward_activation(&gate, up.as_ref(), self.activation, None)?;
-        Ok(t5_ops::dropout_add(x, &t5_ops::linear(&h, &self.wo.tensor)?, None)?)
+        let h = T::activation(&gate, up.as_ref(), self.activation, None)?;
+        T::dropout_add(x, &self.wo.forward(&h)?, None)
     }
 }

@@ -1,38 +1,30 @@
 //! T5's norm: RMS, a scale, no mean and no bias (Zhang and Sennrich 2019). Keeps nothing: its input is
 //! kept by the layer it opens, and the inverse RMS is recomputed together with the normed rows.
 
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::gradients::Gradients;
+use crate::ops::Ops;
 use crate::parameters::Weight;
+use crate::step::gradients::Gradients;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Norm {
-    pub weight: Weight,
+pub(crate) struct Norm<T> {
+    pub weight: Weight<T>,
     pub epsilon: f64,
 }
 
-impl Norm {
+impl<T: Ops> Norm<T> {
     /// The normed rows (.., D) and the inverse RMS of each row.
-    pub fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        Ok(t5_ops::rms_norm(x, &self.weight.tensor, self.epsilon)?)
+    pub fn forward(&self, x: &T) -> Result<(T, T)> {
+        T::rms_norm(x, &self.weight.tensor, self.epsilon)
     }
 
-    pub fn is_trained(&self, grads: &Gradients) -> bool {
+    pub fn is_trained(&self, grads: &Gradients<T>) -> bool {
         grads.trains(&self.weight)
     }
 
-    /// Gradient of the input, plus what reaches it beside the norm; adds the weight's.
-    pub fn backward(
-        &self,
-        x: &Tensor,
-        inv_rms: &Tensor,
-        dy: Tensor,
-        residual: Option<&Tensor>,
-        grads: &mut Gradients,
-    ) -> Result<Tensor> {
+    /// Gradient of the input, plus `residual`, which reaches it beside the norm; adds the weight's.
+    pub fn backward(&self, x: &T, inv_rms: &T, dy: T, residual: Option<&T>, grads: &mut Gradients<T>) -> Result<T> {
         let dweight = grads.accumulator(&self.weight)?;
-        Ok(t5_ops::rms_norm_backward(x, &self.weight.tensor, inv_rms, dy, residual, dweight.as_ref())?)
+        T::rms_norm_backward(x, &self.weight.tensor, inv_rms, dy, residual, dweight.as_ref())
     }
 }

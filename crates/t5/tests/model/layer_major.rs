@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
-use t5::{Config, Error, Files, Gradients, LayerMajor, MicroBatch, Part, Stage, StepContext, T5};
+use t5::{Config, Error, Files, Gradients, LayerMajor, MicroBatch, Observer, Part, StepContext, T5};
 
 fn relu() -> Config {
     Config {
@@ -44,50 +44,80 @@ fn batches(config: &Config) -> (Vec<MicroBatch>, u64) {
 
 type Trained<'a> = &'a dyn Fn(Part) -> bool;
 
-fn ordinary(model: &T5, dtype: DType, trained: Trained) -> (f64, Vec<Option<Tensor>>) {
+fn ordinary(model: &T5, dtype: DType, dropout: f64, trained: Trained) -> (f64, Vec<Option<Tensor>>) {
     let (batches, target_tokens) = batches(model.config());
-    let cx = StepContext { dropout: 0.2, recompute_blocks: 2, ..context(target_tokens, dtype) };
-    let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
+    let cx = StepContext { dropout, recompute_blocks: 2, ..context(target_tokens, dtype) };
+    let mut grads = Gradients::new(model.parameters(), DType::F32, &|parameter| trained(parameter.part));
     let loss = batches.iter().map(|batch| model.forward_backward(batch, &cx, &mut grads).unwrap()).sum();
     (loss, (0..model.parameters().len()).map(|index| grads.get(index).cloned()).collect())
 }
 
-/// Loss, and the gradients that each of the two passes hands over.
+/// The gradients that a step hands over to be measured, and to be applied.
+struct Seen<'a> {
+    model: &'a T5,
+    loss: f64,
+    measured: Vec<Option<Tensor>>,
+    applied: Vec<Option<Tensor>>,
+}
+
+impl Seen<'_> {
+    fn of(model: &T5) -> Seen<'_> {
+        let none = vec![None; model.parameters().len()];
+        Seen { model, loss: 0.0, measured: none.clone(), applied: none }
+    }
+}
+
+fn note(seen: &mut [Option<Tensor>], index: usize, gradient: &Tensor, model: &T5) -> Result<(), Error> {
+    let earlier = seen[index].replace(gradient.copy()?);
+    assert!(earlier.is_none(), "{} is handed over twice", model.parameters()[index].name);
+    Ok(())
+}
+
+impl Observer<Tensor, Error> for Seen<'_> {
+    fn interrupted(&mut self) -> bool {
+        false
+    }
+
+    fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<(), Error> {
+        note(&mut self.measured, index, gradient, self.model)
+    }
+
+    fn decide(&mut self, loss_sum: f64) -> Result<bool, Error> {
+        self.loss = loss_sum;
+        Ok(true)
+    }
+
+    fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<(), Error> {
+        note(&mut self.applied, index, gradient, self.model)
+    }
+}
+
+/// Loss, and the gradients that a step hands over to be measured and to be applied.
 fn by_layer(
     model: &T5,
     dtype: DType,
+    dropout: f64,
     trained: Trained,
     layers: &LayerMajor,
     recompute_blocks: usize,
 ) -> (f64, [Vec<Option<Tensor>>; 2]) {
     let (batches, target_tokens) = batches(model.config());
-    let cx = StepContext { dropout: 0.2, recompute_blocks, ..context(target_tokens, dtype) };
-    let mut grads = Gradients::new(model, DType::F32, &|parameter| trained(parameter.part));
+    let cx = StepContext { dropout, recompute_blocks, ..context(target_tokens, dtype) };
+    let mut grads = Gradients::new(model.parameters(), DType::F32, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
-    let mut pass = model
-        .layer_major_forward(batches, &cx, layers, &Files::in_directory(directory.path()), &mut grads, &|| false)
-        .unwrap()
-        .unwrap();
-    let stages = [Stage::Measure, Stage::Apply].map(|stage| {
-        let mut seen = vec![None; model.parameters().len()];
-        let mut see = |index: usize, grads: &Gradients| -> Result<(), Error> {
-            let gradient = grads.get(index).expect("what is handed over is there").copy()?;
-            assert!(seen[index].replace(gradient).is_none(), "{} is handed over twice", model.parameters()[index].name);
-            Ok(())
-        };
-        assert!(model.layer_major_backward(&mut pass, stage, &mut grads, &|| false, &mut see).unwrap());
-        seen
-    });
+    let files = Files::in_directory(directory.path());
+    let mut seen = Seen::of(model);
+    assert!(model.step(&batches, &cx, Some(layers), &files, &mut grads, &mut seen).unwrap());
     assert_eq!(grads.bytes(), 0);
-    (pass.loss_sum(), stages)
+    (seen.loss, [seen.measured, seen.applied])
 }
 
 fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, tolerance: f64) {
     let parameters = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let model = T5::init(config, 2, parameters, &Device::Cpu).unwrap();
-    let (loss, expected) = ordinary(&model, dtype, trained);
-    for recompute_blocks in [0, 2, 99] {
-        let (loss_by_layer, stages) = by_layer(&model, dtype, trained, layers, recompute_blocks);
+    for (recompute_blocks, dropout) in [(0, 0.2), (2, 0.2), (99, 0.2), (2, 0.0)] {
+        let (loss, expected) = ordinary(&model, dtype, dropout, trained);
+        let (loss_by_layer, stages) = by_layer(&model, dtype, dropout, trained, layers, recompute_blocks);
         assert_eq!(loss.to_bits(), loss_by_layer.to_bits());
         for got in &stages {
             for ((parameter, got), expected) in model.parameters().iter().zip(got).zip(&expected) {
@@ -178,31 +208,47 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
     let (micro_batches, target_tokens) = batches(model.config());
     let cx = context(target_tokens, DType::F32);
-    let mut grads = Gradients::new(&model, DType::F32, &|_| true);
+    let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);
     let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
     let files = Files::in_directory(directory.path());
-    // Ends at the question of that number; says whether forward did, and how many were asked in it and in all.
+    // Ends at the question of that number; says how many were asked.
     let mut run_until = |last: usize| {
-        let asked = std::cell::Cell::new(0);
-        let interrupted = || asked.replace(asked.get() + 1) == last;
-        let batches = micro_batches.clone();
-        let pass = model.layer_major_forward(batches, &cx, &layers, &files, &mut grads, &interrupted).unwrap();
-        let in_forward = asked.get();
-        let Some(mut pass) = pass else { return (true, in_forward, in_forward) };
-        let mut nothing = |_: usize, _: &Gradients| -> Result<(), Error> { Ok(()) };
-        let ended =
-            model.layer_major_backward(&mut pass, Stage::Measure, &mut grads, &interrupted, &mut nothing).unwrap();
-        assert_eq!(ended, asked.get() <= last);
-        (false, in_forward, asked.get())
+        let mut asked = Asks { asked: 0, last };
+        let ended = !model.step(&micro_batches, &cx, Some(&layers), &files, &mut grads, &mut asked).unwrap();
+        assert_eq!(ended, asked.asked > last);
+        asked.asked
     };
-    let (_, in_forward, in_all) = run_until(usize::MAX);
-    // Every block and the head, for every micro-batch.
+    let in_all = run_until(usize::MAX);
+    // Forward asks before every block and the head, each of the two backward passes before every block and norm.
     let config = model.config();
-    assert_eq!(in_forward, (config.num_layers + config.num_decoder_layers + 1) * micro_batches.len());
-    for last in [0, in_forward / 2, in_forward - 1] {
-        assert_eq!(run_until(last), (true, last + 1, last + 1));
+    let blocks = config.num_layers + config.num_decoder_layers;
+    assert_eq!(in_all, (blocks + 1 + 2 * (blocks + 2)) * micro_batches.len());
+    for last in [0, 5, in_all / 2, in_all - 1] {
+        assert_eq!(run_until(last), last + 1);
     }
-    for last in [in_forward, in_all - 1] {
-        assert_eq!(run_until(last), (false, in_forward, last + 1));
+}
+
+/// Interrupts at the question of that number.
+struct Asks {
+    asked: usize,
+    last: usize,
+}
+
+impl Observer<Tensor, Error> for Asks {
+    fn interrupted(&mut self) -> bool {
+        self.asked += 1;
+        self.asked > self.last
+    }
+
+    fn measure(&mut self, _: usize, _: &Tensor) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn decide(&mut self, _: f64) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    fn apply(&mut self, _: usize, _: &Tensor) -> Result<(), Error> {
+        Ok(())
     }
 }

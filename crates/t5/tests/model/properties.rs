@@ -30,7 +30,7 @@ fn data() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 /// Gradients of the whole batch, cut into micro-batches of these samples.
 fn cut(model: &T5, cuts: &[&[usize]], cx: &StepContext) -> (f64, Vec<(String, Tensor)>) {
     let (sources, targets) = data();
-    let mut grads = Gradients::new(model, DType::F32, &|_| true);
+    let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);
     let mut loss = 0.0;
     for cut in cuts {
         let sources: Vec<&[u32]> = cut.iter().map(|&i| sources[i].as_slice()).collect();
@@ -133,7 +133,7 @@ fn frozen_parameters_cost_no_memory_and_leave_the_others_gradients_alone() {
     let check = |what: &str, trained: &dyn Fn(&t5::Parameter) -> bool| {
         let (sources, targets) = data();
         let batch = micro_batch(&sources, &targets, model.config());
-        let mut grads = Gradients::new(&model, DType::F32, trained);
+        let mut grads = Gradients::new(model.parameters(), DType::F32, trained);
         assert_eq!(grads.bytes(), 0);
         let some = model.forward_backward(&batch, &cx, &mut grads).unwrap();
         assert_eq!(some.to_bits(), loss.to_bits(), "{what}");

@@ -68,7 +68,7 @@ pub fn distance(got: &Tensor, expected: &Tensor) -> f64 {
 
 /// Every gradient by name, in f64; the loss sum.
 pub fn gradients(model: &T5, batch: &MicroBatch, cx: &StepContext) -> (f64, Vec<(String, Tensor)>) {
-    let mut grads = Gradients::new(model, DType::F32, &|_| true);
+    let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);
     let loss = model.forward_backward(batch, cx, &mut grads).unwrap();
     let named = grads.iter().map(|(i, grad)| (model.parameters()[i].name.clone(), grad.copy().unwrap())).collect();
     (loss, named)

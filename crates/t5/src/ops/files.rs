@@ -1,4 +1,4 @@
-//! Where tensors lie between two of their uses in a step: in memory, or in files that nobody else can see.
+//! Files that tensors lie in between two of their uses, and that nobody else can see.
 //!
 //! Invariants: what is got is what was put, bit by bit; a file has no name, so nothing is left of it however the process
 //! ends; while one tensor is worked on the next is read.
@@ -20,8 +20,8 @@ use std::thread::JoinHandle;
 
 use candle_core::{DType, Shape, Tensor};
 
+use super::{Ops, Spill};
 use crate::error::{Error, Result};
-use crate::layers::bytes;
 
 /// Where files lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,22 +39,9 @@ impl Files {
     }
 }
 
-/// A place for tensors.
-#[derive(Debug, Default)]
-pub(crate) struct Store {
-    files: Option<Spill>,
-}
-
-/// A tensor that was put somewhere.
-#[derive(Clone, Debug)]
-pub(crate) enum Stored {
-    Memory(Tensor),
-    File(Stretch),
-}
-
 /// A tensor's place in the files.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Stretch {
+pub struct Stretch {
     /// In each of them.
     start: u64,
     /// Bytes in each of them but the last that has any.
@@ -69,8 +56,9 @@ const LEAST_SHARE: usize = 256 << 10;
 /// Bytes, over all threads, after which one waits for the disk where there is no room for more.
 const PIECES: usize = 4 << 20;
 
+/// Files of tensors, one for each thread.
 #[derive(Debug)]
-struct Spill {
+pub struct TensorFiles {
     files: Arc<Vec<File>>,
     /// Bytes of each that may not be on the disk yet.
     unwritten: Vec<AtomicUsize>,
@@ -84,27 +72,12 @@ struct Spill {
     ahead: Option<(Stretch, JoinHandle<std::io::Result<candle_core::Result<Tensor>>>)>,
 }
 
-impl Stored {
-    /// What it holds in memory.
-    pub fn bytes(&self) -> u64 {
-        match self {
-            Stored::Memory(x) => bytes(&[x]),
-            Stored::File(_) => 0,
-        }
-    }
-}
-
-impl Store {
-    /// In memory.
-    pub fn in_memory() -> Store {
-        Store::default()
-    }
-
-    /// In files without names.
+impl TensorFiles {
+    /// Files without names.
     ///
     /// # Errors
     /// [`Error::Offload`].
-    pub fn on_disk(files: &Files) -> Result<Store> {
+    pub fn create(files: &Files) -> Result<TensorFiles> {
         let unwritten_bytes = files.unwritten_bytes;
         let path = heap::shown_path(&files.directory);
         let open = |_| heap::file_without_name(&files.directory);
@@ -113,64 +86,54 @@ impl Store {
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
         let files = Arc::new(files);
-        let spill = Spill { files, unwritten, lengths, unwritten_bytes, path, end: 0, written: 0, ahead: None };
-        Ok(Store { files: Some(spill) })
+        Ok(TensorFiles { files, unwritten, lengths, unwritten_bytes, path, end: 0, written: 0, ahead: None })
     }
+}
 
-    /// What was written to files so far.
-    pub fn written_bytes(&self) -> u64 {
-        self.files.as_ref().map_or(0, |spill| spill.written)
-    }
-
-    /// Puts a tensor there; in files, behind what was put before.
-    ///
-    /// # Errors
-    /// [`Error::Offload`].
-    pub fn put(&mut self, x: Tensor) -> Result<Stored> {
-        let Some(spill) = &mut self.files else { return Ok(Stored::Memory(x)) };
-        let len = bytes(&[&x]) as usize;
-        let share = len.div_ceil(spill.files.len()).max(LEAST_SHARE);
-        let stretch = Stretch { start: spill.end, share, shape: x.shape().clone(), dtype: x.dtype() };
+impl Spill<Tensor> for TensorFiles {
+    fn put(&mut self, x: Tensor) -> Result<Stretch> {
+        let len = Ops::bytes(&x) as usize;
+        let share = len.div_ceil(self.files.len()).max(LEAST_SHARE);
+        let stretch = Stretch { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
         let problem = Mutex::new(None);
         t5_ops::with_bytes(&x, |bytes| {
             t5_ops::for_each_part(len.div_ceil(share), |part| {
                 let bytes = &bytes[part * share..len.min((part + 1) * share)];
-                if let Err(error) = spill.write(part, bytes, stretch.start) {
+                if let Err(error) = self.write(part, bytes, stretch.start) {
                     problem.lock().expect("no other thread has panicked").get_or_insert(error);
                 }
             });
         })?;
         if let Some(error) = problem.into_inner().expect("no other thread has panicked") {
-            return Err(Error::offload(&spill.path)(error));
+            return Err(Error::offload(&self.path)(error));
         }
-        spill.end += share.min(len) as u64;
-        spill.written += len as u64;
-        Ok(Stored::File(stretch))
+        self.end += share.min(len) as u64;
+        self.written += len as u64;
+        Ok(stretch)
     }
 
-    /// The tensor that was put; begins to read the one that will be asked for after it.
-    pub fn get(&mut self, stored: Stored, after: Option<&Stored>) -> Result<Tensor> {
-        let (stretch, spill) = match (stored, &mut self.files) {
-            (Stored::Memory(x), _) => return Ok(x),
-            (Stored::File(stretch), Some(spill)) => (stretch, spill),
-            (Stored::File(_), None) => unreachable!("a tensor is got from where it was put"),
-        };
-        let tensor = match spill.ahead.take() {
+    fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
+        let tensor = match self.ahead.take() {
             Some((ahead, reader)) if ahead == stretch => reader.join().expect("a reader does not panic"),
-            _ => read(&spill.files, &stretch),
+            _ => read(&self.files, &stretch),
         };
-        if let Some(Stored::File(after)) = after {
-            let (files, after) = (Arc::clone(&spill.files), after.clone());
+        if let Some(after) = after {
+            let (files, after) = (Arc::clone(&self.files), after.clone());
             let stretch = after.clone();
             // Where there is no thread for it, it is read when it is asked for.
             let reader = std::thread::Builder::new().spawn(move || read(&files, &stretch));
-            spill.ahead = reader.ok().map(|reader| (after, reader));
+            self.ahead = reader.ok().map(|reader| (after, reader));
         }
-        Ok(tensor.map_err(Error::offload(&spill.path))??)
+        Ok(tensor.map_err(Error::offload(&self.path))??)
+    }
+
+    #[cfg(test)]
+    fn written_bytes(&self) -> u64 {
+        self.written
     }
 }
 
-impl Spill {
+impl TensorFiles {
     /// Writes to one of the files, by one thread at a time.
     fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
         let (file, unwritten, length) = (&self.files[file], &self.unwritten[file], &self.lengths[file]);
@@ -214,9 +177,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let x = Tensor::ones((300, 1000), DType::F32, &Device::Cpu).unwrap();
         let store = || {
-            let mut store = Store::on_disk(&Files::in_directory(directory.path())).unwrap();
+            let files = Files::in_directory(directory.path());
+            let mut store = TensorFiles::create(&files).unwrap();
             let put = store.put(x.clone()).unwrap();
-            store.files.as_ref().unwrap().files[0].set_len(1000).unwrap();
+            store.files[0].set_len(1000).unwrap();
             (store, put)
         };
         let is_offload = |error: Error| matches!(error, Error::Offload { .. });
@@ -237,12 +201,13 @@ mod tests {
 
     fn check(unwritten_bytes: u64) {
         let directory = tempfile::tempdir().unwrap();
-        let mut store = Store::on_disk(&Files { directory: directory.path().to_owned(), unwritten_bytes }).unwrap();
+        let files = Files { directory: directory.path().to_owned(), unwritten_bytes };
+        let mut store = TensorFiles::create(&files).unwrap();
         let tensors: Vec<Tensor> = [(DType::F32, 5), (DType::BF16, 3), (DType::F64, 2), (DType::F32, 700_001)]
             .iter()
             .map(|&(dtype, n)| Tensor::randn(0f32, 1.0, (2, n, 3), &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
             .collect();
-        let put: Vec<Stored> = tensors.iter().map(|x| store.put(x.clone()).unwrap()).collect();
+        let put: Vec<Stretch> = tensors.iter().map(|x| store.put(x.clone()).unwrap()).collect();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2]] {
             for (place, &i) in order.iter().enumerate() {
@@ -255,9 +220,7 @@ mod tests {
                 assert_eq!(values(&back), values(&tensors[i]));
             }
         }
-        assert!(put.iter().all(|stored| stored.bytes() == 0));
-        let spill = store.files.as_ref().unwrap();
-        let waiting: u64 = spill.unwritten.iter().map(|file| file.load(Ordering::Relaxed) as u64).sum();
+        let waiting: u64 = store.unwritten.iter().map(|file| file.load(Ordering::Relaxed) as u64).sum();
         assert!(waiting <= unwritten_bytes.saturating_add(PIECES as u64), "{waiting}");
         assert_eq!(unwritten_bytes == u64::MAX, waiting == store.written_bytes());
     }

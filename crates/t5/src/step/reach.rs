@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::parameters::Part;
 
 /// What a block keeps for backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {
     /// Backward does not come here.
     Nothing,
@@ -58,17 +58,12 @@ impl StackReach {
         self.lowest <= block + 1
     }
 
-    /// Whether anything is wanted below block `block`.
-    pub fn passes_block(&self, block: usize) -> bool {
-        self.lowest <= block
-    }
-
     pub fn enters_embedding(&self) -> bool {
         self.lowest == 0
     }
 
     fn blocks_entered(&self) -> usize {
-        (0..self.blocks).filter(|&block| self.enters_block(block)).count()
+        self.blocks - self.lowest.saturating_sub(1).min(self.blocks)
     }
 }
 

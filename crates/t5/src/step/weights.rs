@@ -13,8 +13,8 @@ use t5_ops::Writes;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::ops::Files;
 use crate::parameters::ParameterSpec;
-use crate::store::Files;
 
 /// Room for the large weights of one model.
 #[derive(Debug)]

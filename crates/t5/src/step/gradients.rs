@@ -13,44 +13,49 @@
 use candle_core::{DType, Tensor};
 
 use crate::error::Result;
-use crate::model::T5;
+use crate::ops::Ops;
 use crate::parameters::{Parameter, Weight, gradient_dtype};
 
 /// The gradient of the loss by parameter index.
 #[derive(Debug)]
-pub struct Gradients {
-    slots: Vec<Slot>,
+pub struct Gradients<T = Tensor> {
+    slots: Vec<Slot<T>>,
     /// Accumulators that were put aside.
-    spare: Vec<Tensor>,
+    spare: Vec<T>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Slot<T> {
     trainable: bool,
     dtype: DType,
-    accumulator: Option<Tensor>,
+    accumulator: Option<T>,
     /// Nothing has been added since the accumulator was emptied: its elements mean nothing.
     empty: bool,
 }
 
-impl Slot {
-    fn gradient(&self) -> Option<&Tensor> {
+impl<T> Slot<T> {
+    fn gradient(&self) -> Option<&T> {
         self.accumulator.as_ref().filter(|_| !self.empty)
     }
 }
 
-impl Gradients {
+impl<T: Ops> Gradients<T> {
     /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
     ///
     /// `products` is the dtype of those of the blocks' matrices, F32 or BF16; in BF16 a sum over micro-batches is rounded
     /// to nearest after each. All others are F32; in an F64 model every one is F64.
-    pub fn new(model: &T5, products: DType, trainable: &dyn Fn(&Parameter) -> bool) -> Gradients {
-        let slot = |parameter: &Parameter| {
+    pub fn new(parameters: &[Parameter<T>], products: DType, trainable: &dyn Fn(&Parameter<T>) -> bool) -> Self {
+        let slot = |parameter: &Parameter<T>| {
             let products = if parameter.tensor.dtype() == DType::F64 { DType::F64 } else { products };
-            let dtype = gradient_dtype(&parameter.name, parameter.part, parameter.tensor.rank(), products);
+            let dtype = gradient_dtype(&parameter.name, parameter.part, parameter.tensor.dims().len(), products);
             Slot { trainable: trainable(parameter), dtype, accumulator: None, empty: true }
         };
-        Gradients { slots: model.parameters().iter().map(slot).collect(), spare: Vec::new() }
+        Gradients { slots: parameters.iter().map(slot).collect(), spare: Vec::new() }
+    }
+
+    /// No accumulators, for a pass that has no backward.
+    pub(crate) fn none() -> Self {
+        Gradients { slots: Vec::new(), spare: Vec::new() }
     }
 
     /// Whether parameter `index` is trained.
@@ -59,12 +64,12 @@ impl Gradients {
     }
 
     /// The gradient of parameter `index`; `None` when it is frozen or nothing has been added yet.
-    pub fn get(&self, index: usize) -> Option<&Tensor> {
+    pub fn get(&self, index: usize) -> Option<&T> {
         self.slots.get(index)?.gradient()
     }
 
     /// The gradients that exist, with their parameters' indices, in the model's order.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.gradient()?)))
     }
 
@@ -76,13 +81,13 @@ impl Gradients {
     }
 
     /// Takes one gradient out and frees its slot, for an optimizer that consumes them one by one.
-    pub fn take(&mut self, index: usize) -> Option<Tensor> {
+    pub fn take(&mut self, index: usize) -> Option<T> {
         let slot = &mut self.slots[index];
         slot.accumulator.take().filter(|_| !slot.empty)
     }
 
     /// Gives one gradient back that was taken out or put aside.
-    pub(crate) fn put_back(&mut self, index: usize, gradient: Tensor) {
+    pub(crate) fn put_back(&mut self, index: usize, gradient: T) {
         let slot = &mut self.slots[index];
         (slot.accumulator, slot.empty) = (Some(gradient), false);
     }
@@ -108,25 +113,25 @@ impl Gradients {
     /// Bytes of the accumulators that exist, those put aside included.
     pub fn bytes(&self) -> u64 {
         let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare);
-        tensors.map(|t| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
+        tensors.map(T::bytes).sum()
     }
 
-    pub(crate) fn trains(&self, weight: &Weight) -> bool {
+    pub(crate) fn trains(&self, weight: &Weight<T>) -> bool {
         self.slots[weight.index].trainable
     }
 
     /// The accumulator to add to, of zeros at its first use. `None` for a frozen parameter.
-    pub(crate) fn accumulator(&mut self, weight: &Weight) -> Result<Option<Tensor>> {
+    pub(crate) fn accumulator(&mut self, weight: &Weight<T>) -> Result<Option<T>> {
         let Some((accumulator, accumulate)) = self.accumulator_or_empty(weight)? else { return Ok(None) };
         if !accumulate {
-            t5_ops::zero(&accumulator)?;
+            accumulator.clear()?;
         }
         Ok(Some(accumulator))
     }
 
     /// The accumulator, and whether to add to it or, at its first use, to write every element of it whatever it
     /// was. `None` for a frozen parameter.
-    pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight) -> Result<Option<(Tensor, bool)>> {
+    pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight<T>) -> Result<Option<(T, bool)>> {
         let slot = &mut self.slots[weight.index];
         if !slot.trainable {
             return Ok(None);
@@ -135,10 +140,10 @@ impl Gradients {
             Some(accumulator) => accumulator,
             None => {
                 slot.empty = true;
-                let is_fit = |spare: &Tensor| spare.dims() == weight.tensor.dims() && spare.dtype() == slot.dtype;
+                let is_fit = |spare: &T| spare.dims() == weight.tensor.dims() && spare.dtype() == slot.dtype;
                 match self.spare.iter().position(is_fit) {
                     Some(spare) => self.spare.swap_remove(spare),
-                    None => Tensor::zeros(weight.tensor.shape(), slot.dtype, weight.tensor.device())?,
+                    None => weight.tensor.zeros(weight.tensor.dims(), slot.dtype)?,
                 }
             }
         };

@@ -1,0 +1,196 @@
+//! The implementor that computes: candle's tensors and the kernels of [`t5_ops`].
+
+use candle_core::{DType, Tensor};
+use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
+
+use super::files::{Files, Stretch, TensorFiles};
+use super::{Attended, AttentionSettings, Ops};
+use crate::error::Result;
+
+impl AttentionSettings<'_, Tensor> {
+    fn of_kernel(&self) -> t5_ops::Attention<'_> {
+        let &AttentionSettings { heads, bias, key_lengths, causal, dropout } = self;
+        t5_ops::Attention { heads, bias, key_lengths, causal, dropout }
+    }
+}
+
+impl Ops for Tensor {
+    type Spill = TensorFiles;
+    type Stretch = Stretch;
+
+    fn dims(&self) -> &[usize] {
+        Tensor::dims(self)
+    }
+
+    fn dtype(&self) -> DType {
+        Tensor::dtype(self)
+    }
+
+    fn zeros(&self, dims: &[usize], dtype: DType) -> Result<Self> {
+        Ok(Tensor::zeros(dims, dtype, self.device())?)
+    }
+
+    fn clear(&self) -> Result<()> {
+        Ok(t5_ops::zero(self)?)
+    }
+
+    fn copied(&self) -> Result<Self> {
+        Ok(self.copy()?)
+    }
+
+    fn as_rows(&self) -> Result<Self> {
+        Ok(self.flatten_to(self.rank().saturating_sub(2))?)
+    }
+
+    fn shaped(&self, dims: &[usize]) -> Result<Self> {
+        Ok(self.reshape(dims)?)
+    }
+
+    fn scaled(&self, scale: f64) -> Result<Self> {
+        if scale == 1.0 { Ok(self.clone()) } else { Ok(self.affine(scale, 0.0)?) }
+    }
+
+    fn spill(&self, files: &Files) -> Result<TensorFiles> {
+        TensorFiles::create(files)
+    }
+
+    fn read_ahead(&self) {
+        t5_ops::read_ahead(self);
+    }
+
+    fn page_in(&self) {
+        t5_ops::page_in(self);
+    }
+
+    fn page_out(&self) {
+        t5_ops::page_out(self);
+    }
+
+    fn release_unused(&self) {
+        heap::release_unused();
+    }
+
+    fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
+        Ok(t5_ops::embedding(ids, table, dtype)?)
+    }
+
+    fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()> {
+        Ok(t5_ops::embedding_backward(ids, dy, dtable)?)
+    }
+
+    fn linear(x: &Self, weight: &Self) -> Result<Self> {
+        Ok(t5_ops::linear(x, weight)?)
+    }
+
+    fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
+        Ok(t5_ops::linear_backward_input(dy, weight, sum)?)
+    }
+
+    fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()> {
+        Ok(t5_ops::linear_backward_weight(dy, x, dweight, accumulate)?)
+    }
+
+    fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)> {
+        Ok(t5_ops::rms_norm(x, weight, epsilon)?)
+    }
+
+    fn rms_norm_backward(
+        x: &Self,
+        weight: &Self,
+        inv_rms: &Self,
+        dy: Self,
+        residual: Option<&Self>,
+        dweight: Option<&Self>,
+    ) -> Result<Self> {
+        Ok(t5_ops::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight)?)
+    }
+
+    fn attention(q: &Self, k: &Self, v: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)> {
+        Ok(t5_ops::attention(q, k, v, &settings.of_kernel())?)
+    }
+
+    fn attention_backward(
+        of: &Attended<Self>,
+        dout: &Self,
+        settings: &AttentionSettings<Self>,
+        dbias: Option<&Self>,
+    ) -> Result<(Self, Self, Self)> {
+        let &Attended { q, k, v, out, lse } = of;
+        let of = t5_ops::Attended { q, k, v, out, lse };
+        Ok(t5_ops::attention_backward(&of, dout, &settings.of_kernel(), dbias)?)
+    }
+
+    fn activation(gate: &Self, up: Option<&Self>, function: Activation, dropout: Option<&Dropout>) -> Result<Self> {
+        Ok(t5_ops::feed_forward_activation(gate, up, function, dropout)?)
+    }
+
+    fn activation_backward(
+        gate: Self,
+        up: Option<Self>,
+        function: Activation,
+        dropout: Option<&Dropout>,
+        dh: Self,
+    ) -> Result<(Self, Self, Option<Self>)> {
+        Ok(t5_ops::feed_forward_activation_backward(gate, up, function, dropout, dh)?)
+    }
+
+    fn dropout(x: &Self, dropout: Option<&Dropout>) -> Result<Self> {
+        Ok(t5_ops::dropout(x, dropout)?)
+    }
+
+    fn dropout_add(residual: &Self, x: &Self, dropout: Option<&Dropout>) -> Result<Self> {
+        Ok(t5_ops::dropout_add(residual, x, dropout)?)
+    }
+
+    fn relative_bias(
+        table: &Self,
+        position: &RelativePosition,
+        queries: usize,
+        keys: usize,
+        first_query: usize,
+    ) -> Result<Self> {
+        Ok(t5_ops::relative_bias(table, position, queries, keys, first_query)?)
+    }
+
+    fn relative_bias_backward(
+        dbias: &Self,
+        position: &RelativePosition,
+        queries: usize,
+        keys: usize,
+        dtable: &Self,
+    ) -> Result<()> {
+        Ok(t5_ops::relative_bias_backward(dbias, position, queries, keys, 0, dtable)?)
+    }
+
+    fn linear_cross_entropy(x: &Self, weight: &Self, labels: &[u32], settings: &CrossEntropy) -> Result<f64> {
+        Ok(t5_ops::linear_cross_entropy(x, weight, labels, settings)?)
+    }
+
+    fn linear_cross_entropy_backward(
+        x: &Self,
+        weight: &Self,
+        labels: &[u32],
+        settings: &CrossEntropy,
+        dweight: Option<(&Self, bool)>,
+    ) -> Result<(f64, Self)> {
+        Ok(t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight)?)
+    }
+
+    fn set_positions(&self, rows: &Self, position: usize) -> Result<()> {
+        Ok(self.slice_set(rows, 1, position)?)
+    }
+
+    fn select(&self, rows: &[u32]) -> Result<Self> {
+        let rows = Tensor::from_slice(rows, rows.len(), self.device())?;
+        Ok(self.index_select(&rows, 0)?)
+    }
+
+    fn largest(&self) -> Result<Vec<u32>> {
+        let rows = self.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        let argmax = |row: &Vec<f32>| {
+            let first = (0, f32::NEG_INFINITY);
+            row.iter().enumerate().fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best }).0 as u32
+        };
+        Ok(rows.iter().map(argmax).collect())
+    }
+}

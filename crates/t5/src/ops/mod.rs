@@ -1,0 +1,163 @@
+//! The operations that layers are made of, as a trait with two implementors.
+//!
+//! [`Tensor`] computes: each operation is the function of that name in [`t5_ops`]. [`Counted`] only counts: it has a shape, a
+//! dtype and a place in a [`Ledger`], which adds up the bytes that are alive, their peak, the bytes that go to files and
+//! the arithmetic. Layers, the step and generation are written once, over this trait, so that the bill of a pass comes from
+//! the code of that pass.
+//!
+//! Invariant: an operation that reuses the memory of an argument takes it by value, and both implementors reuse it.
+
+mod compute;
+mod counted;
+mod files;
+
+use std::fmt::Debug;
+
+use candle_core::DType;
+#[cfg(doc)]
+use candle_core::Tensor;
+pub(crate) use counted::{Counted, Kept, Ledger, Work};
+pub use files::Files;
+use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
+
+use crate::error::Result;
+
+/// How attention is applied; [`t5_ops::Attention`] over any implementor.
+pub struct AttentionSettings<'a, T> {
+    pub heads: usize,
+    /// By offset, (H, T+S-1).
+    pub bias: Option<&'a T>,
+    /// Valid keys of each sample. Not looked at where operations are counted.
+    pub key_lengths: &'a [usize],
+    pub causal: bool,
+    pub dropout: Option<Dropout<'a>>,
+}
+
+/// The arguments and results of attention that its backward needs.
+pub struct Attended<'a, T> {
+    pub q: &'a T,
+    pub k: &'a T,
+    pub v: &'a T,
+    pub out: &'a T,
+    pub lse: &'a T,
+}
+
+/// A file that tensors are put in and got from.
+pub trait Spill<T: Ops>: Debug {
+    /// Writes a tensor behind the ones before.
+    ///
+    /// # Errors
+    /// [`crate::Error::Offload`].
+    fn put(&mut self, x: T) -> Result<T::Stretch>;
+
+    /// The tensor that was put there; begins to read the one that will be asked for after it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Offload`].
+    fn get(&mut self, stretch: T::Stretch, after: Option<&T::Stretch>) -> Result<T>;
+
+    /// Bytes written so far.
+    #[cfg(test)]
+    fn written_bytes(&self) -> u64;
+}
+
+/// A tensor, real or counted, and what layers do with it. Shapes are those of the functions of [`t5_ops`].
+pub trait Ops: Clone + Debug + Sized {
+    /// Where tensors go that are not to stay in memory.
+    type Spill: Spill<Self>;
+    /// Where one lies there.
+    type Stretch: Clone + Debug + PartialEq;
+
+    fn dims(&self) -> &[usize];
+    fn dtype(&self) -> DType;
+
+    /// Bytes of the elements.
+    fn bytes(&self) -> u64 {
+        (self.dims().iter().product::<usize>() * self.dtype().size_in_bytes()) as u64
+    }
+
+    /// Zeros where `self` lies.
+    fn zeros(&self, dims: &[usize], dtype: DType) -> Result<Self>;
+    /// Sets every element to zero.
+    fn clear(&self) -> Result<()>;
+    /// The same elements in memory of their own.
+    fn copied(&self) -> Result<Self>;
+    /// (.., D) as (R, D), in the same memory.
+    fn as_rows(&self) -> Result<Self>;
+    /// The same elements in another shape, in the same memory.
+    fn shaped(&self, dims: &[usize]) -> Result<Self>;
+    /// `self * scale`, in the same memory where the scale is 1.
+    fn scaled(&self, scale: f64) -> Result<Self>;
+    /// A new file for tensors like this one.
+    fn spill(&self, files: &Files) -> Result<Self::Spill>;
+
+    /// Has a weight that lies in a file read, without waiting for it.
+    fn read_ahead(&self);
+    /// Makes a weight that lies in a file resident.
+    fn page_in(&self);
+    /// Lets a weight that lies in a file leave memory.
+    fn page_out(&self);
+    /// Gives free memory back to the system.
+    fn release_unused(&self);
+
+    fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self>;
+    fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()>;
+    fn linear(x: &Self, weight: &Self) -> Result<Self>;
+    fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self>;
+    fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;
+    fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)>;
+    fn rms_norm_backward(
+        x: &Self,
+        weight: &Self,
+        inv_rms: &Self,
+        dy: Self,
+        residual: Option<&Self>,
+        dweight: Option<&Self>,
+    ) -> Result<Self>;
+    fn attention(q: &Self, k: &Self, v: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)>;
+    fn attention_backward(
+        of: &Attended<Self>,
+        dout: &Self,
+        settings: &AttentionSettings<Self>,
+        dbias: Option<&Self>,
+    ) -> Result<(Self, Self, Self)>;
+    fn activation(gate: &Self, up: Option<&Self>, function: Activation, dropout: Option<&Dropout>) -> Result<Self>;
+    fn activation_backward(
+        gate: Self,
+        up: Option<Self>,
+        function: Activation,
+        dropout: Option<&Dropout>,
+        dh: Self,
+    ) -> Result<(Self, Self, Option<Self>)>;
+    fn dropout(x: &Self, dropout: Option<&Dropout>) -> Result<Self>;
+    fn dropout_add(residual: &Self, x: &Self, dropout: Option<&Dropout>) -> Result<Self>;
+    fn relative_bias(
+        table: &Self,
+        position: &RelativePosition,
+        queries: usize,
+        keys: usize,
+        first_query: usize,
+    ) -> Result<Self>;
+    fn relative_bias_backward(
+        dbias: &Self,
+        position: &RelativePosition,
+        queries: usize,
+        keys: usize,
+        dtable: &Self,
+    ) -> Result<()>;
+    fn linear_cross_entropy(x: &Self, weight: &Self, labels: &[u32], settings: &CrossEntropy) -> Result<f64>;
+    fn linear_cross_entropy_backward(
+        x: &Self,
+        weight: &Self,
+        labels: &[u32],
+        settings: &CrossEntropy,
+        dweight: Option<(&Self, bool)>,
+    ) -> Result<(f64, Self)>;
+
+    /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
+    fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
+    /// Samples `rows` of `self` (B, ..).
+    fn select(&self, rows: &[u32]) -> Result<Self>;
+    /// The index of the largest value of each row of (R, V); of equal ones the first.
+    fn largest(&self) -> Result<Vec<u32>>;
+}

@@ -1,0 +1,290 @@
+//! The bill of a step: its events, added up.
+//!
+//! A unit is rehearsed once for each shape and each way of saving, by carrying out its event on counted tensors
+//! ([`crate::ops::Counted`]). A [`Tally`] then goes through the events of a whole step and composes it from these rehearsals, so that
+//! tens of thousands of choices are counted in a second.
+//!
+//! ```
+//! use candle_core::DType;
+//! use t5::step::count::{Counter, Precisions, Shape};
+//! use t5::{Config, Levers};
+//!
+//! let config = Config::preset("t5-small").unwrap();
+//! let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+//! let shape = Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
+//! let levers = Levers { micro_batch_samples: 8, loss_chunk_rows: 256, ..Levers::default() };
+//! let [all, decoder] = [Counter::new(&config, precisions, 0.1, &|_| true), {
+//!     Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder())
+//! }]
+//! .map(|counter| counter.unwrap().step(shape, &levers).total());
+//! assert!(decoder < all); // a frozen encoder keeps nothing
+//! ```
+
+mod rehearsal;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+
+use candle_core::DType;
+
+use super::schedule::Outline;
+use crate::config::Config;
+use crate::context::StepContext;
+use crate::costs::{Trained, WeightsOnDisk};
+use crate::error::Result;
+use crate::generate::{Decoding, GenerateOptions};
+use crate::levers::{LayerMajor, Levers};
+use crate::micro_batch::MicroBatch;
+use crate::ops::Counted;
+use crate::parameters::ParameterSpec;
+use crate::step::run::infer;
+use rehearsal::Rehearsal;
+use tally::{Tallied, Tally};
+
+/// A rectangle of tokens: samples, and the longest source and target among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Samples (B).
+    pub samples: usize,
+    /// Tokens of the longest source (S).
+    pub source_tokens: usize,
+    /// Tokens of the longest target (T).
+    pub target_tokens: usize,
+}
+
+/// Dtypes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precisions {
+    /// Of parameters; vectors of a bf16 model are f32.
+    pub parameters: DType,
+    /// Of activations.
+    pub activations: DType,
+    /// Of the blocks' gradient accumulators, as for [`crate::Gradients::new`].
+    pub gradients: DType,
+}
+
+/// Bytes that a step holds at its peak beside parameters that are in memory anyway, and optimizer state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepCount {
+    /// Of weights that lie in a file, those in memory at the peak; the small ones that always are included.
+    pub parameters: Option<u64>,
+    /// Saved activations, and those on their way between blocks, up or down.
+    pub activations: u64,
+    /// Gradient accumulators.
+    pub gradients: u64,
+    /// Logits and the sums of the loss.
+    pub loss: u64,
+    /// The momentary need of one micro-batch in one block.
+    pub workspace: u64,
+    /// Operands that threads keep packed from one product to the next.
+    pub packed: u64,
+}
+
+impl StepCount {
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        let StepCount { parameters, activations, gradients, loss, workspace, packed } = *self;
+        parameters.unwrap_or(0) + activations + gradients + loss + workspace + packed
+    }
+}
+
+/// Bytes that a pass without gradients holds at its peak beside the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InferenceCount {
+    /// The key/value cache; 0 where nothing is generated.
+    pub cache: u64,
+    /// Logits and the sums of the loss; 0 where something is generated.
+    pub loss: u64,
+    /// The momentary need.
+    pub workspace: u64,
+    /// Operands that threads keep packed from one product to the next.
+    pub packed: u64,
+}
+
+impl InferenceCount {
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        self.cache + self.loss + self.workspace + self.packed
+    }
+}
+
+/// Multiply-adds of a training pass over a micro-batch, and the shares of its parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arithmetic {
+    /// Each block that backward enters, in the order in which `recompute_blocks` counts them.
+    pub blocks: Vec<BlockArithmetic>,
+    /// The output projection and the loss, forward and backward.
+    pub head: f64,
+    /// Forward and backward of everything, nothing computed again.
+    pub training: f64,
+}
+
+/// Multiply-adds of one block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockArithmetic {
+    /// Forward once more, for backward: all but the feed-forward's last product.
+    pub again: f64,
+    /// The attention outputs of that: scores and weighted values.
+    pub heads: f64,
+    /// Backward.
+    pub backward: f64,
+}
+
+/// Counts the steps and passes of one model.
+#[derive(Debug)]
+pub struct Counter {
+    config: Config,
+    precisions: Precisions,
+    trained: Trained,
+    weights: WeightsOnDisk,
+    rehearsal: Rehearsal,
+    /// The tally of the step that was counted last: other chunks of logits change its head alone.
+    last: RefCell<Option<(Shape, Levers, Tallied)>>,
+}
+
+impl Counter {
+    /// Counts for a model of which `is_trained` trains.
+    ///
+    /// # Errors
+    /// A config that is not a T5's.
+    pub fn new(
+        config: &Config,
+        precisions: Precisions,
+        dropout: f64,
+        is_trained: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> Result<Counter> {
+        let trained = Trained::new(config, is_trained);
+        Ok(Counter {
+            rehearsal: Rehearsal::new(config, precisions, dropout, is_trained)?,
+            weights: WeightsOnDisk::new(config, precisions.parameters),
+            config: config.clone(),
+            precisions,
+            trained,
+            last: RefCell::new(None),
+        })
+    }
+
+    /// The parameters that are trained.
+    pub fn trained(&self) -> &Trained {
+        &self.trained
+    }
+
+    /// The parameters of a model whose weights lie in a file.
+    pub fn weights_on_disk(&self) -> &WeightsOnDisk {
+        &self.weights
+    }
+
+    /// The most blocks that `recompute_blocks` can mean: those that backward enters.
+    pub fn blocks(&self) -> usize {
+        self.trained.blocks()
+    }
+
+    /// The peak of a step over a batch of this shape, all samples as long as the longest.
+    pub fn step(&self, batch: Shape, levers: &Levers) -> StepCount {
+        let tallied = self.tally(batch, levers);
+        let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
+        let head = self.rehearsal.head(micro, levers.loss_chunk_rows);
+        let peak = tallied.peak_with(&head);
+        let parameters = levers.has_weights_on_disk().then(|| self.weights.always() + peak.weights);
+        let packed = tallied.packed.max(head.packed).total();
+        let live = peak.rows(levers.layer_major.is_none());
+        StepCount { parameters, packed, ..live }
+    }
+
+    /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.
+    pub fn written(&self, batch: Shape, levers: &Levers) -> u64 {
+        self.tally(batch, levers).written
+    }
+
+    fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
+        let alike = Levers { loss_chunk_rows: 0, ..*levers };
+        if let Some((shape, other, tallied)) = &*self.last.borrow() {
+            if (*shape, *other) == (batch, alike) {
+                return tallied.clone();
+            }
+        }
+        let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
+        let tallied = Tally::of(self, outline, batch, levers);
+        *self.last.borrow_mut() = Some((batch, alike, tallied.clone()));
+        tallied
+    }
+
+    fn outline<'a>(&self, recompute_blocks: usize, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {
+        Outline {
+            reach: self.trained.reach(),
+            trains_tables: self.rehearsal.trains_tables(),
+            recompute_blocks,
+            layer_major,
+            has_paged_weights: layer_major.is_some_and(|layers| layers.weights_on_disk),
+        }
+    }
+
+    /// The bytes by which micro-batches are compared: [`Counter::step`] of one micro-batch, micro-batch-major, without the
+    /// packed operands that do not depend on its tokens.
+    pub fn micro_batch(&self, shape: Shape, recompute_blocks: usize, loss_chunk_rows: usize) -> u64 {
+        let levers =
+            Levers { micro_batch_samples: shape.samples, recompute_blocks, loss_chunk_rows, layer_major: None };
+        let tallied = self.tally(shape, &levers);
+        let head = self.rehearsal.head(shape, loss_chunk_rows);
+        tallied.peak_with(&head).total() + tallied.packed.max(head.packed).along_tokens()
+    }
+
+    /// The arithmetic of a pass over a micro-batch.
+    pub fn arithmetic(&self, shape: Shape) -> Arithmetic {
+        let (outline, rehearsal) = (self.outline(0, None), &self.rehearsal);
+        let (mut forward, mut blocks) = (0.0, Vec::new());
+        for decoder in [false, true] {
+            for block in 0..rehearsal.blocks(decoder) {
+                let of_block = rehearsal.block_work(shape, decoder, block, outline.reach);
+                forward += of_block.forward;
+                blocks.extend(of_block.entered);
+            }
+        }
+        let head = rehearsal.head(shape, 1).work.all;
+        let training = forward + blocks.iter().map(|block: &BlockArithmetic| block.backward).sum::<f64>() + head;
+        Arithmetic { blocks, head, training }
+    }
+
+    /// The peak of [`crate::T5::loss`] beside the parameters.
+    pub fn evaluation(&self, shape: Shape, loss_chunk_rows: usize) -> InferenceCount {
+        let (ledger, network) = (self.rehearsal.ledger(), self.rehearsal.network());
+        let events = Outline::inference(&self.config, false).evaluation();
+        let batch = rehearsal::batch(ledger, shape);
+        let cx = StepContext { dropout: 0.0, loss_chunk_rows, ..*self.rehearsal.cx() };
+        ledger.begin();
+        let live = ledger.live();
+        drop(infer(network, &events, &cx, &batch, &|| false).expect("counting cannot fail"));
+        let loss = ledger.loss();
+        InferenceCount { cache: 0, loss, workspace: ledger.peak() - live - loss, packed: ledger.kept().total() }
+    }
+
+    /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
+    pub fn generation(&self, samples: usize, source_tokens: usize, max_new_tokens: usize) -> InferenceCount {
+        if max_new_tokens == 0 || samples == 0 {
+            return InferenceCount::default();
+        }
+        let (ledger, network) = (self.rehearsal.ledger(), self.rehearsal.network());
+        let options = GenerateOptions { max_new_tokens, activations: self.precisions.activations };
+        let decoding = Decoding { network, options, has_paged_weights: false };
+        let sources = ledger.beside(&[samples, source_tokens], DType::U32);
+        ledger.begin();
+        let live = ledger.live();
+        let batch = MicroBatch::of_sources(sources, Vec::new());
+        let cache = decoding.begin(batch, &self.config, &|| false).expect("counting cannot fail");
+        let mut cache = cache.expect("nobody interrupts");
+        let ids: Counted = ledger.beside(&[samples, 1], DType::U32);
+        // A token at each size of the cache: between them nothing changes.
+        let mut position = 0;
+        loop {
+            decoding.next_tokens(&ids, position, &mut cache).expect("counting cannot fail");
+            if cache.capacity() >= max_new_tokens {
+                break;
+            }
+            position = cache.capacity();
+        }
+        let (peak, cache) = (ledger.peak() - live, cache.bytes());
+        InferenceCount { cache, loss: 0, workspace: peak - cache, packed: ledger.kept().total() }
+    }
+}

@@ -1,0 +1,351 @@
+//! Events carried out on counted tensors, one unit and one micro-batch at a time, and remembered.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use candle_core::DType;
+
+use super::{BlockArithmetic, Precisions, Shape};
+use crate::config::Config;
+use crate::context::StepContext;
+use crate::error::Result;
+use crate::layers::attention::SourceGradient;
+use crate::micro_batch::MicroBatch;
+use crate::network::Network;
+use crate::ops::{Counted, Kept, Ledger, Ops, Work};
+use crate::parameters::{Parameter, ParameterSpec, Weight};
+use crate::step::gradients::Gradients;
+use crate::step::reach::{Keep, Reach};
+use crate::step::run::{Interrupts, Step};
+use crate::step::schedule::{Event, ToEmbedding, Unit};
+
+/// The counts of one event for one micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    /// The most that was alive beyond what was alive before, in bytes.
+    pub extra: u64,
+    /// Bytes alive after it beyond those before it; less than 0 where it frees.
+    pub after: i64,
+    /// Of these, saved activations.
+    pub saved: u64,
+    /// Of `extra`, logits and the sums of the loss.
+    pub loss: u64,
+    pub work: Work,
+    pub packed: Kept,
+}
+
+/// The gradient of the encoder's output when a decoder block begins its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    NotWanted,
+    First,
+    Later,
+}
+
+/// One event of one unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Scene {
+    Embed {
+        decoder: bool,
+    },
+    Forward {
+        unit: Unit,
+        keep: Keep,
+    },
+    Head {
+        chunk_rows: usize,
+    },
+    /// The gradient of the decoder's output, kept for a second pass.
+    Begin,
+    Backward(BackwardScene),
+    /// A gradient enters the embedding without its unit.
+    Enter {
+        decoder: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BackwardScene {
+    pub unit: Unit,
+    pub keep: Keep,
+    pub is_last_use: bool,
+    /// Whether the gradient of the decoder's output stays for a second pass.
+    pub keeps_dz: bool,
+    pub passes_on: bool,
+    pub trains_table: bool,
+    /// The first block that backward enters of its stack.
+    pub is_first: bool,
+    pub source: Source,
+    pub into_embedding: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Rehearsal {
+    ledger: Ledger,
+    network: Network<Counted>,
+    parameters: Vec<Parameter<Counted>>,
+    /// Accumulators of everything that is trained: they are counted as gradients, not here.
+    gradients: RefCell<Gradients<Counted>>,
+    cx: StepContext,
+    /// For each block of encoder and decoder, the first that is like it.
+    like: [Vec<usize>; 2],
+    remembered: RefCell<HashMap<(Shape, Scene), Cost>>,
+}
+
+/// The multiply-adds of a block.
+pub(super) struct BlockWork {
+    pub forward: f64,
+    /// Where backward enters it.
+    pub entered: Option<BlockArithmetic>,
+}
+
+impl Rehearsal {
+    pub fn new(
+        config: &Config,
+        precisions: Precisions,
+        dropout: f64,
+        is_trained: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> Result<Rehearsal> {
+        let ledger = Ledger::default();
+        let specs = ParameterSpec::all(config);
+        let parameters = parameters(&specs, precisions.parameters, &ledger);
+        let network = Network::new(config, &parameters)?;
+        let trains: Vec<bool> = specs.iter().map(is_trained).collect();
+        let names: Vec<&str> =
+            specs.iter().zip(&trains).filter(|(_, trains)| **trains).map(|(spec, _)| spec.name.as_str()).collect();
+        let names: std::collections::HashSet<&str> = names.into_iter().collect();
+        let mut gradients =
+            Gradients::new(&parameters, precisions.gradients, &|parameter| names.contains(parameter.name.as_str()));
+        for (index, parameter) in parameters.iter().enumerate() {
+            gradients.accumulator(&Weight { index, tensor: parameter.tensor.clone() })?;
+        }
+        let cx = StepContext {
+            seed: 0,
+            step: 0,
+            dropout,
+            activations: precisions.activations,
+            recompute_blocks: 0,
+            loss_chunk_rows: 1,
+            target_tokens: 1,
+        };
+        let like = [false, true].map(|decoder| alike(&specs, &trains, network.stack(decoder).blocks.len(), decoder));
+        let gradients = RefCell::new(gradients);
+        Ok(Rehearsal { ledger, network, parameters, gradients, cx, like, remembered: RefCell::default() })
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub fn network(&self) -> &Network<Counted> {
+        &self.network
+    }
+
+    pub fn cx(&self) -> &StepContext {
+        &self.cx
+    }
+
+    /// Blocks of a stack.
+    pub fn blocks(&self, decoder: bool) -> usize {
+        self.like[usize::from(decoder)].len()
+    }
+
+    pub fn trains_tables(&self) -> [bool; 2] {
+        let gradients = self.gradients.borrow();
+        [false, true].map(|decoder| gradients.trains(&self.network.stack(decoder).table))
+    }
+
+    /// The first unit that is like this one.
+    pub fn like(&self, unit: Unit) -> Unit {
+        match unit {
+            Unit::Norm { .. } => unit,
+            Unit::Block { decoder, block } => Unit::Block { decoder, block: self.like[usize::from(decoder)][block] },
+        }
+    }
+
+    pub fn head(&self, shape: Shape, chunk_rows: usize) -> Cost {
+        self.cost(shape, Scene::Head { chunk_rows })
+    }
+
+    /// The counts of a scene, of which units have been replaced by those that they are like.
+    pub fn cost(&self, shape: Shape, scene: Scene) -> Cost {
+        if let Some(cost) = self.remembered.borrow().get(&(shape, scene)) {
+            return *cost;
+        }
+        let cost = self.rehearse(shape, scene).expect("counting cannot fail");
+        let mut remembered = self.remembered.borrow_mut();
+        // Who cuts batches asks for other shapes all the time.
+        if remembered.len() >= 1 << 14 {
+            remembered.clear();
+        }
+        remembered.insert((shape, scene), cost);
+        cost
+    }
+
+    fn rehearse(&self, shape: Shape, scene: Scene) -> Result<Cost> {
+        let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
+        let batches = [batch(ledger, shape)];
+        let cx = match scene {
+            Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
+            _ => self.cx,
+        };
+        let mut step = Step::new(&self.network, &self.parameters, &cx, &batches, None)?;
+        let d_model = self.network.shared.tensor.dims()[1];
+        let x = |decoder: bool| {
+            let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
+            ledger.tensor(&[shape.samples, tokens, d_model], cx.activations)
+        };
+        let of = 0..1;
+        let mut run = |step: &mut Step<Counted>, event: Event| {
+            step.run(&[event], &mut gradients, &mut Interrupts(&|| false)).map(|_| ())
+        };
+        // A stack's own and cross attention need its bias and the encoder's output.
+        let enter = |step: &mut Step<Counted>, decoder: bool| -> Result<()> {
+            let bias = |decoder| self.network.bias_of(&batches[0], decoder);
+            step.set_stage(decoder, bias(decoder)?, decoder.then(|| x(false)));
+            Ok(())
+        };
+        let event = match scene {
+            Scene::Embed { decoder } => Event::Embed { decoder, of },
+            Scene::Forward { unit, keep } => {
+                enter(&mut step, unit.is_decoder())?;
+                step.set_activations(x(unit.is_decoder()));
+                Event::Forward { unit, of, keep, in_memory: true }
+            }
+            Scene::Head { .. } => {
+                step.set_activations(x(true));
+                Event::Head { of }
+            }
+            Scene::Begin => {
+                step.set_output_gradient(x(true));
+                Event::Begin { of, is_last_use: false, wants_source: false }
+            }
+            Scene::Enter { decoder } => {
+                let dx = x(decoder);
+                ledger.begin();
+                let live = ledger.live();
+                let ids = batches[0].ids(decoder);
+                let noise = crate::context::Noise { seed: 0, step: 0, dropout: cx.dropout, samples: &[] };
+                let stack = self.network.stack(decoder);
+                stack.embed_backward(ids, &self.network.shared, dx, &noise, &mut gradients)?;
+                let cost = self.counted_since(live, 0);
+                return Ok(cost);
+            }
+            Scene::Backward(scene) => {
+                let decoder = scene.unit.is_decoder();
+                enter(&mut step, decoder)?;
+                step.set_activations(x(decoder));
+                run(&mut step, Event::Forward { unit: scene.unit, of: of.clone(), keep: scene.keep, in_memory: true })?;
+                drop(step.take_output());
+                enter(&mut step, decoder)?;
+                let gradient = x(decoder);
+                if scene.keeps_dz {
+                    step.set_output_gradient(gradient.clone());
+                }
+                let is_encoder_norm = matches!(scene.unit, Unit::Norm { decoder: false });
+                let source = match scene.source {
+                    _ if is_encoder_norm => SourceGradient::Wanted(Some(gradient.clone())),
+                    Source::NotWanted => SourceGradient::NotWanted,
+                    Source::First => SourceGradient::Wanted(None),
+                    Source::Later => SourceGradient::Wanted(Some(x(false))),
+                };
+                let has_dbias = scene.trains_table && !scene.is_first;
+                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder)).transpose()?;
+                step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
+                Event::Backward {
+                    unit: scene.unit,
+                    of,
+                    next: None,
+                    is_last_use: scene.is_last_use,
+                    passes_on: scene.passes_on,
+                    trains_table: scene.trains_table,
+                    to_embedding: if scene.into_embedding { ToEmbedding::Now } else { ToEmbedding::No },
+                }
+            }
+        };
+        ledger.begin();
+        let live = ledger.live();
+        run(&mut step, event)?;
+        Ok(self.counted_since(live, step.saved_bytes()))
+    }
+
+    fn counted_since(&self, live: u64, saved: u64) -> Cost {
+        let ledger = &self.ledger;
+        Cost {
+            extra: ledger.peak() - live,
+            after: ledger.live().cast_signed() - live.cast_signed(),
+            saved,
+            loss: ledger.loss(),
+            work: ledger.work(),
+            packed: ledger.kept(),
+        }
+    }
+
+    /// The arithmetic of a block, forward and backward.
+    pub fn block_work(&self, shape: Shape, decoder: bool, block: usize, reach: Reach) -> BlockWork {
+        let unit = self.like(Unit::Block { decoder, block });
+        let stack = if decoder { reach.decoder } else { reach.encoder };
+        let forward = self.cost(shape, Scene::Forward { unit, keep: Keep::Nothing }).work.all;
+        let entered = stack.enters_block(block).then(|| {
+            let backward = |keep| {
+                let scene = BackwardScene {
+                    unit,
+                    keep,
+                    is_last_use: true,
+                    keeps_dz: false,
+                    passes_on: true,
+                    trains_table: false,
+                    is_first: false,
+                    source: if decoder { Source::Later } else { Source::NotWanted },
+                    into_embedding: false,
+                };
+                self.cost(shape, Scene::Backward(scene)).work
+            };
+            let (everything, input) = (backward(Keep::Everything), backward(Keep::Input));
+            let again = input - everything;
+            BlockArithmetic { again: again.all, heads: again.attention, backward: everything.all }
+        });
+        BlockWork { forward, entered }
+    }
+}
+
+/// The parameters of a model, counted elsewhere.
+fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
+    let parameter = |spec: &ParameterSpec| {
+        let tensor = ledger.beside(&spec.shape, spec.dtype(dtype));
+        Parameter { name: spec.name.clone(), tensor, part: spec.part }
+    };
+    specs.iter().map(parameter).collect()
+}
+
+/// A micro-batch without tokens.
+pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
+    let Shape { samples, source_tokens, target_tokens } = shape;
+    let ids = |tokens| ledger.beside(&[samples, tokens], DType::U32);
+    MicroBatch {
+        sources: ids(source_tokens),
+        decoder_inputs: ids(target_tokens),
+        source_lengths: Vec::new(),
+        target_lengths: Vec::new(),
+        labels: Vec::new(),
+        samples: Vec::new(),
+    }
+}
+
+/// For each block of a stack, the first of which the same parameters are trained.
+fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool) -> Vec<usize> {
+    let mut masks: Vec<Vec<bool>> = vec![Vec::new(); blocks];
+    for (spec, trains) in specs.iter().zip(trains) {
+        let block = match spec.part {
+            crate::Part::Encoder { block } if !decoder => block,
+            crate::Part::Decoder { block } if decoder => block,
+            _ => continue,
+        };
+        // Block 0 has the table of positions as well, which its layers do not see.
+        if !spec.name.contains("relative_attention_bias") {
+            masks[block].push(*trains);
+        }
+    }
+    let first = |block: usize| (0..block).find(|&other| masks[other] == masks[block]).unwrap_or(block);
+    (0..blocks).map(first).collect()
+}

@@ -1,0 +1,412 @@
+//! A step's events added up, from the rehearsals of its units.
+
+use super::rehearsal::{BackwardScene, Cost, Scene, Source};
+use super::{Counter, Shape, StepCount};
+use crate::levers::Levers;
+use crate::ops::Kept;
+use crate::parameters::{ParameterSpec, Part};
+use crate::step::reach::Keep;
+use crate::step::schedule::{Event, Outline, Stage, Then, ToEmbedding, Unit};
+
+/// Bytes that are held at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Live {
+    /// Of weights in a file.
+    pub weights: u64,
+    pub activations: u64,
+    pub gradients: u64,
+    pub loss: u64,
+    pub workspace: u64,
+}
+
+impl Live {
+    pub fn total(&self) -> u64 {
+        self.weights + self.activations + self.gradients + self.loss + self.workspace
+    }
+}
+
+/// What a tally found, but for the chunk of logits.
+#[derive(Clone, Debug)]
+pub(super) struct Tallied {
+    /// The moment of the peak, the loss apart.
+    peak: Live,
+    /// The moment of the loss.
+    head: Live,
+    /// Alive between forward and backward.
+    pub saved: u64,
+    pub written: u64,
+    pub packed: Kept,
+}
+
+impl Tallied {
+    /// The moment of the peak, where the head costs so much.
+    pub fn peak_with(&self, head: &Cost) -> Peak {
+        let workspace = self.head.workspace + head.extra - head.loss;
+        let head = Live { loss: head.loss, workspace, ..self.head };
+        let live = if head.total() > self.peak.total() { head } else { self.peak };
+        Peak { live, saved: self.saved, loss: head.loss, weights: live.weights }
+    }
+}
+
+/// A step at its peak.
+pub(super) struct Peak {
+    live: Live,
+    saved: u64,
+    loss: u64,
+    pub weights: u64,
+}
+
+impl Peak {
+    pub fn total(&self) -> u64 {
+        self.live.total()
+    }
+
+    /// As rows. Micro-batch-major they say what is alive between forward and backward, what the loss takes, and what the peak
+    /// has beyond these.
+    pub fn rows(&self, is_micro_batch_major: bool) -> StepCount {
+        let Live { activations, gradients, loss, workspace, .. } = self.live;
+        let row = StepCount { activations, gradients, loss, workspace, ..StepCount::default() };
+        if !is_micro_batch_major {
+            return row;
+        }
+        let workspace = (activations + loss + workspace).saturating_sub(self.saved + self.loss);
+        StepCount { activations: self.saved, loss: self.loss, workspace, ..row }
+    }
+}
+
+/// Shape and bytes of an accumulator: one that was put aside serves another of its kind.
+type Kind<'a> = (&'a [usize], u64);
+
+/// The state of a count in the middle of a step.
+pub(super) struct Tally<'a> {
+    counter: &'a Counter,
+    /// One micro-batch.
+    micro: Shape,
+    /// The other micro-batches of an event for all: how many as large, and what is left.
+    full: u64,
+    rest: Option<Shape>,
+    levers: &'a Levers,
+    live: Live,
+    peak: Live,
+    head: Live,
+    saved: u64,
+    written: u64,
+    packed: Kept,
+    spare: Vec<Kind<'a>>,
+    /// What each unit saves: in memory or in a file.
+    places: Vec<(Unit, Keep, bool)>,
+    /// Of the backward pass that goes on.
+    keeps_dz: bool,
+    wants_source: bool,
+    is_first: bool,
+    has_embedding: bool,
+    /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
+    entering: u64,
+    waiting: Vec<Part>,
+}
+
+impl<'a> Tally<'a> {
+    /// Goes through all events of a step over this batch.
+    pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
+        let samples = levers.micro_batch_samples.clamp(1, batch.samples.max(1));
+        let (full, rest) = match levers.layer_major {
+            Some(_) => (batch.samples / samples, batch.samples % samples),
+            None => (1, 0),
+        };
+        let micro = Shape { samples, ..batch };
+        let mut tally = Tally {
+            counter,
+            micro,
+            full: full as u64,
+            rest: (rest > 0).then_some(Shape { samples: rest, ..batch }),
+            levers,
+            live: Live::default(),
+            peak: Live::default(),
+            head: Live::default(),
+            saved: 0,
+            written: 0,
+            packed: Kept::default(),
+            spare: Vec::new(),
+            places: Vec::new(),
+            keeps_dz: false,
+            wants_source: false,
+            is_first: true,
+            has_embedding: false,
+            entering: 0,
+            waiting: Vec::new(),
+        };
+        let events = match levers.layer_major {
+            Some(_) => outline.training(full + usize::from(rest > 0)),
+            // Every micro-batch is as long as the first.
+            None => outline.accumulation(1),
+        };
+        for event in &events {
+            tally.add(event);
+        }
+        let Tally { peak, head, saved, written, packed, .. } = tally;
+        Tallied { peak, head, saved, written, packed }
+    }
+
+    fn add(&mut self, event: &Event) {
+        match *event {
+            Event::Embed { decoder, .. } => {
+                self.live.weights = self.weights_of(Part::Shared);
+                self.all_through(Scene::Embed { decoder }, |_| 0);
+            }
+            Event::PageIn(part) => self.live.weights = self.weights_of(self.table(part)),
+            Event::PageOut(_) => self.live.weights = 0,
+            Event::Forward { unit, keep, in_memory, .. } => {
+                let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
+                let to_file = |cost: &Cost| if in_memory { 0 } else { cost.saved };
+                self.written += self.all_through(scene, to_file);
+                if keep != Keep::Nothing {
+                    self.places.push((unit, keep, in_memory));
+                }
+            }
+            Event::Head { .. } => {
+                if self.levers.layer_major.is_some() {
+                    self.live.gradients += self.gradients_of(self.table(Part::LmHead));
+                }
+                self.saved = self.live.activations;
+                // The gradient takes the place of the output; the loss is added where the chunk is known.
+                self.head = self.live;
+            }
+            Event::WriteTables => {
+                let bytes = self.gradients_of(self.table(Part::LmHead));
+                (self.live.gradients, self.written) = (self.live.gradients - bytes, self.written + bytes);
+            }
+            Event::Begin { is_last_use, wants_source, .. } => {
+                (self.keeps_dz, self.wants_source, self.is_first) = (!is_last_use, wants_source, true);
+                if !is_last_use {
+                    self.all_through(Scene::Begin, |_| 0);
+                }
+            }
+            Event::Backward { unit, next, is_last_use, passes_on, trains_table, to_embedding, .. } => {
+                self.backward(unit, next, is_last_use, passes_on, trains_table, to_embedding);
+            }
+            Event::HandOver { part: Some(part), then, .. } => self.hand_over(part, then),
+            Event::HandOver { part: None, stage: Stage::Apply, then: Then::Free } => self.update_the_rest(),
+            Event::ReleaseSpare => {
+                let spare = self.spare.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
+                self.live.gradients -= spare;
+            }
+            Event::EnterEmbedding => self.enter_embedding(),
+            Event::ReadBack => self.read_back(),
+            Event::HandOver { part: None, .. }
+            | Event::ReadAhead(_)
+            | Event::Loss { .. }
+            | Event::Finish { .. }
+            | Event::Decide
+            | Event::ReleaseUnused => {}
+        }
+    }
+
+    /// Notes a moment at which this much is held beside what is alive.
+    fn moment(&mut self, workspace: u64) {
+        let now = Live { workspace: self.live.workspace + workspace, ..self.live };
+        if now.total() > self.peak.total() {
+            self.peak = now;
+        }
+    }
+
+    /// All micro-batches through an event, one after the other. Returns the bytes of them that `leaves` says go elsewhere.
+    fn all_through(&mut self, scene: Scene, leaves: impl Fn(&Cost) -> u64) -> u64 {
+        let cost = self.counter.rehearsal.cost(self.micro, scene);
+        self.packed = self.packed.max(cost.packed);
+        let growth = |cost: &Cost| cost.after - leaves(cost).cast_signed();
+        let rest = self.rest.map(|rest| self.counter.rehearsal.cost(rest, scene));
+        let total = growth(&cost) * self.full.cast_signed() + rest.as_ref().map_or(0, growth);
+        // The most is held by the last where each leaves something behind, and by the first where each frees something.
+        let before = self.live.activations;
+        let others = (total - growth(&cost)).max(0);
+        self.live.activations = before.checked_add_signed(others).expect("bytes of a step");
+        self.moment(cost.extra);
+        self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
+        leaves(&cost) * self.full + rest.as_ref().map_or(0, leaves)
+    }
+
+    fn backward(
+        &mut self,
+        unit: Unit,
+        next: Option<Unit>,
+        is_last_use: bool,
+        passes_on: bool,
+        trains_table: bool,
+        to_embedding: ToEmbedding,
+    ) {
+        let decoder = unit.is_decoder();
+        let Some(&(_, keep, in_memory)) = self.places.iter().find(|(other, ..)| *other == unit) else { return };
+        self.add_gradients(unit.part());
+        let is_block = matches!(unit, Unit::Block { .. });
+        if to_embedding == ToEmbedding::Now && !std::mem::replace(&mut self.has_embedding, true) {
+            // A tied head has begun it already.
+            if self.table(Part::LmHead) != Part::Shared && self.levers.layer_major.is_some() {
+                self.live.gradients += self.gradients_of(Part::Shared);
+            }
+        }
+        let source = match (decoder && is_block && self.wants_source, self.is_first) {
+            (false, _) => Source::NotWanted,
+            (true, true) => Source::First,
+            (true, false) => Source::Later,
+        };
+        let scene = BackwardScene {
+            unit: self.counter.rehearsal.like(unit),
+            keep,
+            is_last_use: is_last_use || !in_memory,
+            keeps_dz: self.keeps_dz && matches!(unit, Unit::Norm { decoder: true }),
+            passes_on,
+            trains_table,
+            is_first: is_block && self.is_first,
+            source,
+            into_embedding: to_embedding == ToEmbedding::Now,
+        };
+        self.is_first = !is_block;
+        // From a file: the unit's activations, and the first tensor of the next.
+        let ahead = next.map_or(0, |next| {
+            let tokens = if next.is_decoder() { self.micro.target_tokens } else { self.micro.source_tokens };
+            let Counter { config, precisions, .. } = self.counter;
+            (self.micro.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
+        });
+        let saved = self.counter.rehearsal.cost(self.micro, Scene::Forward { unit: scene.unit, keep }).saved;
+        let from_file = if in_memory { 0 } else { saved + ahead };
+        self.live.workspace += from_file;
+        let rehearsal = &self.counter.rehearsal;
+        let (micro, rest) = (self.micro, self.rest);
+        let read = |shape: Shape| {
+            if in_memory { 0 } else { rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved }
+        };
+        let scene = Scene::Backward(scene);
+        let cost = rehearsal.cost(micro, scene);
+        self.packed = self.packed.max(cost.packed);
+        // The activations that a file gave were not alive before.
+        let growth = |shape: Shape| rehearsal.cost(shape, scene).after + read(shape).cast_signed();
+        let one = growth(micro);
+        let total = one * self.full.cast_signed() + rest.map_or(0, growth);
+        let before = self.live.activations;
+        self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
+        self.moment(cost.extra);
+        self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
+        self.live.workspace -= from_file;
+        if to_embedding == ToEmbedding::Later {
+            self.wait_for_embedding(decoder);
+        }
+    }
+
+    /// The gradient of a stack's first activations, for the whole batch.
+    fn wait_for_embedding(&mut self, decoder: bool) {
+        let tokens = if decoder { self.micro.target_tokens } else { self.micro.source_tokens };
+        let rest = self.rest.map_or(0, |rest| rest.samples as u64);
+        let samples = self.micro.samples as u64 * self.full + rest;
+        let Counter { config, precisions, .. } = self.counter;
+        let bytes = samples * (tokens * config.d_model * precisions.activations.size_in_bytes()) as u64;
+        // It is what the unit has passed on.
+        if self.levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
+            self.live.activations -= bytes;
+            self.written += bytes;
+        } else {
+            self.entering += bytes;
+        }
+    }
+
+    fn add_gradients(&mut self, part: Part) {
+        // Micro-batch-major all of them stay from step to step, and are counted apart.
+        if self.levers.layer_major.is_none() {
+            return;
+        }
+        for spec in self.counter.trained.of(part) {
+            let kind = (spec.shape.as_slice(), self.bytes_of(spec));
+            match self.spare.iter().position(|spare| *spare == kind) {
+                Some(place) => drop(self.spare.swap_remove(place)),
+                None => self.live.gradients += kind.1,
+            }
+        }
+    }
+
+    fn hand_over(&mut self, part: Part, then: Then) {
+        match then {
+            Then::Keep | Then::Free => return,
+            Then::Reuse => {}
+            Then::Write => {
+                self.written += self.gradients_of(part);
+                self.waiting.push(part);
+            }
+        }
+        let counter = self.counter;
+        for spec in counter.trained.of(part) {
+            self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
+        }
+    }
+
+    /// The tables come back, and the gradients that waited for them are added.
+    fn enter_embedding(&mut self) {
+        if !self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk) {
+            return;
+        }
+        let reach = self.counter.trained.reach();
+        let enters = [false, true].map(|decoder| reach.enters_embedding(decoder));
+        let head = self.table(Part::LmHead);
+        self.live.gradients += self.gradients_of(head);
+        if enters.contains(&true) && head != Part::Shared {
+            self.live.gradients += self.gradients_of(Part::Shared);
+        }
+        // One that enters, and the next that is read.
+        let costs = [false, true].map(|decoder| {
+            if !enters[usize::from(decoder)] {
+                return 0;
+            }
+            let x = self.first_activations(decoder);
+            2 * x + self.counter.rehearsal.cost(self.micro, Scene::Enter { decoder }).extra
+        });
+        self.moment(costs[0].max(costs[1]));
+        self.live.activations -= std::mem::take(&mut self.entering);
+    }
+
+    fn first_activations(&self, decoder: bool) -> u64 {
+        let tokens = if decoder { self.micro.target_tokens } else { self.micro.source_tokens };
+        let Counter { config, precisions, .. } = self.counter;
+        (self.micro.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
+    }
+
+    /// One gradient that waited after the other, and the next being read.
+    fn read_back(&mut self) {
+        let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
+        let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
+        if self.levers.has_weights_on_disk() {
+            self.live.weights = self.counter.weights.largest_of(self.waiting.iter().copied());
+        }
+        self.live.gradients += largest;
+        self.moment(largest);
+        self.live.gradients -= largest;
+        self.live.weights = 0;
+    }
+
+    /// The gradients that are left, one after the other.
+    fn update_the_rest(&mut self) {
+        if !self.levers.has_weights_on_disk() {
+            return;
+        }
+        let weights = &self.counter.weights;
+        self.live.weights = weights.largest_of(weights.parts().filter(|part| !self.waiting.contains(part)));
+        self.moment(0);
+        self.live.weights = 0;
+    }
+
+    /// The part that a table's gradient belongs to.
+    fn table(&self, part: Part) -> Part {
+        if part == Part::LmHead && self.counter.config.tie_word_embeddings { Part::Shared } else { part }
+    }
+
+    /// Bytes of the gradients of the trained parameters of a part.
+    fn gradients_of(&self, part: Part) -> u64 {
+        self.counter.trained.gradient_bytes_of(part, self.counter.precisions.gradients)
+    }
+
+    fn bytes_of(&self, spec: &ParameterSpec) -> u64 {
+        spec.gradient_bytes(self.counter.precisions.gradients)
+    }
+
+    /// Of a part's weights, those that are resident while it is worked on, where they lie in a file.
+    fn weights_of(&self, part: Part) -> u64 {
+        if self.levers.has_weights_on_disk() { self.counter.weights.of(part) } else { 0 }
+    }
+}

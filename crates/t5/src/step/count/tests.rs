@@ -1,0 +1,314 @@
+//! A tally beside the whole step: carried out on counted tensors, and on real ones.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::rehearsal::batch;
+use super::*;
+use crate::ops::{Files, Ledger, Ops};
+use crate::parameters::{Parameter, Part, Weight};
+use crate::step::gradients::Gradients;
+use crate::step::run::{Observer, Offload, Step};
+use crate::{Error, StepContext, T5};
+
+type Trains<'a> = &'a dyn Fn(Part) -> bool;
+
+fn relu() -> Config {
+    Config {
+        vocab_size: 40,
+        d_model: 24,
+        d_ff: 40,
+        d_kv: 5,
+        num_heads: 3,
+        num_layers: 3,
+        num_decoder_layers: 2,
+        relative_attention_num_buckets: 8,
+        relative_attention_max_distance: 16,
+        ..Config::default()
+    }
+}
+
+fn gated_untied() -> Config {
+    let mut config = Config { tie_word_embeddings: false, ..relu() };
+    config.set_feed_forward_proj("gated-gelu").unwrap();
+    config
+}
+
+const LAYERS: LayerMajor = LayerMajor {
+    kept_gradient_blocks: 0,
+    heads_kept: false,
+    boundaries_on_disk: false,
+    blocks_in_memory: 0,
+    gradients_on_disk: false,
+    weights_on_disk: false,
+};
+
+/// Ways through a step, each with a number of blocks to be computed again.
+fn ways() -> Vec<(usize, Option<LayerMajor>)> {
+    let layers = [
+        LAYERS,
+        LayerMajor { kept_gradient_blocks: 2, ..LAYERS },
+        LayerMajor { kept_gradient_blocks: 99, ..LAYERS },
+        LayerMajor { heads_kept: true, kept_gradient_blocks: 1, ..LAYERS },
+        LayerMajor { gradients_on_disk: true, ..LAYERS },
+        LayerMajor { boundaries_on_disk: true, ..LAYERS },
+        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, heads_kept: true, ..LAYERS },
+        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, blocks_in_memory: 2, ..LAYERS },
+    ];
+    let plain = [0, 1, 4, 9].map(|recompute_blocks| (recompute_blocks, None));
+    let by_layer = layers.iter().flat_map(|layers| [0, 2, 99].map(|blocks| (blocks, Some(*layers))));
+    plain.into_iter().chain(by_layer).collect()
+}
+
+const TRAINED: [Trains; 5] = [
+    &|_| true,
+    &|part| part.is_decoder(),
+    &|part| !matches!(part, Part::Shared) && !part.is_encoder(),
+    &|part| matches!(part, Part::Encoder { block: 1 }),
+    &|part| matches!(part, Part::DecoderNorm),
+];
+
+/// Changes parameters as [`T5::change`] does: those in a file as copies.
+struct Changes<'a>(&'a [Parameter<Counted>]);
+
+impl Observer<Counted, Error> for Changes<'_> {
+    fn interrupted(&mut self) -> bool {
+        false
+    }
+
+    fn measure(&mut self, _: usize, _: &Counted) -> Result<()> {
+        Ok(())
+    }
+
+    fn decide(&mut self, _: f64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn apply(&mut self, index: usize, _: &Counted) -> Result<()> {
+        let tensor = &self.0[index].tensor;
+        if tensor.is_in_file() {
+            tensor.page_out();
+            drop(tensor.copied()?);
+        }
+        Ok(())
+    }
+}
+
+/// Applies nothing.
+struct Applies;
+
+impl<T> Observer<T, Error> for Applies {
+    fn interrupted(&mut self) -> bool {
+        false
+    }
+
+    fn measure(&mut self, _: usize, _: &T) -> Result<()> {
+        Ok(())
+    }
+
+    fn decide(&mut self, _: f64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn apply(&mut self, _: usize, _: &T) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The whole step on counted tensors: the peak without what threads keep, and bytes written.
+fn rehearse(
+    config: &Config,
+    precisions: Precisions,
+    dropout: f64,
+    trains: Trains,
+    shape: Shape,
+    levers: &Levers,
+) -> (u64, u64) {
+    let ledger = Ledger::default();
+    let parameters: Vec<Parameter<Counted>> = ParameterSpec::all(config)
+        .into_iter()
+        .map(|spec| {
+            let dtype = spec.dtype(precisions.parameters);
+            let is_in_file = levers.has_weights_on_disk() && spec.bytes(dtype) >= heap::LARGE_BYTES as u64;
+            let tensor = match is_in_file {
+                true => ledger.in_file(&spec.shape, dtype),
+                false => ledger.beside(&spec.shape, dtype),
+            };
+            Parameter { tensor, name: spec.name, part: spec.part }
+        })
+        .collect();
+    let network = crate::network::Network::new(config, &parameters).unwrap();
+    let mut grads = Gradients::new(&parameters, precisions.gradients, &|parameter| trains(parameter.part));
+    if levers.layer_major.is_none() {
+        // Micro-batch-major they are there from the step before.
+        for (index, parameter) in parameters.iter().enumerate() {
+            grads.accumulator(&Weight { index, tensor: parameter.tensor.clone() }).unwrap();
+        }
+    }
+    let micro = levers.micro_batch_samples;
+    let sizes = (0..shape.samples.div_ceil(micro)).map(|m| micro.min(shape.samples - m * micro));
+    let batches: Vec<_> = sizes.map(|samples| batch(&ledger, Shape { samples, ..shape })).collect();
+    let cx = StepContext {
+        seed: 0,
+        step: 0,
+        dropout,
+        activations: precisions.activations,
+        recompute_blocks: levers.recompute_blocks,
+        loss_chunk_rows: levers.loss_chunk_rows,
+        target_tokens: 1,
+    };
+    let counter = Counter::new(config, precisions, dropout, &|spec| trains(spec.part)).unwrap();
+    let outline = counter.outline(levers.recompute_blocks, levers.layer_major.as_ref());
+    let files = Files::in_directory(std::path::Path::new("."));
+    let offload = levers.layer_major.map(|layers| Offload {
+        files: &files,
+        activations: layers.boundaries_on_disk,
+        gradients: layers.gradients_on_disk,
+    });
+    let events = outline.training(batches.len());
+    let mut step = Step::new(&network, &parameters, &cx, &batches, offload).unwrap();
+    ledger.begin();
+    let live = ledger.live();
+    assert!(step.run(&events, &mut grads, &mut Changes(&parameters)).unwrap());
+    (ledger.peak() - live, step.written_bytes())
+}
+
+#[test]
+fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
+    let shapes = [(1, 6, 4), (3, 7, 5), (4, 3, 9), (5, 8, 8)];
+    for config in [relu(), gated_untied()] {
+        for (activations, dropout) in [(DType::F32, 0.1), (DType::BF16, 0.1), (DType::F32, 0.0)] {
+            let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+            for trains in TRAINED {
+                let counter = Counter::new(&config, precisions, dropout, &|spec| trains(spec.part)).unwrap();
+                for (samples, source_tokens, target_tokens) in shapes {
+                    let shape = Shape { samples, source_tokens, target_tokens };
+                    for micro in [1, 2, samples] {
+                        for (recompute_blocks, layer_major) in ways() {
+                            let micro_batch_samples = micro.min(samples);
+                            let levers =
+                                Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                            let (peak, written) = rehearse(&config, precisions, dropout, trains, shape, &levers);
+                            let count = counter.step(shape, &levers);
+                            let counted = count.total() - count.packed;
+                            let what = format!("{levers:?} {shape:?} {precisions:?} {count:?}");
+                            assert_eq!(counter.written(shape, &levers), written, "{what}");
+                            assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {what}");
+                            // A unit's accumulators are counted as if all were there from its beginning.
+                            let slack = 0.12 * counted as f64;
+                            assert!((counted - peak) as f64 <= slack, "{peak} rehearsed, {counted} counted: {what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_in_a_file_are_counted_while_they_are_worked_on() {
+    let mut config = Config::preset("t5-small").unwrap();
+    (config.num_layers, config.num_decoder_layers) = (3, 2);
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap();
+    for layers in [
+        LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..LAYERS },
+        LayerMajor { kept_gradient_blocks: 99, weights_on_disk: true, ..LAYERS },
+        LayerMajor { gradients_on_disk: true, boundaries_on_disk: true, weights_on_disk: true, ..LAYERS },
+    ] {
+        let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
+        let levers =
+            Levers { micro_batch_samples: 2, recompute_blocks: 9, loss_chunk_rows: 64, layer_major: Some(layers) };
+        let (peak, _) = rehearse(&config, precisions, 0.1, &|_| true, shape, &levers);
+        let count = counter.step(shape, &levers);
+        let counted = count.total() - count.packed - counter.weights_on_disk().always();
+        assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {layers:?} {count:?}");
+        assert!((counted - peak) as f64 <= 0.12 * counted as f64, "{peak} rehearsed, {counted} counted: {count:?}");
+    }
+}
+
+#[test]
+fn fewer_saved_activations_hold_less_and_every_lever_saves() {
+    let config = Config::preset("t5-small").unwrap();
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap();
+    let shape = Shape { samples: 8, source_tokens: 256, target_tokens: 256 };
+    let levers = |recompute_blocks, layer_major| Levers {
+        micro_batch_samples: 8,
+        recompute_blocks,
+        loss_chunk_rows: 256,
+        layer_major,
+    };
+    let totals: Vec<u64> = (0..=12).map(|blocks| counter.step(shape, &levers(blocks, None)).total()).collect();
+    assert!(totals.is_sorted_by(|a, b| a > b), "{totals:?}");
+    assert_eq!(counter.blocks(), 12);
+    let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap();
+    assert_eq!(decoder.blocks(), 6);
+    let by_layer = |layers: LayerMajor| counter.step(shape, &levers(99, Some(layers))).total();
+    let by_kept: Vec<u64> =
+        (0..=12).map(|kept_gradient_blocks| by_layer(LayerMajor { kept_gradient_blocks, ..LAYERS })).collect();
+    assert!(by_kept.is_sorted(), "{by_kept:?}");
+    assert!(by_layer(LayerMajor { boundaries_on_disk: true, ..LAYERS }) < by_kept[0]);
+}
+
+#[test]
+fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_through() {
+    let config = Config::preset("t5-small").unwrap();
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
+    let all = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().arithmetic(shape);
+    let weights = ParameterSpec::all(&config).iter().map(ParameterSpec::elements).sum::<u64>();
+    // The table is a weight of the decoder's tokens only; cross-attention goes through half of its for the source.
+    let encoder = 6.0 * (4.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0);
+    let decoder = weights as f64 - encoder;
+    let expected = 3.0 * 32.0 * (encoder + decoder);
+    assert!((all.training / expected - 1.0).abs() < 0.02, "{} and {expected}", all.training);
+    assert!(all.blocks[0].again < all.blocks[11].again, "a block of the decoder has cross-attention as well");
+    let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap().arithmetic(shape);
+    assert_eq!(decoder.blocks, all.blocks[6..]);
+    let spared: f64 = all.blocks[..6].iter().map(|block| block.backward).sum();
+    assert!((all.training - spared - decoder.training).abs() < 1.0);
+}
+
+/// Saved activations of a real forward pass, beside those that are counted.
+#[test]
+fn real_activations_take_the_bytes_that_were_counted() {
+    let shapes = [(1, 6, 4), (2, 7, 5), (3, 4, 9)];
+    for (config, activations) in [(relu(), DType::F32), (relu(), DType::F64), (gated_untied(), DType::BF16)] {
+        let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
+        let model = T5::init(&config, 1, dtype, &Device::Cpu).unwrap();
+        let precisions = Precisions { parameters: dtype, activations, gradients: DType::F32 };
+        for trains in TRAINED {
+            let counter = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
+            for (samples, source_tokens, target_tokens) in shapes {
+                let shape = Shape { samples, source_tokens, target_tokens };
+                for recompute_blocks in [0, 1, 4, 9] {
+                    let levers = Levers { micro_batch_samples: samples, recompute_blocks, ..Levers::default() };
+                    let saved = counter.tally(shape, &levers).saved;
+                    assert_eq!(saved_by(&model, &counter, shape, recompute_blocks, activations), saved, "{levers:?}");
+                }
+            }
+        }
+    }
+}
+
+fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize, activations: DType) -> u64 {
+    let (source, target) = (vec![5; shape.source_tokens], vec![6; shape.target_tokens]);
+    let (sources, targets) = (vec![source.as_slice(); shape.samples], vec![target.as_slice(); shape.samples]);
+    let samples: Vec<u32> = (0..shape.samples as u32).collect();
+    let batch = MicroBatch::new(&sources, &targets, &samples, model.config(), &Device::Cpu).unwrap();
+    let cx = StepContext {
+        seed: 1,
+        step: 1,
+        dropout: 0.1,
+        activations,
+        recompute_blocks,
+        loss_chunk_rows: 8,
+        target_tokens: 1,
+    };
+    let events = counter.outline(recompute_blocks, None).accumulation(1);
+    let until = events.iter().position(|event| matches!(event, crate::step::schedule::Event::Head { .. })).unwrap();
+    let batches = [batch];
+    let mut step: Step<Tensor> = Step::new(model.network(), model.parameters(), &cx, &batches, None).unwrap();
+    step.run(&events[..until], &mut Gradients::none(), &mut Applies).unwrap();
+    step.slot_bytes()
+}

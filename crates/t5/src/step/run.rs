@@ -1,0 +1,578 @@
+//! The loop that carries out a list of events.
+//!
+//! It is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. Whoever trains sees the step
+//! through an [`Observer`]: gradients to be measured, the decision, gradients to be applied.
+
+use std::ops::Range;
+
+use candle_core::DType;
+
+use super::gradients::Gradients;
+use super::reach::Keep;
+use super::schedule::{Event, Stage, Then, ToEmbedding, Unit};
+use super::store::{Store, Stored};
+use crate::context::{LayerContext, Noise, StepContext};
+use crate::error::{Error, Result};
+use crate::layers::attention::{SideGradients, SourceGradient};
+use crate::layers::block::{Block, BlockInput, BlockSaved};
+use crate::layers::linear::Linear;
+use crate::micro_batch::MicroBatch;
+use crate::network::Network;
+use crate::ops::{Files, Ops};
+use crate::parameters::{Parameter, Part};
+
+/// Whoever trains, as a step sees it. `E` is the caller's error.
+pub trait Observer<T, E> {
+    /// Asked before every block of every micro-batch; `true` ends the step.
+    fn interrupted(&mut self) -> bool;
+
+    /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient.
+    ///
+    /// # Errors
+    /// The caller's; the step ends with them.
+    fn measure(&mut self, index: usize, gradient: &T) -> Result<(), E>;
+
+    /// Whether the update is made. Called once, when every gradient was measured; `loss_sum` is the sum of all token losses.
+    ///
+    /// # Errors
+    /// The caller's.
+    fn decide(&mut self, loss_sum: f64) -> Result<bool, E>;
+
+    /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient.
+    ///
+    /// # Errors
+    /// The caller's. Some parameters are changed then, and others not.
+    fn apply(&mut self, index: usize, gradient: &T) -> Result<(), E>;
+}
+
+/// An observer of passes that have no update: it only interrupts.
+pub(crate) struct Interrupts<'a>(pub &'a dyn Fn() -> bool);
+
+impl<T> Observer<T, Error> for Interrupts<'_> {
+    fn interrupted(&mut self) -> bool {
+        (self.0)()
+    }
+
+    fn measure(&mut self, _: usize, _: &T) -> Result<()> {
+        Ok(())
+    }
+
+    fn decide(&mut self, _: f64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn apply(&mut self, _: usize, _: &T) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The memory of a micro-batch between events.
+#[derive(Debug)]
+struct Slot<T: Ops> {
+    /// Position bias of encoder and decoder, (H, 2T-1).
+    bias: [Option<T>; 2],
+    /// Activations on their way up (B, T, D).
+    x: Option<T>,
+    /// The encoder's output (B, S, D).
+    encoded: Option<T>,
+    /// Saved activations of the encoder's blocks and norm, then of the decoder's.
+    saved: [Vec<Option<BlockSaved<Stored<T>>>>; 2],
+    /// Gradient of the decoder's output (B, T, D).
+    dz: Option<T>,
+    /// The gradient on its way down (B, T, D).
+    dx: Option<T>,
+    /// Gradient of the encoder's output (B, S, D).
+    source: SourceGradient<T>,
+    /// Gradient of the position bias.
+    dbias: Option<T>,
+}
+
+/// The gradient of a stack's first activations, which waits for the table's gradient.
+#[derive(Debug)]
+struct Entering<T: Ops> {
+    number: usize,
+    decoder: bool,
+    dx: Stored<T>,
+}
+
+/// A step on its way through its events.
+#[derive(Debug)]
+pub(crate) struct Step<'a, T: Ops> {
+    network: &'a Network<T>,
+    parameters: &'a [Parameter<T>],
+    cx: StepContext,
+    batches: &'a [MicroBatch<T>],
+    slots: Vec<Slot<T>>,
+    activations: Store<T>,
+    gradients: Option<Store<T>>,
+    /// Gradients that wait in a file, by parameter index, and those of the tables.
+    waiting: Vec<(usize, Stored<T>)>,
+    tables: Vec<(usize, Stored<T>)>,
+    entering: Vec<Entering<T>>,
+    loss_sum: f64,
+}
+
+/// Where the files of a step lie, and for which tensors there are any.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offload<'a> {
+    pub files: &'a Files,
+    pub activations: bool,
+    pub gradients: bool,
+}
+
+impl<'a, T: Ops> Step<'a, T> {
+    /// A step at its beginning.
+    ///
+    /// # Errors
+    /// A file that cannot be made.
+    pub fn new(
+        network: &'a Network<T>,
+        parameters: &'a [Parameter<T>],
+        cx: &StepContext,
+        batches: &'a [MicroBatch<T>],
+        offload: Option<Offload>,
+    ) -> Result<Self> {
+        let slot = |_: &MicroBatch<T>| Slot {
+            bias: [None, None],
+            x: None,
+            encoded: None,
+            saved: [false, true].map(|decoder| (0..=network.stack(decoder).blocks.len()).map(|_| None).collect()),
+            dz: None,
+            dx: None,
+            source: SourceGradient::NotWanted,
+            dbias: None,
+        };
+        let files = |is_wanted: fn(&Offload) -> bool| {
+            let offload = offload.as_ref().filter(|offload| is_wanted(offload));
+            offload.map(|offload| network.shared.tensor.spill(offload.files).map(Store::on_disk)).transpose()
+        };
+        Ok(Step {
+            network,
+            parameters,
+            cx: *cx,
+            batches,
+            slots: batches.iter().map(slot).collect(),
+            activations: files(|offload| offload.activations)?.unwrap_or_else(Store::in_memory),
+            gradients: files(|offload| offload.gradients)?,
+            waiting: Vec::new(),
+            tables: Vec::new(),
+            entering: Vec::new(),
+            loss_sum: 0.0,
+        })
+    }
+
+    /// The sum of all token losses so far.
+    pub fn loss_sum(&self) -> f64 {
+        self.loss_sum
+    }
+
+    /// The output (B, T, D) of the last stack that the first micro-batch went through.
+    pub fn take_output(&mut self) -> Option<T> {
+        let slot = self.slots.first_mut()?;
+        slot.x.take().or_else(|| slot.encoded.take())
+    }
+
+    /// Puts the first micro-batch where a stack begins, for a rehearsal.
+    pub(super) fn set_stage(&mut self, decoder: bool, bias: T, encoded: Option<T>) {
+        self.slots[0].bias[usize::from(decoder)] = Some(bias);
+        self.slots[0].encoded = encoded;
+    }
+
+    /// The first micro-batch's activations on their way up.
+    pub(super) fn set_activations(&mut self, x: T) {
+        self.slots[0].x = Some(x);
+    }
+
+    /// The gradient of the first micro-batch's decoder output.
+    pub(super) fn set_output_gradient(&mut self, dz: T) {
+        self.slots[0].dz = Some(dz);
+    }
+
+    /// The first micro-batch's gradients on their way down.
+    pub(super) fn set_gradients(&mut self, dx: Option<T>, source: SourceGradient<T>, dbias: Option<T>) {
+        let slot = &mut self.slots[0];
+        (slot.dx, slot.source, slot.dbias) = (dx, source, dbias);
+    }
+
+    /// Bytes of the first micro-batch's saved activations in memory.
+    pub(super) fn saved_bytes(&self) -> u64 {
+        let saved = self.slots.first().into_iter().flat_map(|slot| slot.saved.iter().flatten().flatten());
+        saved.flat_map(BlockSaved::tensors).map(Stored::bytes).sum()
+    }
+
+    /// Bytes in memory of the first micro-batch.
+    #[cfg(test)]
+    pub fn slot_bytes(&self) -> u64 {
+        let Slot { bias, x, encoded, dz, dx, dbias, .. } = &self.slots[0];
+        let tensors = bias.iter().chain([x, encoded, dz, dx, dbias]).flatten();
+        tensors.map(T::bytes).sum::<u64>() + self.saved_bytes()
+    }
+
+    /// Bytes written to files so far.
+    #[cfg(test)]
+    pub fn written_bytes(&self) -> u64 {
+        self.activations.written_bytes() + self.gradients.as_ref().map_or(0, Store::written_bytes)
+    }
+
+    /// Carries the events out. False when the observer interrupted them, or decided against the update.
+    ///
+    /// # Errors
+    /// A failed operation, a file that cannot be written or read, and those of the observer.
+    pub fn run<E: From<Error>>(
+        &mut self,
+        events: &[Event],
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<bool, E> {
+        for event in events {
+            if !self.carry_out(event, grads, observer)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn carry_out<E: From<Error>>(
+        &mut self,
+        event: &Event,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<bool, E> {
+        match event {
+            Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
+            Event::ReadAhead(part) => self.weights(*part).for_each(T::read_ahead),
+            Event::PageIn(part) => self.weights(*part).for_each(T::page_in),
+            Event::PageOut(part) => self.weights(*part).for_each(T::page_out),
+            Event::Forward { unit, of, keep, in_memory } => {
+                for i in of.clone() {
+                    if matches!(unit, Unit::Block { .. }) && observer.interrupted() {
+                        return Ok(false);
+                    }
+                    self.forward(i, *unit, *keep, *in_memory)?;
+                }
+            }
+            Event::Loss { of } => {
+                for i in of.clone() {
+                    let Some(z) = self.slots[i].x.take() else { continue };
+                    self.loss_sum += self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?;
+                }
+            }
+            Event::Head { of } => {
+                for i in of.clone() {
+                    if observer.interrupted() {
+                        return Ok(false);
+                    }
+                    self.head(i, grads)?;
+                }
+            }
+            Event::WriteTables => {
+                let Some(files) = &mut self.gradients else { return Ok(true) };
+                for index in indices(self.parameters, is_table) {
+                    if let Some(gradient) = grads.take(index) {
+                        self.tables.push((index, files.put(gradient)?));
+                    }
+                }
+            }
+            Event::Begin { of, is_last_use, wants_source } => self.begin(of.clone(), *is_last_use, *wants_source)?,
+            Event::Backward { unit, of, next, is_last_use, passes_on, trains_table, to_embedding } => {
+                let way = Way {
+                    unit: *unit,
+                    next: *next,
+                    end: of.end,
+                    first: of.start,
+                    is_last_use: *is_last_use,
+                    passes_on: *passes_on,
+                    trains_table: *trains_table,
+                    to_embedding: *to_embedding,
+                };
+                for i in of.clone() {
+                    if observer.interrupted() {
+                        return Ok(false);
+                    }
+                    self.backward(i, &way, grads)?;
+                }
+            }
+            Event::Finish { of } => {
+                for slot in &mut self.slots[of.clone()] {
+                    slot.bias = [None, None];
+                    (slot.encoded, slot.dx, slot.source) = (None, None, SourceGradient::NotWanted);
+                }
+            }
+            Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
+            Event::ReleaseSpare => grads.release_spare(),
+            Event::EnterEmbedding => self.enter_embedding(grads)?,
+            Event::ReadBack => self.read_back(observer)?,
+            Event::Decide => return observer.decide(self.loss_sum),
+            Event::ReleaseUnused => self.network.shared.tensor.release_unused(),
+        }
+        Ok(true)
+    }
+
+    /// The weights of a part that may lie in a file.
+    fn weights(&self, part: Part) -> impl Iterator<Item = &T> {
+        let network = self.network;
+        let (block, table): (Option<&Block<T>>, _) = match part {
+            Part::Encoder { block } => (Some(&network.encoder.blocks[block]), None),
+            Part::Decoder { block } => (Some(&network.decoder.blocks[block]), None),
+            Part::Shared => (None, Some(&network.shared)),
+            Part::LmHead => (None, Some(&network.head)),
+            Part::EncoderNorm | Part::DecoderNorm => (None, None),
+        };
+        let linears = block.into_iter().flat_map(Block::linears).map(|Linear { weight }| weight);
+        linears.chain(table).map(|weight| &weight.tensor)
+    }
+
+    fn noise(&self, i: usize) -> Noise<'a> {
+        let StepContext { seed, step, dropout, .. } = self.cx;
+        Noise { seed, step, dropout, samples: &self.batches[i].samples }
+    }
+
+    fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
+        let network = self.network;
+        for i in of.clone() {
+            self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder)?);
+        }
+        for i in of {
+            let (noise, ids) = (self.noise(i), self.batches[i].ids(decoder));
+            let slot = &mut self.slots[i];
+            if decoder {
+                slot.encoded = slot.x.take();
+            }
+            slot.x = Some(network.stack(decoder).embed(ids, &network.shared, self.cx.activations, &noise)?);
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, i: usize, unit: Unit, keep: Keep, in_memory: bool) -> Result<()> {
+        let (network, noise, decoder) = (self.network, self.noise(i), unit.is_decoder());
+        let Some(x) = self.slots[i].x.take() else { return Ok(()) };
+        let stack = network.stack(decoder);
+        let (y, saved) = match unit {
+            Unit::Block { block, .. } => {
+                stack.blocks[block].forward(x, &context(&self.slots[i], &self.batches[i], noise, decoder), keep)?
+            }
+            Unit::Norm { .. } => {
+                let z = stack.finish(&x, &noise)?;
+                (z, (keep != Keep::Nothing).then_some(BlockSaved::Input(BlockInput { x, heads: Vec::new() })))
+            }
+        };
+        let files = &mut self.activations;
+        let mut put = |x: T| if in_memory { Ok(Stored::Memory(x)) } else { files.put(x) };
+        let saved = saved.map(|saved| saved.try_map(&mut put)).transpose()?;
+        let slot = &mut self.slots[i];
+        slot.x = Some(y);
+        *saved_of(slot, unit) = saved;
+        Ok(())
+    }
+
+    fn head(&mut self, i: usize, grads: &mut Gradients<T>) -> Result<()> {
+        let Some(z) = self.slots[i].x.take() else { return Ok(()) };
+        let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, grads)?;
+        self.loss_sum += loss;
+        self.slots[i].dz = Some(dz);
+        Ok(())
+    }
+
+    fn begin(&mut self, of: Range<usize>, is_last_use: bool, wants_source: bool) -> Result<()> {
+        for slot in &mut self.slots[of] {
+            slot.dx = match &slot.dz {
+                // Without dropout backward writes into it, and a second pass needs it as it is.
+                Some(dz) if !is_last_use && self.cx.dropout == 0.0 => Some(dz.copied()?),
+                Some(dz) if !is_last_use => Some(dz.clone()),
+                _ => slot.dz.take(),
+            };
+            slot.source = if wants_source { SourceGradient::Wanted(None) } else { SourceGradient::NotWanted };
+            slot.dbias = None;
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, i: usize, way: &Way, grads: &mut Gradients<T>) -> Result<()> {
+        let (unit, decoder) = (way.unit, way.unit.is_decoder());
+        let after = match i + 1 < way.end {
+            true => saved_of(&mut self.slots[i + 1], unit).as_ref(),
+            false => way.next.and_then(|next| saved_of(&mut self.slots[way.first], next).as_ref()),
+        };
+        let after = after.map(|saved| saved.x().clone());
+        let slot = &mut self.slots[i];
+        let saved = saved_of(slot, unit);
+        let saved = if way.is_last_use { saved.take() } else { saved.clone() };
+        let Some(saved) = saved else { return Ok(()) };
+        let saved = get_back(&mut self.activations, saved, after.as_ref())?;
+        let (network, noise) = (self.network, self.noise(i));
+        let stack = network.stack(decoder);
+        match unit {
+            Unit::Norm { .. } => {
+                let slot = &mut self.slots[i];
+                let dz = match std::mem::replace(&mut slot.source, SourceGradient::NotWanted) {
+                    SourceGradient::Wanted(dz) if !decoder => dz,
+                    source => {
+                        slot.source = source;
+                        slot.dx.take()
+                    }
+                };
+                let Some(dz) = dz else { return Ok(()) };
+                slot.dx = Some(stack.finish_backward(saved.x(), dz, &noise, grads)?);
+                slot.dbias = None;
+            }
+            Unit::Block { block, .. } => {
+                let Some(dy) = self.slots[i].dx.take() else { return Ok(()) };
+                let mut source = std::mem::replace(&mut self.slots[i].source, SourceGradient::NotWanted);
+                let mut dbias = self.slots[i].dbias.take();
+                let cx = context(&self.slots[i], &self.batches[i], noise, decoder);
+                if way.trains_table && dbias.is_none() {
+                    dbias = Some(cx.bias.zeros(cx.bias.dims(), cx.bias.dtype())?);
+                }
+                let mut side = SideGradients { bias: dbias.as_ref(), source: &mut source };
+                let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, way.passes_on, grads)?;
+                let ids = self.batches[i].ids(decoder);
+                if let Some(dbias) = dbias.take_if(|_| block == 0) {
+                    stack.bias_backward(&dbias, ids.dims()[1], grads)?;
+                }
+                let slot = &mut self.slots[i];
+                (slot.source, slot.dbias) = (source, dbias);
+                match (dx, way.to_embedding) {
+                    (dx, ToEmbedding::No) => slot.dx = dx,
+                    (None, _) => {}
+                    (Some(dx), ToEmbedding::Now) => stack.embed_backward(ids, &network.shared, dx, &noise, grads)?,
+                    (Some(dx), ToEmbedding::Later) => {
+                        let dx = self.activations.put(dx)?;
+                        self.entering.push(Entering { number: i, decoder, dx });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over<E: From<Error>>(
+        &mut self,
+        part: Option<Part>,
+        stage: Stage,
+        then: Then,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<(), E> {
+        for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
+            if let Some(gradient) = grads.get(index) {
+                match stage {
+                    Stage::Measure => observer.measure(index, gradient)?,
+                    Stage::Apply => observer.apply(index, gradient)?,
+                }
+            }
+            match then {
+                Then::Keep => {}
+                Then::Reuse => grads.put_aside(index),
+                Then::Write => {
+                    if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
+                        self.waiting.push((index, files.put(gradient.clone())?));
+                    }
+                    grads.put_aside(index);
+                }
+                Then::Free => drop(grads.take(index)),
+            }
+        }
+        Ok(())
+    }
+
+    fn enter_embedding(&mut self, grads: &mut Gradients<T>) -> Result<()> {
+        if let Some(files) = &mut self.gradients {
+            for (index, stored) in std::mem::take(&mut self.tables) {
+                grads.put_back(index, files.get(stored, None)?);
+            }
+        }
+        let mut entering = std::mem::take(&mut self.entering).into_iter().peekable();
+        while let Some(Entering { number, decoder, dx }) = entering.next() {
+            let dx = self.activations.get(dx, entering.peek().map(|next| &next.dx))?;
+            let (stack, noise) = (self.network.stack(decoder), self.noise(number));
+            stack.embed_backward(self.batches[number].ids(decoder), &self.network.shared, dx, &noise, grads)?;
+        }
+        Ok(())
+    }
+
+    fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
+        let waiting = std::mem::take(&mut self.waiting);
+        for (place, (index, stored)) in waiting.iter().enumerate() {
+            let Some(files) = &mut self.gradients else { break };
+            let next = waiting.get(place + 1).map(|(_, next)| next);
+            let gradient = files.get(stored.clone(), next)?;
+            observer.apply(*index, &gradient)?;
+        }
+        Ok(())
+    }
+}
+
+/// A unit's backward, as [`Event::Backward`] says it.
+struct Way {
+    unit: Unit,
+    next: Option<Unit>,
+    first: usize,
+    end: usize,
+    is_last_use: bool,
+    passes_on: bool,
+    trains_table: bool,
+    to_embedding: ToEmbedding,
+}
+
+/// The saved activations of a unit.
+fn saved_of<T: Ops>(slot: &mut Slot<T>, unit: Unit) -> &mut Option<BlockSaved<Stored<T>>> {
+    let saved = &mut slot.saved[usize::from(unit.is_decoder())];
+    let place = match unit {
+        Unit::Block { block, .. } => block,
+        Unit::Norm { .. } => saved.len() - 1,
+    };
+    &mut saved[place]
+}
+
+/// The inputs of a stack's layers for a micro-batch.
+fn context<'b, T: Ops>(
+    slot: &'b Slot<T>,
+    batch: &'b MicroBatch<T>,
+    noise: Noise<'b>,
+    decoder: bool,
+) -> LayerContext<'b, T> {
+    let bias = slot.bias[usize::from(decoder)].as_ref().expect("a stack is embedded before its blocks run");
+    let source = slot.encoded.as_ref().filter(|_| decoder).map(|encoded| (encoded, batch.lengths(false)));
+    LayerContext { noise, lengths: batch.lengths(decoder), bias, source }
+}
+
+/// The saved activations of a unit, while the first tensor of the next is read.
+fn get_back<T: Ops>(
+    store: &mut Store<T>,
+    saved: BlockSaved<Stored<T>>,
+    after: Option<&Stored<T>>,
+) -> Result<BlockSaved<T>> {
+    let order: Vec<Stored<T>> = saved.tensors().into_iter().skip(1).chain(after).cloned().collect();
+    let mut following = order.iter();
+    saved.try_map(&mut |stored| store.get(stored, following.next()))
+}
+
+fn is_table(part: Part) -> bool {
+    matches!(part, Part::Shared | Part::LmHead)
+}
+
+fn indices<T>(parameters: &[Parameter<T>], is_meant: impl Fn(Part) -> bool) -> Vec<usize> {
+    let meant = parameters.iter().enumerate().filter(|(_, parameter)| is_meant(parameter.part));
+    meant.map(|(index, _)| index).collect()
+}
+
+/// A pass over one micro-batch that has no backward. `None` when `interrupted`, asked before every block, said so.
+///
+/// # Errors
+/// A failed operation.
+pub(crate) fn infer<'a, T: Ops>(
+    network: &'a Network<T>,
+    events: &[Event],
+    cx: &StepContext,
+    batch: &'a MicroBatch<T>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Step<'a, T>>> {
+    let mut step = Step::new(network, &[], cx, std::slice::from_ref(batch), None)?;
+    let is_done = step.run(events, &mut Gradients::none(), &mut Interrupts(interrupted))?;
+    Ok(is_done.then_some(step))
+}
+
+/// Settings of a pass without dropout.
+pub(crate) fn without_dropout(activations: DType, loss_chunk_rows: usize) -> StepContext {
+    StepContext { seed: 0, step: 0, dropout: 0.0, activations, recompute_blocks: 0, loss_chunk_rows, target_tokens: 1 }
+}

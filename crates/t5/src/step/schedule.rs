@@ -1,0 +1,492 @@
+//! The order of events of a step: a pure function of what is trained, the number of micro-batches and the levers.
+//!
+//! One list serves everybody. [`super::run`] carries it out on tensors, [`super::count`] adds it up. Micro-batch-major is the case in
+//! which each micro-batch goes through the whole model before the next, and every gradient stays until the end. Layer-major
+//! takes all micro-batches through one block before the next, so that a block's weights are needed once and its
+//! gradient can be handed over as soon as the block is done.
+//!
+//! A layer-major step makes up to two backward passes after one forward pass. The first, [`Stage::Measure`], hands each gradient over
+//! for the norm of the whole, the second, [`Stage::Apply`], for the update, when nothing can go wrong half-way. Blocks that keep
+//! their gradient, and those whose gradient waits in a file, are spared the second pass.
+
+use std::ops::Range;
+
+use super::reach::{Keep, Reach};
+use crate::config::Config;
+use crate::levers::LayerMajor;
+use crate::parameters::Part;
+
+/// Why a gradient is handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// To be measured: the update has not begun.
+    Measure,
+    /// For good: its parameter may change.
+    Apply,
+}
+
+/// A part of a stack that backward enters and leaves at its borders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unit {
+    Norm { decoder: bool },
+    Block { decoder: bool, block: usize },
+}
+
+impl Unit {
+    pub fn is_decoder(self) -> bool {
+        match self {
+            Unit::Norm { decoder } | Unit::Block { decoder, .. } => decoder,
+        }
+    }
+
+    fn is_block(self) -> bool {
+        matches!(self, Unit::Block { .. })
+    }
+
+    /// Where its parameters are.
+    pub fn part(self) -> Part {
+        match self {
+            Unit::Norm { decoder: true } => Part::DecoderNorm,
+            Unit::Norm { decoder: false } => Part::EncoderNorm,
+            Unit::Block { decoder: true, block } => Part::Decoder { block },
+            Unit::Block { decoder: false, block } => Part::Encoder { block },
+        }
+    }
+
+    /// Every unit that backward enters, in its order.
+    pub fn entered(reach: Reach) -> Vec<Unit> {
+        let mut units = Vec::new();
+        for (decoder, stack) in [(true, reach.decoder), (false, reach.encoder)] {
+            if stack.enters_norm() {
+                units.push(Unit::Norm { decoder });
+            }
+            let blocks = (0..stack.blocks()).rev().filter(|&block| stack.enters_block(block));
+            units.extend(blocks.map(|block| Unit::Block { decoder, block }));
+        }
+        units
+    }
+
+    /// How many of `units`, from the first, do not keep their gradients: those before the last `kept` blocks. A norm that
+    /// only kept blocks follow is kept with them.
+    fn dropped(units: &[Unit], kept: usize) -> usize {
+        let blocks = |units: &[Unit]| units.iter().filter(|unit| unit.is_block()).count();
+        let mut dropped = (0..=units.len()).rev().find(|&n| blocks(&units[n..]) >= kept).unwrap_or(0);
+        while dropped > 0 && dropped < units.len() && !units[dropped - 1].is_block() {
+            dropped -= 1;
+        }
+        dropped
+    }
+
+    /// How many of `units`, from the first, are no more than so many blocks and the norms between them and after them.
+    fn leading(units: &[Unit], blocks: usize) -> usize {
+        if blocks == 0 {
+            return 0;
+        }
+        let count = |units: &[Unit]| units.iter().filter(|unit| unit.is_block()).count();
+        (0..=units.len()).rev().find(|&n| count(&units[..n]) <= blocks).unwrap_or(0)
+    }
+}
+
+/// Where the gradient of a stack's first activations goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToEmbedding {
+    /// Nowhere: the table is not trained, or has it already.
+    No,
+    /// Into the table's gradient at once.
+    Now,
+    /// Put aside until the table's gradient is back from its file.
+    Later,
+}
+
+/// What becomes of a gradient that was handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// It stays.
+    Keep,
+    /// Its accumulator serves the next parameter of its shape.
+    Reuse,
+    /// It is written to a file, to be read back for the update, and its accumulator serves the next.
+    Write,
+    /// Its memory is freed.
+    Free,
+}
+
+/// One event. `of` are micro-batches, which go through it one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    /// Position bias and first activations of a stack.
+    Embed {
+        decoder: bool,
+        of: Range<usize>,
+    },
+    /// Weights in a file: begin to read, make resident, let go.
+    ReadAhead(Part),
+    PageIn(Part),
+    PageOut(Part),
+    /// A unit's output, with the saved activations in memory or in a file.
+    Forward {
+        unit: Unit,
+        of: Range<usize>,
+        keep: Keep,
+        in_memory: bool,
+    },
+    /// Loss of the decoder's output, without gradients.
+    Loss {
+        of: Range<usize>,
+    },
+    /// Loss, and the gradients of the decoder's output and of the head's table.
+    Head {
+        of: Range<usize>,
+    },
+    /// The tables' gradients go to a file until backward is through.
+    WriteTables,
+    /// The gradient of the decoder's output starts on its way down.
+    Begin {
+        of: Range<usize>,
+        is_last_use: bool,
+        wants_source: bool,
+    },
+    /// A unit's backward. `is_last_use`: saved activations are freed. `passes_on`: the gradient of its input is wanted.
+    Backward {
+        unit: Unit,
+        of: Range<usize>,
+        next: Option<Unit>,
+        is_last_use: bool,
+        passes_on: bool,
+        trains_table: bool,
+        to_embedding: ToEmbedding,
+    },
+    /// No later event needs the position biases and the encoder's output of these.
+    Finish {
+        of: Range<usize>,
+    },
+    /// Complete gradients of a part, or of all.
+    HandOver {
+        part: Option<Part>,
+        stage: Stage,
+        then: Then,
+    },
+    /// Accumulators that nobody reuses are freed.
+    ReleaseSpare,
+    /// The tables' gradients come back from their file, and those of the embedding's rows are added.
+    EnterEmbedding,
+    /// Gradients come back from their file, one by one, are handed over to be applied, and freed.
+    ReadBack,
+    /// Whether the update is made, now that the gradient is measured.
+    Decide,
+    /// Copies of weights that were changed are given back to the system.
+    ReleaseUnused,
+}
+
+/// How a step is carried out, apart from the number of its micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outline<'a> {
+    /// How far backward reaches.
+    pub reach: Reach,
+    /// Whether the position tables of encoder and decoder are trained.
+    pub trains_tables: [bool; 2],
+    /// Blocks that keep only their input, from the first.
+    pub recompute_blocks: usize,
+    /// Layer-major, or else micro-batch-major.
+    pub layer_major: Option<&'a LayerMajor>,
+    /// Whether weights lie in a file.
+    pub has_paged_weights: bool,
+}
+
+/// One backward pass through `units`.
+struct Backward<'a> {
+    units: &'a [Unit],
+    stage: Stage,
+    /// Units, from the first, that a second pass goes through.
+    again: usize,
+    /// What becomes of gradients that are complete; `None` where they are not, because other micro-batches follow.
+    hand_over: Option<HandOver>,
+}
+
+/// What becomes of the gradients of the first units, until `dropped`. The others stay.
+#[derive(Clone, Copy)]
+struct HandOver {
+    dropped: usize,
+    then: Then,
+}
+
+impl Outline<'_> {
+    /// A pass that trains nothing.
+    pub fn inference(config: &Config, has_paged_weights: bool) -> Self {
+        let reach = Reach::nothing(config);
+        Outline { reach, trains_tables: [false; 2], recompute_blocks: 0, layer_major: None, has_paged_weights }
+    }
+
+    /// The encoder, or both stacks, without keeping anything.
+    pub fn forward_only(self, decoder: bool) -> Vec<Event> {
+        let mut events = Vec::new();
+        let stacks: &[bool] = if decoder { &[false, true] } else { &[false] };
+        for &decoder in stacks {
+            self.forward_stack(decoder, 0..1, &[], 0, &mut events);
+        }
+        events
+    }
+
+    /// The loss of a micro-batch, without gradients.
+    pub fn evaluation(self) -> Vec<Event> {
+        let mut events = self.forward_only(true);
+        self.head(Event::Loss { of: 0..1 }, &mut events);
+        events
+    }
+
+    /// A whole step over `n` micro-batches.
+    pub fn training(self, n: usize) -> Vec<Event> {
+        match self.layer_major {
+            Some(layers) => self.layer_major_step(layers, n),
+            None => self.micro_batch_major_step(n),
+        }
+    }
+
+    /// Forward and backward of each micro-batch. Gradients add up, and none is handed over.
+    pub fn accumulation(self, n: usize) -> Vec<Event> {
+        let units = Unit::entered(self.reach);
+        let mut events = Vec::new();
+        for of in (0..n).map(|m| m..m + 1) {
+            self.forward(of.clone(), &units, units.len(), &mut events);
+            let pass = Backward { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
+            self.backward(of, &pass, &mut events);
+        }
+        events
+    }
+
+    fn micro_batch_major_step(self, n: usize) -> Vec<Event> {
+        let mut events = self.accumulation(n);
+        events.push(Event::HandOver { part: None, stage: Stage::Measure, then: Then::Keep });
+        events.push(Event::Decide);
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: Then::Keep });
+        events
+    }
+
+    fn layer_major_step(self, layers: &LayerMajor, n: usize) -> Vec<Event> {
+        let units = Unit::entered(self.reach);
+        let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
+        // Where gradients wait in a file no unit is gone through a second time.
+        let again = if layers.gradients_on_disk { 0 } else { dropped };
+        let in_memory = match layers.boundaries_on_disk {
+            true => Unit::leading(&units, layers.blocks_in_memory),
+            false => units.len(),
+        };
+        // A unit that is gone through a second time is computed again in the first pass, too.
+        let recompute_blocks = if again == 0 { self.recompute_blocks } else { usize::MAX };
+        let outline = Outline { recompute_blocks, ..self };
+        let mut events = Vec::new();
+        outline.forward(0..n, &units, in_memory, &mut events);
+        let then = if layers.gradients_on_disk { Then::Write } else { Then::Reuse };
+        if layers.gradients_on_disk {
+            events.push(Event::WriteTables);
+        }
+        let hand_over = Some(HandOver { dropped, then });
+        outline.backward(0..n, &Backward { units: &units, stage: Stage::Measure, again, hand_over }, &mut events);
+        events.push(Event::EnterEmbedding);
+        for part in [Part::Shared, Part::LmHead] {
+            events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
+        }
+        events.push(Event::Decide);
+        if again > 0 {
+            let units = &units[..again];
+            outline.backward(0..n, &Backward { units, stage: Stage::Apply, again, hand_over }, &mut events);
+        }
+        if layers.gradients_on_disk {
+            events.push(Event::ReadBack);
+        }
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: Then::Free });
+        if self.has_paged_weights {
+            events.push(Event::ReleaseUnused);
+        }
+        events
+    }
+
+    /// Forward of both stacks and the head, with the first `in_memory` of `units` saving in memory.
+    fn forward(self, of: Range<usize>, units: &[Unit], in_memory: usize, events: &mut Vec<Event>) {
+        for decoder in [false, true] {
+            self.forward_stack(decoder, of.clone(), units, in_memory, events);
+        }
+        self.head(Event::Head { of }, events);
+    }
+
+    fn forward_stack(self, decoder: bool, of: Range<usize>, units: &[Unit], in_memory: usize, events: &mut Vec<Event>) {
+        let reach = if decoder { self.reach.decoder } else { self.reach.encoder };
+        events.push(Event::Embed { decoder, of: of.clone() });
+        self.paging(Event::PageOut(Part::Shared), events);
+        let place = |unit| units.iter().position(|other| *other == unit);
+        let blocks = (0..reach.blocks()).map(|block| Unit::Block { decoder, block });
+        for unit in blocks.chain([Unit::Norm { decoder }]) {
+            let next = match unit {
+                Unit::Block { block, .. } => Some(block + 1).filter(|next| *next < reach.blocks()),
+                Unit::Norm { .. } => None,
+            };
+            if unit.is_block() {
+                self.paging(Event::PageIn(unit.part()), events);
+            }
+            if let Some(block) = next {
+                self.paging(Event::ReadAhead(Unit::Block { decoder, block }.part()), events);
+            }
+            let in_memory = place(unit).is_none_or(|place| place < in_memory);
+            events.push(Event::Forward { unit, of: of.clone(), keep: self.keep(unit), in_memory });
+            if unit.is_block() {
+                self.paging(Event::PageOut(unit.part()), events);
+            }
+        }
+    }
+
+    fn keep(self, unit: Unit) -> Keep {
+        let again = if self.layer_major.is_some_and(|layers| layers.heads_kept) { Keep::Heads } else { Keep::Input };
+        match unit {
+            Unit::Norm { decoder } => {
+                let reach = if decoder { self.reach.decoder } else { self.reach.encoder };
+                if reach.enters_norm() { Keep::Input } else { Keep::Nothing }
+            }
+            Unit::Block { decoder: true, block } => {
+                self.reach.keep_decoder_block(block, self.recompute_blocks).instead_of_input(again)
+            }
+            Unit::Block { decoder: false, block } => {
+                self.reach.keep_encoder_block(block, self.recompute_blocks).instead_of_input(again)
+            }
+        }
+    }
+
+    fn head(self, event: Event, events: &mut Vec<Event>) {
+        self.paging(Event::PageIn(Part::LmHead), events);
+        events.push(event);
+        self.paging(Event::PageOut(Part::LmHead), events);
+    }
+
+    fn paging(self, event: Event, events: &mut Vec<Event>) {
+        if self.has_paged_weights {
+            events.push(event);
+        }
+    }
+
+    fn backward(self, of: Range<usize>, pass: &Backward, events: &mut Vec<Event>) {
+        let &Backward { units, stage, again, hand_over } = pass;
+        let is_last_pass = stage == Stage::Apply || again == 0;
+        let wants_source = units.iter().any(|unit| !unit.is_decoder());
+        events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });
+        for (position, &unit) in units.iter().enumerate() {
+            let (decoder, next) = (unit.is_decoder(), units.get(position + 1).copied());
+            if hand_over.is_some_and(|hand_over| position == hand_over.dropped) {
+                events.push(Event::ReleaseSpare);
+            }
+            self.paging(Event::PageIn(unit.part()), events);
+            if let Some(next) = next {
+                self.paging(Event::ReadAhead(next.part()), events);
+            }
+            let is_first_block = matches!(unit, Unit::Block { block: 0, .. });
+            let enters = is_first_block && stage == Stage::Measure && self.reach.enters_embedding(decoder);
+            let to_embedding = match hand_over {
+                _ if !enters => ToEmbedding::No,
+                Some(HandOver { then: Then::Write, .. }) => ToEmbedding::Later,
+                _ => ToEmbedding::Now,
+            };
+            let first_block = Unit::Block { decoder, block: 0 };
+            events.push(Event::Backward {
+                unit,
+                of: of.clone(),
+                next,
+                is_last_use: is_last_pass || position >= again,
+                passes_on: enters || next.is_some_and(|next| next.is_block() && next.is_decoder() == decoder),
+                trains_table: unit.is_block()
+                    && self.trains_tables[usize::from(decoder)]
+                    && units.contains(&first_block),
+                to_embedding,
+            });
+            if let Some(HandOver { dropped, then }) = hand_over {
+                let then = if position < dropped { then } else { Then::Keep };
+                events.push(Event::HandOver { part: Some(unit.part()), stage, then });
+            }
+            self.paging(Event::PageOut(unit.part()), events);
+        }
+        if is_last_pass {
+            events.push(Event::Finish { of });
+        }
+        if hand_over.is_some() {
+            events.push(Event::ReleaseSpare);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYERS: LayerMajor = LayerMajor {
+        kept_gradient_blocks: 0,
+        heads_kept: false,
+        boundaries_on_disk: false,
+        blocks_in_memory: 0,
+        gradients_on_disk: false,
+        weights_on_disk: false,
+    };
+
+    fn events(layer_major: Option<&LayerMajor>, n: usize) -> Vec<Event> {
+        let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };
+        let reach = Reach::to(&config, [Part::Shared].into_iter());
+        let outline =
+            Outline { reach, trains_tables: [true; 2], recompute_blocks: 0, layer_major, has_paged_weights: false };
+        outline.training(n)
+    }
+
+    /// The units that backward goes through, with their micro-batches, in its order.
+    fn backward(events: &[Event]) -> Vec<(Unit, Range<usize>)> {
+        let of = |event: &Event| match event {
+            Event::Backward { unit, of, .. } => Some((*unit, of.clone())),
+            _ => None,
+        };
+        events.iter().filter_map(of).collect()
+    }
+
+    #[test]
+    fn micro_batch_major_takes_one_micro_batch_through_everything_and_layer_major_all_through_one_unit() {
+        let units = [
+            Unit::Norm { decoder: true },
+            Unit::Block { decoder: true, block: 0 },
+            Unit::Norm { decoder: false },
+            Unit::Block { decoder: false, block: 0 },
+        ];
+        let by_micro_batch = units.map(|unit| (unit, 0..1)).into_iter().chain(units.map(|unit| (unit, 1..2)));
+        assert_eq!(backward(&events(None, 2)), by_micro_batch.collect::<Vec<_>>());
+        // No gradient stays: the second pass goes through every unit once more.
+        let twice = [units, units].concat().into_iter().map(|unit| (unit, 0..2)).collect::<Vec<_>>();
+        assert_eq!(backward(&events(Some(&LAYERS), 2)), twice);
+        let waits = LayerMajor { gradients_on_disk: true, ..LAYERS };
+        assert_eq!(backward(&events(Some(&waits), 2)), twice[..4]);
+    }
+
+    #[test]
+    fn every_gradient_is_measured_before_the_decision_and_applied_after_it() {
+        let all = [
+            None,
+            Some(LAYERS),
+            Some(LayerMajor { kept_gradient_blocks: 1, ..LAYERS }),
+            Some(LayerMajor { kept_gradient_blocks: 2, boundaries_on_disk: true, ..LAYERS }),
+            Some(LayerMajor { gradients_on_disk: true, ..LAYERS }),
+        ];
+        for layers in &all {
+            let events = events(layers.as_ref(), 3);
+            let decide = events.iter().position(|event| *event == Event::Decide).expect("a decision");
+            for (place, event) in events.iter().enumerate() {
+                match event {
+                    Event::HandOver { stage, .. } => assert_eq!(place > decide, *stage == Stage::Apply, "{layers:?}"),
+                    Event::ReadBack => assert!(place > decide),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_blocks_of_backward_keep_their_gradients_with_the_norms_between_them() {
+        let config = Config { num_layers: 2, num_decoder_layers: 2, ..Config::default() };
+        let units = Unit::entered(Reach::to(&config, [Part::Shared].into_iter()));
+        // Decoder norm and two blocks, encoder norm and two blocks.
+        let dropped: Vec<usize> = (0..=4).map(|kept| Unit::dropped(&units, kept)).collect();
+        assert_eq!(dropped, [6, 5, 3, 2, 0]);
+        let leading: Vec<usize> = (0..=4).map(|blocks| Unit::leading(&units, blocks)).collect();
+        assert_eq!(leading, [0, 2, 4, 5, 6]);
+    }
+}

@@ -1,0 +1,69 @@
+//! Where tensors lie between two of their uses in a step: in memory, or in files.
+
+use crate::error::Result;
+use crate::ops::{Ops, Spill};
+
+/// A place for tensors.
+#[derive(Debug)]
+pub(crate) struct Store<T: Ops> {
+    files: Option<T::Spill>,
+}
+
+/// A tensor that was put somewhere.
+#[derive(Clone, Debug)]
+pub(crate) enum Stored<T: Ops> {
+    Memory(T),
+    File(T::Stretch),
+}
+
+impl<T: Ops> Stored<T> {
+    /// Bytes that it holds in memory.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Stored::Memory(x) => x.bytes(),
+            Stored::File(_) => 0,
+        }
+    }
+}
+
+impl<T: Ops> Store<T> {
+    /// In memory.
+    pub fn in_memory() -> Self {
+        Store { files: None }
+    }
+
+    /// In files.
+    pub fn on_disk(files: T::Spill) -> Self {
+        Store { files: Some(files) }
+    }
+
+    /// Bytes that were written to files so far.
+    #[cfg(test)]
+    pub fn written_bytes(&self) -> u64 {
+        self.files.as_ref().map_or(0, Spill::written_bytes)
+    }
+
+    /// Puts a tensor there; in files, behind the ones before.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn put(&mut self, x: T) -> Result<Stored<T>> {
+        match &mut self.files {
+            Some(files) => Ok(Stored::File(files.put(x)?)),
+            None => Ok(Stored::Memory(x)),
+        }
+    }
+
+    /// The tensor that was put; begins to read the one that will be asked for after it.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn get(&mut self, stored: Stored<T>, after: Option<&Stored<T>>) -> Result<T> {
+        let after = after.and_then(|after| if let Stored::File(stretch) = after { Some(stretch) } else { None });
+        match (stored, &mut self.files) {
+            (Stored::Memory(x), _) => Ok(x),
+            (Stored::File(stretch), Some(files)) => files.get(stretch, after),
+            (Stored::File(_), None) => unreachable!("a tensor is got from where it was put"),
+        }
+    }
+}
