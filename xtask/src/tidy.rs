@@ -6,6 +6,7 @@
 
 mod architecture;
 mod code;
+mod prose;
 mod sources;
 mod text;
 mod tree;
@@ -56,6 +57,8 @@ const RULES: &[Rule] = &[
     sources::files_are_named_for_what_they_hold,
     sources::writes_go_through_write_atomic,
     sources::tests_neither_sleep_nor_hide,
+    prose::documents_have_plain_sentences,
+    prose::documents_and_help_use_plain_words,
     text::no_text_names_a_path_of_one_machine,
     text::documents_name_files_that_exist,
 ];
