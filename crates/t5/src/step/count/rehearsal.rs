@@ -334,17 +334,15 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
 
 /// For each block of a stack, the first of which the same parameters are trained.
 fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool) -> Vec<usize> {
-    let mut masks: Vec<Vec<bool>> = vec![Vec::new(); blocks];
+    // Backward of block 0 ends with the table of positions.
+    let mut masks: Vec<Vec<bool>> = (0..blocks).map(|block| vec![block == 0]).collect();
     for (spec, trains) in specs.iter().zip(trains) {
         let block = match spec.part {
             crate::Part::Encoder { block } if !decoder => block,
             crate::Part::Decoder { block } if decoder => block,
             _ => continue,
         };
-        // Block 0 has the table of positions as well, which its layers do not see.
-        if !spec.name.contains("relative_attention_bias") {
-            masks[block].push(*trains);
-        }
+        masks[block].push(*trains);
     }
     let first = |block: usize| (0..block).find(|&other| masks[other] == masks[block]).unwrap_or(block);
     (0..blocks).map(first).collect()
