@@ -49,7 +49,7 @@ impl Space<'_> {
     /// Every way through a step's samples, and every cut of a step: a choice has one of each.
     pub fn ways_and_cuts(&self) -> (Vec<Levers>, Vec<Levers>) {
         let is_of_the_cut = |lever: &&&Lever| [MICRO_BATCH_SAMPLES.name, LOSS_CHUNK_ROWS.name].contains(&lever.name);
-        let (cuts, ways): (Vec<&Lever>, Vec<&Lever>) = LEVERS.iter().partition(|lever| is_of_the_cut(&lever));
+        let (cuts, ways): (Vec<&Lever>, Vec<&Lever>) = LEVERS.iter().partition(|lever| is_of_the_cut(lever));
         (self.combinations(&ways, Levers::default()), self.combinations(&cuts, Levers::default()))
     }
 

@@ -51,5 +51,6 @@ pub(super) fn drops(model: &ModelWrapper, character: char, is_first: bool) -> bo
     let prefix = bpe.continuing_subword_prefix.as_deref().filter(|_| !is_first).unwrap_or_default();
     let name = format!("{prefix}{character}");
     let is_token = |name: &str| bpe.token_to_id(name).is_some();
-    !is_token(&name) && !(bpe.byte_fallback && name.bytes().all(|byte| is_token(&format!("<{byte:#04X}>"))))
+    let has_its_bytes = || bpe.byte_fallback && name.bytes().all(|byte| is_token(&format!("<{byte:#04X}>")));
+    !(is_token(&name) || has_its_bytes())
 }

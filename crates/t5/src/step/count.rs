@@ -1,8 +1,8 @@
 //! The bill of a step: its events, added up.
 //!
-//! A unit is rehearsed once for each shape and each way of saving, by carrying out its event on counted tensors
-//! ([`crate::ops::Counted`]). A [`Tally`] then goes through the events of a whole step and composes it from these rehearsals, so that
-//! tens of thousands of choices are counted in a second.
+//! A unit is rehearsed once for each shape and each way of saving: its event is carried out on counted tensors. A tally then
+//! goes through the events of a whole step and composes it from these rehearsals, so that tens of thousands of choices are
+//! counted in a second.
 //!
 //! ```
 //! use candle_core::DType;
@@ -200,10 +200,10 @@ impl Counter {
 
     fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
         let alike = Levers { loss_chunk_rows: 0, ..*levers };
-        if let Some((shape, other, tallied)) = &*self.last.borrow() {
-            if (*shape, *other) == (batch, alike) {
-                return tallied.clone();
-            }
+        if let Some((shape, other, tallied)) = &*self.last.borrow()
+            && (*shape, *other) == (batch, alike)
+        {
+            return tallied.clone();
         }
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let tallied = Tally::of(self, outline, batch, levers);
