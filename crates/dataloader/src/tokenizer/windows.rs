@@ -17,6 +17,7 @@
 //! Invariants:
 //! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
 //!   In a longer word Unigram may split a tie another way: the library breaks ties by how its sums were rounded.
+//!   One case is known where they are not: blanks that are stripped before a token's name, where a window cuts the name.
 //! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
 
 use std::ops::Range;
