@@ -98,7 +98,7 @@ fn a_deterministic_run_refuses_another_cut_and_its_hint_leads_to_the_same_bits()
     let refused = scene.run(&run(&["--memory-budget", "60MiB", "--keep-training"])).expect_code(2).expect_words(&[
         "error: run/checkpoints/step-00000004: cannot resume with the same bits, and `run.deterministic` is true:",
         "memory.micro_batch_samples: was 48, now ",
-        "hint: the smallest budget that would do: --memory-budget ",
+        "hint: the smallest budget that works: --memory-budget ",
         "hint: `--set run.deterministic=false`",
     ]);
     let budget = refused.err.split("--memory-budget ").nth(1).and_then(|rest| rest.split_whitespace().next());

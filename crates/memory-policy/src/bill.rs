@@ -81,11 +81,11 @@ impl fmt::Display for Bill {
             let shown: Vec<String> =
                 self.phases.iter().map(|phase| format!("{} {}", phase.name, unit.show(phase.bytes))).collect();
             let width = width + 2;
-            writeln!(f, "{:<width$}{}; {} binds", "peak of each phase", shown.join(", "), self.binding)?;
+            writeln!(f, "{:<width$}{}; largest: {}", "peak of each phase", shown.join(", "), self.binding)?;
         }
         if !self.next.is_empty() {
             let width = width + 2;
-            writeln!(f, "{:<width$}{}", "next", self.next)?;
+            writeln!(f, "{:<width$}{}", "speed", self.next)?;
         }
         writeln!(f, "=> {}; predicted peak {}", self.conclusion, unit.show(self.predicted_peak))
     }

@@ -124,11 +124,11 @@ impl DeviceBill {
         let predicted_peak: Bytes = rows.iter().map(|row| row.bytes).sum();
         let found = match &now.device {
             Some(device) => format!("{} of {} free ({})", device.free, device.total, device.name),
-            None => "what the device has is not known".to_string(),
+            None => "the device's memory is unknown".to_string(),
         };
         let set_by = match budget {
             Budget::Explicit(_) => "--device-memory-budget".to_string(),
-            Budget::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of what is free"),
+            Budget::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of the free memory"),
         };
         Some(Self {
             budget: DeviceLimit::of(now, budget).budget,

@@ -61,7 +61,7 @@ impl Budget {
     pub(crate) fn source(self) -> String {
         match self {
             Self::Explicit(_) => "--memory-budget".to_string(),
-            Self::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of what is available"),
+            Self::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of the available memory"),
         }
     }
 }
@@ -156,17 +156,17 @@ impl<S, L> DoesNotFit<S, L> {
         let enough = (self.smallest_budget + ANOTHER_START).round_up_to_mib().0 >> 20;
         match self.limited_by {
             Limit::Budget => {
-                format!("the smallest budget that would do: --memory-budget {enough}MiB")
+                format!("the smallest budget that works: --memory-budget {enough}MiB")
             }
             Limit::DeviceBudget => {
-                format!("the smallest budget that would do: --device-memory-budget {enough}MiB")
+                format!("the smallest budget that works: --device-memory-budget {enough}MiB")
             }
             Limit::DeviceAvailable => format!(
                 "free {} on the device, or use another one; `--device cpu` works everywhere",
                 self.smallest_budget.saturating_sub(self.limit).round_up_to_mib()
             ),
             Limit::Available => format!(
-                "free {} on this machine or raise its limit; `--memory-budget {enough}MiB` would do then",
+                "free {} on this machine or raise its limit; then `--memory-budget {enough}MiB` works",
                 self.smallest_budget.saturating_sub(self.limit).round_up_to_mib()
             ),
         }
@@ -336,11 +336,11 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         let time = self.relative_time.max(as_fast);
         let faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
         let Some(next) = candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)) else {
-            return "nothing that is offered is faster".to_string();
+            return "this is the fastest plan".to_string();
         };
         let percent = 100.0 * (1.0 - next.relative_time / time);
         format!(
-            "{} would make a step {percent:.0} % shorter: {}",
+            "a step is {percent:.0} % faster with {}: {}",
             next.required().round_up_to_mib(),
             next.step.what.in_words()
         )
@@ -364,7 +364,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
             rows,
             headroom,
             headroom_note: match headroom {
-                LEAST_HEADROOM => "at the least".to_string(),
+                LEAST_HEADROOM => "the minimum".to_string(),
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,

@@ -49,7 +49,7 @@ pub enum ProbeError {
         got: String,
     },
     /// Neither `/proc` nor the operating system's own interface says how much memory there is.
-    #[error("this system does not say how much memory it has")]
+    #[error("this system does not report its memory")]
     Unsupported,
 }
 

@@ -51,7 +51,7 @@ pub struct Replanned<S, L> {
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// Others took memory that the plan counted on.
-    #[error("memory pressure: the plan's peak is {needed}, only {available} are there")]
+    #[error("memory pressure: the plan needs {needed}, only {available} are available")]
     Shrunk {
         /// The old plan's predicted peak.
         needed: Bytes,
@@ -59,7 +59,7 @@ pub enum Change {
         available: Bytes,
     },
     /// Memory that had been taken is free again, and has been for a while.
-    #[error("memory is free again: {available} are there, a faster plan needs {needed}")]
+    #[error("memory is free again: {available} are available, a faster plan needs {needed}")]
     Grown {
         /// What the new plan needs, headroom included.
         needed: Bytes,
@@ -67,7 +67,7 @@ pub enum Change {
         available: Bytes,
     },
     /// The plan is the smallest one and not even that fits.
-    #[error("memory pressure: even the smallest plan's peak is {needed}, only {available} are there")]
+    #[error("memory pressure: even the smallest plan needs {needed}, only {available} are available")]
     DoesNotFit {
         /// The smallest plan's predicted peak.
         needed: Bytes,
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(samples, [8, 8, 8, 4, 4]);
         let [needed, available] = [900, 899].map(Bytes::mib);
         assert_eq!(changes, [Change::Shrunk { needed, available }]);
-        assert_eq!(changes[0].to_string(), "memory pressure: the plan's peak is 900 MiB, only 899 MiB are there");
+        assert_eq!(changes[0].to_string(), "memory pressure: the plan needs 900 MiB, only 899 MiB are available");
     }
 
     #[test]

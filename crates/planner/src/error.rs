@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Probe(#[from] memory_policy::ProbeError),
     /// Weights were to lie in files of the host, and tensors lie on a device.
-    #[error("weights were asked to lie in files of the host, and tensors are on a device")]
+    #[error("weights cannot be offloaded to files of the host while tensors are on a device")]
     WeightsOfADevice,
 }
 

@@ -70,7 +70,7 @@ impl Inference<'_> {
             let rows = tensors.iter().map(|held| held.row(&note)).chain([reading.clone()]).collect();
             Phase { name, rows }
         };
-        let loading = counter.loading(DType::F32).iter().map(|held| held.row("a tensor on its way")).collect();
+        let loading = counter.loading(DType::F32).iter().map(|held| held.row("a tensor in transit")).collect();
         let counted = counter.evaluation(samples, LOSS_CHUNK_ROWS, self.max_new_tokens);
         let [evaluation, generation] = counted.as_ref();
         // No row is read before the model is there.

@@ -159,11 +159,11 @@ fn with_words(levers: &Levers, words: impl FnOnce(&LayerMajor) -> Option<String>
 pub static MICRO_BATCH_SAMPLES: Lever = Lever {
     name: "micro_batch_samples",
     values: Values::Count(1, 1 << 20),
-    meaning: "samples of an optimizer batch computed at a time",
+    meaning: "samples in a micro-batch",
     flag: Some(Flag {
         long: "micro-batch",
         takes: Takes::Value("N"),
-        help: "Samples computed at a time; default: as the planner chooses",
+        help: "Samples in a micro-batch [default: chosen by the planner]",
         usual: |_| None,
     }),
     layer_major: None,
@@ -178,11 +178,11 @@ pub static MICRO_BATCH_SAMPLES: Lever = Lever {
 pub static LOSS_CHUNK_ROWS: Lever = Lever {
     name: "loss_chunk_rows",
     values: Values::Count(1, 1 << 30),
-    meaning: "rows of logits that exist at a time; below 32 none are kept, they are computed again",
+    meaning: "rows of logits in memory at a time; below 32 logits are recomputed instead of kept",
     flag: Some(Flag {
         long: "loss-chunk-rows",
         takes: Takes::Value("N"),
-        help: "Rows of logits at a time; default: 256",
+        help: "Rows of logits in memory at a time [default: 256]",
         usual: |_| Some(Value::Count(256)),
     }),
     layer_major: None,
@@ -197,11 +197,11 @@ pub static LOSS_CHUNK_ROWS: Lever = Lever {
 pub static ACCUMULATION: Lever = Lever {
     name: "accumulation",
     values: Values::Words(&["micro-batch-major", "layer-major"]),
-    meaning: "all blocks of a micro-batch before the next, or all micro-batches of a block, whose gradient alone exists",
+    meaning: "order of a step: each micro-batch through all blocks, or each block with all micro-batches, so that one block's gradients exist at a time",
     flag: Some(Flag {
         long: "accumulation",
         takes: Takes::Value("ORDER"),
-        help: "One micro-batch through all blocks, or all micro-batches through one block, before the next; default: the first",
+        help: "Order of a step: each micro-batch through all blocks, or each block with all micro-batches [default: micro-batch-major]",
         usual: |_| Some(Value::Word("micro-batch-major")),
     }),
     layer_major: None,
@@ -216,11 +216,11 @@ pub static ACCUMULATION: Lever = Lever {
 pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
     name: "kept_gradient_blocks",
     values: Values::Blocks(MOST_BLOCKS),
-    meaning: "layer-major: blocks whose gradients are kept and not computed a second time",
+    meaning: "layer-major: blocks whose gradients stay in memory and need no second pass",
     flag: Some(Flag {
         long: "kept-gradient-blocks",
         takes: Takes::Value("K"),
-        help: "Layer-major: blocks whose gradients are kept and not computed a second time; default: 0",
+        help: "Layer-major: blocks whose gradients stay in memory and need no second pass [default: 0]",
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
@@ -238,11 +238,11 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
 pub static ACTIVATION_OFFLOAD: Lever = Lever {
     name: "activation_offload",
     values: NONE_OR_DISK,
-    meaning: "layer-major: saved activations in memory, or in a file in the output directory; auto: within disk_writes",
+    meaning: "layer-major: keep saved activations in memory, or in a file in the output directory; auto: within disk_writes",
     flag: Some(Flag {
         long: "offload",
         takes: Takes::Directory,
-        help: "Layer-major: saved activations in a file in this directory instead of in memory",
+        help: "Layer-major: keep saved activations in a file in this directory",
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
@@ -260,11 +260,11 @@ pub static ACTIVATION_OFFLOAD: Lever = Lever {
 pub static GRADIENT_OFFLOAD: Lever = Lever {
     name: "gradient_offload",
     values: NONE_OR_DISK,
-    meaning: "layer-major: gradients that are not kept are computed a second time, or wait in a file in the output directory; auto: within disk_writes",
+    meaning: "layer-major: compute other blocks' gradients in a second pass, or keep them in a file in the output directory; auto: within disk_writes",
     flag: Some(Flag {
         long: "offload-gradients",
         takes: Takes::Directory,
-        help: "Layer-major: gradients wait in a file in this directory instead of being computed a second time",
+        help: "Layer-major: keep gradients in a file in this directory instead of computing them in a second pass",
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
@@ -279,11 +279,11 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
 pub static WEIGHT_OFFLOAD: Lever = Lever {
     name: "weight_offload",
     values: NONE_OR_DISK,
-    meaning: "layer-major: weights in memory, or in a file in the output directory and those of one block at a time in memory; auto: within disk_writes",
+    meaning: "layer-major: keep weights in memory, or in a file in the output directory with one block at a time in memory; auto: within disk_writes",
     flag: Some(Flag {
         long: "offload-weights",
         takes: Takes::Directory,
-        help: "Layer-major: weights lie in a file in this directory, those of one block at a time in memory",
+        help: "Layer-major: keep weights in a file in this directory, one block at a time in memory",
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
@@ -298,11 +298,11 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
 pub static ATTENTION_HEADS: Lever = Lever {
     name: "attention_heads",
     values: Values::Words(&["recompute", "keep"]),
-    meaning: "layer-major: attention outputs are computed again in backward, or kept beside block inputs",
+    meaning: "layer-major: recompute attention outputs in backward, or keep them with the block inputs",
     flag: Some(Flag {
         long: "keep-heads",
         takes: Takes::Nothing,
-        help: "Layer-major: attention outputs are kept beside block inputs and not computed again",
+        help: "Layer-major: keep attention outputs with the block inputs instead of recomputing them",
         usual: |_| Some(Value::Word("recompute")),
     }),
     layer_major: Some(|value| value.is("keep")),
@@ -320,11 +320,11 @@ pub static ATTENTION_HEADS: Lever = Lever {
 pub static RECOMPUTE_BLOCKS: Lever = Lever {
     name: "recompute_blocks",
     values: Values::Blocks(MOST_BLOCKS),
-    meaning: "blocks whose activations are computed again in backward",
+    meaning: "blocks whose activations are recomputed in backward",
     flag: Some(Flag {
         long: "recompute",
         takes: Takes::Value("none|full|K"),
-        help: "Blocks whose activations are computed again in backward: none, full or a number; default: none, or full with --accumulation layer-major, where a number counts if gradients are kept or in a file",
+        help: "Blocks whose activations are recomputed in backward [default: none; full with --accumulation layer-major, where a number needs gradients kept or in a file]",
         usual: |pins| {
             let by_layer = pins.is(&ACCUMULATION, "layer-major") == Some(true);
             Some(Value::Count(if by_layer { usize::MAX } else { 0 }))
@@ -346,7 +346,7 @@ pub static BLOCKS_IN_MEMORY: Lever = Lever {
     flag: Some(Flag {
         long: "blocks-in-memory",
         takes: Takes::Value("K"),
-        help: "With --offload: of the blocks that backward visits first, how many keep theirs in memory; default: 0",
+        help: "With --offload: of the blocks that backward visits first, how many keep their activations in memory [default: 0]",
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
@@ -379,12 +379,12 @@ pub static LEVERS: [&Lever; 10] = [
 
 /// Levers of what feeds a step: pins alone, because they are offered together.
 pub static FEEDING_LEVERS: [(&str, Values, &str); 3] = [
-    (PREFETCH_BATCHES, Values::Count(1, 1 << 20), "optimizer batches that are made ahead"),
+    (PREFETCH_BATCHES, Values::Count(1, 1 << 20), "optimizer batches that the loader prepares ahead"),
     (DECODE_THREADS, Values::Count(1, 1024), "threads that read and tokenize"),
     (
         DATASET_RESIDENCY,
         Values::Words(&["in_memory", "row_group_cache", "ultra_low_mem"]),
-        "how much of the data stays in memory",
+        "form in which rows stay in memory",
     ),
 ];
 

@@ -107,7 +107,7 @@ impl<'a> Offer<'a> {
             memory_for_files,
             parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
             gradients_note: format!("{gradients}{frozen}"),
-            loading: loading.iter().map(|held| held.row("a tensor on its way")).collect(),
+            loading: loading.iter().map(|held| held.row("a tensor in transit")).collect(),
         }
     }
 
@@ -155,7 +155,7 @@ impl<'a> Offer<'a> {
         }
         rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
         if levers.layer_major.is_some() {
-            let note = "of every gradient, for the norm and the update";
+            let note = "of each gradient, for the norm and the update";
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
         }
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
@@ -183,7 +183,7 @@ impl<'a> Offer<'a> {
         let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
         let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
         if *row == PARAMETERS {
-            format!("{}, in a file, those of one block at a time in memory", self.parameters_note)
+            format!("{}, in a file; one block at a time in memory", self.parameters_note)
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {
@@ -191,7 +191,7 @@ impl<'a> Offer<'a> {
         } else if *row == LOSS && t5_ops::keeps_logits(self.counter.of_model().activations(), chunk) {
             format!("{chunk} rows of logits at a time")
         } else if *row == LOSS {
-            "logits computed again, a block of the vocabulary at a time".into()
+            "logits recomputed, a block of the vocabulary at a time".into()
         } else if *row == WORKSPACE && written.total() > 0 {
             format!("{} written to disk a step", Bytes(written.total()))
         } else {

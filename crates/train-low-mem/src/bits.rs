@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(event["differences"][0], json!({"setting": "memory.micro_batch_samples", "was": "4", "now": "2"}));
         let Err(refused) = resumed(Some(&now), &now, 250, true, SCOPE) else { panic!("it goes on") };
         assert!(refused.message.contains("\n  memory.micro_batch_samples: was 4, now 2\n"), "{refused}");
-        assert_eq!(refused.hints[0], "the smallest budget that would do: --memory-budget 421MiB");
+        assert_eq!(refused.hints[0], "the smallest budget that works: --memory-budget 421MiB");
         assert_eq!(
             resumed(Some(&now), &now, 421, true, SCOPE).expect("it does").plan.step.levers.micro_batch_samples,
             4

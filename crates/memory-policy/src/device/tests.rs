@@ -97,7 +97,7 @@ fn what_does_not_fit_the_device_is_refused_with_the_device_budget_that_would_do(
     let refusal = plan(&with_card(24_000), &costs(), explicit(4000, 1000)).unwrap_err();
     assert_eq!((refusal.limited_by, refusal.limit), (Limit::DeviceBudget, Bytes::mib(1000)));
     let hint = refusal.hint();
-    assert!(hint.starts_with("the smallest budget that would do: --device-memory-budget 160"), "{hint}");
+    assert!(hint.starts_with("the smallest budget that works: --device-memory-budget 160"), "{hint}");
     let enough = Budgets { device: Budget::Explicit(refusal.smallest_budget), ..explicit(4000, 0) };
     assert_eq!(plan(&with_card(24_000), &costs(), enough).unwrap().step.samples, 1);
 
@@ -117,7 +117,7 @@ fn without_a_device_budget_a_share_of_what_is_free_is_taken_and_an_unknown_devic
     assert_eq!(plan_of(&with_card(6100)).step.samples, 4);
     let unknown = plan_of(&host(20_000));
     assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves what buys 10 %
-    assert!(unknown.bill.to_string().contains("what the device has is not known"), "{}", unknown.bill);
+    assert!(unknown.bill.to_string().contains("the device's memory is unknown"), "{}", unknown.bill);
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn what_cannot_fit_is_refused_with_the_smallest_budget_that_would_do() {
     assert_eq!(refusal.limited_by, Limit::Budget);
     assert_eq!(refusal.smallest_plan.predicted_peak, Bytes::mib(260));
     assert_eq!(refusal.to_string(), "memory budget: expected at least 273 MiB for the smallest plan, got 200 MiB");
-    assert_eq!(refusal.hint(), "the smallest budget that would do: --memory-budget 274MiB");
+    assert_eq!(refusal.hint(), "the smallest budget that works: --memory-budget 274MiB");
 
     let enough = plan(&ample(), &costs(), Budget::Explicit(refusal.smallest_budget)).unwrap();
     assert_eq!(enough, *refusal.smallest_plan);
@@ -90,7 +90,7 @@ fn a_machine_with_less_than_the_budget_is_not_promised_away() {
     let refusal = plan(&full, &costs(), explicit(4000)).unwrap_err();
     assert_eq!((refusal.limit, refusal.limited_by), (Bytes::mib(130), Limit::Available));
     assert_eq!(refusal.to_string(), "available memory: expected at least 273 MiB for the smallest plan, got 130 MiB");
-    let hint = "free 143 MiB on this machine or raise its limit; `--memory-budget 274MiB` would do then";
+    let hint = "free 143 MiB on this machine or raise its limit; then `--memory-budget 274MiB` works";
     assert_eq!(refusal.hint(), hint);
 }
 
@@ -101,7 +101,7 @@ fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_
     let plan = plan(&now, &costs(), Budget::ShareOfAvailable).unwrap();
     assert_eq!(plan.budget, Bytes::mib(760)); // 80 % of 1000 - 200 + 150
     let first = plan.bill.to_string().lines().next().unwrap().to_string();
-    assert!(first.ends_with("760.0 MiB  80 % of what is available; 950.0 MiB available (cgroup)"), "{first}");
+    assert!(first.ends_with("760.0 MiB  80 % of the available memory; 950.0 MiB available (cgroup)"), "{first}");
     assert_eq!(plan.step.samples, 4);
 }
 
@@ -145,7 +145,7 @@ fn the_phase_that_holds_most_is_what_the_bill_shows() {
     assert_eq!((plan.predicted_peak, plan.bill.binding.as_str()), (Bytes::mib(950), "evaluation"));
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
     let shown = plan.bill.to_string();
-    assert!(shown.contains("training 0.88 GiB, evaluation 0.93 GiB; evaluation binds"), "{shown}");
+    assert!(shown.contains("training 0.88 GiB, evaluation 0.93 GiB; largest: evaluation"), "{shown}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ memory budget        1.17 GiB   --memory-budget; 60.00 GiB available (host)
   activations        0.78 GiB
   loader             0.04 GiB
   headroom           0.05 GiB   5 % of the predicted peak
-next                 nothing that is offered is faster
+speed                this is the fastest plan
 => 16 samples a step, 8 at a time; predicted peak 1.02 GiB
 ";
     assert_eq!(plan.bill.to_string(), expected);

@@ -140,7 +140,7 @@ fn counters_that_say_nothing_are_errors_that_name_the_file() {
     fs::remove_file(machine.0.path().join("proc/self/status")).unwrap();
     assert!(machine.error().starts_with("/proc/self/status: cannot be read: "), "{}", machine.error());
     let empty = Machine(tempfile::tempdir().unwrap());
-    assert_eq!(empty.error(), "this system does not say how much memory it has");
+    assert_eq!(empty.error(), "this system does not report its memory");
 }
 
 #[test]
