@@ -140,7 +140,7 @@ pub fn release_small() {
     collect();
 }
 
-/// What large blocks hold now, and the most that was live at one time since [`release_unused`].
+/// Memory of large blocks now, and the most that was live at one time since [`release_unused`].
 pub fn held() -> Held {
     pages::held()
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// What was asked of [`Allocator`](crate::Allocator) while it was counting.
+/// Requests to [`Allocator`](crate::Allocator) while it was counting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// How often memory was asked for.

@@ -33,7 +33,7 @@ unsafe impl Sync for Slot {}
 
 static SLOTS: [Slot; FILES] = [const { Slot::new() }; FILES];
 
-/// What the program says and returns when it ends.
+/// Message and exit code at the end of the program.
 struct LastWords {
     exit: u8,
     hint: &'static str,
@@ -141,7 +141,7 @@ mod system {
     extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         // SAFETY: the system passes a pointer to what it knows of the signal.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-        // What another process sends has a code of at most zero and no address.
+        // A signal from another process has a code of at most zero and no address.
         let lost = if code > 0 { SLOTS.iter().find(|slot| slot.holds(address)) } else { None };
         match (lost, LAST_WORDS.get()) {
             (Some(slot), Some(words)) => end(slot, words),

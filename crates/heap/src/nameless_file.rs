@@ -18,7 +18,7 @@ pub fn file_without_name(directory: &Path) -> io::Result<File> {
     never_named(directory).or_else(|_| named_and_removed(directory))
 }
 
-/// What messages call a file without a name in `directory`.
+/// The text for a file without a name in `directory`, in messages.
 pub fn shown_path(directory: &Path) -> PathBuf {
     directory.join("<offload file>")
 }

@@ -8,7 +8,7 @@ use crate::in_files;
 use crate::page::{PAGE_BYTES, system, whole_pages};
 use crate::ranges::FreeRanges;
 
-/// What large blocks hold, in bytes of whole pages.
+/// Memory of large blocks, in bytes of whole pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// In blocks that are in use.
@@ -57,7 +57,7 @@ pub(crate) fn release() {
     with(Pages::release);
 }
 
-/// What is held now.
+/// Current memory.
 pub(crate) fn held() -> Held {
     with(|pages| pages.held())
 }

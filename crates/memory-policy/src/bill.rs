@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, CostRow, DeviceBill, Name};
 
-/// What a plan will hold, row by row. `Display` prints it for people, `Serialize` for `--json`.
+/// The predicted memory of a plan, row by row. `Display` prints it for people, `Serialize` for `--json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bill {
     /// The most that the process may hold.
     pub budget: Bytes,
     /// Who set the budget: `--memory-budget`.
     pub budget_source: String,
-    /// What the process could hold when the bill was made, whatever the budget.
+    /// Memory available to the process when the bill was made, whatever the budget.
     pub available: Bytes,
     /// Whose limit `available` is: `host` or `cgroup`.
     pub available_set_by: String,
-    /// What is held at the peak: fixed rows, then the step's, then the loader's.
+    /// The rows of the peak: fixed rows, then the step's, then the loader's.
     pub rows: Vec<CostRow>,
     /// Kept free for what the rows do not know.
     pub headroom: Bytes,
@@ -39,10 +39,10 @@ pub struct Bill {
     /// The phase that `rows` and `predicted_peak` are about: the one with the highest peak.
     #[serde(default)]
     pub binding: Name,
-    /// What a larger budget would buy, in words.
+    /// The gain of a larger budget, in words.
     #[serde(default)]
     pub next: String,
-    /// What is held on the device, where anything is.
+    /// The device's part of the bill, if there is a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceBill>,
     /// How the budget is used, in words: `128 samples a step, micro-batches of 16`.

@@ -86,7 +86,7 @@ pub enum ParseBytesError {
     UnknownUnit {
         /// The whole text.
         text: String,
-        /// What stood in the place of the unit.
+        /// The text in the place of the unit.
         unit: String,
     },
     /// More than 64 bits of bytes.

@@ -12,7 +12,7 @@ use crate::{Bytes, Name, Place};
 /// One line of the bill: what something costs, and why that much.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostRow {
-    /// What holds the bytes.
+    /// The holder of the bytes.
     pub name: Name,
     /// How many bytes it holds at the peak.
     pub bytes: Bytes,
@@ -39,9 +39,9 @@ impl CostRow {
 /// A part of a run that is not the step, and what it holds beside the fixed rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// What it is called.
+    /// Its name.
     pub name: Name,
-    /// What it holds at its peak.
+    /// Its memory at the peak.
     pub rows: Vec<CostRow>,
 }
 
@@ -66,11 +66,11 @@ pub trait Setting: Clone + PartialEq + fmt::Debug {
 /// One setting, what it would hold, and how long it would take.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Choice<S> {
-    /// What is chosen.
+    /// The choice.
     pub what: S,
-    /// What this choice holds at its peak, the fixed rows not counted again.
+    /// Memory of this choice at its peak, without the fixed rows.
     pub rows: Vec<CostRow>,
-    /// What it holds in the other phases of a run.
+    /// Its memory in the other phases of a run.
     pub other_phases: Vec<Phase>,
     /// Time of a step over the time of the fastest choice: 1.0 is the fastest, 1.3 takes 30 % longer.
     pub relative_time: f64,
@@ -110,9 +110,9 @@ impl<S> Choice<S> {
 /// Everything that the parts offer, and what it would cost: ways to carry out a step (`S`), and ways to feed it (`L`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Costs<S, L> {
-    /// What a step does whatever is chosen, for the bill's last line: `128 samples a step`.
+    /// The fixed part of a step, for the bill's last line: `128 samples a step`.
     pub task: String,
-    /// What is held whatever is chosen.
+    /// Memory that does not depend on the choice.
     pub fixed: Vec<CostRow>,
     /// The ways to carry out a step. At least one.
     pub steps: Vec<Choice<S>>,

@@ -32,13 +32,13 @@ impl Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeviceMemory {
-    /// What the driver calls it.
+    /// The driver's name for it.
     pub name: String,
     /// All of it.
     pub total: Bytes,
-    /// What nobody holds.
+    /// Free memory.
     pub free: Bytes,
-    /// What this process holds of it.
+    /// Memory of this process.
     pub used: Bytes,
 }
 
@@ -64,7 +64,7 @@ impl From<Budget> for Budgets {
     }
 }
 
-/// What a plan may hold on the device: nothing of it is known where nobody names a budget and no probe finds a device.
+/// The limit of a plan on the device: unknown if there is neither a budget nor a probe that finds a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceLimit {
     /// The budget in bytes.
@@ -89,7 +89,7 @@ impl DeviceLimit {
                 && self.ceiling.is_none_or(|ceiling| peak <= ceiling))
     }
 
-    /// What there is: the budget, or what the device has left where that is less.
+    /// The limit: the budget, or the free memory of the device if that is less.
     pub fn bytes(&self) -> Bytes {
         [self.budget, self.ceiling].into_iter().flatten().min().unwrap_or_default()
     }
@@ -100,14 +100,14 @@ impl DeviceLimit {
     }
 }
 
-/// What a plan will hold on the device, row by row.
+/// The predicted memory of a plan on the device, row by row.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceBill {
     /// The most that may be held there; `None` where it is not known.
     pub budget: Option<Bytes>,
     /// Who set the budget, and what the device is.
     pub source: String,
-    /// What is held at the peak.
+    /// The rows of the peak.
     pub rows: Vec<CostRow>,
     /// The sum of the rows.
     pub predicted_peak: Bytes,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What holds bytes, or the part of a run in which it does.
+/// The name of a holder of bytes, or of a phase of a run.
 ///
 /// ```
 /// use memory_policy::Name;

@@ -39,7 +39,7 @@ const NO_SLOWER_PERCENT: f64 = 1.5;
 /// this much faster to whoever else needs it. For a T5 step it is often a third of the memory.
 const GUEST_PERCENT: f64 = 10.0;
 
-/// What the process may hold.
+/// The memory limit of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
     /// This much: `--memory-budget`. The promise that the whole process stays below it.
@@ -66,7 +66,7 @@ impl Budget {
     }
 }
 
-/// What set the limit that a plan had to fit.
+/// The source of the limit that a plan had to fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
@@ -80,7 +80,7 @@ pub enum Limit {
     DeviceAvailable,
 }
 
-/// What to do until the next plan: values of the levers of a step (`S`) and of what feeds it (`L`), and what they hold.
+/// The plan until the next one: values of the levers of a step (`S`) and of its loader (`L`), and their memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan<S, L> {
     /// How a step is carried out.
@@ -91,18 +91,18 @@ pub struct Plan<S, L> {
     pub loader: L,
     /// The budget as resolved when the run was planned first.
     pub budget: Bytes,
-    /// What set the limit that this plan had to fit: the budget, or less than it that was there.
+    /// The source of the limit that this plan had to fit: the budget, or the available memory if that was less.
     pub limited_by: Limit,
-    /// What the process will hold at its peak, headroom not counted.
+    /// Predicted peak of the process, without headroom.
     pub predicted_peak: Bytes,
     /// Kept free beside the predicted peak.
     pub headroom: Bytes,
     /// Time of a step over the time of the fastest plan that was offered.
     pub relative_time: f64,
-    /// What the device will hold at its peak, headroom not counted; nothing where tensors lie on the host.
+    /// Predicted peak of the device, without headroom; none if tensors are on the host.
     #[serde(default)]
     pub predicted_device_peak: Bytes,
-    /// What the predicted peak is made of.
+    /// The rows of the predicted peak.
     pub bill: Bill,
     /// Replans in a row in which a faster plan would have fitted; see [`crate::replan`].
     #[serde(skip)]
@@ -140,7 +140,7 @@ impl<S, L> Plan<S, L> {
 /// No offered choice fits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DoesNotFit<S, L> {
-    /// What there was: the budget, or what is available where that is less.
+    /// The limit: the budget, or the available memory if that is less.
     pub limit: Bytes,
     /// Which of the two it was.
     pub limited_by: Limit,
@@ -151,7 +151,7 @@ pub struct DoesNotFit<S, L> {
 }
 
 impl<S, L> DoesNotFit<S, L> {
-    /// What the reader could do about it, for the `hint:` line.
+    /// Advice for the `hint:` line.
     pub fn hint(&self) -> String {
         let enough = (self.smallest_budget + ANOTHER_START).round_up_to_mib().0 >> 20;
         match self.limited_by {
@@ -258,13 +258,13 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
     Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan })
 }
 
-/// What a plan has to fit: the budget, or the ceiling where that is lower.
+/// The limit that a plan has to fit: the budget, or the ceiling if that is lower.
 pub(crate) fn limit_of(now: &MemorySnapshot, budget: Bytes) -> (Bytes, Limit) {
     let ceiling = now.ceiling();
     if ceiling < budget { (ceiling, Limit::Available) } else { (budget, Limit::Budget) }
 }
 
-/// What is kept free beside a predicted peak: 5 % of it, and at least 8 MiB.
+/// The headroom beside a predicted peak: 5 % of it, and at least 8 MiB.
 ///
 /// A function of the prediction alone, so that the smallest budget is one and not a fixed point.
 pub fn headroom(predicted_peak: Bytes) -> Bytes {
@@ -331,7 +331,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         self.predicted_peak.cmp(&other.predicted_peak).then(self.relative_time.total_cmp(&other.relative_time))
     }
 
-    /// What the smallest budget that is faster would buy, in words.
+    /// The gain of the smallest budget that is faster, in words.
     fn next(&self, candidates: &[Self], as_fast: f64) -> String {
         let time = self.relative_time.max(as_fast);
         let faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
@@ -346,7 +346,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         )
     }
 
-    /// What lies on the device at its peak.
+    /// Rows of the device at its peak.
     fn device_rows(&self, costs: &Costs<S, L>) -> Vec<CostRow> {
         let rows = costs.fixed.iter().chain(self.step.largest_phase_at(Place::Device).1);
         rows.filter(|row| row.place == Place::Device).cloned().collect()

@@ -19,7 +19,7 @@ mod tests;
 
 /// Takes memory snapshots.
 pub trait Probe: Send + Sync {
-    /// What is held and free now.
+    /// Used and free memory now.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ pub enum ProbeError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         source: std::io::Error,
     },
     /// A counter's file was read and does not say what it should.
@@ -43,9 +43,9 @@ pub enum ProbeError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What should have been there.
+        /// The expected text.
         expected: &'static str,
-        /// What was.
+        /// The found text.
         got: String,
     },
     /// Neither `/proc` nor the operating system's own interface says how much memory there is.

@@ -40,7 +40,7 @@ const CALM_MARGIN_PERCENT: u64 = 10;
 pub struct Replanned<S, L> {
     /// Follow this one until the next call, and hand it to the next call.
     pub plan: Plan<S, L>,
-    /// What changed, for the `replan` event; `None` almost always.
+    /// The change, for the `replan` event; `None` almost always.
     pub change: Option<Change>,
     /// Whether the machine keeps swapping although the plan is the smallest: better to stop and resume later.
     pub is_hopeless: bool,
@@ -55,15 +55,15 @@ pub enum Change {
     Shrunk {
         /// The old plan's predicted peak.
         needed: Bytes,
-        /// What this process could hold.
+        /// Memory available to this process.
         available: Bytes,
     },
     /// Memory that had been taken is free again, and has been for a while.
     #[error("memory is free again: {available} are available, a faster plan needs {needed}")]
     Grown {
-        /// What the new plan needs, headroom included.
+        /// Memory that the new plan needs, headroom included.
         needed: Bytes,
-        /// What this process could hold.
+        /// Memory available to this process.
         available: Bytes,
     },
     /// The plan is the smallest one and not even that fits.
@@ -71,7 +71,7 @@ pub enum Change {
     DoesNotFit {
         /// The smallest plan's predicted peak.
         needed: Bytes,
-        /// What this process could hold.
+        /// Memory available to this process.
         available: Bytes,
     },
 }
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(samples, [8, 1, 1, 1, 1]);
         let [needed, available] = [200, 150].map(Bytes::mib);
         assert_eq!(changes, [Change::DoesNotFit { needed, available }]);
-        // What pressure took grows back from there too.
+        // A plan that pressure shrank grows back from there, too.
         ceilings.extend([2000; CALM_REPLANS as usize]);
         let (samples, changes) = follow(BUDGET, &ceilings);
         assert!(samples.last() == Some(&8) && matches!(changes[..], [_, Change::Grown { .. }]), "{changes:?}");
@@ -413,7 +413,7 @@ mod tests {
     fn a_host_that_swaps_with_little_left_shrinks_the_plan_before_its_peak_no_longer_fits() {
         let first = plan(&swapping(2000, 7), &costs(), BUDGET).unwrap();
         assert_eq!(first.predicted_peak, Bytes::mib(900));
-        // What was swapped before the run began is nobody's pressure now.
+        // Swapping before the run began is no pressure now.
         let quiet = replan(&swapping(950, 7), &costs(), BUDGET, &first);
         assert_eq!(quiet.change, None);
         let pressed = replan(&swapping(950, 8), &costs(), BUDGET, &quiet.plan);
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(samples(&holding(895, 44)), 4);
         // Nor may it keep its plan because it holds more than that predicts.
         assert_eq!(samples(&holding(920, 10)), 4);
-        // What was never there was not taken by others.
+        // Memory that was never there was not taken by others.
         let tight = Plan { bill: crate::Bill { available: Bytes::mib(945), ..first.bill.clone() }, ..first.clone() };
         assert_eq!(replan(&holding(895, 30), &costs(), BUDGET, &tight).change, None);
         // It grows back when they let go, and stays where it is while they do not.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, DeviceMemory};
 
-/// What the machine and this process hold at one instant.
+/// Memory of the machine and of this process at one instant.
 ///
 /// `Default` is an empty machine; tests name the fields that they mean and take the rest from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub struct MemorySnapshot {
     pub pressure: Option<Pressure>,
     /// The same for this process's own control group.
     pub group_pressure: Option<Pressure>,
-    /// What swap and control group have counted since they exist.
+    /// Counters of swap and control group since their start.
     pub traffic: Traffic,
 }
 
@@ -57,16 +57,16 @@ pub struct Traffic {
 pub struct Group {
     /// The group's path inside its hierarchy: `/` or `/user.slice/user-1000.slice`.
     pub path: String,
-    /// What the group may hold.
+    /// The limit of the group.
     pub limit: Bytes,
-    /// What it holds, page cache included.
+    /// Its usage, page cache included.
     pub used: Bytes,
-    /// What the kernel could drop from it at once: page cache that no process has mapped.
+    /// The part that the kernel could drop at once: page cache that no process has mapped.
     pub reclaimable: Bytes,
 }
 
 impl Group {
-    /// What the group may still take before it swaps or kills.
+    /// Memory that the group can still take before it swaps or kills.
     pub fn available(&self) -> Bytes {
         self.limit.saturating_sub(self.used.saturating_sub(self.reclaimable))
     }
@@ -82,7 +82,7 @@ pub struct Pressure {
 }
 
 impl MemorySnapshot {
-    /// What this process may still take: the least of what the host and its groups have left.
+    /// Memory that this process can still take: the minimum over the host and its groups.
     pub fn usable(&self) -> Bytes {
         match &self.group {
             Some(group) => self.available.min(group.available()),

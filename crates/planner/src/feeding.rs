@@ -11,7 +11,7 @@ use crate::FeedingChoice;
 use crate::levers::{DATASET_RESIDENCY, DECODE_THREADS, PREFETCH_BATCHES, Pins};
 use crate::names::{DATASET, LOADER};
 
-/// What the dataset holds between reads.
+/// The data kept between reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DatasetResidency {
@@ -59,7 +59,7 @@ impl fmt::Display for DatasetResidency {
 /// How a step is fed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Feeding {
-    /// What the dataset holds between reads.
+    /// The data kept between reads.
     pub residency: DatasetResidency,
     /// Threads that decode and tokenize.
     pub decode_threads: usize,
@@ -89,7 +89,7 @@ impl Setting for Feeding {
     }
 }
 
-/// What feeds a step.
+/// The loader and dataset of a step.
 #[derive(Clone, Copy)]
 pub enum Feed<'a> {
     /// Rows of a dataset.
@@ -167,7 +167,7 @@ impl Rows<'_> {
         vec![CostRow::new(LOADER, loader, note), CostRow::new(DATASET, dataset, feeding.residency.to_string())]
     }
 
-    /// What the dataset may hold, with the time of a step over that of the fastest.
+    /// Residencies of the dataset, each with its step time relative to the fastest.
     fn residencies(&self, pins: &Pins) -> Vec<(DatasetResidency, f64)> {
         let dataset = self.dataset;
         let block_bytes = dataset.mean_row_bytes().saturating_mul(u64::from(dataset.block_rows()));

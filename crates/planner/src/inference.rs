@@ -15,7 +15,7 @@ use crate::reading::EvaluatedRows;
 use crate::search::halvings;
 use crate::{Job, StepChoice};
 
-/// What is computed beside what the job says. Parameters are f32.
+/// The settings of inference beside those of the job. Parameters are f32.
 #[derive(Clone)]
 pub struct Inference<'a> {
     /// Dtype of activations.
@@ -54,7 +54,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What inference offers: what it holds throughout, and the numbers of samples at a time.
+/// The choices of inference: its fixed memory, and the numbers of samples at a time.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = Counter::new(job.model, inference.activations, job.longest)?;
     let parameters = CostRow::new(PARAMETERS, counter.parameters(DType::F32), "f32");

@@ -12,11 +12,11 @@ use crate::prices::Prices;
 use crate::training::{self, Training};
 use crate::{Costs, Plan};
 
-/// What is to be planned.
+/// The job to plan.
 pub struct Job<'a> {
     /// The model that computes.
     pub model: &'a t5::Config,
-    /// What it does.
+    /// The work.
     pub work: Work<'a>,
     /// Samples of an optimizer step; in inference, samples at a time, at most.
     pub samples: usize,
@@ -24,19 +24,19 @@ pub struct Job<'a> {
     pub longest: (usize, usize),
     /// Where tensors lie.
     pub place: Place,
-    /// What may be held.
+    /// The budgets.
     pub budgets: Budgets,
-    /// What is not to be chosen.
+    /// The pins.
     pub pins: &'a Pins,
-    /// What feeds a step.
+    /// The loader and dataset of a step.
     pub feed: Feed<'a>,
-    /// What the process holds already, for people.
+    /// The process's own memory, for people.
     pub process_note: &'a str,
-    /// What levers cost in time on this machine.
+    /// The time that levers cost on this machine.
     pub prices: Prices,
 }
 
-/// What is computed.
+/// The computation.
 #[derive(Clone)]
 pub enum Work<'a> {
     /// Optimizer steps.
@@ -66,10 +66,10 @@ pub struct Planned {
 /// rehearsal left there: an estimate.
 const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 
-/// What a job could choose from, and what it would cost.
+/// The choices of a job, with their costs.
 ///
 /// # Errors
-/// What the trainer refuses; weights that were to lie in files while tensors lie on a device.
+/// Errors of the trainer; weights in files of the host while tensors are on a device.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     let (held, steps) = match &job.work {
         Work::Training(training) => {

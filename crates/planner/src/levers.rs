@@ -66,7 +66,7 @@ impl Values {
 pub struct Flag {
     /// `--LONG`
     pub long: &'static str,
-    /// What follows it.
+    /// The argument after it.
     pub takes: Takes,
     /// Its line in the help.
     pub help: &'static str,
@@ -75,7 +75,7 @@ pub struct Flag {
     pub usual: fn(&Pins) -> Option<Value>,
 }
 
-/// What follows a flag.
+/// The argument after a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// The value, which the help calls so.

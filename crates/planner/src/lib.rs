@@ -47,7 +47,7 @@ pub use training::{Evaluation, MOST_EVALUATED_TOGETHER, Training};
 
 /// A plan of this planner's choices.
 pub type Plan = memory_policy::Plan<Step, Feeding>;
-/// What a job could choose from.
+/// The choices of a job.
 pub type Costs = memory_policy::Costs<Step, Feeding>;
 /// A way to carry out a step.
 pub type StepChoice = memory_policy::Choice<Step>;

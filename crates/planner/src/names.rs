@@ -4,7 +4,7 @@ use memory_policy::Name;
 
 /// The program itself: measured.
 pub const PROCESS: Name = Name::new("process");
-/// What the allocator keeps of blocks that are no pages of their own.
+/// Small blocks in the allocator, which have no pages of their own.
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
@@ -28,7 +28,7 @@ pub const LOSS: Name = Name::new("loss");
 pub const WORKSPACE: Name = Name::new("workspace");
 /// Batches and what makes them.
 pub const LOADER: Name = Name::new("loader");
-/// What the dataset keeps between reads.
+/// The data kept between reads.
 pub const DATASET: Name = Name::new("dataset");
 /// Rows that an evaluation reads.
 pub const VALIDATION_ROWS: Name = Name::new("validation rows");

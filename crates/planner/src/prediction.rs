@@ -1,4 +1,4 @@
-//! What a peak says about the prediction that it broke.
+//! The likely cause of a peak above its prediction.
 
 use memory_policy::{Bytes, CostRow, Name};
 

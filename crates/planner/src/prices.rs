@@ -36,13 +36,13 @@ pub struct Prices {
     /// The time of writing a byte to a file that stays in memory and reading it, in multiply-adds of an average one of
     /// the step.
     pub file_byte: f64,
-    /// What a byte costs that goes to the disk, over one that stays in the system's page cache.
+    /// Price of a byte that goes to the disk, relative to one that stays in the page cache.
     pub disk: f64,
-    /// What a byte of weights costs, which is read three times, over one that is written and read once.
+    /// Price of a byte of weights, which is read three times, relative to one that is written and read once.
     pub weights: f64,
     /// The same where it goes to the disk.
     pub weights_to_disk: f64,
-    /// What a chunk of the loss costs beside its arithmetic, in rows: the vocabulary is packed for each.
+    /// Fixed cost of a chunk of the loss, in rows: the vocabulary is packed for each.
     pub overhead_rows: f64,
     /// Whether logits are computed again whatever the chunk, so that every price has it in it.
     pub never_keeps_logits: bool,

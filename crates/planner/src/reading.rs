@@ -24,7 +24,7 @@ pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
 /// The rows that an evaluation reads.
 #[derive(Clone)]
 pub struct EvaluatedRows<'a> {
-    /// What rows become.
+    /// The training task.
     pub loader: LoaderOptions,
     /// Who encodes them.
     pub tokenizer: &'a Tokenizer,

@@ -19,7 +19,7 @@ const PARTS: usize = 8;
 /// As many values a lever over blocks has, at most: those of a deeper model are evenly spaced, and planning stays quick.
 const MOST_COUNTS: usize = 64;
 
-/// What offers depend on beside other levers.
+/// The facts that offers depend on, beside other levers.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
     /// Values that are not to be chosen.
@@ -70,7 +70,7 @@ impl Space<'_> {
     }
 }
 
-/// What a pin leaves of an offer of counts.
+/// The counts of an offer that a pin leaves.
 fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Vec<Value> {
     match pin {
         Some(pin) => vec![Value::Count(pin)],
@@ -78,7 +78,7 @@ fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Ve
     }
 }
 
-/// What a pin leaves of an offer of words.
+/// The words of an offer that a pin leaves.
 fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<Value> {
     match space.pins.of(lever.name) {
         Some(pin) => vec![pin],

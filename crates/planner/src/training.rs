@@ -23,20 +23,20 @@ use crate::{Job, StepChoice};
 /// signal is noticed soon.
 pub const MOST_EVALUATED_TOGETHER: usize = 16;
 
-/// What training does beside what the job says.
+/// The settings of training beside those of the job.
 #[derive(Clone)]
 pub struct Training<'a> {
     /// How it trains.
     pub options: &'a TrainerOptions,
     /// Bytes that the whole run may write to files in place of memory, where no pin says so.
     pub disk_writes: u64,
-    /// What is evaluated now and then.
+    /// The evaluation between steps, if any.
     pub evaluation: Option<Evaluation<'a>>,
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
 }
 
-/// What a run evaluates.
+/// The evaluation of a run.
 #[derive(Clone)]
 pub struct Evaluation<'a> {
     /// The longest answer in tokens.
@@ -51,7 +51,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// What training offers: what it holds from the first step to the last, and the ways to carry out a step.
+/// The choices of training: the fixed memory of a run, and the ways to carry out a step.
 pub(crate) fn offer(
     job: &Job<'_>,
     training: &Training<'_>,
@@ -74,7 +74,7 @@ pub(crate) fn offer(
     Ok((vec![state], steps))
 }
 
-/// What every choice has in common.
+/// The part that all choices share.
 struct Offer<'a> {
     job: &'a Job<'a>,
     training: &'a Training<'a>,
@@ -199,7 +199,7 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// What the phases hold that are not the step. Gradients are released before an evaluation.
+    /// Memory of the phases other than the step. Gradients are released before an evaluation.
     fn other_phases(
         &self,
         levers: &Levers,

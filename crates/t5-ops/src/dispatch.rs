@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::storage::elements;
 
-/// What computes an operation. It is decided once a call, from the dtypes and devices of the operands.
+/// The path of an operation. It is decided once a call, from the dtypes and devices of the operands.
 ///
 /// The kernels of a card would be one more path, in a file `cuda` beside `cpu` and `reference` in each operation's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -44,7 +44,7 @@ impl RowMask {
         (self.key.low, self.key.high, self.threshold)
     }
 
-    /// What kept elements are multiplied by.
+    /// Factor of kept elements.
     pub(crate) fn scale(&self) -> f32 {
         self.scale
     }
@@ -55,7 +55,7 @@ impl RowMask {
         hash(self.key, channel as u32) >= self.threshold
     }
 
-    /// What element `channel` is multiplied by: the scale, or zero.
+    /// Factor of element `channel`: the scale, or zero.
     #[inline(always)]
     pub(crate) fn factor(&self, channel: usize) -> f32 {
         if self.keeps(channel) { self.scale } else { 0.0 }

@@ -1,4 +1,4 @@
-//! What the tests of the operations share: reproducible tensors, comparisons, finite differences.
+//! Shared by the tests of the operations: reproducible tensors, comparisons, finite differences.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 

@@ -16,7 +16,7 @@ fn numbers(shape: &[usize], dtype: DType) -> Result<Tensor> {
     Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)
 }
 
-/// What an operation gave, by name.
+/// Results of operations, by name.
 type Results = Vec<(String, Tensor)>;
 
 fn bits(results: &Results) -> Result<Vec<(String, Vec<u32>)>> {

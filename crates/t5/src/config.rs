@@ -74,7 +74,7 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// First input of the decoder.
     pub decoder_start_token_id: u32,
-    /// What the file said beside these.
+    /// The other entries of the file.
     pub rest: Rest,
 }
 

@@ -29,9 +29,9 @@ pub enum Error {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What is missing.
+        /// The missing thing.
         problem: String,
-        /// What to do.
+        /// Advice.
         hint: &'static str,
     },
     /// A JSON file that is not JSON, or not an object.
@@ -51,7 +51,7 @@ pub enum Error {
         key: String,
         /// The value found.
         got: String,
-        /// What would have been accepted.
+        /// The accepted values.
         expected: String,
     },
     /// A safetensors file whose header is damaged, truncated or hostile.
@@ -59,7 +59,7 @@ pub enum Error {
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// A tensor that the model needs and no file has.
@@ -87,9 +87,9 @@ pub enum Error {
         path: PathBuf,
         /// Its name.
         tensor: String,
-        /// What the configuration implies.
+        /// The value that the configuration implies.
         expected: String,
-        /// What the file says.
+        /// The value in the file.
         got: String,
     },
     /// A micro-batch or a list of sources that no model can be run on.
@@ -97,9 +97,9 @@ pub enum Error {
     Batch {
         /// Which sample or list.
         what: String,
-        /// What was expected.
+        /// The expected value.
         expected: String,
-        /// What was there.
+        /// The found value.
         got: String,
     },
     /// A tensor operation failed: our bug, or the device ran out of memory.
@@ -108,7 +108,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, where that is known.
+    /// Advice for the user, where known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Io { .. } | Error::Tensor(_) => None,

@@ -47,7 +47,7 @@ impl T5 {
     }
 
     /// [`T5::init`] whose large weights lie in a file there, if one is asked for, each as soon as it is made: memory then
-    /// holds those that are worked on. Without [`heap::Allocator`] in the program they lie in memory nevertheless.
+    /// holds those that are worked on. Without [`heap::Allocator`] in the program they stay in memory.
     ///
     /// # Errors
     /// [`Error::Io`], for example where the disk has no room for them.

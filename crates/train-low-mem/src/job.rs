@@ -10,9 +10,9 @@ use trainer::TrainerOptions;
 use crate::config::Config;
 use crate::open::{self, Opened};
 
-/// What a run would compute.
+/// The computation of a run.
 pub struct RunJob<'a> {
-    /// What was asked for.
+    /// The resolved config.
     pub config: &'a Config,
     /// The model, and how it trains.
     pub model: &'a t5::Config,

@@ -69,7 +69,7 @@ impl Args for LeverFlags {
     }
 }
 
-/// What reads a value of these.
+/// The parser of these values.
 fn value(values: Values) -> ValueParser {
     match values {
         Values::Words(words) => {

@@ -127,7 +127,7 @@ impl Output {
             else {
                 continue;
             };
-            // Not under the lock: a terminal that reports room may wait nevertheless.
+            // Not under the lock: a terminal that reports room may still wait.
             let chunk = self.lock().chunk(stream);
             let written = rustix::io::write(fds[stream as usize], &chunk);
             self.lock().note_written(stream, written);

@@ -1,4 +1,4 @@
-//! What makes one run differ from another: the trainer's options, checked together.
+//! The trainer's options, checked together.
 
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ impl Precision {
     }
 }
 
-/// What the weights are kept in between two updates, where activations are bf16.
+/// Precision of the weights between two updates, with bf16 activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MasterWeights {
@@ -56,7 +56,7 @@ pub enum GradientPrecision {
     Bf16,
 }
 
-/// What makes one run differ from another. Saved in every checkpoint.
+/// The trainer's options. Saved in every checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerOptions {
     /// Seed of the dropout masks.
@@ -65,13 +65,13 @@ pub struct TrainerOptions {
     pub dropout: f64,
     /// Dtype of activations.
     pub precision: Precision,
-    /// What the weights are kept in.
+    /// Precision of the weights.
     #[serde(default)]
     pub master_weights: MasterWeights,
-    /// What gradients are summed in.
+    /// Precision of gradient sums.
     #[serde(default)]
     pub gradient_precision: GradientPrecision,
-    /// What does not train; see [`crate::freeze`].
+    /// The frozen parameters; see [`crate::freeze`].
     pub freeze: Vec<String>,
     /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
     pub grad_clip_norm: f64,

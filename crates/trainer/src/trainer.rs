@@ -43,9 +43,9 @@ use crate::{freeze, micro_batches};
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// What the encoder reads.
+    /// Input of the encoder.
     pub sources: &'a [Vec<u32>],
-    /// What the decoder learns to write.
+    /// The output that the decoder learns.
     pub targets: &'a [Vec<u32>],
 }
 
@@ -60,7 +60,7 @@ pub struct StepPlan {
     pub longest: Option<(usize, usize)>,
 }
 
-/// What a step did.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepStats {
     /// The step's number, from 1.

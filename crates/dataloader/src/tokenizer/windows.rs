@@ -114,7 +114,7 @@ const MARGIN_BYTES: usize = 64;
 const MOST_NAME_BYTES: usize = 256;
 /// Growth of text that tokenizers in use stay below.
 const USUAL_GROWTH: usize = 64;
-/// What follows blanks at the end of a window that is not the end of the text.
+/// Treatment of blanks at the end of a window that is not the end of the text.
 const LETTER: char = 'a';
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
@@ -513,7 +513,7 @@ impl Pieces {
         // The last piece of a window may go on after text of which nothing is left; a name is whole.
         let ends_in_name = named.last().is_some_and(|(index, _)| index + 1 == ranges.len());
         let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name));
-        // What a beginning of its own put before the first character has no place in the text.
+        // Tokens that were put before the first character have no place in the text.
         let is_before = |range: &&Range<usize>, at| range.end <= at && range.start < at;
         let first = at.map_or(0, |at| ranges[..certain].iter().take_while(|range| is_before(range, at)).count());
         let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));

@@ -16,7 +16,7 @@ use crate::{Bytes, Group, Pressure};
 /// of that, whatever the page size.
 const V1_UNLIMITED: Bytes = Bytes(1 << 62);
 
-/// What the control groups say.
+/// The readings of the control groups.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// The level that leaves the least, of all hierarchies; `None` without any limit.

@@ -18,7 +18,7 @@ impl Card {
         Self { nvml: Nvml::init(), index }
     }
 
-    /// What the card holds now, or why nothing is known of it.
+    /// The GPU's memory now, or why it is unknown.
     pub fn memory(&self) -> Result<DeviceMemory, String> {
         let nvml = self.nvml.as_ref().map_err(|error| format!("NVML cannot be used: {error}"))?;
         let read = || -> Result<DeviceMemory, NvmlError> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::ProbeError;
 use crate::{Bytes, MemorySnapshot, Pressure, Traffic};
 
-/// What `meminfo`, `self/status` and `pressure/memory` below `proc` say.
+/// The readings of `meminfo`, `self/status` and `pressure/memory` below `proc`.
 pub(super) fn snapshot(proc: &Path) -> Result<MemorySnapshot, ProbeError> {
     let meminfo = Fields::read(proc.join("meminfo"))?;
     let status = Fields::read(proc.join("self/status"))?;
@@ -27,7 +27,7 @@ pub(super) fn snapshot(proc: &Path) -> Result<MemorySnapshot, ProbeError> {
     })
 }
 
-/// What the host has moved to and from swap; nothing where the kernel does not say.
+/// Pages that the host has moved to and from swap; none where the kernel does not report them.
 fn swap_traffic(path: &Path) -> Traffic {
     let text = fs::read_to_string(path).unwrap_or_default();
     let counter = |name: &str| {

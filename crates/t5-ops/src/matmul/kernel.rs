@@ -56,7 +56,7 @@ pub(crate) struct Copied<T> {
 
 /// Multiplies blocks.
 pub(crate) trait Kernel: Sized {
-    /// What panels consist of.
+    /// The element type of panels.
     type Cell: Copy + Send + Sync;
     /// Rows and columns of a block.
     const ROWS: usize;

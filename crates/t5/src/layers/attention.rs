@@ -75,7 +75,7 @@ impl<T> AttentionSaved<T> {
     }
 }
 
-/// What is left of a forward pass of attention.
+/// Saved activations of attention.
 #[derive(Debug)]
 pub(crate) enum AttentionKept<T> {
     Nothing,
@@ -83,7 +83,7 @@ pub(crate) enum AttentionKept<T> {
     Everything(AttentionSaved<T>),
 }
 
-/// What backward gives to others than the layer below.
+/// Gradients for others than the layer below.
 pub(crate) struct SideGradients<'a, T> {
     /// Accumulator of the stack's position bias, (H, 2T-1); `None` when its table is frozen.
     pub bias: Option<&'a T>,

@@ -27,7 +27,7 @@ pub(crate) struct FeedForward<T> {
     residual: u32,
 }
 
-/// What feed-forward keeps: x (B,T,D), gate and, in gated layers, up (B,T,F).
+/// Saved activations of feed-forward: x (B,T,D), gate and, in gated layers, up (B,T,F).
 #[derive(Clone, Debug)]
 pub(crate) struct FeedForwardSaved<T> {
     x: T,

@@ -14,7 +14,7 @@ pub(crate) enum Keep {
     Nothing,
     /// The block's input; backward runs forward again.
     Input,
-    /// Its input and what its attentions' heads put out, which backward then does not compute again.
+    /// Its input and its attention outputs, which backward then does not recompute.
     Heads,
     /// Everything that its layers' backward needs.
     Everything,

@@ -1,4 +1,4 @@
-//! What must hold whatever memory decides: cuts, recompute, chunks, freezing, padding, saving.
+//! Properties that do not depend on the memory plan: cuts, recompute, chunks, freezing, padding, saving.
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use t5::safetensors::Reader;
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
 
-/// What transformers computed from a directory and a batch (see scripts/README.md).
+/// The results of transformers for a directory and a batch (see scripts/README.md).
 #[derive(Deserialize)]
 pub struct Golden {
     pub sources: Vec<Vec<u32>>,

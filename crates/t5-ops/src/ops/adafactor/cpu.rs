@@ -184,7 +184,7 @@ fn update_rms<G: Element>(g: &[G], row_factor: &[f32], col_factor: &[f32]) -> f6
 struct Step {
     lr: f32,
     beta1: f32,
-    /// What weight decay leaves of the parameter.
+    /// The factor of weight decay.
     keep: f32,
     rounding: Rounding,
 }

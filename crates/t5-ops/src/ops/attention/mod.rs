@@ -22,7 +22,7 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::ops::dropout::{Dropout, active};
 use crate::storage::elements;
 
-/// What attention needs besides queries, keys and values.
+/// The inputs of attention besides queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
     /// The number of heads H; it divides the width of `q`, `k` and `v`.
@@ -107,7 +107,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     }
 }
 
-/// What [`attention`] took and what it gave: its backward needs both.
+/// Inputs and output of [`attention`]; its backward needs both.
 #[derive(Clone, Copy)]
 pub struct Attended<'a> {
     /// Queries, (B, T, H*K).

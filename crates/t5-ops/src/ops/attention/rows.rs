@@ -1,10 +1,10 @@
-//! What attention does with a row of scores, sixteen at a time.
+//! Operations of attention on a row of scores, sixteen at a time.
 
 use crate::random_mask::RowMask;
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::vector;
 
-/// What the backward of a row of scores needs beside the scores.
+/// Inputs of the backward of a row of scores, beside the scores.
 pub(super) struct Row<'a> {
     /// The key of the first score.
     pub key: usize,
@@ -34,7 +34,7 @@ fn kept<S: Simd>(s: S, keep: Option<S::Keep>, first: usize, x: S::F) -> S::F {
     }
 }
 
-/// What the backward of a row has in every lane.
+/// The values of the backward of a row, in every lane.
 struct Numbers<S: Simd> {
     keep: Option<S::Keep>,
     scale: S::F,
@@ -150,7 +150,7 @@ simd! {
         }
         let rest = scores_rest.len();
         if rest > 0 {
-            // What does not exist has a probability of zero.
+            // A missing element has a probability of zero.
             let mut score = s.load(&padded(scores_rest, f32::NEG_INFINITY));
             if let Some((_, bias)) = bias {
                 score = s.add(score, s.load(&padded(bias, 0.0)));

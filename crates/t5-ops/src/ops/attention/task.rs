@@ -95,7 +95,7 @@ pub(super) trait Backward<T>: Sized {
     unsafe fn add_up(parts: &mut [Self], head: &Head, to: Output<T>);
 }
 
-/// What the backward writes: (B, T, H*K) and two (B, S, H*K).
+/// Outputs of the backward: (B, T, H*K) and two (B, S, H*K).
 #[derive(Clone, Copy)]
 pub(super) struct Output<T> {
     pub(super) dq: Shared<T>,
@@ -103,7 +103,7 @@ pub(super) struct Output<T> {
     pub(super) dv: Shared<T>,
 }
 
-/// What the forward reads.
+/// Inputs of the forward.
 pub(super) struct Queries<'a, T> {
     pub(super) q: &'a [T],
     pub(super) k: &'a [T],
@@ -112,7 +112,7 @@ pub(super) struct Queries<'a, T> {
     pub(super) dropout: Option<&'a crate::Dropout<'a>>,
 }
 
-/// What the backward reads.
+/// Inputs of the backward.
 pub(super) struct Input<'a, T> {
     pub(super) q: &'a [T],
     pub(super) k: &'a [T],

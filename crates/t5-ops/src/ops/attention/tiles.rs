@@ -65,7 +65,7 @@ impl Part {
     }
 }
 
-/// What both directions keep of a head.
+/// State of a head that both directions keep.
 struct Packed {
     keys: Cells,    // panels of kᵀ: 32 keys each, K deep
     others: Cells,  // forward: panels of v, backward: of k: for each tile of keys, K / 32 panels as deep as it

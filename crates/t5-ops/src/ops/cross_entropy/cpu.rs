@@ -43,7 +43,7 @@ const STRETCHES: usize = 64;
 /// memory for each of its rows.
 const RECOMPUTED_ROWS: usize = 1024;
 
-/// What becomes of logits between the two passes.
+/// Treatment of logits between the two passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Logits {
     Kept,
@@ -55,7 +55,7 @@ pub(super) enum Logits {
 const FEWEST_KEPT: usize = 32;
 
 impl Logits {
-    /// What is faster for activations of this dtype on this machine, where so many rows may be kept.
+    /// The faster treatment for activations of this dtype on this machine, if so many rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
         let again = (x == DType::BF16 && has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::ComputedAgain } else { Logits::Kept }
@@ -129,13 +129,13 @@ fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
-/// What a call holds beside its operands and results, and beside what threads keep.
+/// Memory of a call beside its operands, its results and the threads' buffers.
 pub(super) fn bytes(rows: usize, vocabulary: usize, width: usize, x: DType, c: usize, gradients: bool) -> usize {
     let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
     Cut::new(logits, rows, vocabulary, c).bytes(vocabulary, width, x, gradients)
 }
 
-/// What the threads keep for the next call.
+/// Buffers that the threads keep for the next call.
 pub(super) fn kept_by_threads(rows: usize, vocabulary: usize, x: DType, c: usize, gradients: bool) -> usize {
     let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
     threads() * Cut::new(logits, rows, vocabulary, c).of_worker() * size_of::<f32>()

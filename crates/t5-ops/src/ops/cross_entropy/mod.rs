@@ -21,9 +21,9 @@ pub const IGNORED_LABEL: u32 = u32::MAX;
 /// The scales and the chunk size of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy {
-    /// What the logits are multiplied by: `d_model^-0.5` where T5's head is tied to the embedding.
+    /// Factor of the logits: `d_model^-0.5` where T5's head is tied to the embedding.
     pub logit_scale: f64,
-    /// What the gradients (not the loss) are multiplied by: 1 / target tokens of the optimizer batch.
+    /// Factor of the gradients (not the loss): 1 / target tokens of the optimizer batch.
     pub gradient_scale: f64,
     /// The most rows of logits that are kept at a time. Where computing them again is faster, fewer are.
     pub chunk_rows: usize,

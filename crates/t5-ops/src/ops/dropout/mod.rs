@@ -42,7 +42,7 @@ impl Dropout<'_> {
         (f64::from(self.probability) * 4_294_967_296.0) as u32
     }
 
-    /// What kept elements are multiplied by.
+    /// Factor of kept elements.
     pub(crate) fn scale(&self) -> f64 {
         1.0 / (1.0 - f64::from(self.probability))
     }

@@ -241,7 +241,7 @@ impl<U: Unit> Backward<U> {
         }
     }
 
-    /// What a group adds to dk and dv of the tile of keys at `key`.
+    /// The part of a group in dk and dv, for the tile of keys at `key`.
     fn sums(&mut self, tiles: &U, s: &Sizes, group: &Part, key: usize) {
         let (deep, stride) = (blocks(group.rows), stride_of_sums(s));
         for (left, right, sums) in [(&self.dout_t, &self.p, &mut self.dv), (&self.q_t, &self.ds, &mut self.dk)] {

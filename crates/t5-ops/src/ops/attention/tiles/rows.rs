@@ -24,7 +24,7 @@ pub(crate) struct Scores<'a> {
     pub mask: Option<RowMask>,
 }
 
-/// What the backward of a row needs beside that.
+/// Further inputs of the backward of a row.
 pub(crate) struct Gradients<'a> {
     pub scores: Scores<'a>,
     /// Gradient of the masked probabilities.

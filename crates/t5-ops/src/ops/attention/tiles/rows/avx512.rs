@@ -171,7 +171,7 @@ fn softmax_of<const DROPS: bool>(row: Scores, (largest, total): &mut (f32, f32),
     }
 }
 
-/// What a row has in every lane.
+/// The values of a row, in every lane.
 struct Numbers<'a> {
     row: Scores<'a>,
     dp: &'a [f32],
