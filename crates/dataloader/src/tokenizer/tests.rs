@@ -223,6 +223,20 @@ fn runs_longer_than_a_window_give_the_tokens_of_the_whole_text_though_they_are_s
 }
 
 #[test]
+fn blanks_before_a_name_are_stripped_wherever_a_window_cuts_the_name() {
+    for (kind, tokenizer) in kinds() {
+        for (blanks, name) in [(" ", "<sep>"), (" \n\u{a0}", "<extra_id_7>"), ("\n ", "<extra_id_"), ("\n", "e")] {
+            for count in 0..2 * TINY.step_bytes {
+                let run: String = blanks.chars().cycle().take(count).collect();
+                let text = format!("ab cd{run}{name}e");
+                let (parts, all) = (windowed(&tokenizer, &text, usize::MAX), whole(&tokenizer, &text));
+                assert_eq!(parts, all, "{kind}: {count} of {blanks:?} before {name}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_megabyte_without_a_border_is_tokenized_as_far_as_it_matters() {
     let mut stream = Key::new(3).stream();
     let mut random = |letters: &[u8]| -> String {

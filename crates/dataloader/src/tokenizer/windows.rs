@@ -12,12 +12,12 @@
 //! WordLevel look at whole words only; of a word that is longer than any they know the rest is passed over.
 //!
 //! Some tokenizers strip the blanks at the end of a text. The end of a window must not look like one, so a letter follows
-//! blanks there. The tokens of a run of blanks that is longer than a window are taken back if no text follows it.
+//! blanks there. The tokens of a run of blanks that goes beyond the certain part of a window are taken back if no text
+//! follows the run, or the name of a token that strips it. The rest of a window says neither: it may be a name that is cut.
 //!
 //! Invariants:
 //! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
 //!   In a longer word Unigram may split a tie another way: the library breaks ties by how its sums were rounded.
-//!   One case is known where they are not: blanks that are stripped before a token's name, where a window cuts the name.
 //! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
 
 use std::ops::Range;
@@ -197,11 +197,13 @@ impl<'t> Tokenizing<'t> {
                 return self.strip(blanks, self.from + end - self.carried.len(), end == text.len());
             }
         }
-        if kept < limit && !is_last && self.blanks.is_none() {
+        // Text that follows the blanks here may be the beginning of a name, which strips them as the end of a text does.
+        let before = text[..limit].trim_end().len();
+        if before < limit && !is_last && self.blanks.is_none() {
             let (carried, word) = (self.carried.clone(), self.word.clone());
             let (at, from, ids) = (self.at, self.from, self.ids.len());
-            let start = (from + kept).saturating_sub(carried.len());
-            self.blanks = Some(Blanks { start, window: window.clone(), carried, at, from, ids, word });
+            let start = (from + before).saturating_sub(carried.len());
+            self.blanks = Some(Blanks { start, window: text[..limit].to_owned(), carried, at, from, ids, word });
         }
         self.add_window(text, cut, is_last)
     }
