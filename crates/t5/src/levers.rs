@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How a step is cut, and what it computes again instead of keeping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Levers {
     /// The most samples of one micro-batch.
     pub micro_batch_samples: usize,
@@ -22,7 +22,7 @@ pub struct Levers {
 }
 
 /// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward: how it spends memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerMajor {
     /// Blocks, of those that backward visits last, whose gradients are kept from the pass that takes the norm, instead of
     /// being computed again: 0 holds least, all of them need no second pass.

@@ -26,6 +26,7 @@ mod tally;
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use candle_core::DType;
 
@@ -140,8 +141,26 @@ pub struct Counter {
     trained: Trained,
     weights: WeightsOnDisk,
     rehearsal: Rehearsal,
-    /// The tally of the step that was counted last: other chunks of logits change its head alone.
-    last: RefCell<Option<(Shape, Levers, Tallied)>>,
+    /// The tallies of steps over one shape in one cut: other chunks of logits change their heads alone.
+    tallies: RefCell<Tallies>,
+}
+
+/// Tallies of steps over batches of one shape in micro-batches of as many samples. A planner asks for one such cut after the other.
+#[derive(Debug, Default)]
+struct Tallies {
+    cut: Option<(Shape, usize)>,
+    by_levers: HashMap<Levers, Tallied>,
+}
+
+impl Tallies {
+    /// The tally with these levers, of which the chunk is left out. Those of another cut are forgotten.
+    fn of(&mut self, batch: Shape, levers: &Levers) -> Option<Tallied> {
+        let cut = Some((batch, levers.micro_batch_samples));
+        if self.cut != cut {
+            *self = Tallies { cut, by_levers: HashMap::new() };
+        }
+        self.by_levers.get(levers).cloned()
+    }
 }
 
 impl Counter {
@@ -162,7 +181,7 @@ impl Counter {
             config: config.clone(),
             precisions,
             trained,
-            last: RefCell::new(None),
+            tallies: RefCell::default(),
         })
     }
 
@@ -200,14 +219,12 @@ impl Counter {
 
     fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
         let alike = Levers { loss_chunk_rows: 0, ..*levers };
-        if let Some((shape, other, tallied)) = &*self.last.borrow()
-            && (*shape, *other) == (batch, alike)
-        {
-            return tallied.clone();
+        if let Some(tallied) = self.tallies.borrow_mut().of(batch, &alike) {
+            return tallied;
         }
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let tallied = Tally::of(self, outline, batch, levers);
-        *self.last.borrow_mut() = Some((batch, alike, tallied.clone()));
+        self.tallies.borrow_mut().by_levers.insert(alike, tallied.clone());
         tallied
     }
 

@@ -9,7 +9,7 @@ use candle_core::DType;
 
 use super::gradients::Gradients;
 use super::reach::Keep;
-use super::schedule::{Event, Stage, Then, ToEmbedding, Unit};
+use super::schedule::{Backward, Event, Stage, Then, ToEmbedding, Unit};
 use super::store::{Store, Stored};
 use crate::context::{LayerContext, Noise, StepContext};
 use crate::error::{Error, Result};
@@ -274,22 +274,12 @@ impl<'a, T: Ops> Step<'a, T> {
                 }
             }
             Event::Begin { of, is_last_use, wants_source } => self.begin(of.clone(), *is_last_use, *wants_source)?,
-            Event::Backward { unit, of, next, is_last_use, passes_on, trains_table, to_embedding } => {
-                let way = Way {
-                    unit: *unit,
-                    next: *next,
-                    end: of.end,
-                    first: of.start,
-                    is_last_use: *is_last_use,
-                    passes_on: *passes_on,
-                    trains_table: *trains_table,
-                    to_embedding: *to_embedding,
-                };
-                for i in of.clone() {
+            Event::Backward(way) => {
+                for i in way.of.clone() {
                     if observer.interrupted() {
                         return Ok(false);
                     }
-                    self.backward(i, &way, grads)?;
+                    self.backward(i, way, grads)?;
                 }
             }
             Event::Finish { of } => {
@@ -387,11 +377,11 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(())
     }
 
-    fn backward(&mut self, i: usize, way: &Way, grads: &mut Gradients<T>) -> Result<()> {
+    fn backward(&mut self, i: usize, way: &Backward, grads: &mut Gradients<T>) -> Result<()> {
         let (unit, decoder) = (way.unit, way.unit.is_decoder());
-        let after = match i + 1 < way.end {
+        let after = match i + 1 < way.of.end {
             true => saved_of(&mut self.slots[i + 1], unit).as_ref(),
-            false => way.next.and_then(|next| saved_of(&mut self.slots[way.first], next).as_ref()),
+            false => way.next.and_then(|next| saved_of(&mut self.slots[way.of.start], next).as_ref()),
         };
         let after = after.map(|saved| saved.x().clone());
         let slot = &mut self.slots[i];
@@ -500,18 +490,6 @@ impl<'a, T: Ops> Step<'a, T> {
         }
         Ok(())
     }
-}
-
-/// A unit's backward, as [`Event::Backward`] says it.
-struct Way {
-    unit: Unit,
-    next: Option<Unit>,
-    first: usize,
-    end: usize,
-    is_last_use: bool,
-    passes_on: bool,
-    trains_table: bool,
-    to_embedding: ToEmbedding,
 }
 
 /// The saved activations of a unit.

@@ -146,16 +146,8 @@ pub(crate) enum Event {
         is_last_use: bool,
         wants_source: bool,
     },
-    /// A unit's backward. `is_last_use`: saved activations are freed. `passes_on`: the gradient of its input is wanted.
-    Backward {
-        unit: Unit,
-        of: Range<usize>,
-        next: Option<Unit>,
-        is_last_use: bool,
-        passes_on: bool,
-        trains_table: bool,
-        to_embedding: ToEmbedding,
-    },
+    /// A unit's backward.
+    Backward(Backward),
     /// No later event needs the position biases and the encoder's output of these.
     Finish {
         of: Range<usize>,
@@ -178,6 +170,22 @@ pub(crate) enum Event {
     ReleaseUnused,
 }
 
+/// The backward of a unit.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Backward {
+    pub unit: Unit,
+    pub of: Range<usize>,
+    /// The unit after it, whose saved activations may be read ahead.
+    pub next: Option<Unit>,
+    /// Whether saved activations are freed.
+    pub is_last_use: bool,
+    /// Whether the gradient of its input is wanted.
+    pub passes_on: bool,
+    /// Whether the stack's position table is trained.
+    pub trains_table: bool,
+    pub to_embedding: ToEmbedding,
+}
+
 /// How a step is carried out, apart from the number of its micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outline<'a> {
@@ -194,7 +202,7 @@ pub(crate) struct Outline<'a> {
 }
 
 /// One backward pass through `units`.
-struct Backward<'a> {
+struct Pass<'a> {
     units: &'a [Unit],
     stage: Stage,
     /// Units, from the first, that a second pass goes through.
@@ -248,7 +256,7 @@ impl Outline<'_> {
         let mut events = Vec::new();
         for of in (0..n).map(|m| m..m + 1) {
             self.forward(of.clone(), &units, units.len(), &mut events);
-            let pass = Backward { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
+            let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
             self.backward(of, &pass, &mut events);
         }
         events
@@ -281,7 +289,7 @@ impl Outline<'_> {
             events.push(Event::WriteTables);
         }
         let hand_over = Some(HandOver { dropped, then });
-        outline.backward(0..n, &Backward { units: &units, stage: Stage::Measure, again, hand_over }, &mut events);
+        outline.backward(0..n, &Pass { units: &units, stage: Stage::Measure, again, hand_over }, &mut events);
         events.push(Event::EnterEmbedding);
         for part in [Part::Shared, Part::LmHead] {
             events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
@@ -289,7 +297,7 @@ impl Outline<'_> {
         events.push(Event::Decide);
         if again > 0 {
             let units = &units[..again];
-            outline.backward(0..n, &Backward { units, stage: Stage::Apply, again, hand_over }, &mut events);
+            outline.backward(0..n, &Pass { units, stage: Stage::Apply, again, hand_over }, &mut events);
         }
         if layers.gradients_on_disk {
             events.push(Event::ReadBack);
@@ -362,8 +370,8 @@ impl Outline<'_> {
         }
     }
 
-    fn backward(self, of: Range<usize>, pass: &Backward, events: &mut Vec<Event>) {
-        let &Backward { units, stage, again, hand_over } = pass;
+    fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
+        let &Pass { units, stage, again, hand_over } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
         let wants_source = units.iter().any(|unit| !unit.is_decoder());
         events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });
@@ -384,7 +392,7 @@ impl Outline<'_> {
                 _ => ToEmbedding::Now,
             };
             let first_block = Unit::Block { decoder, block: 0 };
-            events.push(Event::Backward {
+            events.push(Event::Backward(Backward {
                 unit,
                 of: of.clone(),
                 next,
@@ -394,7 +402,7 @@ impl Outline<'_> {
                     && self.trains_tables[usize::from(decoder)]
                     && units.contains(&first_block),
                 to_embedding,
-            });
+            }));
             if let Some(HandOver { dropped, then }) = hand_over {
                 let then = if position < dropped { then } else { Then::Keep };
                 events.push(Event::HandOver { part: Some(unit.part()), stage, then });
@@ -434,7 +442,7 @@ mod tests {
     /// The units that backward goes through, with their micro-batches, in its order.
     fn backward(events: &[Event]) -> Vec<(Unit, Range<usize>)> {
         let of = |event: &Event| match event {
-            Event::Backward { unit, of, .. } => Some((*unit, of.clone())),
+            Event::Backward(Backward { unit, of, .. }) => Some((*unit, of.clone())),
             _ => None,
         };
         events.iter().filter_map(of).collect()

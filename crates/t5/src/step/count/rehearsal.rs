@@ -1,7 +1,7 @@
 //! Events carried out on counted tensors, one unit and one micro-batch at a time, and remembered.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
 
@@ -17,7 +17,7 @@ use crate::parameters::{Parameter, ParameterSpec, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::reach::{Keep, Reach};
 use crate::step::run::{Interrupts, Step};
-use crate::step::schedule::{Event, ToEmbedding, Unit};
+use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 
 /// The counts of one event for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,9 +111,8 @@ impl Rehearsal {
         let parameters = parameters(&specs, precisions.parameters, &ledger);
         let network = Network::new(config, &parameters)?;
         let trains: Vec<bool> = specs.iter().map(is_trained).collect();
-        let names: Vec<&str> =
+        let names: HashSet<&str> =
             specs.iter().zip(&trains).filter(|(_, trains)| **trains).map(|(spec, _)| spec.name.as_str()).collect();
-        let names: std::collections::HashSet<&str> = names.into_iter().collect();
         let mut gradients =
             Gradients::new(&parameters, precisions.gradients, &|parameter| names.contains(parameter.name.as_str()));
         for (index, parameter) in parameters.iter().enumerate() {
@@ -252,7 +251,7 @@ impl Rehearsal {
                 let has_dbias = scene.trains_table && !scene.is_first;
                 let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder)).transpose()?;
                 step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
-                Event::Backward {
+                Event::Backward(Backward {
                     unit: scene.unit,
                     of,
                     next: None,
@@ -260,7 +259,7 @@ impl Rehearsal {
                     passes_on: scene.passes_on,
                     trains_table: scene.trains_table,
                     to_embedding: if scene.into_embedding { ToEmbedding::Now } else { ToEmbedding::No },
-                }
+                })
             }
         };
         ledger.begin();

@@ -6,7 +6,7 @@ use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
-use crate::step::schedule::{Event, Outline, Stage, Then, ToEmbedding, Unit};
+use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
 
 /// Bytes that are held at one moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -148,17 +148,17 @@ impl<'a> Tally<'a> {
     }
 
     fn add(&mut self, event: &Event) {
-        match *event {
-            Event::Embed { decoder, .. } => {
+        match event {
+            &Event::Embed { decoder, .. } => {
                 self.live.weights = self.weights_of(Part::Shared);
-                self.all_through(Scene::Embed { decoder }, |_| 0);
+                self.all_through(Scene::Embed { decoder }, |_, _| 0);
             }
-            Event::PageIn(part) => self.live.weights = self.weights_of(self.table(part)),
+            &Event::PageIn(part) => self.live.weights = self.weights_of(self.table(part)),
             Event::PageOut(_) => self.live.weights = 0,
-            Event::Forward { unit, keep, in_memory, .. } => {
+            &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
-                let to_file = |cost: &Cost| if in_memory { 0 } else { cost.saved };
-                self.written += self.all_through(scene, to_file);
+                let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
+                self.written += self.all_through(scene, to_file).unsigned_abs();
                 if keep != Keep::Nothing {
                     self.places.push((unit, keep, in_memory));
                 }
@@ -175,16 +175,14 @@ impl<'a> Tally<'a> {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
                 (self.live.gradients, self.written) = (self.live.gradients - bytes, self.written + bytes);
             }
-            Event::Begin { is_last_use, wants_source, .. } => {
+            &Event::Begin { is_last_use, wants_source, .. } => {
                 (self.keeps_dz, self.wants_source, self.is_first) = (!is_last_use, wants_source, true);
                 if !is_last_use {
-                    self.all_through(Scene::Begin, |_| 0);
+                    self.all_through(Scene::Begin, |_, _| 0);
                 }
             }
-            Event::Backward { unit, next, is_last_use, passes_on, trains_table, to_embedding, .. } => {
-                self.backward(unit, next, is_last_use, passes_on, trains_table, to_embedding);
-            }
-            Event::HandOver { part: Some(part), then, .. } => self.hand_over(part, then),
+            Event::Backward(way) => self.backward(way),
+            &Event::HandOver { part: Some(part), then, .. } => self.hand_over(part, then),
             Event::HandOver { part: None, stage: Stage::Apply, then: Then::Free } => self.update_the_rest(),
             Event::ReleaseSpare => {
                 let spare = self.spare.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
@@ -209,31 +207,32 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// All micro-batches through an event, one after the other. Returns the bytes of them that `leaves` says go elsewhere.
-    fn all_through(&mut self, scene: Scene, leaves: impl Fn(&Cost) -> u64) -> u64 {
-        let cost = self.counter.rehearsal.cost(self.micro, scene);
+    /// All micro-batches through an event, one after the other, where each leaves behind `from_files` bytes more than the
+    /// scene does. Returns the sum of these.
+    fn all_through(&mut self, scene: Scene, from_files: impl Fn(Shape, &Cost) -> i64) -> i64 {
+        let rehearsal = &self.counter.rehearsal;
+        let left = |shape: Shape| {
+            let cost = rehearsal.cost(shape, scene);
+            (cost, from_files(shape, &cost))
+        };
+        let (cost, one_from_files) = left(self.micro);
+        let (rest, rest_from_files) = self.rest.map_or((0, 0), |rest| {
+            let (cost, from_files) = left(rest);
+            (cost.after + from_files, from_files)
+        });
+        let (one, full) = (cost.after + one_from_files, self.full.cast_signed());
+        let total = one * full + rest;
         self.packed = self.packed.max(cost.packed);
-        let growth = |cost: &Cost| cost.after - leaves(cost).cast_signed();
-        let rest = self.rest.map(|rest| self.counter.rehearsal.cost(rest, scene));
-        let total = growth(&cost) * self.full.cast_signed() + rest.as_ref().map_or(0, growth);
         // The most is held by the last where each leaves something behind, and by the first where each frees something.
         let before = self.live.activations;
-        let others = (total - growth(&cost)).max(0);
-        self.live.activations = before.checked_add_signed(others).expect("bytes of a step");
+        self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
         self.moment(cost.extra);
         self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
-        leaves(&cost) * self.full + rest.as_ref().map_or(0, leaves)
+        one_from_files * full + rest_from_files
     }
 
-    fn backward(
-        &mut self,
-        unit: Unit,
-        next: Option<Unit>,
-        is_last_use: bool,
-        passes_on: bool,
-        trains_table: bool,
-        to_embedding: ToEmbedding,
-    ) {
+    fn backward(&mut self, way: &Backward) {
+        let &Backward { unit, next, is_last_use, passes_on, trains_table, to_embedding, .. } = way;
         let decoder = unit.is_decoder();
         let Some(&(_, keep, in_memory)) = self.places.iter().find(|(other, ..)| *other == unit) else { return };
         self.add_gradients(unit.part());
@@ -249,8 +248,9 @@ impl<'a> Tally<'a> {
             (true, true) => Source::First,
             (true, false) => Source::Later,
         };
+        let rehearsal = &self.counter.rehearsal;
         let scene = BackwardScene {
-            unit: self.counter.rehearsal.like(unit),
+            unit: rehearsal.like(unit),
             keep,
             is_last_use: is_last_use || !in_memory,
             keeps_dz: self.keeps_dz && matches!(unit, Unit::Norm { decoder: true }),
@@ -261,31 +261,16 @@ impl<'a> Tally<'a> {
             into_embedding: to_embedding == ToEmbedding::Now,
         };
         self.is_first = !is_block;
-        // From a file: the unit's activations, and the first tensor of the next.
-        let ahead = next.map_or(0, |next| {
-            let tokens = if next.is_decoder() { self.micro.target_tokens } else { self.micro.source_tokens };
-            let Counter { config, precisions, .. } = self.counter;
-            (self.micro.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
-        });
-        let saved = self.counter.rehearsal.cost(self.micro, Scene::Forward { unit: scene.unit, keep }).saved;
-        let from_file = if in_memory { 0 } else { saved + ahead };
-        self.live.workspace += from_file;
-        let rehearsal = &self.counter.rehearsal;
-        let (micro, rest) = (self.micro, self.rest);
-        let read = |shape: Shape| {
-            if in_memory { 0 } else { rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved }
+        let saved = |shape| match in_memory {
+            true => 0,
+            false => rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved,
         };
-        let scene = Scene::Backward(scene);
-        let cost = rehearsal.cost(micro, scene);
-        self.packed = self.packed.max(cost.packed);
+        // From a file: the unit's activations, and the first tensor of the next.
+        let ahead = next.filter(|_| !in_memory).map_or(0, |next| self.between_units(next.is_decoder(), self.micro));
+        let from_file = saved(self.micro) + ahead;
+        self.live.workspace += from_file;
         // The activations that a file gave were not alive before.
-        let growth = |shape: Shape| rehearsal.cost(shape, scene).after + read(shape).cast_signed();
-        let one = growth(micro);
-        let total = one * self.full.cast_signed() + rest.map_or(0, growth);
-        let before = self.live.activations;
-        self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
-        self.moment(cost.extra);
-        self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
+        self.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
         self.live.workspace -= from_file;
         if to_embedding == ToEmbedding::Later {
             self.wait_for_embedding(decoder);
@@ -294,11 +279,8 @@ impl<'a> Tally<'a> {
 
     /// The gradient of a stack's first activations, for the whole batch.
     fn wait_for_embedding(&mut self, decoder: bool) {
-        let tokens = if decoder { self.micro.target_tokens } else { self.micro.source_tokens };
-        let rest = self.rest.map_or(0, |rest| rest.samples as u64);
-        let samples = self.micro.samples as u64 * self.full + rest;
-        let Counter { config, precisions, .. } = self.counter;
-        let bytes = samples * (tokens * config.d_model * precisions.activations.size_in_bytes()) as u64;
+        let rest = self.rest.map_or(0, |rest| self.between_units(decoder, rest));
+        let bytes = self.between_units(decoder, self.micro) * self.full + rest;
         // It is what the unit has passed on.
         if self.levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
             self.live.activations -= bytes;
@@ -354,17 +336,18 @@ impl<'a> Tally<'a> {
             if !enters[usize::from(decoder)] {
                 return 0;
             }
-            let x = self.first_activations(decoder);
+            let x = self.between_units(decoder, self.micro);
             2 * x + self.counter.rehearsal.cost(self.micro, Scene::Enter { decoder }).extra
         });
         self.moment(costs[0].max(costs[1]));
         self.live.activations -= std::mem::take(&mut self.entering);
     }
 
-    fn first_activations(&self, decoder: bool) -> u64 {
-        let tokens = if decoder { self.micro.target_tokens } else { self.micro.source_tokens };
+    /// Bytes of the activations, or their gradients, that one unit passes to the next.
+    fn between_units(&self, decoder: bool, shape: Shape) -> u64 {
+        let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
         let Counter { config, precisions, .. } = self.counter;
-        (self.micro.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
+        (shape.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
     }
 
     /// One gradient that waited after the other, and the next being read.
