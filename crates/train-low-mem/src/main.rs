@@ -88,6 +88,7 @@ fn run_and_say() -> ExitCode {
     );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
+    stop::end_here();
     let code = match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -18,6 +18,15 @@ use signal_hook::{flag, low_level};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::{self, Kind, Stream};
 
+/// Held by the thread that ends the process.
+static END: Mutex<()> = Mutex::new(());
+
+/// To be called before a thread says why it ends the process, and with which code: there is one end and one code. A second
+/// thread that calls this waits, and is gone with the process.
+pub fn end_here() {
+    std::mem::forget(END.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
 /// Makes a write beyond the limit on the size of a file (`ulimit -f`) an error of that write. By default the signal that comes
 /// with it ends the process. To be called first in `main`.
 pub fn survive_file_size_limit() {
@@ -168,6 +177,8 @@ impl Stop {
             }
             Next::Leave(code, words) => {
                 is_leaving.store(true, Ordering::Relaxed);
+                // A run that leaves in order meanwhile must not end with its own code after these words.
+                end_here();
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 output::drain();
                 for directory in &standing.leftovers {

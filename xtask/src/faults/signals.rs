@@ -87,14 +87,15 @@ fn arguments(preset: &str) -> Vec<String> {
         "tiny" => &[],
         _ => &[&model, "data.max_source_tokens=256", "data.max_target_tokens=256", "train.eval_max_new_tokens=512"],
     };
-    let common = [
-        "train.batch_size=64",
-        "train.eval_samples=32",
-        "train.eval_generate_samples=16",
-        "checkpoint.every_steps=1",
-        "run.log_every_steps=1",
-    ];
-    arguments.extend(settings.iter().chain(&common).flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]));
+    // Signals come at any moment of a step: with fewer samples a slow model gives more tries an hour.
+    let sizes = match preset {
+        "chatlm-0.2b" => ["train.batch_size=16", "train.eval_samples=8", "train.eval_generate_samples=4"],
+        _ => ["train.batch_size=64", "train.eval_samples=32", "train.eval_generate_samples=16"],
+    };
+    let common = ["checkpoint.every_steps=1", "run.log_every_steps=1"];
+    arguments.extend(
+        settings.iter().chain(&sizes).chain(&common).flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]),
+    );
     arguments
 }
 
