@@ -8,7 +8,7 @@ use crate::storage::elements;
 ///
 /// The kernels of a card would be one more path, in a file `cuda` beside `cpu` and `reference` in each operation's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
+pub enum Path {
     /// The kernels for the CPU: all operands lie there, in `F32` or `BF16`.
     Cpu,
     /// Plain candle operations, on any device and in any floating dtype.
@@ -23,7 +23,7 @@ impl Path {
     }
 
     /// That of operands of a dtype on the CPU.
-    pub(crate) fn on_cpu(dtype: DType) -> Self {
+    pub fn on_cpu(dtype: DType) -> Self {
         if matches!(dtype, DType::F32 | DType::BF16) { Path::Cpu } else { Path::Reference }
     }
 

@@ -44,6 +44,7 @@ mod dispatch;
 mod isa;
 pub mod keys;
 mod matmul;
+mod needs;
 mod ops;
 mod paging;
 mod parallel;
@@ -56,19 +57,29 @@ mod testing;
 mod vector;
 
 pub use bytes::{from_bytes, with_bytes};
+pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
-pub use matmul::{PACKED_BYTES, longest_sum, product_bytes};
-pub use ops::activation::{Activation, feed_forward_activation, feed_forward_activation_backward};
+pub use needs::{Kept, Needs};
+pub use ops::activation::{
+    Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
+    feed_forward_activation_needs,
+};
 pub use ops::adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
-pub use ops::attention::{Attended, Attention, attention, attention_backward};
+pub use ops::attention::{
+    Attended, Attention, Sizes as AttentionSizes, attention, attention_backward, attention_backward_needs,
+    attention_needs,
+};
 pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_bytes, linear_cross_entropy_kept_bytes,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
 };
-pub use ops::dropout::{Dropout, dropout, dropout_add};
-pub use ops::embedding::{embedding, embedding_backward};
-pub use ops::linear::{linear, linear_backward_input, linear_backward_weight};
-pub use ops::norm::{rms_norm, rms_norm_backward};
+pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
+pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
+pub use ops::linear::{
+    linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
+    linear_needs,
+};
+pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::zero;
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use ops::rounding::Rounding;

@@ -4,11 +4,11 @@
 use candle_core::{DType, Device, Result, Tensor};
 use proptest::prelude::*;
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, RelativePosition, Rounding,
-    SecondMoment, SquareSums, adafactor, adafactor_with_sums, attention, attention_backward, dropout, dropout_add,
-    embedding, embedding_backward, feed_forward_activation, linear, linear_backward_input, linear_backward_weight,
-    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_bytes, relative_bias, rms_norm,
-    rms_norm_backward, zero,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, Path, RelativePosition,
+    Rounding, SecondMoment, SquareSums, adafactor, adafactor_with_sums, attention, attention_backward, dropout,
+    dropout_add, embedding, embedding_backward, feed_forward_activation, linear, linear_backward_input,
+    linear_backward_weight, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    linear_cross_entropy_needs, relative_bias, rms_norm, rms_norm_backward, zero,
 };
 
 const SCALES: CrossEntropy = CrossEntropy { logit_scale: 0.5, gradient_scale: 0.1, chunk_rows: 3 };
@@ -175,8 +175,9 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
         assert_eq!(linear_cross_entropy(&x, &w, &ignored, &SCALES)?, 0.0);
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &ignored, &SCALES, Some((&w, true)))?;
         assert_eq!((loss, dx.dims()), (0.0, x.dims()));
-        for gradients in [false, true] {
-            linear_cross_entropy_bytes(0, (vocabulary, width), DType::F32, 3, gradients);
+        for path in [Path::Cpu, Path::Reference] {
+            linear_cross_entropy_needs(path, 0, (vocabulary, width), [DType::F32; 2], 3);
+            linear_cross_entropy_backward_needs(path, 0, (vocabulary, width), [DType::F32; 2], 3);
         }
     }
     assert!(linear_cross_entropy(&none(&[2, 4]), &none(&[0, 4]), &[0, IGNORED_LABEL], &SCALES).is_err());

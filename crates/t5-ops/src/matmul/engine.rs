@@ -23,7 +23,7 @@ use crate::parallel::{Shared, for_each_part};
 use crate::storage::{Element, Target};
 
 /// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
-pub const PACKED_BYTES: usize = 8 << 20;
+pub(super) const PACKED_BYTES: usize = 8 << 20;
 /// The panels of B that a task goes through for one row panel after the other: they stay in the second-level cache, beside
 /// a panel of A and blocks of C. The more there are, the fewer times A is read; f32 products went from 170 to 230 GFLOP/s
 /// on a machine with caches of 1 MiB, when it was given runs of 640 KiB instead of 1,280.

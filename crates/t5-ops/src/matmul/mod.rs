@@ -35,8 +35,7 @@ pub(crate) mod software;
 pub(crate) mod tiles;
 
 use candle_core::DType;
-pub use engine::PACKED_BYTES;
-use engine::Right;
+use engine::{PACKED_BYTES, Right};
 pub(crate) use matrix::{Matrix, MatrixMut, Threads};
 pub(crate) use panels::Buffer;
 
@@ -106,15 +105,21 @@ macro_rules! with_kernel {
 /// bf16 a buffer of f32 as large as the result holds what is summed so far.
 ///
 /// `operands`: F32 or BF16.
-pub fn longest_sum(operands: DType) -> usize {
+pub(crate) fn longest_sum(operands: DType) -> usize {
     with_kernel!(isa(), operands == DType::BF16, true, K, <K as kernel::Kernel>::DEPTH)
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
 /// result is of the dtype of the `operands`. They keep it for the next product.
-pub fn product_bytes(k: usize, n: usize, operands: DType) -> usize {
+pub(crate) fn product_bytes(k: usize, n: usize, operands: DType) -> usize {
     let is_bf16 = operands == DType::BF16;
     with_kernel!(isa(), is_bf16, is_wide(n), K, engine::product_bytes::<K>(k, n, is_bf16))
+}
+
+/// Bytes that all threads hold of an operand of so many elements that lies across K, as those of a weight's gradient do. They
+/// keep it for the next product.
+pub(crate) fn packed_bytes(elements: usize, operand: DType) -> usize {
+    (elements * operand.size_in_bytes()).min(PACKED_BYTES)
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`.

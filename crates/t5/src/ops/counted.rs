@@ -1,14 +1,15 @@
 //! The implementor that only counts. A [`Counted`] tensor has a shape and no elements.
 //!
-//! Each operation makes the results that the kernel makes, reuses the memory that the kernel reuses, and asks [`t5_ops`] how much
-//! a kernel holds beside them.
+//! Each operation makes the results that the kernel makes and reuses the memory that the kernel reuses. What a call needs beside
+//! them its kernel states ([`t5_ops::Needs`]); here it is added up.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use candle_core::DType;
-use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
+use t5_ops::{Activation, AttentionSizes, CrossEntropy, Dropout, Kept, Needs, Path, RelativePosition};
 
+use super::compute::largest_bytes;
 use super::{Attended, AttentionSettings, Files, Ops, Spill};
 use crate::error::Result;
 
@@ -29,46 +30,11 @@ impl std::ops::Sub for Work {
     }
 }
 
-/// Bytes that threads keep from one product to the next: of each kind, the most that any product needed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
-    weights: u64,
-    loss: u64,
-    left: u64,
-    right: u64,
-    sums: u64,
-}
-
-impl Kept {
-    /// All of it.
-    pub fn total(self) -> u64 {
-        self.weights + self.loss + self.along_tokens()
-    }
-
-    /// What depends on the tokens of a pass: the operands of the gradients of weights.
-    pub fn along_tokens(self) -> u64 {
-        self.left + self.right + self.sums
-    }
-
-    /// The larger of each kind.
-    pub fn max(self, other: Kept) -> Kept {
-        Kept {
-            weights: self.weights.max(other.weights),
-            loss: self.loss.max(other.loss),
-            left: self.left.max(other.left),
-            right: self.right.max(other.right),
-            sums: self.sums.max(other.sums),
-        }
-    }
-}
-
 /// What is added up.
 #[derive(Debug, Default)]
 struct Sums {
     live: Cell<u64>,
     peak: Cell<u64>,
-    /// Of weights in a file, those that are resident. They are a part of `live`.
-    resident: Cell<u64>,
     /// The most that a loss held beside its operands and results. It is a part of `peak`.
     loss: Cell<u64>,
     work: Cell<Work>,
@@ -83,6 +49,11 @@ impl Sums {
 
     fn take(&self, bytes: u64) {
         self.live.set(self.live.get() - bytes);
+    }
+
+    /// Bytes that are held for the time of a call.
+    fn momentary(&self, bytes: u64) {
+        self.peak.set(self.peak.get().max(self.live.get() + bytes));
     }
 }
 
@@ -145,7 +116,7 @@ impl Ledger {
 
     /// Begins a new count. Tensors that are alive stay so.
     pub fn begin(&self) {
-        let Sums { live, peak, loss, work, kept, .. } = &*self.sums;
+        let Sums { live, peak, loss, work, kept } = &*self.sums;
         peak.set(live.get());
         loss.set(0);
         work.set(Work::default());
@@ -209,7 +180,6 @@ impl Counted {
     fn used(&self) {
         if self.memory.is_resident.as_ref().is_some_and(|is_resident| !is_resident.replace(true)) {
             self.sums().add(Ops::bytes(self));
-            self.sums().resident.set(self.sums().resident.get() + Ops::bytes(self));
         }
     }
 
@@ -224,53 +194,47 @@ impl Counted {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    fn works(&self, multiply_adds: f64, in_attention: f64) {
-        let Work { all, attention } = self.sums().work.get();
-        self.sums().work.set(Work { all: all + multiply_adds, attention: attention + in_attention });
+    fn elements(&self) -> usize {
+        self.dims.iter().product()
     }
 
-    fn keeps(&self, kept: Kept) {
-        self.sums().kept.set(self.sums().kept.get().max(kept));
+    /// A call on tensors like this one takes the path of tensors on the CPU.
+    fn path(&self) -> Path {
+        Path::on_cpu(self.dtype)
     }
 
-    /// A product with a weight, (R, K) times (K, N).
-    fn product(&self, k: usize, n: usize) {
-        self.works(product(self.rows(), k, n), 0.0);
-        self.keeps(Kept { weights: t5_ops::product_bytes(k, n, self.dtype) as u64, ..Kept::default() });
+    /// Adds up a call whose results have been made.
+    fn calls(&self, needs: Needs) {
+        let sums = self.sums();
+        sums.momentary(needs.transient);
+        sums.kept.set(sums.kept.get().max(needs.kept));
+        let work = sums.work.get();
+        sums.work.set(Work { all: work.all + needs.multiply_adds, ..work });
     }
 
-    /// Scores, or sums of values, of all heads.
-    fn attention_product(&self, keys: &Counted) -> f64 {
-        product(self.dims[0] * self.dims[1], keys.dims[1], self.width())
+    /// The same of attention.
+    fn attends(&self, needs: Needs) {
+        self.calls(needs);
+        let work = self.sums().work.get();
+        self.sums().work.set(Work { attention: work.attention + needs.multiply_adds, ..work });
     }
 
-    fn loss(&self, weight: &Counted, settings: &CrossEntropy, gradients: bool) {
-        weight.used();
-        let (rows, vocabulary, chunk) = (self.rows(), weight.dims[0], settings.chunk_rows);
-        let shape = (vocabulary, self.width());
-        let held = t5_ops::linear_cross_entropy_bytes(rows, shape, self.dtype, chunk, gradients) as u64;
-        self.sums().loss.set(self.sums().loss.get().max(held));
-        self.sums().add(held);
-        self.sums().take(held);
-        let products = if gradients { 3.0 } else { 1.0 };
-        self.works(products * product(rows, self.width(), vocabulary), 0.0);
-        let kept = t5_ops::linear_cross_entropy_kept_bytes(rows, vocabulary, self.dtype, chunk, gradients);
-        let (weights, left) = match gradients {
-            true => (0, packed(chunk.min(rows) * vocabulary, self.dtype)),
-            false => (t5_ops::product_bytes(self.width(), vocabulary, self.dtype) as u64, 0),
-        };
-        self.keeps(Kept { weights, loss: kept as u64, left, ..Kept::default() });
+    /// The same of a loss.
+    fn loses(&self, needs: Needs) {
+        self.calls(needs);
+        self.sums().loss.set(self.sums().loss.get().max(needs.transient));
     }
-}
 
-#[expect(clippy::cast_precision_loss, reason = "sizes of matrices")]
-fn product(m: usize, k: usize, n: usize) -> f64 {
-    m as f64 * k as f64 * n as f64
-}
+    /// The sizes of attention of these queries.
+    fn attention_sizes(&self, keys: &Counted, heads: usize) -> AttentionSizes {
+        let (batch, queries, head_size) = (self.dims[0], self.dims[1], self.width() / heads);
+        AttentionSizes { batch, queries, keys: keys.dims[1], heads, head_size }
+    }
 
-/// An operand of so many elements, as it is packed along tokens.
-fn packed(elements: usize, dtype: DType) -> u64 {
-    (elements * dtype.size_in_bytes()).min(t5_ops::PACKED_BYTES) as u64
+    /// A weight's (N, K).
+    fn of_weight(&self) -> (usize, usize) {
+        (self.dims[0], self.dims[1])
+    }
 }
 
 /// Counted files: what was written, and the tensor that is read ahead.
@@ -363,7 +327,6 @@ impl Ops for Counted {
     fn page_out(&self) {
         if self.memory.is_resident.as_ref().is_some_and(|is_resident| is_resident.replace(false)) {
             self.sums().take(Ops::bytes(self));
-            self.sums().resident.set(self.sums().resident.get() - Ops::bytes(self));
         }
     }
 
@@ -371,43 +334,49 @@ impl Ops for Counted {
 
     fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
         table.used();
-        Ok(table.ledger().tensor(&[ids.dims[0], ids.dims[1], table.dims[1]], dtype))
+        let (rows, width) = (ids.elements(), table.width());
+        let x = table.ledger().tensor(&[ids.dims[0], ids.dims[1], width], dtype);
+        x.calls(t5_ops::embedding_needs(x.path(), rows, width, [table.dtype, dtype]));
+        Ok(x)
     }
 
-    fn embedding_backward(_: &Self, _: &Self, _: &Self) -> Result<()> {
+    fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()> {
+        let (rows, dtypes) = (ids.elements(), [dy.dtype, dtable.dtype]);
+        dy.calls(t5_ops::embedding_backward_needs(dy.path(), rows, dtable.of_weight(), dtypes));
         Ok(())
     }
 
     fn linear(x: &Self, weight: &Self) -> Result<Self> {
         weight.used();
-        x.product(weight.dims[1], weight.dims[0]);
-        Ok(x.with_width(weight.dims[0]))
+        let y = x.with_width(weight.dims[0]);
+        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]));
+        Ok(y)
     }
 
     fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
         weight.used();
-        dy.product(weight.dims[0], weight.dims[1]);
-        Ok(sum.unwrap_or_else(|| dy.with_width(weight.dims[1])))
+        let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.dtype]);
+        let dx = sum.unwrap_or_else(|| dy.with_width(weight.dims[1]));
+        let (path, weight) = (dy.path(), weight.of_weight());
+        dy.calls(t5_ops::linear_backward_input_needs(path, dy.rows(), weight, dtypes, accumulates));
+        Ok(dx)
     }
 
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, _: bool) -> Result<()> {
-        let (rows, n, k) = (dy.rows(), dy.width(), x.width());
-        dy.works(product(rows, n, k), 0.0);
-        // A bf16 gradient is summed in f32 where its product is cut along the tokens.
-        let is_summed_apart = dweight.dtype == DType::BF16 && rows > t5_ops::longest_sum(dy.dtype);
-        let sums = if is_summed_apart { (n * k * 4) as u64 } else { 0 };
-        let (left, right) = (packed(rows * n, dy.dtype), packed(rows * k, x.dtype));
-        dy.keeps(Kept { left, right, sums, ..Kept::default() });
+        let (weight, dtypes) = ((dy.width(), x.width()), [dy.dtype, dweight.dtype]);
+        dy.calls(t5_ops::linear_backward_weight_needs(dy.path(), dy.rows(), weight, dtypes));
         Ok(())
     }
 
     fn rms_norm(x: &Self, weight: &Self, _: f64) -> Result<(Self, Self)> {
         weight.used();
-        Ok((x.like(), x.ledger().tensor(&[x.rows()], x.statistics())))
+        let results = (x.like(), x.ledger().tensor(&[x.rows()], x.statistics()));
+        x.calls(t5_ops::rms_norm_needs(x.path(), x.elements(), x.dtype));
+        Ok(results)
     }
 
     fn rms_norm_backward(
-        _: &Self,
+        x: &Self,
         weight: &Self,
         _: &Self,
         dy: Self,
@@ -415,29 +384,34 @@ impl Ops for Counted {
         _: Option<&Self>,
     ) -> Result<Self> {
         weight.used();
+        x.calls(t5_ops::rms_norm_backward_needs(x.path(), x.elements(), x.dtype));
         Ok(dy)
     }
 
     fn attention(q: &Self, k: &Self, _: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)> {
-        let multiply_adds = 2.0 * q.attention_product(k);
-        q.works(multiply_adds, multiply_adds);
-        Ok((q.like(), q.ledger().tensor(&[q.dims[0], settings.heads, q.dims[1]], q.statistics())))
+        let sizes = q.attention_sizes(k, settings.heads);
+        let results = (q.like(), q.ledger().tensor(&[q.dims[0], settings.heads, q.dims[1]], q.statistics()));
+        q.attends(t5_ops::attention_needs(q.path(), &sizes, q.dtype, settings.dropout.is_some()));
+        Ok(results)
     }
 
     fn attention_backward(
         of: &Attended<Self>,
         _: &Self,
-        _: &AttentionSettings<Self>,
+        settings: &AttentionSettings<Self>,
         _: Option<&Self>,
     ) -> Result<(Self, Self, Self)> {
-        // Two products for each of forward's; the scores that are computed again are hidden behind them.
-        let multiply_adds = 4.0 * of.q.attention_product(of.k);
-        of.q.works(multiply_adds, multiply_adds);
-        Ok((of.q.like(), of.k.like(), of.v.like()))
+        let Attended { q, k, v, .. } = of;
+        let sizes = q.attention_sizes(k, settings.heads);
+        let results = (q.like(), k.like(), v.like());
+        q.attends(t5_ops::attention_backward_needs(q.path(), &sizes, q.dtype, settings.dropout.is_some()));
+        Ok(results)
     }
 
     fn activation(gate: &Self, _: Option<&Self>, _: Activation, _: Option<&Dropout>) -> Result<Self> {
-        Ok(gate.like())
+        let h = gate.like();
+        gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype));
+        Ok(h)
     }
 
     fn activation_backward(
@@ -447,15 +421,23 @@ impl Ops for Counted {
         _: Option<&Dropout>,
         dh: Self,
     ) -> Result<(Self, Self, Option<Self>)> {
+        gate.calls(t5_ops::feed_forward_activation_backward_needs(gate.path(), gate.elements(), gate.dtype));
         Ok((gate, dh, up))
     }
 
     fn dropout(x: &Self, dropout: Option<&Dropout>) -> Result<Self> {
-        Ok(if dropout.is_some() { x.like() } else { x.clone() })
+        if dropout.is_none() {
+            return Ok(x.clone());
+        }
+        let y = x.like();
+        x.calls(t5_ops::dropout_needs(x.path(), x.elements(), x.dtype));
+        Ok(y)
     }
 
-    fn dropout_add(residual: &Self, _: &Self, _: Option<&Dropout>) -> Result<Self> {
-        Ok(residual.like())
+    fn dropout_add(residual: &Self, x: &Self, _: Option<&Dropout>) -> Result<Self> {
+        let sum = residual.like();
+        x.calls(t5_ops::dropout_add_needs(x.path(), x.elements(), x.dtype));
+        Ok(sum)
     }
 
     fn relative_bias(table: &Self, _: &RelativePosition, queries: usize, keys: usize, _: usize) -> Result<Self> {
@@ -468,7 +450,9 @@ impl Ops for Counted {
     }
 
     fn linear_cross_entropy(x: &Self, weight: &Self, _: &[u32], settings: &CrossEntropy) -> Result<f64> {
-        x.loss(weight, settings, false);
+        weight.used();
+        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
+        x.loses(t5_ops::linear_cross_entropy_needs(x.path(), rows, weight.of_weight(), dtypes, chunk));
         Ok(0.0)
     }
 
@@ -480,7 +464,9 @@ impl Ops for Counted {
         _: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)> {
         let dx = x.like();
-        x.loss(weight, settings, true);
+        weight.used();
+        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
+        x.loses(t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, weight.of_weight(), dtypes, chunk));
         Ok((0.0, dx))
     }
 
@@ -494,11 +480,8 @@ impl Ops for Counted {
         Ok(self.ledger().tensor(&dims[..self.rank], self.dtype))
     }
 
-    /// The logits as f32, a row at a time, and the list of rows.
     fn largest(&self) -> Result<Vec<u32>> {
-        let beside = (self.rows() * self.width() * 8) as u64;
-        self.sums().add(beside);
-        self.sums().take(beside);
+        self.sums().momentary(largest_bytes(self.rows(), self.width()));
         Ok(vec![0; self.rows()])
     }
 }

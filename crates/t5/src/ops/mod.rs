@@ -16,8 +16,9 @@ use std::fmt::Debug;
 use candle_core::DType;
 #[cfg(doc)]
 use candle_core::Tensor;
-pub(crate) use counted::{Counted, Kept, Ledger, Work};
+pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
+pub(crate) use t5_ops::Kept;
 use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
 
 use crate::error::Result;

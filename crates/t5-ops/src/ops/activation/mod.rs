@@ -9,9 +9,10 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_shape};
+use crate::needs::Needs;
 use crate::ops::dropout::{Dropout, active, batch_rows_width};
 
 /// The activation functions that T5 configurations name.
@@ -42,6 +43,14 @@ pub fn feed_forward_activation(
     }
 }
 
+/// What [`feed_forward_activation`] of so many elements of `gate` needs.
+pub fn feed_forward_activation_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::forward_needs(elements, dtype),
+    }
+}
+
 /// The forward's result once more, and the gradients with respect to `gate` and `up`. `d` as in the forward.
 ///
 /// `gate`, `up` and `dh` are given up by the caller: the three results may lie in their memory, so no other handle
@@ -64,6 +73,14 @@ pub fn feed_forward_activation_backward(
             let (dgate, dup) = reference::feed_forward_activation_backward(&gate, up.as_ref(), a, d, &dh)?;
             Ok((h, dgate, dup))
         }
+    }
+}
+
+/// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
+pub fn feed_forward_activation_backward_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::backward_needs(elements, dtype),
     }
 }
 

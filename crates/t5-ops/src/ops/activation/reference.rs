@@ -2,10 +2,11 @@
 
 use std::f64::consts::PI;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::Activation;
 use crate::dispatch::wide;
+use crate::needs::{Needs, copies, widened};
 use crate::ops::dropout::Dropout;
 use crate::ops::dropout::reference::dropout;
 
@@ -22,6 +23,16 @@ pub fn feed_forward_activation(
         None => activated,
     };
     dropout(&h, d)?.to_dtype(gate.dtype())
+}
+
+/// Two steps of the function, or of the mask.
+pub(super) fn forward_needs(elements: usize, dtype: DType) -> Needs {
+    Needs::bytes(copies(2, elements, dtype) + widened(elements, dtype))
+}
+
+/// Steps of the slope, beside the gradient that reaches it.
+pub(super) fn backward_needs(elements: usize, dtype: DType) -> Needs {
+    Needs::bytes(copies(4, elements, dtype) + widened(elements, dtype))
 }
 
 /// See [`crate::feed_forward_activation_backward`].

@@ -15,6 +15,7 @@ use crate::isa::{Isa, isa};
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::amx::Amx;
 use crate::matmul::software::SoftwareTiles;
+use crate::needs::Needs;
 use crate::ops::dropout::active;
 use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
 use crate::storage::{Element, View, filled, update};
@@ -22,6 +23,16 @@ use crate::vector;
 
 /// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
 const FEWEST_PARTS: usize = 16;
+
+/// Scores, and sums of values.
+pub(super) fn forward_needs(s: &Sizes) -> Needs {
+    Needs::default().with_products(2, s.product())
+}
+
+/// Two products for each of forward's; the scores that are computed again are hidden behind them.
+pub(super) fn backward_needs(s: &Sizes) -> Needs {
+    Needs::default().with_products(4, s.product())
+}
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
     match q.dtype() {

@@ -19,6 +19,7 @@ mod vectors;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::needs::Needs;
 use crate::ops::dropout::{Dropout, active};
 use crate::storage::elements;
 
@@ -40,12 +41,34 @@ pub struct Attention<'a> {
 
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    pub(crate) batch: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    pub(crate) heads: usize,
-    pub(crate) head_size: usize,
+pub struct Sizes {
+    /// Sequences (B).
+    pub batch: usize,
+    /// Queries of each (T).
+    pub queries: usize,
+    /// Keys of each (S).
+    pub keys: usize,
+    /// Heads (H).
+    pub heads: usize,
+    /// Width of a head (K).
+    pub head_size: usize,
+}
+
+impl Sizes {
+    /// Scores of all heads, (B, H, T, S).
+    fn scores(&self) -> usize {
+        self.batch * self.heads * self.queries * self.keys
+    }
+
+    /// Elements of q, or of k and v where these are more.
+    fn elements(&self) -> usize {
+        self.batch * self.queries.max(self.keys) * self.heads * self.head_size
+    }
+
+    /// One of attention's matrix products over all keys, seen or not.
+    fn product(&self) -> (usize, usize, usize) {
+        (self.batch * self.queries, self.keys, self.heads * self.head_size)
+    }
 }
 
 impl Attention<'_> {
@@ -107,6 +130,14 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     }
 }
 
+/// What [`attention`] of activations in `dtype` needs, with dropout or without.
+pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
+    match path {
+        Path::Cpu => cpu::forward_needs(s),
+        Path::Reference => reference::forward_needs(s, dtype, drops),
+    }
+}
+
 /// Inputs and output of [`attention`]; its backward needs both.
 #[derive(Clone, Copy)]
 pub struct Attended<'a> {
@@ -147,5 +178,13 @@ pub fn attention_backward(
     match a.path(&[q, k, v, out, lse, dout]).provided(takes) {
         Path::Cpu => cpu::attention_backward(of, dout, a, &s, dbias),
         Path::Reference => reference::attention_backward(of, dout, a, dbias),
+    }
+}
+
+/// What [`attention_backward`] needs, as for [`attention_needs`].
+pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
+    match path {
+        Path::Cpu => cpu::backward_needs(s),
+        Path::Reference => reference::backward_needs(s, dtype, drops),
     }
 }

@@ -6,6 +6,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, Sizes};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
+use crate::needs::{Needs, copies};
 use crate::ops::dropout::{active, kept};
 
 /// See [`crate::attention`].
@@ -26,6 +27,20 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     };
     let out = multiply(&probabilities, &split(v, &s)?, q)?; // (B, H, T, K)
     Ok((join(&out, &s)?.to_dtype(q.dtype())?, lse))
+}
+
+/// Scores, their exponentials and the probabilities; with dropout its mask and what it leaves of them. Beside these q, k and v
+/// by heads.
+pub(super) fn forward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
+    let scores = copies(if drops { 5 } else { 3 }, s.scores(), dtype);
+    Needs::bytes(scores + copies(3, s.elements(), dtype)).with_products(2, s.product())
+}
+
+/// Probabilities and their gradient, in two steps those of the scores, and with dropout its mask. Beside these q, k, v, the
+/// result and its gradient by heads.
+pub(super) fn backward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
+    let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
+    Needs::bytes(scores + copies(5, s.elements(), dtype)).with_products(5, s.product())
 }
 
 /// See [`crate::attention_backward`].

@@ -22,7 +22,10 @@ use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
 use crate::isa::has_tiles;
-use crate::matmul::{Buffer, Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed};
+use crate::matmul::{
+    Buffer, Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed, packed_bytes, product_bytes,
+};
+use crate::needs::{Kept, Needs};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
 use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, Operand, View, filled, scratch, update, with_element};
@@ -103,6 +106,11 @@ impl Cut {
         (0..threads()).map(|_| Buffer::new::<f32>(self.of_worker())).collect()
     }
 
+    /// Bytes of all of them. The threads keep them for the next call.
+    fn bytes_of_workers(&self) -> u64 {
+        (threads() * self.of_worker() * size_of::<f32>()) as u64
+    }
+
     /// Logits of such a block.
     fn of_worker(&self) -> usize {
         if self.logits == Logits::Kept { 0 } else { BLOCK * stride(self.lanes()) }
@@ -129,16 +137,21 @@ fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
-/// Memory of a call beside its operands, its results and the threads' buffers.
-pub(super) fn bytes(rows: usize, vocabulary: usize, width: usize, x: DType, c: usize, gradients: bool) -> usize {
-    let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
-    Cut::new(logits, rows, vocabulary, c).bytes(vocabulary, width, x, gradients)
+/// Without a second pass there is nothing to keep logits for.
+pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
+    let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
+    let weights = product_bytes(width, vocabulary, x) as u64;
+    let kept = Kept { weights, loss: cut.bytes_of_workers(), ..Kept::default() };
+    let transient = cut.bytes(vocabulary, width, x, false) as u64;
+    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, width, vocabulary))
 }
 
-/// Buffers that the threads keep for the next call.
-pub(super) fn kept_by_threads(rows: usize, vocabulary: usize, x: DType, c: usize, gradients: bool) -> usize {
-    let logits = if gradients { Logits::of(x, c) } else { Logits::ComputedAgain };
-    threads() * Cut::new(logits, rows, vocabulary, c).of_worker() * size_of::<f32>()
+pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
+    let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
+    let left = packed_bytes(chunk_rows.min(rows) * vocabulary, x) as u64;
+    let kept = Kept { left, loss: cut.bytes_of_workers(), ..Kept::default() };
+    let transient = cut.bytes(vocabulary, width, x, true) as u64;
+    Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
 pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {

@@ -13,6 +13,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::needs::Needs;
 use crate::storage::elements;
 
 /// Rows with this label count for nothing and cost nothing.
@@ -63,37 +64,32 @@ pub fn linear_cross_entropy_backward(
     }
 }
 
-/// Bytes that a call holds on the CPU beside its operands and results, for `rows` rows that count and a weight of
-/// (`vocabulary`, `width`): the buffers of the products are not in it. `gradients`: of
-/// [`linear_cross_entropy_backward`], or else of [`linear_cross_entropy`].
-///
-/// It depends on the machine's instruction set, as the kernels do, and not on the number of threads: what each thread has
-/// for itself is in [`linear_cross_entropy_kept_bytes`].
-pub fn linear_cross_entropy_bytes(
+/// What [`linear_cross_entropy`] needs for `rows` rows that count and a weight (V, D): the dtypes of x and w.
+/// The blocks of logits that threads keep depend on how many threads there are.
+pub fn linear_cross_entropy_needs(
+    path: Path,
     rows: usize,
-    (vocabulary, width): (usize, usize),
-    activations: DType,
+    weight: (usize, usize),
+    dtypes: [DType; 2],
     chunk_rows: usize,
-    gradients: bool,
-) -> usize {
-    match Path::on_cpu(activations) {
-        Path::Cpu => cpu::bytes(rows, vocabulary, width, activations, chunk_rows, gradients),
-        // Logits, their exponentials and their gradient.
-        Path::Reference => 3 * chunk_rows.min(rows) * vocabulary * 8,
+) -> Needs {
+    match path {
+        Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], chunk_rows),
+        Path::Reference => reference::loss_needs(rows, weight, dtypes, chunk_rows),
     }
 }
 
-/// Bytes that the threads hold for such a call and keep for the next one.
-pub fn linear_cross_entropy_kept_bytes(
+/// What [`linear_cross_entropy_backward`] needs, as for [`linear_cross_entropy_needs`].
+pub fn linear_cross_entropy_backward_needs(
+    path: Path,
     rows: usize,
-    vocabulary: usize,
-    activations: DType,
+    weight: (usize, usize),
+    dtypes: [DType; 2],
     chunk_rows: usize,
-    gradients: bool,
-) -> usize {
-    match Path::on_cpu(activations) {
-        Path::Cpu => cpu::kept_by_threads(rows, vocabulary, activations, chunk_rows, gradients),
-        Path::Reference => 0,
+) -> Needs {
+    match path {
+        Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], chunk_rows),
+        Path::Reference => reference::gradients_needs(rows, weight, dtypes, chunk_rows),
     }
 }
 

@@ -4,6 +4,7 @@ use candle_core::{D, DType, Result, Tensor};
 
 use super::{CrossEntropy, valid_rows};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
+use crate::needs::{Needs, converted, copies, wide_size};
 
 /// See [`crate::linear_cross_entropy`].
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
@@ -30,6 +31,26 @@ pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &Cro
         loss += Chunk::new(x, &w, labels, rows, c)?.loss()?;
     }
     Ok(loss)
+}
+
+/// The weight where it is converted; of a chunk its rows and, three times while they are scaled, its logits.
+pub(super) fn loss_needs(
+    rows: usize,
+    (vocabulary, width): (usize, usize),
+    [x, w]: [DType; 2],
+    chunk_rows: usize,
+) -> Needs {
+    let (chunk, of_weight) = (chunk_rows.min(rows), converted(vocabulary * width, w, wide_size(x)));
+    let of_chunk = copies(3, chunk * vocabulary, x) + copies(1, chunk * width, x);
+    Needs::bytes(of_weight + of_chunk).with_products(1, (rows, width, vocabulary))
+}
+
+/// Beside these the gradient of the weight, which is added, and that of `x` before and after a chunk's is added.
+pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DType; 2], chunk_rows: usize) -> Needs {
+    let ((vocabulary, width), [x, _]) = (weight, dtypes);
+    let sums = copies(2, vocabulary * width, x) + copies(2, rows * width, x);
+    let loss = loss_needs(rows, weight, dtypes, chunk_rows);
+    Needs::bytes(loss.transient + sums).with_products(3, (rows, width, vocabulary))
 }
 
 pub(super) fn gradients(

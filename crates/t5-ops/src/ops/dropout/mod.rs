@@ -14,10 +14,11 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_shape};
 use crate::keys::mix;
+use crate::needs::Needs;
 use crate::random_mask::{RowKey, RowMask, hash};
 use crate::storage::elements;
 
@@ -127,6 +128,14 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     }
 }
 
+/// What [`dropout`] of so many elements needs, if it drops any.
+pub fn dropout_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::mask_needs(elements, dtype),
+    }
+}
+
 /// `residual + dropout(x)`, both (B, T, D).
 pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let _span = tracing::debug_span!("dropout_add").entered();
@@ -143,4 +152,9 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
         None => cpu::add(residual, x),
         Some(d) => cpu::dropout_add(residual, x, d),
     }
+}
+
+/// What [`dropout_add`] of so many elements needs, if it drops any.
+pub fn dropout_add_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    dropout_needs(path, elements, dtype)
 }

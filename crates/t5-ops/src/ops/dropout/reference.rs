@@ -1,9 +1,10 @@
 //! Dropout in plain candle operations, with the same mask.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Dropout, active, batch_rows_width, kept};
 use crate::dispatch::wide_dtype;
+use crate::needs::{Needs, copies, widened};
 
 /// See [`crate::dropout`].
 pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
@@ -16,6 +17,11 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
 /// See [`crate::dropout_add`].
 pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     residual + dropout(x, d)?
+}
+
+/// The mask, before and after it is scaled.
+pub(super) fn mask_needs(elements: usize, dtype: DType) -> Needs {
+    Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype) / 2)
 }
 
 /// The mask of an activation (B, T, D) times the scale, in the dtype and on the device of `x`.

@@ -10,6 +10,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::needs::Needs;
 use crate::storage::elements;
 
 /// Looks `ids` up in `table`, giving rows in `dtype`. An id outside the table is an error.
@@ -25,6 +26,14 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
+/// What [`embedding`] of `rows` ids needs: the width of the table, its dtype and that of the result.
+pub fn embedding_needs(path: Path, rows: usize, width: usize, dtypes: [DType; 2]) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::forward_needs(rows, width, dtypes),
+    }
+}
+
 /// `dtable[ids] += dy`, in place. dy (B, T, D), dtable (V, D).
 pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
     let _span = tracing::debug_span!("embedding_backward").entered();
@@ -37,6 +46,14 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
         Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
         Path::Reference => reference::embedding_backward(ids, dy, dtable),
+    }
+}
+
+/// What [`embedding_backward`] of `rows` ids needs: the table (V, D), the dtypes of dy and of dtable.
+pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), dtypes: [DType; 2]) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::backward_needs(rows, table, dtypes),
     }
 }
 

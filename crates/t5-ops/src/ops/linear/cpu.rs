@@ -1,9 +1,10 @@
 //! The linear map on the CPU: one matrix product each.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::rows_and_width;
-use crate::matmul::{Matrix, MatrixMut, Threads, multiply};
+use crate::matmul::{Matrix, MatrixMut, Threads, longest_sum, multiply, packed_bytes, product_bytes};
+use crate::needs::{Kept, Needs};
 use crate::storage::{View, filled, update, with_element};
 
 pub(super) fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -19,6 +20,12 @@ pub(super) fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
             Ok(())
         })
     })
+}
+
+/// A product of `rows` rows with a weight, (R, K) times (K, N).
+pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), operands: DType) -> Needs {
+    let kept = Kept { weights: product_bytes(k, n, operands) as u64, ..Kept::default() };
+    Needs { kept, ..Needs::default() }.with_products(1, (rows, k, n))
 }
 
 pub(super) fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
@@ -57,6 +64,15 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
             Ok(())
         })
     })
+}
+
+pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operands, dw]: [DType; 2]) -> Needs {
+    // A bf16 gradient is summed in f32 where its product is cut along the tokens.
+    let is_summed_apart = dw == DType::BF16 && rows > longest_sum(operands);
+    let sums = if is_summed_apart { (n * k * size_of::<f32>()) as u64 } else { 0 };
+    let [left, right] = [n, k].map(|width| packed_bytes(rows * width, operands) as u64);
+    let kept = Kept { left, right, sums, ..Kept::default() };
+    Needs { kept, ..Needs::default() }.with_products(1, (rows, n, k))
 }
 
 /// The shape of `x` with another last dimension.

@@ -7,9 +7,10 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+use crate::needs::Needs;
 
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`.
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -20,6 +21,14 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     match Path::of(&[x, w]) {
         Path::Cpu => cpu::linear(x, w),
         Path::Reference => reference::linear(x, w),
+    }
+}
+
+/// What [`linear`] needs for `rows` rows and a weight (N, K): the dtypes of x and w.
+pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
+    match path {
+        Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
+        Path::Reference => reference::product_needs(rows, (k, n), dtypes, false),
     }
 }
 
@@ -47,6 +56,20 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
     }
 }
 
+/// What [`linear_backward_input`] needs for `rows` rows and a weight (N, K): the dtypes of dy and w.
+pub fn linear_backward_input_needs(
+    path: Path,
+    rows: usize,
+    (n, k): (usize, usize),
+    dtypes: [DType; 2],
+    accumulates: bool,
+) -> Needs {
+    match path {
+        Path::Cpu => cpu::product_needs(rows, (n, k), dtypes[0]),
+        Path::Reference => reference::product_needs(rows, (n, k), dtypes, accumulates),
+    }
+}
+
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
 /// whatever `dw` held.
 ///
@@ -62,5 +85,13 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
     match Path::of(&[dy, x, dw]) {
         Path::Cpu => cpu::linear_backward_weight(dy, x, dw, accumulate),
         Path::Reference => reference::linear_backward_weight(dy, x, dw, accumulate),
+    }
+}
+
+/// What [`linear_backward_weight`] needs for `rows` rows and a weight (N, K): the dtypes of dy and x, and of dw.
+pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
+    match path {
+        Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
+        Path::Reference => reference::backward_weight_needs(rows, (n, k), dtypes),
     }
 }

@@ -1,8 +1,9 @@
 //! The linear map in plain candle operations.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
+use crate::needs::{Needs, converted, copies, wide_size};
 
 /// See [`crate::linear`].
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -13,6 +14,17 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     shape.push(w.dim(0)?);
     let y = x.reshape((rows, k))?.to_dtype(dtype)?.matmul(&w.to_dtype(dtype)?.t()?)?;
     y.to_dtype(x.dtype())?.reshape(shape)
+}
+
+/// A product (R, K) times (K, N) on the CPU, to which something may be added: operands and product in the wide dtype. A
+/// card that multiplies narrow operands holds less.
+pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType; 2], accumulates: bool) -> Needs {
+    let [x, w] = dtypes;
+    let wide = wide_size(x);
+    let operands = converted(rows * k, x, wide) + converted(k * n, w, wide);
+    // The product where it is converted, and where something is added to it.
+    let results = converted(rows * n, x, wide) + if accumulates { copies(1, rows * n, x) } else { 0 };
+    Needs::bytes(operands + results).with_products(1, (rows, k, n))
 }
 
 /// See [`crate::linear_backward_input`].
@@ -39,4 +51,12 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
     let x = x.reshape((rows, k))?.to_dtype(dtype)?;
     let product = dy.t()?.matmul(&x)?;
     if accumulate { add_into(dw, &product) } else { overwrite(dw, &product) }
+}
+
+pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]: [DType; 2]) -> Needs {
+    let wide = wide_size(x);
+    let operands = converted(rows * n, x, wide) + converted(rows * k, x, wide);
+    // The product, the same in the dtype of dw, and its sum with dw.
+    let results = n * k * (wide + 2 * dw.size_in_bytes());
+    Needs::bytes(operands + results as u64).with_products(1, (rows, n, k))
 }

@@ -12,6 +12,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+use crate::needs::Needs;
 
 /// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
 /// row, `F32` or `F64`), which the backward needs.
@@ -22,6 +23,14 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     match Path::of(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
         Path::Reference => reference::rms_norm(x, weight, eps),
+    }
+}
+
+/// What [`rms_norm`] of so many elements of `x` needs.
+pub fn rms_norm_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::forward_needs(elements, dtype),
     }
 }
 
@@ -55,5 +64,13 @@ pub fn rms_norm_backward(
     match Path::of(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
         Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
         Path::Reference => reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight),
+    }
+}
+
+/// What [`rms_norm_backward`] of so many elements of `x` needs.
+pub fn rms_norm_backward_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => reference::backward_needs(elements, dtype),
     }
 }

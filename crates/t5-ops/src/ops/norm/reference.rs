@@ -1,8 +1,9 @@
 //! The norm in plain candle operations.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 
 use crate::dispatch::{add_into, rows_and_width, wide, wide_dtype};
+use crate::needs::{Needs, copies, widened};
 
 /// See [`crate::rms_norm`].
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
@@ -11,6 +12,16 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     let inv_rms = (wide_x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
     let y = wide_x.broadcast_mul(&inv_rms)?.broadcast_mul(&weight.to_dtype(wide_dtype(x))?)?;
     Ok((y.to_dtype(x.dtype())?, inv_rms.reshape(rows)?))
+}
+
+/// The rows times their factors, before the weight.
+pub(super) fn forward_needs(elements: usize, dtype: DType) -> Needs {
+    Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype))
+}
+
+/// Normalised rows, the gradient times the weight, and a step to the result.
+pub(super) fn backward_needs(elements: usize, dtype: DType) -> Needs {
+    Needs::bytes(copies(3, elements, dtype) + widened(elements, dtype))
 }
 
 /// See [`crate::rms_norm_backward`].

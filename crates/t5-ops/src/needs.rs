@@ -1,0 +1,92 @@
+//! What a call of an operation needs beside its operands and results: stated before the call, in bytes and arithmetic.
+//!
+//! Each operation states its own, beside the kernels of each [`Path`]: [`linear_needs`] those of [`linear`], and so on.
+//! Who plans a step adds them up.
+//!
+//! Left out are sums by row or column and the tile that a thread works on: small blocks, which stay in the threads' heaps.
+
+use candle_core::DType;
+
+#[cfg(doc)]
+use crate::{Path, linear, linear_needs};
+
+/// Bytes and arithmetic of one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// Bytes held while it runs, beside operands and results.
+    pub transient: u64,
+    /// Bytes that threads keep for the next call.
+    pub kept: Kept,
+    /// Multiply-adds of matrix products.
+    pub multiply_adds: f64,
+}
+
+impl Needs {
+    /// Of bytes alone.
+    pub(crate) fn bytes(transient: u64) -> Self {
+        Self { transient, ..Self::default() }
+    }
+
+    /// With the matrix products (M, K) times (K, N).
+    pub(crate) fn with_products(self, count: usize, (m, k, n): (usize, usize, usize)) -> Self {
+        Self { multiply_adds: count as f64 * (m as f64 * k as f64 * n as f64), ..self }
+    }
+}
+
+/// So many copies of `elements` in the dtype in which a reference reduces them: `F64` stays, everything else is `F32`.
+pub(crate) fn copies(count: usize, elements: usize, dtype: DType) -> u64 {
+    (count * elements * wide_size(dtype)) as u64
+}
+
+/// Operand and result of a reference in that dtype, where they are narrower.
+pub(crate) fn widened(elements: usize, dtype: DType) -> u64 {
+    if dtype.size_in_bytes() < wide_size(dtype) { copies(2, elements, dtype) } else { 0 }
+}
+
+/// The size of an element of that dtype.
+pub(crate) fn wide_size(dtype: DType) -> usize {
+    if dtype == DType::F64 { 8 } else { 4 }
+}
+
+/// Bytes of a copy of `elements` in elements of another size; none where they are as large.
+pub(crate) fn converted(elements: usize, from: DType, size: usize) -> u64 {
+    if from.size_in_bytes() == size { 0 } else { (elements * size) as u64 }
+}
+
+/// Bytes that threads keep from one product to the next: of each kind, the most that any product needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Weights.
+    pub weights: u64,
+    /// Blocks of logits.
+    pub loss: u64,
+    /// The left operand of the gradient of a weight.
+    pub left: u64,
+    /// Its right operand.
+    pub right: u64,
+    /// Sums of such a gradient, where it is narrower.
+    pub sums: u64,
+}
+
+impl Kept {
+    /// All of it.
+    pub fn total(self) -> u64 {
+        self.weights + self.loss + self.along_tokens()
+    }
+
+    /// What depends on the tokens of a pass: the operands of the gradients of weights.
+    pub fn along_tokens(self) -> u64 {
+        self.left + self.right + self.sums
+    }
+
+    /// The larger of each kind.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.max(other.weights),
+            loss: self.loss.max(other.loss),
+            left: self.left.max(other.left),
+            right: self.right.max(other.right),
+            sums: self.sums.max(other.sums),
+        }
+    }
+}
