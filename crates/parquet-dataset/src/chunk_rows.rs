@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::dictionary::{Dictionary, DictionarySource};
 use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::page_bytes::{OpenPage, PageSource};
-use crate::page_map::ChunkMap;
-use crate::page_rows::PageRows;
+use crate::pages::bytes::{OpenPage, PageSource};
+use crate::pages::dictionary::{Dictionary, DictionarySource};
+use crate::pages::map::ChunkMap;
+use crate::pages::rows::PageRows;
 use crate::rows::Column;
 
 /// A footer lists the encodings of a chunk, which is how the lengths of delta-encoded values are known to the bill.

@@ -5,9 +5,10 @@ use std::collections::BinaryHeap;
 
 use crate::dataset::{Dataset, Residency};
 use crate::footer::{Chunk, Codec};
-use crate::page_bytes::page_memory_bytes;
-use crate::page_map::{ChunkMap, PageEntry};
-use crate::page_rows::{MAX_DELTA_ROWS, most_level_bytes};
+use crate::pages::bytes::{most_level_bytes, page_memory_bytes};
+use crate::pages::entry::PageEntry;
+use crate::pages::map::ChunkMap;
+use crate::pages::rows::MAX_DELTA_ROWS;
 
 /// Writers stop dictionaries at this size unless told otherwise.
 const USUAL_DICTIONARY_BYTES: u64 = 1 << 20;

@@ -11,9 +11,9 @@ use crate::footer::Footer;
 use crate::io::{Files, Handle, Identity, IoLog};
 use crate::layout::{FileLayout, Layout, hex};
 use crate::limits::{Limits, PartOf, Parts};
-use crate::page_bytes::WHOLE_PAGE_BYTES;
-use crate::page_map::ChunkMap;
 use crate::page_maps::PageMaps;
+use crate::pages::bytes::WHOLE_PAGE_BYTES;
+use crate::pages::map::ChunkMap;
 use crate::rows::Rows;
 
 /// Memory reserved on a footer's word; more is taken as values arrive.

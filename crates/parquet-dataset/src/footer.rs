@@ -6,12 +6,22 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::error::{Error, Place};
-use crate::footer_walk::{Leaf, RawChunk, Sink, walk};
+use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::Handle;
-use crate::page_header::encoding;
+use crate::schema::Leaf;
 
 /// How many names of columns an error lists.
 const LISTED_COLUMNS: usize = 32;
+
+/// Numbers of the parquet format's `Encoding`.
+pub(crate) mod encoding {
+    pub(crate) const PLAIN: i32 = 0;
+    pub(crate) const PLAIN_DICTIONARY: i32 = 2;
+    pub(crate) const RLE: i32 = 3;
+    pub(crate) const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
+    pub(crate) const DELTA_BYTE_ARRAY: i32 = 7;
+    pub(crate) const RLE_DICTIONARY: i32 = 8;
+}
 
 /// The compression of a column chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Fault, Place};
 use crate::io::Handle;
-use crate::schema::SchemaWalk;
+use crate::schema::{Leaf, SchemaWalk};
 use crate::thrift::{Compact, Source, kind};
 
 const MAGIC: &[u8] = b"PAR1";
@@ -25,18 +25,6 @@ const MAX_FOOTER_BYTES: u64 = 256 << 20;
 const MAX_ROW_GROUPS: usize = 1 << 16;
 /// Of the writer's name.
 const MAX_NAME_BYTES: usize = 4096;
-
-/// A leaf of the schema.
-pub(crate) struct Leaf<'a> {
-    /// The dotted path.
-    pub(crate) path: &'a str,
-    /// Numbers of the format's `Type` and `ConvertedType`, and of the member of its `LogicalType`.
-    pub(crate) physical: i32,
-    pub(crate) converted: Option<i32>,
-    pub(crate) logical: Option<i16>,
-    pub(crate) max_definition_level: u32,
-    pub(crate) max_repetition_level: u32,
-}
 
 /// A column chunk as its footer declares it. Nothing in it has been compared with anything yet.
 #[derive(Debug, Clone, Default)]

@@ -5,12 +5,12 @@
 
 use std::io::Read;
 
-use crate::delta;
 use crate::error::Fault;
-use crate::page_bytes::PageBytes;
-use crate::page_header::{PageHeader, parse_offset_index};
-use crate::runs::Runs;
-use crate::snappy::SnappyReader;
+use crate::pages::bytes::PageBytes;
+use crate::pages::delta;
+use crate::pages::header::{PageHeader, parse_offset_index};
+use crate::pages::runs::Runs;
+use crate::pages::snappy::SnappyReader;
 
 /// No decoder is asked for more values than this: a caller knows how many rows a page should have.
 const MOST_VALUES: u32 = 100_000;

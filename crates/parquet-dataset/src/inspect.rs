@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Place};
 use crate::footer::{chunk, codec_name, encoding_name};
-use crate::footer_walk::{Leaf, RawChunk, Sink, walk};
+use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::{Files, Handle};
-use crate::page_header::PageHeader;
-use crate::page_map::ChunkMap;
+use crate::pages::header::PageHeader;
+use crate::pages::map::ChunkMap;
+use crate::schema::Leaf;
 
 /// The result of [`inspect`].
 #[derive(Debug, Clone)]

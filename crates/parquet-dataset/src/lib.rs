@@ -35,10 +35,7 @@ mod cache;
 mod chunk_rows;
 mod costs;
 mod dataset;
-mod delta;
-mod dictionary;
 mod error;
-mod file_range;
 mod footer;
 mod footer_walk;
 #[doc(hidden)]
@@ -47,16 +44,10 @@ mod inspect;
 mod io;
 mod layout;
 mod limits;
-mod page_bytes;
-mod page_digests;
-mod page_header;
-mod page_map;
 mod page_maps;
-mod page_rows;
+mod pages;
 mod rows;
-mod runs;
 mod schema;
-mod snappy;
 mod thrift;
 
 pub use costs::CostRow;

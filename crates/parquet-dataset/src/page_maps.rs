@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest, Sha256};
 
-use crate::dictionary::DictionaryPage;
 use crate::error::Fault;
 use crate::footer::{Chunk, Footer};
 use crate::io::{Handle, Identity, STAMP_BYTES};
-use crate::page_digests::Digests;
-use crate::page_map::{ChunkMap, PageEntry};
+use crate::pages::digests::Digests;
+use crate::pages::entry::{DictionaryPage, PageEntry};
+use crate::pages::map::ChunkMap;
 
 const MAGIC: &[u8] = b"parquet-dataset page map 3\n";
 

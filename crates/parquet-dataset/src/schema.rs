@@ -1,7 +1,6 @@
 //! The schema of a footer, walked leaf by leaf: paths, types and levels.
 
 use crate::error::Fault;
-use crate::footer_walk::Leaf;
 use crate::thrift::{Compact, Source, kind};
 
 /// How deeply groups may nest.
@@ -64,6 +63,18 @@ const LOGICAL_NAMES: [&str; 19] = [
     "Geometry",
     "Geography",
 ];
+
+/// A leaf of the schema.
+pub(crate) struct Leaf<'a> {
+    /// The dotted path.
+    pub(crate) path: &'a str,
+    /// Numbers of the format's `Type` and `ConvertedType`, and of the member of its `LogicalType`.
+    pub(crate) physical: i32,
+    pub(crate) converted: Option<i32>,
+    pub(crate) logical: Option<i16>,
+    pub(crate) max_definition_level: u32,
+    pub(crate) max_repetition_level: u32,
+}
 
 impl Leaf<'_> {
     /// Whether it holds one string or byte string per row.

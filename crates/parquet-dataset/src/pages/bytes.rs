@@ -3,7 +3,7 @@
 //! Pages of common size (up to [`WHOLE_PAGE_BYTES`]) are read with one `pread`, checked against their CRC if
 //! they have one, and decompressed into one buffer. Larger pages, which some writers make as large as their
 //! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]. Either way the bytes
-//! are compared with what this run read there before; see [`crate::page_digests`].
+//! are compared with what this run read there before; see [`crate::pages::digests`].
 //!
 //! Invariant: the buffer never grows beyond those two sizes, however long a value is, but for levels, dictionary values
 //! and delta-encoded suffixes, which have limits of their own.
@@ -13,15 +13,15 @@ use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
+use super::entry::PageEntry;
+use super::file_range::{FileRange, decompression_fault};
+use super::header::PageHeader;
+use super::map::ChunkMap;
+use super::snappy::SnappyReader;
 use crate::error::Fault;
-use crate::file_range::{FileRange, decompression_fault};
 use crate::footer::Codec;
 use crate::io::Handle;
-use crate::page_header::PageHeader;
-use crate::page_map::{ChunkMap, PageEntry};
-use crate::page_rows::most_level_bytes;
 use crate::rows::Column;
-use crate::snappy::SnappyReader;
 
 /// Pages up to this size, compressed and decompressed, are held whole.
 pub(crate) const WHOLE_PAGE_BYTES: usize = 4 << 20;
@@ -415,6 +415,12 @@ fn frame_window(bytes: &[u8]) -> Option<u64> {
     let mut size = [0; 8];
     size[..length].copy_from_slice(rest.get(..length)?);
     Some(u64::from_le_bytes(size) + if length == 2 { 256 } else { 0 })
+}
+
+/// The most bytes of definition levels that `rows` rows are believed to have: two each, the most
+/// that runs of one value take. In memory while a page is read.
+pub(crate) fn most_level_bytes(rows: u32) -> u64 {
+    64 + 2 * u64::from(rows)
 }
 
 /// Bytes of memory that reading a page takes: what is stored and what it decompresses to, or the stream's buffers.

@@ -3,9 +3,9 @@
 //! Format: parquet-format `Encodings.md`, "Delta Encoding". Blocks of deltas over a minimum, each block cut
 //! into miniblocks with a bit width of their own.
 
+use super::bytes::PageBytes;
+use super::runs::varint;
 use crate::error::Fault;
-use crate::page_bytes::PageBytes;
-use crate::runs::varint;
 
 /// Writers use blocks of 128 (parquet-mr, Arrow) to 256 values.
 const MAX_BLOCK_VALUES: u64 = 1 << 16;

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
+use super::bytes::{OpenPage, PageBytes, PageSource};
+use super::entry::{DictionaryPage, PageEntry};
+use super::header::PageKind;
+use super::map::ChunkMap;
 use crate::error::Fault;
-use crate::footer::Codec;
+use crate::footer::{Codec, encoding};
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::page_bytes::{OpenPage, PageSource};
-use crate::page_header::{PageKind, encoding};
-use crate::page_map::{ChunkMap, PageEntry};
 use crate::rows::Column;
 
 /// A longer value of a large dictionary is read again whenever it is wanted.
@@ -48,22 +49,7 @@ struct LongValue {
     bytes: u64,
 }
 
-/// A dictionary as the page map knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DictionaryPage {
-    pub(crate) entry: PageEntry,
-    /// Bytes of memory that the dictionary takes once it is read.
-    pub(crate) held_bytes: u64,
-    /// No value is larger.
-    pub(crate) largest_value_bytes: u64,
-}
-
 impl DictionaryPage {
-    /// Whether the page is too large to be held whole while it is read.
-    pub(crate) fn is_streamed(&self, whole_page_bytes: usize) -> bool {
-        self.entry.bytes.max(self.entry.uncompressed_bytes) as usize > whole_page_bytes
-    }
-
     /// A large dictionary is read once to learn what it takes; of others their size says enough.
     pub(crate) fn examine(
         handle: &Handle,
@@ -222,7 +208,7 @@ fn too_large(bytes: u64) -> Fault {
 /// Calls `take` for each value with its index, where it lies, its length, and the page at its first byte.
 fn each_value(
     mut page: OpenPage,
-    mut take: impl FnMut(u32, u64, u64, &mut crate::page_bytes::PageBytes) -> Result<(), Fault>,
+    mut take: impl FnMut(u32, u64, u64, &mut PageBytes) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let size = page.bytes.remaining();
     for index in 0..page.header.values {

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flate2::Crc;
 
+use super::entry::PageEntry;
 use crate::error::Fault;
 use crate::io::Handle;
-use crate::page_map::PageEntry;
 
 /// A page up to this size has one digest.
 const ONE_WORD_BYTES: u32 = 4 << 20;

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::Crc;
 
+use super::digests::{PASS_BYTES, stretch_bytes};
+use super::entry::PageEntry;
+use super::map::ChunkMap;
 use crate::error::Fault;
 use crate::io::Handle;
-use crate::page_digests::{PASS_BYTES, stretch_bytes};
-use crate::page_map::{ChunkMap, PageEntry};
 
 /// Bytes of a file, for decompressors. A failure of the file travels inside the `io::Error` as a [`FileFault`], so
 /// that it is not mistaken for a failure of the compressed data.

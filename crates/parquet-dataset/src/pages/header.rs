@@ -1,6 +1,7 @@
 //! Page headers and offset indexes: the two places where a file says where its pages are.
 
 use crate::error::Fault;
+use crate::footer::encoding;
 use crate::io::Handle;
 use crate::thrift::{Compact, Slice, kind};
 
@@ -17,16 +18,6 @@ pub(crate) enum PageKind {
     Dictionary,
     /// An index page or a type from the future; readers pass over it.
     Other,
-}
-
-/// Numbers of the parquet format's `Encoding`.
-pub(crate) mod encoding {
-    pub(crate) const PLAIN: i32 = 0;
-    pub(crate) const PLAIN_DICTIONARY: i32 = 2;
-    pub(crate) const RLE: i32 = 3;
-    pub(crate) const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
-    pub(crate) const DELTA_BYTE_ARRAY: i32 = 7;
-    pub(crate) const RLE_DICTIONARY: i32 = 8;
 }
 
 /// A page header, as declared. Nothing in it has been compared with the page's bytes yet.

@@ -6,14 +6,15 @@
 
 use std::ops::Range;
 
-use crate::delta;
-use crate::dictionary::Dictionary;
+use super::bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES, most_level_bytes};
+use super::delta;
+use super::dictionary::Dictionary;
+use super::header::PageKind;
+use super::runs::Runs;
 use crate::error::Fault;
+use crate::footer::encoding;
 use crate::limits::Limits;
-use crate::page_bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES};
-use crate::page_header::{PageKind, encoding};
 use crate::rows::Column;
-use crate::runs::Runs;
 
 /// Lengths of delta-encoded values are held for a whole page; a page of more rows is refused before they are.
 /// Writers stop pages at 20,000 rows or at 1 MiB unless told otherwise.
@@ -306,12 +307,6 @@ fn read_value(
     bytes.skip(length - part.end)?;
     column.finish(length, part.end - part.start < length);
     Ok(())
-}
-
-/// The most bytes of definition levels that `rows` rows are believed to have: two each, the most
-/// that runs of one value take. In memory while a page is read.
-pub(crate) fn most_level_bytes(rows: u32) -> u64 {
-    64 + 2 * u64::from(rows)
 }
 
 /// Turns `last` into the next value: its own first bytes, then those that the page holds.

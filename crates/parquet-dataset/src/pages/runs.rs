@@ -3,8 +3,8 @@
 //! Format: parquet-format `Encodings.md`, "Run Length Encoding / Bit-Packing Hybrid". A run is either one
 //! value repeated, or groups of eight values packed into as many bytes as a value has bits.
 
+use super::bytes::PageBytes;
 use crate::error::Fault;
-use crate::page_bytes::PageBytes;
 
 /// Reads runs from a page's bytes. Holds one run header or one group of eight values at a time.
 pub(crate) struct Runs {

@@ -1,0 +1,49 @@
+//! Where a page lies in its file, and how large it is.
+
+use super::header::PageHeader;
+
+/// One page: header and body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageEntry {
+    pub(crate) offset: u64,
+    /// Header and body, as stored.
+    pub(crate) bytes: u32,
+    /// The body once decompressed; 0 where only an offset index was read, which does not say.
+    pub(crate) uncompressed_bytes: u32,
+    /// Within the row group. 0 for a dictionary page.
+    pub(crate) first_row: u32,
+}
+
+impl PageEntry {
+    /// The page whose header lies at `offset`.
+    pub(crate) fn of(offset: u64, header: &PageHeader, first_row: u32) -> Self {
+        Self {
+            offset,
+            bytes: u32::try_from(header.total_bytes()).unwrap_or(u32::MAX),
+            uncompressed_bytes: header.uncompressed_bytes,
+            first_row,
+        }
+    }
+}
+
+/// A dictionary as the page map knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DictionaryPage {
+    pub(crate) entry: PageEntry,
+    /// Bytes of memory that the dictionary takes once it is read.
+    pub(crate) held_bytes: u64,
+    /// No value is larger.
+    pub(crate) largest_value_bytes: u64,
+}
+
+impl DictionaryPage {
+    /// A dictionary of which only the header was read.
+    pub(crate) fn of(offset: u64, header: &PageHeader) -> Self {
+        Self { entry: PageEntry::of(offset, header, 0), held_bytes: 0, largest_value_bytes: 0 }
+    }
+
+    /// Whether the page is too large to be held whole while it is read.
+    pub(crate) fn is_streamed(&self, whole_page_bytes: usize) -> bool {
+        self.entry.bytes.max(self.entry.uncompressed_bytes) as usize > whole_page_bytes
+    }
+}
