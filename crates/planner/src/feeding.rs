@@ -8,7 +8,8 @@ use parquet_dataset::{Dataset, Residency};
 use serde::{Deserialize, Serialize};
 
 use crate::FeedingChoice;
-use crate::levers::{DATASET_RESIDENCY, DECODE_THREADS, PREFETCH_BATCHES, Pins};
+use crate::lever::Pins;
+use crate::levers::{DATASET_RESIDENCY, DECODE_THREADS, PREFETCH_BATCHES};
 use crate::names::{DATASET, LOADER};
 
 /// The data kept between reads.

@@ -1,58 +1,18 @@
 //! Inference as choices: how many samples `eval` and `generate` take at a time.
 
 use candle_core::DType;
-use memory_policy::{Budget, CostRow, Phase, Place};
+use memory_policy::{CostRow, Phase};
 use t5::Levers;
 
 use crate::counted::{Counter, Held};
 use crate::error::Result;
-use crate::feeding::Feed;
-use crate::job::Work;
-use crate::levers::{NO_PINS, Step};
+use crate::job::Inference;
+use crate::levers::Step;
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
-use crate::prices::Prices;
-use crate::reading::EvaluatedRows;
 use crate::search::halvings;
 use crate::{Job, StepChoice};
 
-/// The settings of inference beside those of the job. Parameters are f32.
-#[derive(Clone)]
-pub struct Inference<'a> {
-    /// Dtype of activations.
-    pub activations: DType,
-    /// The longest answer in tokens.
-    pub max_new_tokens: usize,
-    /// Whether losses are computed, too.
-    pub has_targets: bool,
-    /// The rows that are read, where they come from a dataset.
-    pub rows: Option<EvaluatedRows<'a>>,
-}
-
 const LOSS_CHUNK_ROWS: usize = 256;
-
-impl<'a> Job<'a> {
-    /// Inference over at most `samples` samples at a time, of at most these source and target tokens.
-    pub fn of_inference(
-        model: &'a t5::Config,
-        inference: Inference<'a>,
-        samples: usize,
-        longest: (usize, usize),
-        budget: Budget,
-    ) -> Self {
-        Self {
-            model,
-            samples,
-            longest,
-            place: Place::Host,
-            budgets: budget.into(),
-            pins: &NO_PINS,
-            feed: Feed::Given,
-            process_note: "measured",
-            prices: Prices::of_units(inference.activations),
-            work: Work::Inference(inference),
-        }
-    }
-}
 
 /// The choices of inference: its fixed memory, and the numbers of samples at a time.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {

@@ -1,16 +1,14 @@
-//! The job: what is computed, over what, within which budget; and from it the costs of everything that could be chosen.
+//! The job: what is computed, over what, within which budget.
 
-use memory_policy::{Budget, Budgets, Bytes, CostRow, MemorySnapshot, Place};
+use candle_core::DType;
+use memory_policy::{Budget, Budgets, Bytes, Place};
+use trainer::TrainerOptions;
 
-use crate::error::Result;
-use crate::feeding::{self, Feed};
-use crate::files::memory_for_files;
-use crate::inference::{self, Inference};
-use crate::levers::Pins;
-use crate::names::{PROCESS, SMALL_BLOCKS};
+use crate::Plan;
+use crate::feeding::Feed;
+use crate::lever::{NO_PINS, Pins};
 use crate::prices::Prices;
-use crate::training::{self, Training};
-use crate::{Costs, Plan};
+use crate::reading::EvaluatedRows;
 
 /// The job to plan.
 pub struct Job<'a> {
@@ -45,6 +43,47 @@ pub enum Work<'a> {
     Inference(Inference<'a>),
 }
 
+/// The settings of training beside those of the job.
+#[derive(Clone)]
+pub struct Training<'a> {
+    /// How it trains.
+    pub options: &'a TrainerOptions,
+    /// Bytes that the whole run may write to files in place of memory, where no pin says so.
+    pub disk_writes: u64,
+    /// The evaluation between steps, if any.
+    pub evaluation: Option<Evaluation<'a>>,
+    /// Which of the ways to carry out a step are wanted.
+    pub wanted: Wanted<'a>,
+}
+
+/// The evaluation of a run.
+#[derive(Clone)]
+pub struct Evaluation<'a> {
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// The rows that it reads, where they are known.
+    pub rows: Option<EvaluatedRows<'a>>,
+}
+
+impl Evaluation<'_> {
+    pub(crate) fn reading(&self, samples: usize) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
+    }
+}
+
+/// The settings of inference beside those of the job. Parameters are f32.
+#[derive(Clone)]
+pub struct Inference<'a> {
+    /// Dtype of activations.
+    pub activations: DType,
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Whether losses are computed, too.
+    pub has_targets: bool,
+    /// The rows that are read, where they come from a dataset.
+    pub rows: Option<EvaluatedRows<'a>>,
+}
+
 /// Which of the ways to carry out a step are wanted.
 #[derive(Clone, Copy)]
 pub enum Wanted<'a> {
@@ -54,48 +93,28 @@ pub enum Wanted<'a> {
     Undominated(Option<&'a Plan>),
 }
 
-/// A plan, and what it was chosen from.
-pub struct Planned {
-    /// The plan.
-    pub plan: Plan,
-    /// The choices.
-    pub costs: Costs,
-}
-
-/// What the allocator keeps of blocks that are no pages of their own, in the threads' heaps, beyond what the
-/// rehearsal left there: an estimate.
-const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
-
-/// The choices of a job, with their costs.
-///
-/// # Errors
-/// Errors of the trainer; weights in files of the host while tensors are on a device.
-pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
-    let (held, steps) = match &job.work {
-        Work::Training(training) => {
-            let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));
-            training::offer(job, training, memory_for_files)?
+impl<'a> Job<'a> {
+    /// Inference over at most `samples` samples at a time, of at most these source and target tokens.
+    pub fn of_inference(
+        model: &'a t5::Config,
+        inference: Inference<'a>,
+        samples: usize,
+        longest: (usize, usize),
+        budget: Budget,
+    ) -> Self {
+        Self {
+            model,
+            samples,
+            longest,
+            place: Place::Host,
+            budgets: budget.into(),
+            pins: &NO_PINS,
+            feed: Feed::Given,
+            process_note: "measured",
+            prices: Prices::of_units(inference.activations),
+            work: Work::Inference(inference),
         }
-        Work::Inference(inference) => inference::offer(job, inference)?,
-    };
-    let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
-    let reads_text = !matches!((&job.feed, &job.work), (Feed::Given, Work::Training(_)));
-    if reads_text {
-        fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
     }
-    fixed.extend(held);
-    let loaders = feeding::choices(&job.feed, job.pins);
-    Ok(Costs { task: format!("{} samples a step", job.samples), fixed, steps, loaders })
-}
-
-/// The fastest plan that fits, and what it was chosen from.
-///
-/// # Errors
-/// As [`costs`]; [`crate::Error::DoesNotFit`] where nothing fits the budget.
-pub fn plan(job: &Job<'_>, now: &MemorySnapshot) -> Result<Planned> {
-    let costs = costs(job, now)?;
-    let plan = memory_policy::plan(now, &costs, job.budgets)?;
-    Ok(Planned { plan, costs })
 }
 
 /// So many bytes, or a share of what is available.

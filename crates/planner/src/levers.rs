@@ -8,127 +8,16 @@ use memory_policy::Setting;
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
-use crate::search::{self, Space};
+use crate::lever::{Flag, Lever, Pins, Space, Takes, Value, Values};
 
-/// A value of a lever, as a pin names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// How many.
-    Count(usize),
-    /// Which.
-    Word(&'static str),
-}
+/// Rows of logits at a time. The last: logits are computed again.
+const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
 
-impl Value {
-    /// The count; none where it is a word.
-    pub fn count(self) -> Option<usize> {
-        if let Self::Count(count) = self { Some(count) } else { None }
-    }
+/// Into so many parts blocks are cut where some of them may stay in memory.
+const PARTS: usize = 8;
 
-    pub(crate) fn is(self, word: &str) -> bool {
-        matches!(self, Self::Word(other) if other == word)
-    }
-
-    fn shown(self) -> String {
-        match self {
-            Self::Count(count) => count.to_string(),
-            Self::Word(word) => word.to_owned(),
-        }
-    }
-}
-
-/// The values that a pin may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
-    /// A whole number from the first to the last.
-    Count(usize, usize),
-    /// A number of blocks, at most; more than there are means all.
-    Blocks(usize),
-    /// One of these.
-    Words(&'static [&'static str]),
-}
-
-impl Values {
-    /// The last of the words.
-    pub fn last(self) -> Option<Value> {
-        if let Self::Words(words) = self { words.last().map(|word| Value::Word(word)) } else { None }
-    }
-
-    /// The word of the list that is `text`.
-    pub fn word(self, text: &str) -> Option<Value> {
-        let Self::Words(words) = self else { return None };
-        words.iter().find(|word| **word == text).map(|word| Value::Word(word))
-    }
-}
-
-/// The flag of `bench` for a lever.
-#[derive(Clone, Copy, Debug)]
-pub struct Flag {
-    /// `--LONG`
-    pub long: &'static str,
-    /// The argument after it.
-    pub takes: Takes,
-    /// Its line in the help.
-    pub help: &'static str,
-    /// Beside these pins, the value where no flag names one and no budget leaves it to the planner; `None`: the planner's
-    /// choice.
-    pub usual: fn(&Pins) -> Option<Value>,
-}
-
-/// The argument after a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
-    /// The value, which the help calls so.
-    Value(&'static str),
-    /// Nothing: the flag is the last of the lever's words.
-    Nothing,
-    /// A directory for the file that the last of the lever's words asks for.
-    Directory,
-}
-
-/// A row of the table.
-#[derive(Debug)]
-pub struct Lever {
-    /// `memory.NAME` pins it, and explanations call it so.
-    pub name: &'static str,
-    /// The values that a pin may have.
-    pub values: Values,
-    /// Its sentence in the list of config keys.
-    pub meaning: &'static str,
-    /// Its flag in `bench`, where it has one.
-    pub flag: Option<Flag>,
-    /// Whether it is a part of layer-major accumulation: values that say so, where others would not.
-    pub layer_major: Option<fn(Value) -> bool>,
-    /// Its value; none where it has no meaning under the others.
-    get: fn(&Levers) -> Option<Value>,
-    /// Sets it, where it has a meaning.
-    set: fn(&mut Levers, Value),
-    /// Values that are offered after those that the levers before it have; none: leave it.
-    offered: fn(&Space<'_>, &Levers) -> Vec<Value>,
-    /// Its value in a plan's last line; none: not worth a word.
-    words: fn(&Levers) -> Option<String>,
-    /// Whether the levers after it move with it.
-    moves_the_next: bool,
-}
-
-impl Lever {
-    /// Values that are offered after those that the levers before it have; none: leave it.
-    pub(crate) fn offered(&self, space: &Space<'_>, so_far: &Levers) -> Vec<Value> {
-        (self.offered)(space, so_far)
-    }
-
-    /// These levers with another value of this one.
-    pub(crate) fn with(&self, levers: &Levers, value: Value) -> Levers {
-        let mut levers = *levers;
-        (self.set)(&mut levers, value);
-        levers
-    }
-
-    /// Whether a plan with these levers writes a file because of this one.
-    pub(crate) fn writes_a_file(&self, levers: &Levers) -> bool {
-        (self.get)(levers).is_some_and(|value| value.is("disk"))
-    }
-}
+/// As many values a lever over blocks has, at most: those of a deeper model are evenly spaced, and planning stays quick.
+const MOST_COUNTS: usize = 64;
 
 const NONE_OR_DISK: Values = Values::Words(&["none", "disk"]);
 const MOST_BLOCKS: usize = 100_000;
@@ -155,6 +44,47 @@ fn with_words(levers: &Levers, words: impl FnOnce(&LayerMajor) -> Option<String>
     levers.layer_major.as_ref().and_then(words)
 }
 
+/// The pin of a lever over blocks.
+fn pinned_blocks(space: &Space<'_>, lever: &Lever) -> Option<usize> {
+    space.pins.count(lever.name).map(|pin| pin.min(space.blocks))
+}
+
+/// Whether every block keeps its gradient.
+fn keeps_every_gradient(space: &Space<'_>, layers: &LayerMajor) -> bool {
+    layers.kept_gradient_blocks == space.blocks
+}
+
+/// The counts of an offer that a pin leaves.
+fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Vec<Value> {
+    match pin {
+        Some(pin) => vec![Value::Count(pin)],
+        None => offered.into_iter().map(Value::Count).collect(),
+    }
+}
+
+/// The words of an offer that a pin leaves.
+fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<Value> {
+    match space.pins.of(lever.name) {
+        Some(pin) => vec![pin],
+        None => offered.iter().map(|word| Value::Word(word)).collect(),
+    }
+}
+
+/// Counts of blocks that are offered, from none to all.
+fn counts(blocks: usize) -> Vec<usize> {
+    let step = blocks.div_ceil(MOST_COUNTS).max(1);
+    let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
+    counts.dedup();
+    counts
+}
+
+/// The sizes of the largest part where `n` is cut into 1, 2, 3 and so on parts as even as can be, each once.
+fn even_cuts(n: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=n.max(1)).map(|parts| n.div_ceil(parts).max(1)).collect();
+    sizes.dedup();
+    sizes
+}
+
 /// Samples of a micro-batch.
 pub static MICRO_BATCH_SAMPLES: Lever = Lever {
     name: "micro_batch_samples",
@@ -169,10 +99,15 @@ pub static MICRO_BATCH_SAMPLES: Lever = Lever {
     layer_major: None,
     get: |levers| Some(Value::Count(levers.micro_batch_samples)),
     set: |levers, value| levers.micro_batch_samples = value.count().unwrap_or(1),
-    offered: search::micro_batch_samples,
+    offered: micro_batch_samples,
     words: |levers| Some(format!("micro-batches of {}", levers.micro_batch_samples)),
     moves_the_next: false,
 };
+
+fn micro_batch_samples(space: &Space<'_>, _: &Levers) -> Vec<Value> {
+    let pin = space.pins.count(MICRO_BATCH_SAMPLES.name).map(|pin| pin.min(space.batch_samples));
+    counts_or(pin, even_cuts(space.batch_samples))
+}
 
 /// Rows of logits at a time.
 pub static LOSS_CHUNK_ROWS: Lever = Lever {
@@ -188,10 +123,15 @@ pub static LOSS_CHUNK_ROWS: Lever = Lever {
     layer_major: None,
     get: |levers| Some(Value::Count(levers.loss_chunk_rows)),
     set: |levers, value| levers.loss_chunk_rows = value.count().unwrap_or(1).max(1),
-    offered: search::loss_chunk_rows,
+    offered: loss_chunk_rows,
     words: |_| None,
     moves_the_next: false,
 };
+
+fn loss_chunk_rows(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let rows = levers.micro_batch_samples * space.target_tokens;
+    counts_or(space.pins.count(LOSS_CHUNK_ROWS.name), CHUNKS.map(|chunk| chunk.min(rows)))
+}
 
 /// Micro-batch after micro-batch, or layer after layer.
 pub static ACCUMULATION: Lever = Lever {
@@ -207,10 +147,17 @@ pub static ACCUMULATION: Lever = Lever {
     layer_major: None,
     get: |levers| Some(Value::Word(if levers.layer_major.is_some() { "layer-major" } else { "micro-batch-major" })),
     set: |levers, value| levers.layer_major = value.is("layer-major").then(LayerMajor::default),
-    offered: search::accumulation,
+    offered: accumulation,
     words: |levers| levers.layer_major.map(|_| "layer by layer".to_owned()),
     moves_the_next: true,
 };
+
+fn accumulation(space: &Space<'_>, _: &Levers) -> Vec<Value> {
+    // Layer by layer every block is computed again, unless files spare that: a number of them asks for the other way.
+    let asks_for_blocks = space.pins.of(RECOMPUTE_BLOCKS.name).is_some();
+    let offered: &[_] = if asks_for_blocks { &["micro-batch-major"] } else { &["micro-batch-major", "layer-major"] };
+    words_or(space, &ACCUMULATION, offered)
+}
 
 /// Blocks whose gradients stay between the two passes.
 pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
@@ -226,13 +173,18 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
     layer_major: Some(|_| true),
     get: |levers| of_layers(levers, |layers| Value::Count(layers.kept_gradient_blocks)),
     set: |levers, value| layer_major(levers, |layers| layers.kept_gradient_blocks = value.count().unwrap_or(0)),
-    offered: search::kept_gradient_blocks,
+    offered: kept_gradient_blocks,
     words: |levers| {
         let kept = |layers: &LayerMajor| (layers.kept_gradient_blocks > 0).then_some(layers.kept_gradient_blocks);
         with_words(levers, |layers| kept(layers).map(|blocks| format!("gradients of {blocks} blocks kept")))
     },
     moves_the_next: false,
 };
+
+fn kept_gradient_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(_) = levers.layer_major else { return Vec::new() };
+    counts_or(pinned_blocks(space, &KEPT_GRADIENT_BLOCKS), counts(space.blocks).into_iter().rev())
+}
 
 /// Saved activations in a file.
 pub static ACTIVATION_OFFLOAD: Lever = Lever {
@@ -248,13 +200,18 @@ pub static ACTIVATION_OFFLOAD: Lever = Lever {
     layer_major: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.boundaries_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.boundaries_on_disk = is_disk(value)),
-    offered: search::activation_offload,
+    offered: activation_offload,
     words: |levers| {
         let what = if levers.recompute_blocks > 0 { "block inputs on disk" } else { "activations on disk" };
         with_words(levers, |layers| layers.boundaries_on_disk.then(|| what.to_owned()))
     },
     moves_the_next: false,
 };
+
+fn activation_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(_) = levers.layer_major else { return Vec::new() };
+    words_or(space, &ACTIVATION_OFFLOAD, &["none", "disk"])
+}
 
 /// Gradients in a file between the two passes.
 pub static GRADIENT_OFFLOAD: Lever = Lever {
@@ -270,10 +227,17 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
     layer_major: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.gradients_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.gradients_on_disk = is_disk(value)),
-    offered: search::gradient_offload,
+    offered: gradient_offload,
     words: |levers| with_words(levers, |layers| layers.gradients_on_disk.then(|| "gradients on disk".to_owned())),
     moves_the_next: false,
 };
+
+fn gradient_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(layers) = levers.layer_major else { return Vec::new() };
+    // Where every block keeps its gradient none waits in a file.
+    let offered: &[_] = if keeps_every_gradient(space, &layers) { &["none"] } else { &["none", "disk"] };
+    words_or(space, &GRADIENT_OFFLOAD, offered)
+}
 
 /// Weights in a file.
 pub static WEIGHT_OFFLOAD: Lever = Lever {
@@ -289,10 +253,18 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
     layer_major: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.weights_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.weights_on_disk = is_disk(value)),
-    offered: search::weight_offload,
+    offered: weight_offload,
     words: |levers| with_words(levers, |layers| layers.weights_on_disk.then(|| "weights on disk".to_owned())),
     moves_the_next: false,
 };
+
+fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(layers) = levers.layer_major else { return Vec::new() };
+    // Weights are as large as gradients and needed three times as often, so gradients go to a file before them. Memory
+    // that is left then keeps gradients.
+    let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
+    words_or(space, &WEIGHT_OFFLOAD, if goes_once { &["none", "disk"] } else { &["none"] })
+}
 
 /// Attention outputs kept beside block inputs.
 pub static ATTENTION_HEADS: Lever = Lever {
@@ -308,13 +280,20 @@ pub static ATTENTION_HEADS: Lever = Lever {
     layer_major: Some(|value| value.is("keep")),
     get: |levers| of_layers(levers, |layers| Value::Word(if layers.heads_kept { "keep" } else { "recompute" })),
     set: |levers, value| layer_major(levers, |layers| layers.heads_kept = value.is("keep")),
-    offered: search::attention_heads,
+    offered: attention_heads,
     words: |levers| {
         let kept = levers.recompute_blocks > 0;
         with_words(levers, |layers| (layers.heads_kept && kept).then(|| "attention outputs kept".to_owned()))
     },
     moves_the_next: false,
 };
+
+fn attention_heads(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(layers) = levers.layer_major else { return Vec::new() };
+    // Beside a second pass attention outputs are little.
+    let goes_once = keeps_every_gradient(space, &layers) || layers.gradients_on_disk;
+    words_or(space, &ATTENTION_HEADS, if goes_once { &["recompute", "keep"] } else { &["recompute"] })
+}
 
 /// Blocks that are computed again in backward.
 pub static RECOMPUTE_BLOCKS: Lever = Lever {
@@ -333,10 +312,33 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
     layer_major: None,
     get: |levers| Some(Value::Count(levers.recompute_blocks)),
     set: |levers, value| levers.recompute_blocks = value.count().unwrap_or(0),
-    offered: search::recompute_blocks,
+    offered: recompute_blocks,
     words: |levers| (levers.recompute_blocks > 0).then(|| format!("{} blocks recomputed", levers.recompute_blocks)),
     moves_the_next: false,
 };
+
+fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let (pin, blocks) = (pinned_blocks(space, &RECOMPUTE_BLOCKS), space.blocks);
+    let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks)) };
+    // Blocks that backward visits twice are computed again, whatever the number.
+    if layers.goes_twice(blocks) {
+        return vec![Value::Count(blocks)];
+    }
+    // Where nothing is computed again, attention outputs are kept in any case: offered once.
+    let is_alone = layers.heads_kept || space.pins.of(ATTENTION_HEADS.name).is_some();
+    let least_kept = space.pins.count(KEPT_GRADIENT_BLOCKS.name).unwrap_or(0);
+    let offered = match layers {
+        _ if !is_alone => vec![blocks],
+        // In a file all of it costs no memory.
+        LayerMajor { boundaries_on_disk: true, .. } => vec![blocks, 0],
+        // In memory it is worth more than gradients are, which can wait in a file.
+        LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. } if kept_gradient_blocks == least_kept => {
+            counts(blocks).into_iter().rev().collect()
+        }
+        _ => vec![blocks],
+    };
+    counts_or(pin, offered)
+}
 
 /// Blocks whose activations stay in memory although those of others lie in a file.
 pub static BLOCKS_IN_MEMORY: Lever = Lever {
@@ -355,13 +357,23 @@ pub static BLOCKS_IN_MEMORY: Lever = Lever {
         in_file.map(|layers| Value::Count(layers.blocks_in_memory))
     },
     set: |levers, value| layer_major(levers, |layers| layers.blocks_in_memory = value.count().unwrap_or(0)),
-    offered: search::blocks_in_memory,
+    offered: blocks_in_memory,
     words: |levers| {
         let blocks = |layers: &LayerMajor| (layers.blocks_in_memory > 0).then_some(layers.blocks_in_memory);
         with_words(levers, |layers| blocks(layers).map(|blocks| format!("activations of {blocks} blocks in memory")))
     },
     moves_the_next: false,
 };
+
+fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    if !levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
+        return Vec::new();
+    }
+    // Inputs alone are little.
+    let end = if levers.recompute_blocks == 0 { space.blocks.max(1) } else { 1 };
+    let part = space.blocks.div_ceil(PARTS).max(1);
+    counts_or(pinned_blocks(space, &BLOCKS_IN_MEMORY), (0..end).step_by(part))
+}
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
 pub static LEVERS: [&Lever; 10] = [
@@ -392,37 +404,7 @@ pub(crate) const PREFETCH_BATCHES: &str = "prefetch_batches";
 pub(crate) const DECODE_THREADS: &str = "decode_threads";
 pub(crate) const DATASET_RESIDENCY: &str = "dataset_residency";
 
-/// Values that are not the planner's to choose, by the names of their levers. The default pins nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pins(Vec<(&'static str, Value)>);
-
-/// Nothing pinned.
-pub(crate) static NO_PINS: Pins = Pins(Vec::new());
-
 impl Pins {
-    /// These, and one more.
-    #[must_use]
-    pub fn with(mut self, lever: &'static str, value: Value) -> Self {
-        self.0.retain(|(name, _)| *name != lever);
-        self.0.push((lever, value));
-        self
-    }
-
-    /// The pinned value of the lever of this name.
-    pub fn of(&self, lever: &str) -> Option<Value> {
-        self.0.iter().find(|(name, _)| *name == lever).map(|(_, value)| *value)
-    }
-
-    /// The pinned count of the lever of this name.
-    pub fn count(&self, lever: &str) -> Option<usize> {
-        self.of(lever).and_then(Value::count)
-    }
-
-    /// Whether the lever of this name is pinned to this word; none where it is not pinned.
-    pub(crate) fn is(&self, lever: &Lever, word: &str) -> Option<bool> {
-        self.of(lever.name).map(|value| value.is(word))
-    }
-
     /// A pin that says layer-major accumulation while another says micro-batch-major.
     pub fn contradiction(&self) -> Option<&'static str> {
         self.is(&ACCUMULATION, "micro-batch-major").filter(|is| *is)?;
@@ -492,6 +474,23 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_is_cut_into_parts_as_even_as_can_be() {
+        assert_eq!(even_cuts(12), [12, 6, 4, 3, 2, 1]);
+        assert_eq!(even_cuts(7), [7, 4, 3, 2, 1]);
+        assert_eq!(even_cuts(1), [1]);
+    }
+
+    #[test]
+    fn a_deep_model_has_no_more_values_of_a_lever_and_still_all_and_none() {
+        assert_eq!(counts(3), [0, 1, 2, 3]);
+        for blocks in [64, 65, 127, 200, 256] {
+            let counts = counts(blocks);
+            assert!(counts.is_sorted() && counts.len() <= MOST_COUNTS + 1, "{counts:?}");
+            assert_eq!((counts[0], counts.last()), (0, Some(&blocks)));
+        }
+    }
 
     #[test]
     fn every_lever_reads_what_it_sets_and_names_are_unique() {

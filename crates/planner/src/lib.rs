@@ -21,8 +21,10 @@ pub mod feeding;
 mod files;
 mod inference;
 mod job;
+mod lever;
 mod levers;
 pub mod names;
+mod planning;
 mod prediction;
 mod prices;
 mod reading;
@@ -34,16 +36,15 @@ pub use error::{Error, Result};
 pub use feeding::{DatasetResidency, Feeding};
 pub use feeding::{Feed, Rows};
 pub use files::files;
-pub use inference::Inference;
-pub use job::{Job, Planned, Wanted, Work, budget_of, costs, plan};
-pub use levers::{
-    FEEDING_LEVERS, Flag, LEVERS, Lever, MICRO_BATCH_SAMPLES, Pins, Step, Takes, Value, Values, lever_of_a_pin,
-};
+pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
+pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
+pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
+pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
 pub use prices::Prices;
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::rehearse;
-pub use training::{Evaluation, MOST_EVALUATED_TOGETHER, Training};
+pub use training::MOST_EVALUATED_TOGETHER;
 
 /// A plan of this planner's choices.
 pub type Plan = memory_policy::Plan<Step, Feeding>;

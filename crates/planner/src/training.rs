@@ -3,53 +3,24 @@
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
-use trainer::TrainerOptions;
 
 use crate::counted::{Arithmetic, Held, Resident, StepCounter};
 use crate::error::{Error, Result};
 use crate::files::Written;
-use crate::job::Wanted;
+use crate::job::{Evaluation, Training, Wanted};
+use crate::lever::Space;
 use crate::levers::{Step, WEIGHT_OFFLOAD};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
     VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, priced_bytes, relative_time};
-use crate::reading::EvaluatedRows;
-use crate::search::{Space, halvings};
+use crate::search::halvings;
 use crate::{Job, StepChoice};
 
 /// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
 /// signal is noticed soon.
 pub const MOST_EVALUATED_TOGETHER: usize = 16;
-
-/// The settings of training beside those of the job.
-#[derive(Clone)]
-pub struct Training<'a> {
-    /// How it trains.
-    pub options: &'a TrainerOptions,
-    /// Bytes that the whole run may write to files in place of memory, where no pin says so.
-    pub disk_writes: u64,
-    /// The evaluation between steps, if any.
-    pub evaluation: Option<Evaluation<'a>>,
-    /// Which of the ways to carry out a step are wanted.
-    pub wanted: Wanted<'a>,
-}
-
-/// The evaluation of a run.
-#[derive(Clone)]
-pub struct Evaluation<'a> {
-    /// The longest answer in tokens.
-    pub max_new_tokens: usize,
-    /// The rows that it reads, where they are known.
-    pub rows: Option<EvaluatedRows<'a>>,
-}
-
-impl Evaluation<'_> {
-    fn reading(&self, samples: usize) -> u64 {
-        self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
-    }
-}
 
 /// The choices of training: the fixed memory of a run, and the ways to carry out a step.
 pub(crate) fn offer(
@@ -264,12 +235,14 @@ impl<'a> Offer<'a> {
 mod tests {
     use memory_policy::Budget;
     use t5::LayerMajor;
+    use trainer::TrainerOptions;
 
     use super::*;
     use crate::Value;
     use crate::feeding::Feed;
     use crate::job::Work;
-    use crate::levers::{MICRO_BATCH_SAMPLES, Pins, RECOMPUTE_BLOCKS};
+    use crate::lever::Pins;
+    use crate::levers::{MICRO_BATCH_SAMPLES, RECOMPUTE_BLOCKS};
 
     /// Hands the offer of a step of t5-small over `samples` samples of so many tokens on either side to `look`.
     fn with_offer<T>(

@@ -1,0 +1,54 @@
+//! From a job to its plan: the costs of everything that could be chosen, and the fastest that fits.
+
+use memory_policy::{CostRow, MemorySnapshot};
+
+use crate::error::Result;
+use crate::feeding::Feed;
+use crate::files::memory_for_files;
+use crate::job::{Job, Work};
+use crate::names::{PROCESS, SMALL_BLOCKS};
+use crate::{Costs, Plan, feeding, inference, training};
+
+/// A plan, and what it was chosen from.
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// The choices.
+    pub costs: Costs,
+}
+
+/// What the allocator keeps of blocks that are no pages of their own, in the threads' heaps, beyond what the
+/// rehearsal left there: an estimate.
+const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
+
+/// The choices of a job, with their costs.
+///
+/// # Errors
+/// Errors of the trainer; weights in files of the host while tensors are on a device.
+pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
+    let (held, steps) = match &job.work {
+        Work::Training(training) => {
+            let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));
+            training::offer(job, training, memory_for_files)?
+        }
+        Work::Inference(inference) => inference::offer(job, inference)?,
+    };
+    let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
+    let reads_text = !matches!((&job.feed, &job.work), (Feed::Given, Work::Training(_)));
+    if reads_text {
+        fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
+    }
+    fixed.extend(held);
+    let loaders = feeding::choices(&job.feed, job.pins);
+    Ok(Costs { task: format!("{} samples a step", job.samples), fixed, steps, loaders })
+}
+
+/// The fastest plan that fits, and what it was chosen from.
+///
+/// # Errors
+/// As [`costs`]; [`crate::Error::DoesNotFit`] where nothing fits the budget.
+pub fn plan(job: &Job<'_>, now: &MemorySnapshot) -> Result<Planned> {
+    let costs = costs(job, now)?;
+    let plan = memory_policy::plan(now, &costs, job.budgets)?;
+    Ok(Planned { plan, costs })
+}
