@@ -1,89 +1,10 @@
-//! Files that are whole or absent: the only place in the house that writes small files.
-//!
-//! Invariants:
-//! * A name never points at half a file: everything is written under a temporary name (see [`crate::temporary`]) in the same
-//!   directory, synced, and renamed.
-//! * What is made is on the disk with its name: after a rename, and after a directory is made, the directory that has the
-//!   name is synced.
-//!
-//! ```no_run
-//! trainer::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
-//! # Ok::<(), trainer::Error>(())
-//! ```
+//! Which file a path stands for, and what is in it: its length and its SHA-256.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
-
-use crate::error::{Error, Result};
-use crate::temporary;
-
-/// Writes `bytes` to `path` so that a reader, or the next start after a crash, sees the old file or the new, never a part.
-///
-/// # Errors
-/// [`Error::DiskFull`], or [`Error::Io`] for anything else. The old file is then intact, and nothing is left of the new one.
-pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let parent = parent_of(path);
-    let (temporary, mut file) = temporary::create_file(&parent)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e));
-    let renamed = written.and_then(|()| fs::rename(&temporary, path).map_err(|e| Error::io("replace", path, e)));
-    if renamed.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    renamed?;
-    sync_directory(&parent)
-}
-
-/// Makes a directory's entries durable. Without it a rename can be undone by a power cut.
-pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(|e| Error::io("sync", path, e))
-}
-
-/// Makes a directory and those above it that are missing, each durable in the one above it. Returns those that it made,
-/// outermost first.
-///
-/// # Errors
-/// I/O errors. Those made before stay.
-pub fn create_directories(path: &Path) -> Result<Vec<PathBuf>> {
-    create_directories_with(path, sync_directory)
-}
-
-fn create_directories_with(path: &Path, mut sync: impl FnMut(&Path) -> Result<()>) -> Result<Vec<PathBuf>> {
-    let mut missing = Vec::new();
-    for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
-        match fs::metadata(directory) {
-            Ok(found) if found.is_dir() => break,
-            Ok(_) => return Err(Error::io("create", directory, io::ErrorKind::NotADirectory.into())),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => missing.push(directory),
-            Err(e) => return Err(Error::io("create", directory, e)),
-        }
-    }
-    let mut made = Vec::new();
-    for directory in missing.into_iter().rev() {
-        match fs::create_dir(directory) {
-            // Another process was faster, and syncs it.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => continue,
-            created => created.map_err(|e| Error::io("create", directory, e))?,
-        }
-        made.push(directory.to_owned());
-        match sync(&parent_of(directory)) {
-            // A directory may be one to write to and not to read; it cannot be synced then.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
-            synced => synced?,
-        }
-    }
-    Ok(made)
-}
-
-/// The directory that has the name `path`.
-pub(crate) fn parent_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
 
 /// Which file or directory a path stands for. The same path may stand for another one later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,56 +105,9 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
-
-    #[test]
-    fn an_atomic_write_replaces_the_file_and_leaves_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("state.json");
-        write_atomic(&path, b"old").unwrap();
-        write_atomic(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn an_atomic_write_that_cannot_be_done_names_the_place() {
-        let directory = tempfile::tempdir().unwrap();
-        let error = write_atomic(&directory.path().join("absent/state.json"), b"").unwrap_err();
-        assert!(matches!(&error, Error::Io { .. }), "{error}");
-        assert!(error.to_string().contains("absent"), "{error}");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn an_atomic_write_makes_a_file_that_others_may_read() {
-        use std::os::unix::fs::PermissionsExt;
-        let directory = tempfile::tempdir().unwrap();
-        let (path, plain) = (directory.path().join("a"), directory.path().join("b"));
-        write_atomic(&path, b"").unwrap();
-        File::create(&plain).unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
-        assert_eq!(mode(&path), mode(&plain));
-    }
-
-    #[test]
-    fn a_directory_that_is_made_is_synced_into_the_one_above_it_as_each_one_on_the_way() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("a/b/c");
-        let mut synced = Vec::new();
-        let mut make = || {
-            create_directories_with(&path, |directory| {
-                synced.push(directory.to_owned());
-                Ok(())
-            })
-            .unwrap()
-        };
-        assert_eq!(make(), [root.path().join("a"), root.path().join("a/b"), path.clone()]);
-        assert!(make().is_empty());
-        assert_eq!(synced, [root.path().to_owned(), root.path().join("a"), root.path().join("a/b")]);
-        fs::write(path.join("file"), "").unwrap();
-        assert!(matches!(create_directories(&path.join("file/d")), Err(Error::Io { .. })));
-    }
 
     #[test]
     fn the_checksum_taken_while_writing_is_that_of_the_file() {

@@ -11,9 +11,11 @@
 //! about memory. How a batch is cut is told by the caller ([`StepPlan`]) and changes nothing but the order of summation.
 
 pub mod adafactor;
+mod atomic;
 pub mod bleu;
 pub mod checkpoint;
 pub mod costs;
+mod directories;
 mod error;
 pub mod evaluate;
 mod files;
@@ -23,16 +25,21 @@ mod options;
 mod run_lock;
 pub mod schedule;
 mod scratch;
+mod state;
+mod stats;
 mod temporary;
 mod trainer;
 mod update;
 
-pub use checkpoint::{Checkpoints, Found, Saved, TrainerState, export_checkpoint, export_model};
+pub use atomic::write_atomic;
+pub use checkpoint::{Checkpoints, Found, Saved, export_checkpoint, export_model};
+pub use directories::create_directories;
 pub use error::{Error, Result};
-pub use files::{create_directories, write_atomic};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;
+pub use state::TrainerState;
+pub use stats::{Score, StepOutcome, StepStats};
 pub use t5::{LayerMajor, Levers};
 pub use temporary::is_temporary_name;
-pub use trainer::{Batch, Score, StepOutcome, StepPlan, StepStats, Trainer};
+pub use trainer::{Batch, StepPlan, Trainer};

@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::CHECKPOINTS_DIRECTORY;
 use crate::error::{Error, Result};
-use crate::files::{self, Identity};
-use crate::temporary;
+use crate::files::Identity;
+use crate::{directories, temporary};
 
 pub(crate) const LOCK_FILE: &str = ".lock";
 /// A process id, its line break, and room for doubt.
@@ -53,7 +53,7 @@ impl RunLock {
     /// [`Error::Locked`] with the holder's process id while another process has it; [`Error::ForeignLock`] where something
     /// else has the lock's name; I/O errors. Nothing is changed then.
     pub fn acquire(output: &Path) -> Result<Self> {
-        let mut made = Made(files::create_directories(output)?);
+        let mut made = Made(directories::create_directories(output)?);
         let path = output.join(LOCK_FILE);
         let file = loop {
             let (file, is_new) = open_or_create(&path)?;

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use heap::{TEMPORARY_PREFIX, create_new, with_temporary_name};
 
 use crate::checkpoint;
+use crate::directories::{parent_of, sync_directory};
 use crate::error::{Error, Result};
-use crate::files::{parent_of, sync_directory};
 
 const ID_DIGITS: usize = 16;
 const PART: &str = "-part-";

@@ -29,14 +29,14 @@
 use std::collections::HashSet;
 
 use candle_core::Device;
-use serde::{Deserialize, Serialize};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 
 use crate::adafactor::Adafactor;
-use crate::checkpoint::TrainerState;
 use crate::error::{Error, Result};
 use crate::options::{MasterWeights, TrainerOptions};
+use crate::state::TrainerState;
+use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
 use crate::{freeze, micro_batches};
 
@@ -58,50 +58,6 @@ pub struct StepPlan {
     /// shorter samples takes as many as hold no more than that, one of longer samples fewer. `None`: just
     /// `micro_batch_samples`, whatever their lengths.
     pub longest: Option<(usize, usize)>,
-}
-
-/// The outcome of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepStats {
-    /// The step's number, from 1.
-    pub step: u64,
-    /// The sum of token losses over the batch divided by its target tokens, before the update.
-    pub loss: f64,
-    /// The learning rate, before Adafactor's `scale_parameter`.
-    pub lr: f64,
-    /// The global L2 norm of the gradient, before clipping.
-    pub grad_norm: f64,
-    /// Target tokens, EOS included, padding not.
-    pub target_tokens: u64,
-    /// Source tokens, EOS included, padding not.
-    pub source_tokens: u64,
-    /// Source and target positions that were computed, padding included.
-    pub padded_tokens: u64,
-    /// How many micro-batches the batch was cut into.
-    pub micro_batches: usize,
-}
-
-/// How a step ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOutcome {
-    /// The parameters were updated.
-    Done(StepStats),
-    /// Loss, gradient or the square of the clipped gradient was not finite (the stats hold the raw values): nothing was
-    /// updated.
-    Skipped(StepStats),
-    /// The batch had no samples: nothing was updated. Loss and gradient norm are 0.
-    Empty(StepStats),
-    /// The caller asked to stop between two blocks: nothing was updated and the step does not count.
-    Interrupted,
-}
-
-/// The best score of a run so far, and the step that reached it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Score {
-    /// The score; larger is better.
-    pub value: f64,
-    /// The step it was measured after.
-    pub step: u64,
 }
 
 /// A model and everything that trains it.

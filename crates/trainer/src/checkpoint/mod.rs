@@ -47,12 +47,10 @@ use std::path::{Path, PathBuf};
 
 pub use export::{export_checkpoint, export_model};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::files::Identity;
-use crate::options::TrainerOptions;
-use crate::trainer::Score;
+use crate::state::TrainerState;
 
 /// Where a run keeps its checkpoints, inside its output directory.
 pub const CHECKPOINTS_DIRECTORY: &str = "checkpoints";
@@ -66,30 +64,6 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
-
-/// The part of a checkpoint that is not tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainerState {
-    pub(crate) format: u32,
-    /// Batches stepped so far.
-    pub step: u64,
-    /// Updates made so far: steps less the skipped and the empty ones.
-    pub updates: u64,
-    /// Non-finite steps since the last finite one.
-    pub non_finite_in_a_row: u32,
-    /// The score of these parameters, if they were scored; larger is better.
-    pub score: Option<f64>,
-    /// The best score of the run so far.
-    pub best_score: Option<Score>,
-    /// Seed, schedule, optimizer and the rest of the trainer's options.
-    pub options: TrainerOptions,
-    /// The caller's state: its configuration, position in the data, fingerprints.
-    pub caller: serde_json::Value,
-}
-
-impl TrainerState {
-    pub(crate) const FORMAT: u32 = 1;
-}
 
 /// The tokenizer that goes beside a model. The trainer keeps it and does not read it.
 #[derive(Clone, Copy, Debug)]

@@ -12,9 +12,8 @@ use super::{
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
-use crate::files;
-use crate::temporary;
 use crate::trainer::Trainer;
+use crate::{directories, files, temporary};
 
 impl Checkpoints {
     /// Saves the trainer as it is. When this returns the checkpoint is on the disk and would survive a power cut.
@@ -32,7 +31,7 @@ impl Checkpoints {
         tokenizer: Option<TokenizerFiles>,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Saved> {
-        files::create_directories(&self.directory)?;
+        directories::create_directories(&self.directory)?;
         temporary::remove_leftovers(&self.directory)?;
         let target = self.path_of(trainer.step_count());
         let place = Place::new(temporary::create_directory(&target)?);

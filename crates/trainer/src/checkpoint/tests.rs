@@ -9,11 +9,13 @@ use t5::{Config, T5};
 
 use super::*;
 use crate::adafactor::AdafactorOptions;
+use crate::options::TrainerOptions;
 use crate::schedule::{Schedule, ScheduleKind};
 use crate::temporary;
 use t5::Levers;
 
-use crate::trainer::{Batch, StepOutcome, StepPlan, Trainer};
+use crate::stats::StepOutcome;
+use crate::trainer::{Batch, StepPlan, Trainer};
 
 fn config() -> Config {
     Config {

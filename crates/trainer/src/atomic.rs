@@ -1,0 +1,72 @@
+//! Files that are whole or absent: the only place in the house that writes small files.
+//!
+//! Invariants:
+//! * A name never points at half a file: everything is written under a temporary name (see [`crate::temporary`]) in the same
+//!   directory, synced, and renamed.
+//! * What is made is on the disk with its name: after a rename the directory that has the name is synced.
+//!
+//! ```no_run
+//! trainer::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
+//! # Ok::<(), trainer::Error>(())
+//! ```
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use crate::directories::{parent_of, sync_directory};
+use crate::error::{Error, Result};
+use crate::temporary;
+
+/// Writes `bytes` to `path` so that a reader, or the next start after a crash, sees the old file or the new, never a part.
+///
+/// # Errors
+/// [`Error::DiskFull`], or [`Error::Io`] for anything else. The old file is then intact, and nothing is left of the new one.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+    let parent = parent_of(path);
+    let (temporary, mut file) = temporary::create_file(&parent)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e));
+    let renamed = written.and_then(|()| fs::rename(&temporary, path).map_err(|e| Error::io("replace", path, e)));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    renamed?;
+    sync_directory(&parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn an_atomic_write_replaces_the_file_and_leaves_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        write_atomic(&path, b"old").unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_atomic_write_that_cannot_be_done_names_the_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = write_atomic(&directory.path().join("absent/state.json"), b"").unwrap_err();
+        assert!(matches!(&error, Error::Io { .. }), "{error}");
+        assert!(error.to_string().contains("absent"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_atomic_write_makes_a_file_that_others_may_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let (path, plain) = (directory.path().join("a"), directory.path().join("b"));
+        write_atomic(&path, b"").unwrap();
+        File::create(&plain).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&plain));
+    }
+}
