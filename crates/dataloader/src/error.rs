@@ -134,3 +134,9 @@ impl std::fmt::Display for BadRow {
         write!(formatter, "{}: row group {row_group}: row {row}: column `{column}` {value}", file.display())
     }
 }
+
+/// The message that a thread panicked with.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
+}

@@ -42,6 +42,7 @@ use parquet_dataset::Dataset;
 
 use crate::batch::{BadRows, Batch, BatchMaker, Position};
 use crate::costs::{CostRow, costs};
+use crate::error::panic_message;
 use crate::objective::Objective;
 use crate::order::OrderOptions;
 use crate::{Error, Tokenizer};
@@ -350,11 +351,6 @@ impl Shared {
             self.done.notify_all();
         }
     }
-}
-
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
 }
 
 /// Which samples make which batch: arithmetic only.

@@ -24,6 +24,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::ModelWrapper;
 
 use crate::Error;
+use crate::error::panic_message;
 use growth::Head;
 use traits::{MOST_WORD_PIECE_CHARS, Traits};
 use windows::Tokenizing;
@@ -314,7 +315,7 @@ fn config_beside(path: &Path) -> Result<Option<String>, Error> {
 fn guarded<T>(path: &Path, doing: &str, run: impl FnOnce() -> T) -> Result<T, Error> {
     // State after a panic is dropped with the tokenizer, or is a cache that is only read.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let said = crate::loader::panic_message(&*panic);
+        let said = panic_message(&*panic);
         unusable(path, format!("the tokenizers library failed at {doing}: {said}"))
     })
 }

@@ -8,8 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::bill::Unit;
-use crate::plan::headroom;
-use crate::{Budget, Bytes, CostRow, DEFAULT_SHARE_PERCENT, MemorySnapshot};
+use crate::budget::{Budget, DEFAULT_SHARE_PERCENT, headroom};
+use crate::{Bytes, CostRow, MemorySnapshot};
 
 /// Where bytes lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -60,6 +60,7 @@
 //! ```
 
 mod bill;
+mod budget;
 mod bytes;
 mod costs;
 mod device;
@@ -73,12 +74,13 @@ mod snapshot;
 mod testing;
 
 pub use bill::Bill;
+pub use budget::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, headroom};
 pub use bytes::{Bytes, ParseBytesError};
 pub use costs::{Choice, CostRow, Costs, Phase, Setting, TRAINING, undominated};
 pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
 pub use explain::{Explained, Other, explain};
 pub use name::Name;
-pub use plan::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, DoesNotFit, Limit, Plan, headroom, plan};
+pub use plan::{DoesNotFit, Limit, Plan, plan};
 pub use probe::{PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
 pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure, Traffic};

@@ -12,25 +12,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::{ANOTHER_START, Budget, HEADROOM_PERCENT, LEAST_HEADROOM, headroom};
 use crate::costs::{sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Place, Setting, Traffic};
-
-/// How much of what this process could hold it takes when no budget was given, in percent.
-///
-/// The rest is for everything else on the machine: it was measured as free at one instant only.
-pub const DEFAULT_SHARE_PERCENT: u64 = 80;
-
-/// Headroom, in percent of the predicted peak: how far the operating system's count may lie above
-/// the prediction before the budget is broken.
-const HEADROOM_PERCENT: u64 = 5;
-
-/// The least headroom: thread stacks and the allocator's own pages do not shrink with the model.
-const LEAST_HEADROOM: Bytes = Bytes::mib(8);
-
-/// How much more another start of the same command may measure for the process itself: its pages are counted, and which
-/// of them are there differs from start to start. What is named as enough for later is named with it.
-pub const ANOTHER_START: Bytes = Bytes::mib(1);
 
 /// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
 const NO_SLOWER_PERCENT: f64 = 1.5;
@@ -38,33 +23,6 @@ const NO_SLOWER_PERCENT: f64 = 1.5;
 /// The same where no budget was named: the process is a guest then, and leaves memory that would make its step only
 /// this much faster to whoever else needs it. For a T5 step it is often a third of the memory.
 const GUEST_PERCENT: f64 = 10.0;
-
-/// The memory limit of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// This much: `--memory-budget`. The promise that the whole process stays below it.
-    Explicit(Bytes),
-    /// [80 % of the ceiling](DEFAULT_SHARE_PERCENT): of what this process holds and may still take.
-    ShareOfAvailable,
-}
-
-impl Budget {
-    /// The budget in bytes, at this instant.
-    pub fn resolve(self, now: &MemorySnapshot) -> Bytes {
-        match self {
-            Self::Explicit(bytes) => bytes,
-            Self::ShareOfAvailable => now.ceiling().percent(DEFAULT_SHARE_PERCENT),
-        }
-    }
-
-    /// Who set it, for the bill.
-    pub(crate) fn source(self) -> String {
-        match self {
-            Self::Explicit(_) => "--memory-budget".to_string(),
-            Self::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of the available memory"),
-        }
-    }
-}
 
 /// The source of the limit that a plan had to fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,13 +220,6 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
 pub(crate) fn limit_of(now: &MemorySnapshot, budget: Bytes) -> (Bytes, Limit) {
     let ceiling = now.ceiling();
     if ceiling < budget { (ceiling, Limit::Available) } else { (budget, Limit::Budget) }
-}
-
-/// The headroom beside a predicted peak: 5 % of it, and at least 8 MiB.
-///
-/// A function of the prediction alone, so that the smallest budget is one and not a fixed point.
-pub fn headroom(predicted_peak: Bytes) -> Bytes {
-    predicted_peak.percent(HEADROOM_PERCENT).max(LEAST_HEADROOM)
 }
 
 /// One pair of choices, with the numbers that decide.

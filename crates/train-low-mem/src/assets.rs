@@ -5,13 +5,13 @@
 //! where they can be looked at and where `--keep-training` finds them again.
 
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use toml::Value;
 
 use crate::config::keys::{self, KEYS};
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
-use crate::run_dir::RunDir;
 
 /// The name that the embedded config has as an origin.
 pub const EMBEDDED: &str = "embedded default";
@@ -57,8 +57,9 @@ pub fn make_room(values: &mut Values) -> Outcome<()> {
 }
 
 /// Writes the embedded files that the config still asks for below `output`, and points the config there.
-/// Files that are there already with the same content are left alone, and with another one never replaced.
-pub fn place(values: &mut Values, output: &mut RunDir) -> Outcome<()> {
+/// Files that are there already with the same content are left alone, and with another one never replaced. `made` is told of
+/// each file and directory.
+pub fn place(values: &mut Values, output: &Path, made: &mut impl FnMut(PathBuf)) -> Outcome<()> {
     for key in ["data.train", "data.validation", "data.tokenizer"] {
         let setting = values.setting(key);
         let origin = setting.origin.clone();
@@ -70,11 +71,11 @@ pub fn place(values: &mut Values, output: &mut RunDir) -> Outcome<()> {
                 let names: Vec<Value> = names
                     .iter()
                     .filter_map(Value::as_str)
-                    .map(|name| place_file(name, output))
+                    .map(|name| place_file(name, output, made))
                     .collect::<Outcome<_>>()?;
                 Value::Array(names)
             }
-            Value::String(name) if name != "auto" => place_file(name, output)?,
+            Value::String(name) if name != "auto" => place_file(name, output, made)?,
             other => other.clone(),
         };
         values.set(key, placed, origin)?;
@@ -82,13 +83,13 @@ pub fn place(values: &mut Values, output: &mut RunDir) -> Outcome<()> {
     Ok(())
 }
 
-fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
+fn place_file(name: &str, output: &Path, made: &mut impl FnMut(PathBuf)) -> Outcome<Value> {
     let file_name = name.rsplit('/').next().unwrap_or(name);
     let (_, bytes) = FILES
         .iter()
         .find(|(embedded, _)| *embedded == file_name)
         .ok_or_else(|| Failure::internal(format!("configs/tiny.toml names `{name}`, which is not embedded")))?;
-    let directory = output.root().join(DIRECTORY);
+    let directory = output.join(DIRECTORY);
     let path = directory.join(file_name);
     match regular_file::read(&path, bytes.len() as u64) {
         Ok(present) if present == *bytes => return Ok(Value::String(paths::to_text(path.as_os_str()))),
@@ -102,10 +103,8 @@ fn place_file(name: &str, output: &mut RunDir) -> Outcome<Value> {
             .hint("move the file away, or choose another `--output`"));
         }
     }
-    for made in trainer::create_directories(&directory)? {
-        output.note_made(made);
-    }
+    trainer::create_directories(&directory)?.into_iter().for_each(&mut *made);
     trainer::write_atomic(&path, bytes)?;
-    output.note_made(path.clone());
+    made(path.clone());
     Ok(Value::String(paths::to_text(path.as_os_str())))
 }

@@ -27,6 +27,7 @@ mod options;
 mod output;
 mod profile;
 mod report;
+mod resume;
 mod run_dir;
 mod saved;
 mod session;

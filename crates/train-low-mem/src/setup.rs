@@ -83,7 +83,8 @@ fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
 /// Puts the embedded files that the config asks for below the directory of the run.
 pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config> {
     let mut values = config.values;
-    assets::place(&mut values, run)?;
+    let root = run.root().to_owned();
+    assets::place(&mut values, &root, &mut |made| run.note_made(made))?;
     Config::resolve(values)
 }
 

@@ -7,17 +7,15 @@
 use std::time::Instant;
 
 use trainer::Batch;
-use trainer::checkpoint::{Checkpoints, Found, export_checkpoint, export_model};
+use trainer::checkpoint::{export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
-use crate::config::Config;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::open::Opened;
-use crate::report;
+use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
 use crate::stop::{self, Stop};
-use crate::{identity, output, saved, setup, summary};
+use crate::{output, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -102,41 +100,6 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.save()?;
     }
     Ok(if run.trainer.is_done() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
-}
-
-/// The newest valid checkpoint, held against the config; nothing where the run saved none.
-pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
-    let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
-        report::print(&format!("{}: no checkpoint yet; starting from scratch\n", run.root().display()));
-        return Ok(None);
-    };
-    let path = found.path.display().to_string();
-    for note in &found.notes {
-        report::warn(&format!("{note}; falling back to {path}"));
-    }
-    let saved = saved::saved_state(&found)?;
-    let now = identity::identity(config, opened);
-    identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
-    for change in identity::changed_settings(&saved.config, config) {
-        report::warn(&format!("changed since the checkpoint: {change}"));
-    }
-    report::print(&format!("resuming from {path}\n"));
-    Ok(Some(found))
-}
-
-/// Whether nothing is left to do, which is said.
-pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
-    let Some(found) = found else { return Ok(false) };
-    let step = found.state.step;
-    let (_, total_steps) = setup::steps(config, opened, saved::saved_state(found)?.position, step)?;
-    if step < total_steps || run.finished_step() != Some(step) {
-        return Ok(false);
-    }
-    report::print(&format!(
-        "this run is finished: {step} steps; the model is in {}\nto train longer, raise `--epochs` or `--max-steps`\n",
-        run.model().display()
-    ));
-    Ok(true)
 }
 
 /// After the last step: the model where it belongs, and what was learned.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Lab;
-use super::lab::{self, Outcome};
+use super::lab::{self, Outcome, RUN};
 use super::promises::Whole;
-use super::scenario::{self, RUN, Scenario};
+use super::scenario::{self, Scenario};
 use super::table::Table;
 use crate::sample_data::random::Random;
 

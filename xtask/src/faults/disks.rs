@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Lab;
-use super::lab::Outcome;
+use super::lab::{Outcome, RUN};
 use super::process;
 use super::promises;
-use super::scenario::{self, RUN, Scenario};
+use super::scenario::{self, Scenario};
 use super::table::Table;
 
 /// Errors that stay, with their numbers on Linux.

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Lab;
-use super::lab::Outcome;
+use super::lab::{Outcome, RUN};
 use super::process;
 use super::promises;
-use super::scenario::{self, RUN, Scenario};
+use super::scenario::{self, Scenario};
 use super::table::Table;
 use crate::sample_data::random::Random;
 

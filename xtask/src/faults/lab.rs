@@ -17,6 +17,9 @@ use super::table::{Row, Table};
 
 const LIBRARY: &str = "libfault_points.so";
 
+/// The directory of the run, below that of the try.
+pub const RUN: &str = "run";
+
 /// The environment of the tries.
 pub struct Lab {
     /// The flags.

@@ -12,9 +12,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Lab;
-use super::lab::{self, Outcome};
+use super::lab::{self, Outcome, RUN};
 use super::promises;
-use super::scenario::{self, Point, RUN, Scenario};
+use super::scenario::{self, Point, Scenario};
 use super::table::Table;
 
 /// Flags of `open` and `renameat2`, as on Linux.

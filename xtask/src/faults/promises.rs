@@ -9,8 +9,8 @@ use std::path::Path;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::lab::RUN;
 use super::process::Ran;
-use super::scenario::RUN;
 
 /// The exit codes that are documented.
 const DOCUMENTED: [i32; 7] = [0, 1, 2, 3, 4, 5, 75];

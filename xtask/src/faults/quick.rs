@@ -51,6 +51,6 @@ fn find_a_planted_loss(lab: &Lab, scenario: &Scenario) -> Result<(), String> {
     let lie = "calls=rename,renameat,renameat2\nonly=/checkpoints/step-\nfrom=1\nto=end\ndo=lie\n";
     let stop = format!("under={}\n{lie}", directory.display());
     let ran = scenario::run(lab, &scenario.arguments, &directory, Some(&lab.faults(stop)))?;
-    let broken = promises::nothing_lost(&directory.join(scenario::RUN), promises::acknowledged(&ran.out));
+    let broken = promises::nothing_lost(&directory.join(super::lab::RUN), promises::acknowledged(&ran.out));
     if broken.is_empty() { Err("the harness did not see a planted loss".to_string()) } else { Ok(()) }
 }

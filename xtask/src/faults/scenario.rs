@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::lab::{self, Lab, Outcome};
+use super::lab::{self, Lab, Outcome, RUN};
 use super::process::{self, Faults, Ran};
 use super::promises::{self, Whole};
 
@@ -35,9 +35,6 @@ const SMALL: &str = "model.overrides={num_layers=1,num_decoder_layers=1,d_model=
 
 /// Steps of a run.
 const STEPS: u64 = 3;
-
-/// The directory of the run, below that of the try.
-pub const RUN: &str = "run";
 
 /// Rows are read by another thread, whose operations come between those of the run in no fixed order.
 const READ_BY_THE_LOADER: &str = "sample-train.parquet";

@@ -1,0 +1,44 @@
+//! Where a run stands: the checkpoint that it resumes from, and whether anything is left to do.
+
+use trainer::checkpoint::{Checkpoints, Found};
+
+use crate::config::Config;
+use crate::failure::Outcome;
+use crate::open::Opened;
+use crate::run_dir::RunDir;
+use crate::{identity, report, saved, setup};
+
+/// The newest valid checkpoint, held against the config; nothing where the run saved none.
+pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
+    let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
+        report::print(&format!("{}: no checkpoint yet; starting from scratch\n", run.root().display()));
+        return Ok(None);
+    };
+    let path = found.path.display().to_string();
+    for note in &found.notes {
+        report::warn(&format!("{note}; falling back to {path}"));
+    }
+    let saved = saved::saved_state(&found)?;
+    let now = identity::identity(config, opened);
+    identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
+    for change in identity::changed_settings(&saved.config, config) {
+        report::warn(&format!("changed since the checkpoint: {change}"));
+    }
+    report::print(&format!("resuming from {path}\n"));
+    Ok(Some(found))
+}
+
+/// Whether nothing is left to do, which is said.
+pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
+    let Some(found) = found else { return Ok(false) };
+    let step = found.state.step;
+    let (_, total_steps) = setup::steps(config, opened, saved::saved_state(found)?.position, step)?;
+    if step < total_steps || run.finished_step() != Some(step) {
+        return Ok(false);
+    }
+    report::print(&format!(
+        "this run is finished: {step} steps; the model is in {}\nto train longer, raise `--epochs` or `--max-steps`\n",
+        run.model().display()
+    ));
+    Ok(true)
+}
