@@ -3,6 +3,8 @@
 //!
 //! The disk has room for the whole file before the first block, so that a full disk is an error then, and not a signal
 //! when a page is written. A file that loses its pages all the same is the matter of [`lost_pages`].
+//!
+//! A file that exists already, such as one of weights, can be mapped to be read: its blocks lie where its values lie.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,7 +23,7 @@ use crate::page::{self, IS_SUPPORTED, LARGE_BYTES, PAGE_BYTES, whole_pages};
 #[derive(Debug)]
 pub struct FileMemory {
     mapping: Arc<Mapping>,
-    /// Where the next block begins.
+    /// Where the next block begins. Of a file that is only read, its end: blocks lie where they are asked for.
     end: AtomicUsize,
 }
 
@@ -32,12 +34,16 @@ struct Mapping {
     /// The address, of nothing where the file has no bytes.
     start: usize,
     bytes: usize,
+    access: system::Access,
     watch: Option<lost_pages::Watch>,
 }
 
 thread_local! {
     /// Where this thread's next large blocks lie, if not in memory.
     static WHERE: Cell<*const FileMemory> = const { Cell::new(std::ptr::null()) };
+
+    /// The place of this thread's next large block in a file that is only read: offset and bytes.
+    static PLACE: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
 impl FileMemory {
@@ -51,8 +57,37 @@ impl FileMemory {
         let bytes = large.try_fold(0usize, |sum, size| sum.checked_add(whole_pages(size)?));
         let bytes = bytes.ok_or(io::ErrorKind::FileTooLarge)?;
         reserve(&file, bytes as u64)?;
-        let mapping = Arc::new(Mapping::new(file, bytes, &shown_path(directory))?);
+        let mapping = Arc::new(Mapping::new(file, bytes, &shown_path(directory), system::Access::Change)?);
         Ok(FileMemory { mapping, end: AtomicUsize::new(0) })
+    }
+
+    /// All of a file that exists, to be read where it lies ([`FileMemory::block_at`]). `path` is for messages.
+    ///
+    /// The system shows what the file holds at that time: nobody should write to it while it is mapped. One that is shortened
+    /// ends the process as [`end_on_lost_pages`](crate::end_on_lost_pages) says.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn of_file(file: File, path: &Path) -> io::Result<FileMemory> {
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let mapping = Arc::new(Mapping::new(file, bytes, path, system::Access::Read)?);
+        Ok(FileMemory { mapping, end: AtomicUsize::new(bytes) })
+    }
+
+    /// A vector without elements whose capacity, `count` elements, is the file's bytes from `offset` on. It must not be written
+    /// to: the system would end the process. `None` where [`Allocator`](crate::Allocator) is not the program's, or the place can
+    /// be no block: too small, outside of the file, not aligned for the elements, or in use.
+    pub fn block_at<T>(&self, offset: usize, count: usize) -> Option<Vec<T>> {
+        let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes >= LARGE_BYTES)?;
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes);
+        if self.mapping.access != system::Access::Read || !is_inside || !offset.is_multiple_of(align_of::<T>()) {
+            return None;
+        }
+        PLACE.set(Some((offset, bytes)));
+        let block = self.allocating(|| Vec::<T>::with_capacity(count));
+        PLACE.set(None);
+        let is_there = block.as_ptr().addr() == self.mapping.start + offset && block.capacity() == count;
+        is_there.then_some(block)
     }
 
     /// Calls `f`. Large blocks that it allocates on this thread lie in the file for as long as they live, where
@@ -71,6 +106,11 @@ impl FileMemory {
 
     /// The next `bytes` bytes of the file, which are whole pages of zeros, as memory; and where they are.
     fn take(&self, bytes: usize) -> Option<(*mut u8, InFile)> {
+        if let Some((offset, exactly)) = PLACE.take().filter(|_| self.mapping.access == system::Access::Read) {
+            let place = InFile { mapping: Arc::clone(&self.mapping), offset, bytes: exactly };
+            let block = std::ptr::with_exposed_provenance_mut(self.mapping.start + offset);
+            return (whole_pages(exactly) == Some(bytes)).then_some((block, place));
+        }
         let offset = self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |end| {
             end.checked_add(bytes).filter(|&end| end <= self.mapping.bytes)
         });
@@ -80,10 +120,10 @@ impl FileMemory {
 }
 
 impl Mapping {
-    fn new(file: File, bytes: usize, path: &Path) -> io::Result<Mapping> {
-        let start = if bytes == 0 { 0 } else { system::map(&file, bytes)? };
+    fn new(file: File, bytes: usize, path: &Path, access: system::Access) -> io::Result<Mapping> {
+        let start = if bytes == 0 { 0 } else { system::map(&file, bytes, access)? };
         let watch = if bytes == 0 { None } else { lost_pages::watch(start..start + bytes, path) };
-        Ok(Mapping { file, start, bytes, watch })
+        Ok(Mapping { file, start, bytes, access, watch })
     }
 
     /// An error if the file is shorter than it was made. To write to such a file would make it longer again, with zeros in
@@ -115,7 +155,7 @@ impl Drop for Mapping {
 struct InFile {
     mapping: Arc<Mapping>,
     offset: usize,
-    /// Whole pages.
+    /// Whole pages, but in a file that is only read.
     bytes: usize,
 }
 
@@ -152,7 +192,13 @@ pub(crate) fn allocate(bytes: usize) -> Option<*mut u8> {
     // SAFETY: it is set only while `allocating`, on this thread, borrows what it points to.
     let (block, place) = unsafe { memory.as_ref() }?.take(bytes)?;
     HAS_BLOCKS.store(true, Ordering::Relaxed);
-    blocks().insert(block.expose_provenance(), place);
+    let (start, mut blocks) = (block.expose_provenance(), blocks());
+    // A place of a file that is only read could be asked for twice.
+    let before = blocks.range(..start + place.bytes).next_back();
+    if before.is_some_and(|(other, there)| other + there.bytes > start) {
+        return None;
+    }
+    blocks.insert(start, place);
     Some(block)
 }
 
@@ -316,18 +362,32 @@ mod system {
 
     use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync};
 
+    /// What a mapping is for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Access {
+        /// A file of this process's own.
+        Change,
+        /// A file that others know.
+        Read,
+    }
+
     /// A file's first bytes as memory: its address.
-    pub(crate) fn map(file: &File, bytes: usize) -> io::Result<usize> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. The file has no name: only
-        // this process writes to it, and only where nobody borrows what lies there.
-        let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+    pub(crate) fn map(file: &File, bytes: usize, access: Access) -> io::Result<usize> {
+        let (access, flags) = match access {
+            Access::Change => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
+            Access::Read => (ProtFlags::READ, MapFlags::PRIVATE),
+        };
+        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. A file that is changed has no
+        // name: only this process writes to it, and only where nobody borrows what lies there. One that is read holds
+        // numbers, of which every pattern of bits is a value; who writes to it meanwhile gives others, and no more.
+        let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, file, 0) };
         Ok(mapped?.expose_provenance())
     }
 
     /// Whether the system took the advice about pages of a mapping: if not that costs time or memory, nothing else.
     fn advise((start, bytes): (usize, usize), advice: Advice) -> bool {
-        // SAFETY: of the advice that is given here none changes what pages of a shared mapping of a file hold.
+        // SAFETY: of the advice that is given here none changes what pages of a file hold: mappings are shared, or never
+        // written to.
         unsafe { madvise(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, advice) }.is_ok()
     }
 
@@ -374,7 +434,13 @@ mod system {
     use std::fs::File;
     use std::io;
 
-    pub(crate) fn map(_: &File, _: usize) -> io::Result<usize> {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Access {
+        Change,
+        Read,
+    }
+
+    pub(crate) fn map(_: &File, _: usize, _: Access) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -84,7 +84,8 @@ pub use ops::reduce::zero;
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use ops::rounding::Rounding;
 pub use paging::{
-    Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
+    Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
+    read_ahead, tensor_in_file,
 };
 pub use parallel::{Joined, for_each_part, join_threads, threads};
 pub use peak::peak_gflops;

@@ -8,11 +8,11 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail};
 
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
 use crate::dispatch::Path;
-use crate::storage::{filled, share_storage, with_element};
+use crate::storage::{as_they_are, elements, filled, share_storage, with_element};
 use heap::{FileMemory, Stretch, StretchMut};
 
 /// When what is written to a file goes to the disk.
@@ -45,6 +45,31 @@ pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result
     }
     overwrite_in_file(&copy, &x, writes)?;
     Ok(copy)
+}
+
+/// Whether [`tensor_in_file`] takes this dtype here.
+pub fn can_read_in_place(dtype: DType) -> bool {
+    let has_order =
+        cfg!(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_endian = "little", not(miri)));
+    Path::on_cpu(dtype) == Path::Cpu && has_order
+}
+
+/// A tensor whose elements are the bytes of a file from `offset` on, where they lie. `None` where they cannot be used there: few
+/// of them, at an odd place, of a dtype that kernels do not take, on a processor whose bytes have another order. The file must
+/// be mapped to be read, and the tensor must not be changed: the system ends a process that does.
+///
+/// # Errors
+/// A shape that has too many elements.
+pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
+    let shape = Shape::from(shape);
+    let count = elements(&shape)?;
+    if !can_read_in_place(dtype) {
+        return Ok(None);
+    }
+    with_element!(dtype, Value, {
+        let Some(data) = memory.block_at::<Value>(offset, count).and_then(as_they_are) else { return Ok(None) };
+        Tensor::from_vec(data, shape, &Device::Cpu).map(Some)
+    })
 }
 
 /// Whether the tensor lies in a file.

@@ -208,6 +208,24 @@ pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
     data
 }
 
+/// The elements that a vector's capacity holds already, because the system put them there. `None` where the compiler cannot be
+/// told so.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+pub(crate) fn as_they_are<T: Element>(mut data: Vec<T>) -> Option<Vec<T>> {
+    let count = data.capacity();
+    // SAFETY: as in `scratch`; nothing is written.
+    unsafe {
+        set_unspecified(&mut data.spare_capacity_mut()[..count]);
+        data.set_len(count);
+    }
+    Some(data)
+}
+
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+pub(crate) fn as_they_are<T: Element>(_: Vec<T>) -> Option<Vec<T>> {
+    None
+}
+
 /// Sets memory to whatever it holds, without touching it: kernels write large buffers whole, and a fill
 /// before that would be another pass over memory.
 ///

@@ -14,6 +14,7 @@ use candle_core::DType;
 use heap::LARGE_BYTES;
 
 use crate::config::Config;
+use crate::hf::StoredWeights;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Reach;
@@ -138,7 +139,9 @@ pub struct WeightsOnDisk {
     /// Of each part, by its index: bytes in the file, and of the largest parameter.
     in_file: Vec<(u64, u64)>,
     always: u64,
-    loading: u64,
+    /// What loading holds beside that: while the largest parameter is read and copied, and while tables are compared.
+    copying: u64,
+    comparing: u64,
 }
 
 impl WeightsOnDisk {
@@ -147,7 +150,7 @@ impl WeightsOnDisk {
         let specs = ParameterSpec::all(config);
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
         let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
-        let mut weights = WeightsOnDisk { specs, dtype, parts, in_file, always: 0, loading: 0 };
+        let mut weights = WeightsOnDisk { specs, dtype, parts, in_file, always: 0, copying: 0, comparing: 0 };
         for spec in &weights.specs {
             let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
@@ -165,9 +168,8 @@ impl WeightsOnDisk {
             let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
             2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
         };
-        let most_of_one = weights.specs.iter().map(of).max().unwrap_or(0);
-        let comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
-        weights.loading = weights.always + most_of_one.max(comparing);
+        weights.copying = weights.specs.iter().map(of).max().unwrap_or(0);
+        weights.comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
         weights
     }
 
@@ -207,7 +209,15 @@ impl WeightsOnDisk {
 
     /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
     pub fn loading(&self) -> u64 {
-        self.loading
+        self.always + self.copying.max(self.comparing)
+    }
+
+    /// While a model is loaded that stays where it is stored ([`crate::T5::load_in_place`]).
+    pub fn loading_in_place(&self, stored: &StoredWeights) -> u64 {
+        let copying = if stored.copied(self.dtype) > 0 { self.copying } else { 0 };
+        // A table is read for the comparison, in pieces.
+        let comparing = if stored.has_duplicates { self.comparing + 3 * PIECE_BYTES as u64 } else { 0 };
+        self.always + copying.max(comparing)
     }
 
     /// Bytes of what a step changes.

@@ -123,6 +123,7 @@ impl<T: Ops> Decoding<'_, T> {
         let mut blocks = Vec::new();
         for block in &self.network.decoder.blocks {
             let Some(cross) = &block.cross else { continue };
+            [&cross.k, &cross.v].into_iter().for_each(|linear| linear.weight.tensor.page_in());
             let empty = || encoded.zeros(&[samples, capacity, config.inner_dim()], activations);
             let own = KeysValues { k: empty()?, v: empty()? };
             blocks.push(CachedBlock { own, source: keys_values(cross)? });
@@ -140,7 +141,9 @@ impl<T: Ops> Decoding<'_, T> {
         shared.tensor.page_out();
         let bias = decoder.position_bias(1, cache.capacity, position)?; // (H, capacity)
         let lengths = vec![position + 1; ids.dims()[0]];
-        for (block, cached) in decoder.blocks.iter().zip(&cache.blocks) {
+        for (number, (block, cached)) in decoder.blocks.iter().zip(&cache.blocks).enumerate() {
+            let after = decoder.blocks.get(number + 1);
+            after.into_iter().flat_map(|after| after.linears()).for_each(|linear| linear.weight.tensor.read_ahead());
             block.linears().for_each(|linear| linear.weight.tensor.page_in());
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
@@ -158,6 +161,7 @@ impl<T: Ops> Decoding<'_, T> {
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
         let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (B, D)
+        head.tensor.page_in();
         let next = self.network.logits(&z)?.largest()?;
         head.tensor.page_out();
         Ok(next)

@@ -54,7 +54,7 @@ pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;
 pub use error::{Error, Result};
 pub use generate::GenerateOptions;
-pub use hf::safetensors;
+pub use hf::{StoredWeights, safetensors};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
 pub use model::T5;

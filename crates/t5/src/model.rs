@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
-use crate::hf;
+use crate::hf::{self, Place};
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
@@ -68,7 +68,7 @@ impl T5 {
     /// # Errors
     /// Typed, naming file and tensor: see [`Error`].
     pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
-        T5::load_in(directory, dtype, device, None)
+        T5::load_at(directory, dtype, device, Place::Memory)
     }
 
     /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`], each as soon as it is read.
@@ -76,7 +76,21 @@ impl T5 {
     /// # Errors
     /// Those of both.
     pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
-        let (config, parameters, file) = hf::load(directory, dtype, device, files)?;
+        T5::load_at(directory, dtype, device, files.map_or(Place::Memory, Place::File))
+    }
+
+    /// [`T5::load`] for passes that train nothing: large weights are read where the directory's files have them in the
+    /// model's dtype, and those that are stored in another lie in a file, as for [`T5::load_in`]. [`crate::StoredWeights`] says which.
+    /// The directory's files must stay as they are while the model is used, and the parameters, too.
+    ///
+    /// # Errors
+    /// Those of [`T5::load_in`].
+    pub fn load_in_place(directory: &Path, dtype: DType, files: &Files) -> Result<T5> {
+        T5::load_at(directory, dtype, &Device::Cpu, Place::Stored(files))
+    }
+
+    fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place) -> Result<T5> {
+        let (config, parameters, file) = hf::load(directory, dtype, device, place)?;
         let model = T5::assemble(config, parameters, file)?;
         // Duplicates in the files were compared with it.
         t5_ops::page_out(&model.network.shared.tensor);

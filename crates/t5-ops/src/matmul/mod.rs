@@ -122,15 +122,32 @@ pub(crate) fn packed_bytes(elements: usize, operand: DType) -> usize {
     (elements * operand.size_in_bytes()).min(PACKED_BYTES)
 }
 
-/// `C = A B`, or `C += A B` with `accumulate`.
+/// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
 pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
     multiply_with(isa(), c, a, b, accumulate, threads);
 }
 
+/// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.
+pub(crate) fn multiply_as_a(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+    multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads);
+}
+
 /// [`multiply`] with the instructions of `isa`, which the machine must have.
-fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, mut b: Matrix, accumulate: bool, threads: Threads) {
+fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
     // A product with a bf16 operand rounds both, on every instruction set.
-    b.rounds = a.is_bf16() || b.is_bf16();
+    multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, a, b, accumulate, threads);
+}
+
+fn multiply_rounding(
+    isa: Isa,
+    rounds: bool,
+    c: MatrixMut,
+    a: Matrix,
+    mut b: Matrix,
+    accumulate: bool,
+    threads: Threads,
+) {
+    b.rounds = rounds;
     // From a packed panel of A narrow blocks take as few instructions, and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
     product((isa, b.rounds, wide), c, a, Right::Matrix(b), accumulate, threads);
@@ -174,7 +191,6 @@ pub(crate) fn multiply_packed(c: MatrixMut, a: Matrix, b: &Packed, accumulate: b
 
 /// [`multiply`] with as many of the first rows and columns of a B that was packed before as A has columns and C has columns.
 pub(crate) fn multiply_packed_part(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
-    assert!(b.rounds || !a.is_bf16(), "B was packed for a product that does not round");
     let part = (a.cols, c.cols);
     assert!(b.panels.has_part(part.0, part.1), "{part:?} of a packed B of {:?}", b.panels.size());
     product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels, part), accumulate, threads);

@@ -23,18 +23,32 @@ const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tok
 /// In T5's first published checkpoints, and unused: cross attention has no position bias.
 const IGNORED: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
-/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`, each moved to a file before
-/// the next is read where `files` says so.
+/// Where the large weights of a loaded model lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    Memory,
+    /// All in a file of their own.
+    File(&'a crate::Files),
+    /// Where they are stored, as far as they can be used there, and the others in a file of their own.
+    Stored(&'a crate::Files),
+}
+
+/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`, each at its place before
+/// the next is read.
 pub(crate) fn load(
     directory: &Path,
     dtype: DType,
     device: &Device,
-    files: Option<&crate::Files>,
+    place: Place,
 ) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let stored = Files::open(directory)?;
     config.tie_word_embeddings = stored.is_tied(&config, dtype, device)?;
-    let place = files.map(|files| WeightFile::create(files, &config, dtype)).transpose()?;
+    let file = match place {
+        Place::Memory => None,
+        Place::File(files) => Some(WeightFile::create(files, &config, dtype)?),
+        Place::Stored(files) => Some(stored.weight_file(files, &config, dtype)?),
+    };
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
         let name = stored.name_of(&spec.name);
@@ -51,11 +65,65 @@ pub(crate) fn load(
                 got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
             });
         }
-        let tensor = WeightFile::place(place.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?;
+        let in_place = match (place, reader.place_of(name, spec.dtype(dtype))) {
+            (Place::Stored(_), Some(offset)) => {
+                let shard = stored.holder[name];
+                file.as_ref().map_or(Ok(None), |file| file.stored(shard, offset, &spec.shape, spec.dtype(dtype)))?
+            }
+            _ => None,
+        };
+        let tensor = match in_place {
+            Some(tensor) => tensor,
+            None => WeightFile::place(file.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?,
+        };
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
     }
     stored.check_the_rest(&config, &parameters)?;
-    Ok((config, parameters, place))
+    Ok((config, parameters, file))
+}
+
+/// The weights of a model directory as they are stored: what its headers say, and no value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredWeights {
+    /// Whether every matrix is stored in bf16: then a model that keeps them so has the same values as one of f32.
+    pub is_bf16: bool,
+    /// Whether a table is stored twice. The two are compared when the model is loaded.
+    pub has_duplicates: bool,
+    /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
+    copied: [u64; 2],
+}
+
+impl StoredWeights {
+    /// Of the model in a directory with this configuration.
+    ///
+    /// # Errors
+    /// Those of [`crate::T5::load`] about files and headers.
+    pub fn of(directory: &Path, config: &Config) -> Result<StoredWeights> {
+        let stored = Files::open(directory)?;
+        let specs = specs_with_head(config);
+        let stored_as = |spec: &ParameterSpec| {
+            let name = stored.name_of(&spec.name);
+            stored.reader(name).and_then(|reader| reader.stored_as(name))
+        };
+        let mut matrices = specs.iter().filter(|spec| spec.shape.len() > 1);
+        let of = |dtype| stored.copied(&specs, dtype).map(|spec| spec.bytes(dtype)).sum();
+        let tables = EMBEDDINGS.into_iter().chain([LM_HEAD, SHARED]);
+        Ok(StoredWeights {
+            is_bf16: matrices.all(|spec| stored_as(spec).is_none_or(|dtype| dtype == DType::BF16)),
+            has_duplicates: tables.filter(|name| stored.holder.contains_key(*name)).count() > 1,
+            copied: [of(DType::F32), of(DType::BF16)],
+        })
+    }
+
+    /// Bytes of a file that [`crate::T5::load_in_place`] writes for a model of `dtype`.
+    pub fn copied(&self, dtype: DType) -> u64 {
+        self.copied[usize::from(dtype == DType::BF16)]
+    }
+}
+
+/// Every parameter that the files may have, whether the head is tied or not.
+fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
+    ParameterSpec::all(&Config { tie_word_embeddings: false, ..config.clone() })
 }
 
 /// The weight files of a directory and who holds what.
@@ -117,6 +185,22 @@ impl Files {
             }
         }
         Ok(Files { readers, holder })
+    }
+
+    /// Those of some parameters that cannot be used where they are stored and are large enough for a file.
+    fn copied<'a>(&self, specs: &'a [ParameterSpec], dtype: DType) -> impl Iterator<Item = &'a ParameterSpec> {
+        specs.iter().filter(move |spec| {
+            let name = self.name_of(&spec.name);
+            let place = self.reader(name).map(|reader| reader.place_of(name, spec.dtype(dtype)));
+            spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && place.is_some_and(|place| place.is_none())
+        })
+    }
+
+    /// The files as memory, and room for what has to be copied.
+    fn weight_file(&self, files: &crate::Files, config: &Config, dtype: DType) -> Result<WeightFile> {
+        let specs = ParameterSpec::all(config);
+        let stored = self.readers.iter().map(Reader::mapped).collect::<Result<_>>()?;
+        WeightFile::beside(stored, files, self.copied(&specs, dtype).map(|spec| spec.bytes(dtype)))
     }
 
     fn reader(&self, name: &str) -> Option<&Reader> {

@@ -7,5 +7,6 @@ mod load;
 pub mod safetensors;
 mod save;
 
-pub(crate) use load::load;
+pub use load::StoredWeights;
+pub(crate) use load::{Place, load};
 pub(crate) use save::{save, save_with};

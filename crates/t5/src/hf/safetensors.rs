@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
+use heap::FileMemory;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -172,6 +173,24 @@ impl Reader {
             Ok(())
         })?;
         Ok(equal)
+    }
+
+    /// The dtype that a tensor is stored in; none of those that are read, or no such tensor: nothing.
+    pub(crate) fn stored_as(&self, name: &str) -> Option<DType> {
+        self.stored_dtype(name, self.info(name).ok()?).ok()
+    }
+
+    /// Where the file has the bytes of a tensor, if they can be used as values of `dtype` there.
+    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<usize> {
+        let start = usize::try_from(self.data_start).ok()?.checked_add(self.info(name).ok()?.data_offsets.0)?;
+        let is_usable = self.stored_as(name) == Some(dtype) && start.is_multiple_of(dtype.size_in_bytes());
+        (is_usable && t5_ops::can_read_in_place(dtype)).then_some(start)
+    }
+
+    /// The file as memory.
+    pub(crate) fn mapped(&self) -> Result<FileMemory> {
+        let file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        file.try_clone().and_then(|file| FileMemory::of_file(file, &self.path)).map_err(Error::io(&self.path))
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo> {

@@ -3,7 +3,8 @@
 //! Layers and optimizers see tensors like any others. Passes ask for a block's weights before they need them and let them
 //! go after (layer by layer once for a whole optimizer batch), so that what is resident is the largest
 //! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
-//! has no name: what a run keeps are its checkpoints.
+//! has no name: what a run keeps are its checkpoints. A model that nobody trains can stay in the files that it is loaded from;
+//! a file without a name then has those weights that are stored in another dtype.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,10 @@ use crate::parameters::ParameterSpec;
 /// Room for the large weights of one model.
 #[derive(Debug)]
 pub(crate) struct WeightFile {
-    memory: FileMemory,
+    /// The model's own files, to be read.
+    stored: Vec<FileMemory>,
+    /// None where every weight lies in those.
+    memory: Option<FileMemory>,
     /// Whether the system has room for changed weights.
     writes: Writes,
     /// For messages.
@@ -33,12 +37,33 @@ impl WeightFile {
     /// [`Error::Offload`], for example where the disk is full.
     pub fn create(files: &Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
-        let sizes = || specs.iter().map(|spec| spec.bytes(dtype));
-        let memory = FileMemory::create(&files.directory, sizes().map(|bytes| bytes as usize));
-        let has_room = sizes().sum::<u64>() <= files.unwritten_bytes;
+        WeightFile::with_room(Vec::new(), files, &specs.iter().map(|spec| spec.bytes(dtype)).collect::<Vec<_>>())
+    }
+
+    /// The model's own files, and room beside them for weights of these sizes.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn beside(stored: Vec<FileMemory>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
+        let sizes: Vec<u64> = sizes.collect();
+        if sizes.is_empty() {
+            let path = heap::shown_path(&files.directory);
+            return Ok(WeightFile { stored, memory: None, writes: Writes::Later, path });
+        }
+        WeightFile::with_room(stored, files, &sizes)
+    }
+
+    fn with_room(stored: Vec<FileMemory>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
+        let memory = FileMemory::create(&files.directory, sizes.iter().map(|&bytes| bytes as usize));
+        let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
         let path = heap::shown_path(&files.directory);
-        Ok(WeightFile { memory: memory.map_err(Error::offload(&path))?, writes, path })
+        Ok(WeightFile { stored, memory: Some(memory.map_err(Error::offload(&path))?), writes, path })
+    }
+
+    /// A weight where one of the model's own files has it. `None` where it cannot be used there.
+    pub fn stored(&self, file: usize, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
+        Ok(t5_ops::tensor_in_file(&self.stored[file], offset, shape, dtype)?)
     }
 
     /// An error of the file is told apart from those of tensors.
@@ -51,8 +76,8 @@ impl WeightFile {
 
     /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.
     pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
-        let Some(file) = file else { return Ok(x) };
-        let placed = t5_ops::copy_into_file(&x, &file.memory, file.writes).map_err(|error| file.error(error))?;
+        let Some((file, memory)) = file.and_then(|file| Some((file, file.memory.as_ref()?))) else { return Ok(x) };
+        let placed = t5_ops::copy_into_file(&x, memory, file.writes).map_err(|error| file.error(error))?;
         t5_ops::page_out(&placed);
         Ok(placed)
     }

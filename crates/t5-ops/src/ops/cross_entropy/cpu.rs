@@ -23,7 +23,7 @@ use candle_core::{DType, Result, Tensor};
 use super::CrossEntropy;
 use crate::isa::has_tiles;
 use crate::matmul::{
-    Buffer, Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed, packed_bytes, product_bytes,
+    Buffer, Matrix, MatrixMut, Packed, Threads, multiply_as_a, multiply_packed, packed_bytes, product_bytes,
 };
 use crate::needs::{Kept, Needs};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
@@ -229,7 +229,7 @@ struct Pass<'a, T> {
     logit_scale: f32,
     gradient_scale: f32,
     cut: Cut,
-    /// Whether products with W round to bf16.
+    /// Whether products with W round to bf16: where X is in it.
     rounds: bool,
     x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
     columns: Option<Packed>, // (D, C): the same as the columns of a right-hand operand
@@ -259,7 +259,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             logit_scale: c.logit_scale as f32,
             gradient_scale: (c.gradient_scale * c.logit_scale) as f32,
             cut,
-            rounds: [T::operand(x), w].iter().any(|operand| matches!(operand, Operand::Bf16(_))),
+            rounds: matches!(T::operand(x), Operand::Bf16(_)),
             x_rows: scratch(rows * width),
             columns: None,
             logits: scratch(cut.held(vocabulary)),
@@ -390,7 +390,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             self.of_tile(rows, tile.clone(), &factors, dlogits);
             let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
             let w = self.entries(first, tile.len());
-            multiply(MatrixMut::new(&mut dx, lanes, d), dlogits.t(), w, first > 0, Threads::All);
+            multiply_as_a(MatrixMut::new(&mut dx, lanes, d), dlogits.t(), w, first > 0, Threads::All);
             let (Some((dw, accumulate)), Some(x_rows)) = (dw, &x_rows) else { continue };
             // SAFETY: dW is this call's alone.
             let dw = unsafe { MatrixMut::part(dw, first * d, tile.len(), d, d) };

@@ -47,7 +47,7 @@ fn reference_logits(x: &Tensor, w: &Tensor) -> Tensor {
 fn kernels_agree_with_the_reference_for_every_chunk_size() {
     // The last: more than one tile of the vocabulary in each stretch, and a last block of one entry.
     for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64), (9, 4353, 5)] {
-        for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32)] {
+        for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::BF16)] {
             for (chunk_rows, logits) in [1, 7, 64, 1000]
                 .into_iter()
                 .flat_map(|chunk_rows| [(chunk_rows, cpu::Logits::Kept), (chunk_rows, cpu::Logits::ComputedAgain)])
@@ -75,6 +75,21 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
                 reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, false))).unwrap();
                 assert_close(&format!("{what} dw ="), &dw, &expected_dw, tolerance(dtype));
             }
+        }
+    }
+}
+
+#[test]
+fn a_table_in_bf16_gives_the_bits_of_the_same_values_in_f32() {
+    let mut numbers = Numbers::new(33);
+    let (rows, v, d) = (40, 700, 64);
+    let half = numbers.tensor(&[v, d], DType::BF16);
+    let whole = half.to_dtype(DType::F32).unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        let (x, labels) = (numbers.tensor(&[rows, d], dtype), some_labels(rows, v));
+        for chunk_rows in [1, 64] {
+            let loss = |w: &Tensor| linear_cross_entropy(&x, w, &labels, &scales(chunk_rows)).unwrap();
+            assert_eq!(loss(&half).to_bits(), loss(&whole).to_bits(), "{dtype:?} by {chunk_rows}");
         }
     }
 }

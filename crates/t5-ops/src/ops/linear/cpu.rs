@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::rows_and_width;
-use crate::matmul::{Matrix, MatrixMut, Threads, longest_sum, multiply, packed_bytes, product_bytes};
+use crate::matmul::{Matrix, MatrixMut, Threads, longest_sum, multiply, multiply_as_a, packed_bytes, product_bytes};
 use crate::needs::{Kept, Needs};
 use crate::storage::{View, filled, update, with_element};
 
@@ -16,7 +16,7 @@ pub(super) fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let b = Matrix::new(w_view.operand()?, n, k).t();
     with_element!(x.dtype(), T, {
         filled::<T>(with_width(&x, n), |y| {
-            multiply(MatrixMut::new(y, rows, n), a, b, false, Threads::All);
+            multiply_as_a(MatrixMut::new(y, rows, n), a, b, false, Threads::All);
             Ok(())
         })
     })
@@ -38,13 +38,13 @@ pub(super) fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<
     with_element!(dy.dtype(), T, {
         let Some(sum) = accumulate else {
             return filled::<T>(with_width(&dy, k), |dx| {
-                multiply(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
+                multiply_as_a(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
                 Ok(())
             });
         };
         let sum = sum.contiguous()?;
         update::<T, _>("linear_backward_input", &sum, &[&dy, &w], |dx| {
-            multiply(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
+            multiply_as_a(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
             Ok(())
         })?;
         Ok(sum)

@@ -12,7 +12,8 @@ use candle_core::{DType, Result, Tensor, bail};
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::Needs;
 
-/// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`.
+/// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`, which is also the
+/// precision of the product: a weight in another dtype has the values that it has in that one.
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * w.dim(0)?).entered();
     let (_, k) = rows_and_width("linear", "x", x)?;

@@ -22,7 +22,8 @@ fn kernels_agree_with_the_reference() {
     for (case, (b, t, n, k)) in
         [(1, 1, 1, 1), (2, 7, 65, 33), (3, 65, 1, 7), (1, 100, 96, 64), (2, 128, 300, 257)].into_iter().enumerate()
     {
-        for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)] {
+        let dtypes = [DType::F32, DType::BF16].map(|dtype| [DType::F32, DType::BF16].map(|weight| (dtype, weight)));
+        for (dtype, weight_dtype) in dtypes.into_iter().flatten() {
             let mut numbers = Numbers::new(case as u64);
             let x = numbers.tensor(&[t, b, k], dtype).transpose(0, 1).unwrap();
             let dy = numbers.tensor(&[t, b, n], dtype).transpose(0, 1).unwrap();
@@ -49,6 +50,22 @@ fn kernels_agree_with_the_reference() {
                     assert_close(&format!("{what} {name}"), &dw, &expected, tolerance(loosest));
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_weight_in_bf16_gives_the_bits_of_the_same_values_in_f32() {
+    for (rows, n, k) in [(1, 300, 257), (5, 64, 128), (70, 33, 600)] {
+        let mut numbers = Numbers::new(9);
+        let half = numbers.tensor(&[n, k], DType::BF16);
+        let whole = half.to_dtype(DType::F32).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let (x, dy) = (numbers.tensor(&[rows, k], dtype), numbers.tensor(&[rows, n], dtype));
+            let bits = |y: Tensor| y.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(bits(linear(&x, &half).unwrap()), bits(linear(&x, &whole).unwrap()), "{rows} x {n} {dtype:?}");
+            let dx = |w: &Tensor| bits(linear_backward_input(&dy, w, None).unwrap());
+            assert_eq!(dx(&half), dx(&whole), "{rows} x {n} {dtype:?}");
         }
     }
 }

@@ -1,0 +1,94 @@
+//! A model that stays in the files that it is loaded from answers as one in memory does, bit for bit.
+
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, StoredWeights, T5};
+
+#[global_allocator]
+static ALLOCATOR: heap::Allocator = heap::Allocator;
+
+fn config(tied: bool) -> Config {
+    Config {
+        vocab_size: 150,
+        d_model: 96,
+        d_ff: 128,
+        d_kv: 16,
+        num_heads: 6,
+        num_layers: 2,
+        num_decoder_layers: 3,
+        tie_word_embeddings: tied,
+        scale_decoder_outputs: tied,
+        ..Config::default()
+    }
+}
+
+/// The loss and the answers of a model, and the sum of the bits of the encoder's output.
+fn all_of_it(model: &T5, activations: DType) -> (u64, Vec<Vec<u32>>, u64) {
+    let (one, two) = ([7u32, 8, 9, 120, 1], [33u32, 34, 1]);
+    let batch = MicroBatch::new(&[&one, &two], &[&two, &one], &[0, 1], model.config(), model.device()).unwrap();
+    let loss = model.loss(&batch, &EvalContext { activations, loss_chunk_rows: 4 }).unwrap();
+    let answers = model.generate(&[&one, &two], &GenerateOptions { max_new_tokens: 9, activations }).unwrap();
+    let encoded = model.encode(&batch, activations).unwrap().to_dtype(DType::F32).unwrap();
+    let encoded = encoded.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let bits = encoded.iter().fold(0u64, |sum, x| sum.wrapping_mul(31).wrapping_add(u64::from(x.to_bits())));
+    (loss.to_bits(), answers, bits)
+}
+
+fn saved(directory: &Path, tied: bool, dtype: DType) -> StoredWeights {
+    let config = config(tied);
+    T5::init(&config, 5, dtype, &Device::Cpu).unwrap().save(directory).unwrap();
+    StoredWeights::of(directory, &config).unwrap()
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept() {
+    for (tied, stored) in [(true, DType::F32), (false, DType::F32), (true, DType::BF16), (false, DType::BF16)] {
+        let directory = tempfile::tempdir().unwrap();
+        let weights = saved(directory.path(), tied, stored);
+        assert_eq!(weights.is_bf16, stored == DType::BF16);
+        for (kept, activations) in
+            [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+        {
+            let case = format!("stored {stored:?}, kept {kept:?}, activations {activations:?}, tied {tied}");
+            let files = Files::in_directory(directory.path());
+            let in_memory = T5::load(directory.path(), kept, &Device::Cpu).unwrap();
+            let in_place = T5::load_in_place(directory.path(), kept, &files).unwrap();
+            assert!(in_place.is_in_file() && !in_memory.is_in_file());
+            let large = |model: &T5| {
+                let tensors = model.parameters().iter().map(|parameter| &parameter.tensor);
+                tensors.filter(|x| t5_ops::is_in_file(x)).map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum()
+            };
+            let in_file: usize = large(&in_place);
+            assert!(in_file > 0 && large(&in_memory) == 0, "{case}");
+            assert_eq!(weights.copied(kept), if kept == stored { 0 } else { in_file as u64 }, "{case}");
+            assert_eq!(all_of_it(&in_place, activations), all_of_it(&in_memory, activations), "{case}");
+        }
+        if stored == DType::BF16 {
+            // Kept as it is stored, or widened: the same numbers.
+            let [half, whole] =
+                [DType::BF16, DType::F32].map(|kept| T5::load(directory.path(), kept, &Device::Cpu).unwrap());
+            for activations in [DType::F32, DType::BF16] {
+                assert_eq!(all_of_it(&half, activations), all_of_it(&whole, activations), "{activations:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_written_where_every_weight_is_used_where_it_is_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), true, DType::F32);
+    let nowhere = Files::in_directory(&directory.path().join("no such directory"));
+    let before = std::fs::read(directory.path().join("model.safetensors")).unwrap();
+    let model = T5::load_in_place(directory.path(), DType::F32, &nowhere).unwrap();
+    all_of_it(&model, DType::F32);
+    drop(model);
+    assert_eq!(std::fs::read(directory.path().join("model.safetensors")).unwrap(), before);
+    // Rounded weights need a file, and that directory is not there.
+    assert!(matches!(
+        T5::load_in_place(directory.path(), DType::BF16, &nowhere).unwrap_err(),
+        t5::Error::Offload { .. }
+    ));
+}
