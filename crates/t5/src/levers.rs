@@ -45,6 +45,16 @@ pub struct LayerMajor {
 }
 
 impl LayerMajor {
+    /// Everything in memory, and no gradient kept.
+    pub const PLAIN: LayerMajor = LayerMajor {
+        kept_gradient_blocks: 0,
+        heads_kept: false,
+        boundaries_on_disk: false,
+        blocks_in_memory: 0,
+        gradients_on_disk: false,
+        weights_on_disk: false,
+    };
+
     /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
     pub fn goes_twice(&self, blocks: usize) -> bool {
         !self.gradients_on_disk && self.kept_gradient_blocks < blocks

@@ -135,7 +135,7 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
             boundaries_on_disk,
             blocks_in_memory,
             gradients_on_disk,
-            weights_on_disk: false,
+            ..LayerMajor::PLAIN
         };
         let mut plan = plan(Some(layers));
         plan.levers.recompute_blocks = recompute_blocks;

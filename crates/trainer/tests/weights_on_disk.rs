@@ -66,7 +66,7 @@ fn steps_evaluations_and_checkpoints_are_the_same_to_the_bit() {
         for (unwritten_bytes, kept, in_gradient_files) in
             [(u64::MAX, 0, true), (0, 0, true), (u64::MAX, 0, false), (0, 9, false), (0, 1, true)]
         {
-            let files = Files { directory: directory.path().to_owned(), unwritten_bytes };
+            let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };
             let options = options(precision);
             let [mut memory, mut disk] = [None, Some(&files)].map(|files| {
                 let model = T5::init_in(&config(), 7, options.parameter_dtype(), &Device::Cpu, files).unwrap();

@@ -201,7 +201,7 @@ mod tests {
 
     fn check(unwritten_bytes: u64) {
         let directory = tempfile::tempdir().unwrap();
-        let files = Files { directory: directory.path().to_owned(), unwritten_bytes };
+        let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };
         let mut store = TensorFiles::create(&files).unwrap();
         let tensors: Vec<Tensor> = [(DType::F32, 5), (DType::BF16, 3), (DType::F64, 2), (DType::F32, 700_001)]
             .iter()

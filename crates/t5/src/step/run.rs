@@ -481,12 +481,11 @@ impl<'a, T: Ops> Step<'a, T> {
     }
 
     fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
-        let waiting = std::mem::take(&mut self.waiting);
-        for (place, (index, stored)) in waiting.iter().enumerate() {
+        let mut waiting = std::mem::take(&mut self.waiting).into_iter().peekable();
+        while let Some((index, stored)) = waiting.next() {
             let Some(files) = &mut self.gradients else { break };
-            let next = waiting.get(place + 1).map(|(_, next)| next);
-            let gradient = files.get(stored.clone(), next)?;
-            observer.apply(*index, &gradient)?;
+            let gradient = files.get(stored, waiting.peek().map(|(_, next)| next))?;
+            observer.apply(index, &gradient)?;
         }
         Ok(())
     }
@@ -521,8 +520,9 @@ fn get_back<T: Ops>(
     after: Option<&Stored<T>>,
 ) -> Result<BlockSaved<T>> {
     let order: Vec<Stored<T>> = saved.tensors().into_iter().skip(1).chain(after).cloned().collect();
-    let mut following = order.iter();
-    saved.try_map(&mut |stored| store.get(stored, following.next()))
+    // The last handle of a tensor is the one by which it is read for the last time.
+    let mut following = order.into_iter();
+    saved.try_map(&mut |stored| store.get(stored, following.next().as_ref()))
 }
 
 fn is_table(part: Part) -> bool {

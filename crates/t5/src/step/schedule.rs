@@ -422,14 +422,7 @@ impl Outline<'_> {
 mod tests {
     use super::*;
 
-    const LAYERS: LayerMajor = LayerMajor {
-        kept_gradient_blocks: 0,
-        heads_kept: false,
-        boundaries_on_disk: false,
-        blocks_in_memory: 0,
-        gradients_on_disk: false,
-        weights_on_disk: false,
-    };
+    const LAYERS: LayerMajor = LayerMajor::PLAIN;
 
     fn events(layer_major: Option<&LayerMajor>, n: usize) -> Vec<Event> {
         let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };

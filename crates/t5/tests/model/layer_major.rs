@@ -139,14 +139,7 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
 }
 
 const fn layers(kept_gradient_blocks: usize, boundaries_on_disk: bool, gradients_on_disk: bool) -> LayerMajor {
-    LayerMajor {
-        kept_gradient_blocks,
-        heads_kept: false,
-        boundaries_on_disk,
-        blocks_in_memory: 0,
-        gradients_on_disk,
-        weights_on_disk: false,
-    }
+    LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk, ..LayerMajor::PLAIN }
 }
 
 const fn with_heads(layers: LayerMajor) -> LayerMajor {

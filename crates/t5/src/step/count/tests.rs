@@ -33,14 +33,7 @@ fn gated_untied() -> Config {
     config
 }
 
-const LAYERS: LayerMajor = LayerMajor {
-    kept_gradient_blocks: 0,
-    heads_kept: false,
-    boundaries_on_disk: false,
-    blocks_in_memory: 0,
-    gradients_on_disk: false,
-    weights_on_disk: false,
-};
+const LAYERS: LayerMajor = LayerMajor::PLAIN;
 
 /// Ways through a step, each with a number of blocks to be computed again.
 fn ways() -> Vec<(usize, Option<LayerMajor>)> {
