@@ -5,7 +5,11 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_ulong};
 use std::sync::OnceLock;
 
-use mimalloc::MiMalloc;
+// Miri cannot call into C.
+#[cfg(not(miri))]
+use mimalloc::MiMalloc as SmallBlocks;
+#[cfg(miri)]
+use std::alloc::System as SmallBlocks;
 
 use crate::count;
 use crate::page::{self, IS_SUPPORTED, LARGE_BYTES};
@@ -49,7 +53,7 @@ unsafe impl GlobalAlloc for Allocator {
         let block = match is_large(&layout) {
             true => pages::allocate(layout.size()).0,
             // SAFETY: the caller's promise about the layout is the one that is asked for.
-            false => unsafe { MiMalloc.alloc(layout) },
+            false => unsafe { SmallBlocks.alloc(layout) },
         };
         told(block, layout.size())
     }
@@ -58,7 +62,7 @@ unsafe impl GlobalAlloc for Allocator {
         count::count(layout.size());
         if !is_large(&layout) {
             // SAFETY: as in `alloc`.
-            return told(unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size());
+            return told(unsafe { SmallBlocks.alloc_zeroed(layout) }, layout.size());
         }
         let (block, is_zero) = pages::allocate(layout.size());
         if !block.is_null() && !is_zero {
@@ -73,7 +77,7 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: the caller gives back a block of this layout, so `allocate` made it for this size.
             true => unsafe { pages::free(block, layout.size()) },
             // SAFETY: as in `alloc`; the block came from there, because its layout is small.
-            false => unsafe { MiMalloc.dealloc(block, layout) },
+            false => unsafe { SmallBlocks.dealloc(block, layout) },
         }
     }
 
@@ -84,7 +88,7 @@ unsafe impl GlobalAlloc for Allocator {
             (false, false) => {
                 count::count(new_size);
                 // SAFETY: as in `alloc`; both blocks are mimalloc's.
-                told(unsafe { MiMalloc.realloc(block, layout, new_size) }, new_size)
+                told(unsafe { SmallBlocks.realloc(block, layout, new_size) }, new_size)
             }
             (true, true) if page::is_same_block(layout.size(), new_size) => block,
             _ => {
@@ -134,8 +138,12 @@ pub fn release_unused() {
 
 /// [`release_unused`] of small blocks only: tensors' pages stay, so that the next step faults in nothing.
 pub fn release_small() {
-    // SAFETY: `mi_collect` has no preconditions; it may be called from any thread at any time.
-    let collect = || unsafe { mi_collect(true) };
+    let collect = || {
+        if !cfg!(miri) {
+            // SAFETY: `mi_collect` has no preconditions; it may be called from any thread at any time.
+            unsafe { mi_collect(true) }
+        }
+    };
     rayon::broadcast(|_| collect());
     collect();
 }

@@ -85,17 +85,23 @@ fn arguments(preset: &str) -> Vec<String> {
     let model = format!("model.config={preset}");
     let settings: &[&str] = match preset {
         "tiny" => &[],
-        _ => &[&model, "data.max_source_tokens=256", "data.max_target_tokens=256", "train.eval_max_new_tokens=512"],
+        _ => &[&model, "data.max_source_tokens=256", "data.max_target_tokens=256"],
     };
-    // Signals come at any moment of a step: with fewer samples a slow model gives more tries an hour.
-    let sizes = match preset {
-        "chatlm-0.2b" => ["train.batch_size=16", "train.eval_samples=8", "train.eval_generate_samples=4"],
-        _ => ["train.batch_size=64", "train.eval_samples=32", "train.eval_generate_samples=16"],
+    // Signals come at any moment of a step: with fewer samples and tokens a slow model gives more tries an hour.
+    let [batch, samples, generated, tokens] = match preset {
+        "tiny" => [64, 32, 16, 32],
+        "chatlm-0.2b" => [8, 4, 2, 128],
+        _ => [64, 32, 16, 512],
     };
+    let sizes = [
+        format!("train.batch_size={batch}"),
+        format!("train.eval_samples={samples}"),
+        format!("train.eval_generate_samples={generated}"),
+        format!("train.eval_max_new_tokens={tokens}"),
+    ];
     let common = ["checkpoint.every_steps=1", "run.log_every_steps=1"];
-    arguments.extend(
-        settings.iter().chain(&sizes).chain(&common).flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]),
-    );
+    let settings = settings.iter().chain(&common).map(|setting| (*setting).to_owned()).chain(sizes);
+    arguments.extend(settings.flat_map(|setting| ["--set".to_owned(), setting]));
     arguments
 }
 
