@@ -36,6 +36,8 @@ pub enum What {
         command: &'static str,
         /// Preset.
         model: &'static str,
+        /// The rows of `eval`, and as long as these the prompts of `generate`.
+        rows: Lengths,
         /// More flags.
         flags: Vec<String>,
     },
@@ -56,8 +58,8 @@ fn train(name: &str, model: &'static str, set: &str, rows: Lengths, resume: bool
     Case { name: format!("{} {model} {name}", if resume { "resume" } else { "train" }), what, quick: model == "tiny" }
 }
 
-fn command(command: &'static str, model: &'static str, flags: &str) -> Case {
-    let what = What::Command { command, model, flags: words(flags) };
+fn command(command: &'static str, model: &'static str, rows: Lengths, flags: &str) -> Case {
+    let what = What::Command { command, model, rows, flags: words(flags) };
     Case { name: format!("{command} {model} {}", flags.replace("--", "")), what, quick: model == "tiny" }
 }
 
@@ -182,9 +184,39 @@ pub fn all() -> Vec<Case> {
         ));
     }
     for model in ["tiny", "t5-small"] {
-        cases.push(command("eval", model, "--samples 16 --generate-samples 8 --batch-samples 8"));
-        cases.push(command("eval", model, "--samples 8 --generate-samples 2 --batch-samples 1"));
-        cases.push(command("generate", model, "--max-new-tokens 128 --batch-samples 8"));
+        cases.push(command("eval", model, Lengths::Full, "--samples 16 --generate-samples 8 --batch-samples 8"));
+        cases.push(command("eval", model, Lengths::Full, "--samples 8 --generate-samples 2 --batch-samples 1"));
+        cases.push(command("generate", model, Lengths::Full, "--max-new-tokens 128 --batch-samples 8"));
+    }
+    for tokens in [1024, 2048, 4096] {
+        cases.extend(long(tokens));
     }
     cases
+}
+
+/// Samples of so many tokens on either side.
+fn long(tokens: usize) -> Vec<Case> {
+    let stochastic = "--precision bf16 --master-weights stochastic-rounding";
+    let step = |flags: &str| {
+        let shape = format!("--batch 2 --source-tokens {tokens} --target-tokens {tokens}");
+        steps("t5-small", false, &format!("{shape} {flags}"))
+    };
+    let by_layer = "--accumulation layer-major --micro-batch 1 --offload-gradients SCRATCH --offload SCRATCH";
+    let run = format!(
+        "train.batch_size=2 train.max_steps=1 train.eval_samples=4 train.eval_generate_samples=2 \
+         train.eval_max_new_tokens={tokens} data.max_source_tokens={tokens} data.max_target_tokens={tokens}"
+    );
+    let evaluated = format!(
+        "--samples 4 --generate-samples 2 --batch-samples 2 --set data.max_source_tokens={tokens} \
+         --set data.max_target_tokens={tokens} --set train.eval_max_new_tokens={tokens}"
+    );
+    let asked = format!("--max-source-tokens {tokens} --max-new-tokens {tokens} --batch-samples 2");
+    vec![
+        step("--micro-batch 1"),
+        step(&format!("{stochastic} --micro-batch 2 --recompute full")),
+        step(&format!("{stochastic} {by_layer} --recompute none")),
+        train(&format!("{tokens} tokens"), "t5-small", &run, Lengths::Long, false),
+        command("eval", "t5-small", Lengths::Long, &evaluated),
+        command("generate", "t5-small", Lengths::Long, &asked),
+    ]
 }

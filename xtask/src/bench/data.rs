@@ -10,20 +10,23 @@ use parquet::arrow::ArrowWriter;
 /// How long the rows of a file are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// Longer than any config of the benchmarks keeps.
+    /// Of 700 words, more than most configs of the benchmarks keep.
     Full,
+    /// Of 5,000 words, for configs of up to 4,096 tokens.
+    Long,
     /// From 2 words to 700, most of them short.
     Uneven,
 }
 
-const ROWS: usize = 512;
 const WORDS: [&str; 8] = ["seven", "twelve", "apple", "the", "reverse", "nine", "hundred", "forty"];
 
 /// Writes such rows below `directory` and returns the file.
 pub fn write(directory: &Path, lengths: Lengths) -> Result<PathBuf, String> {
     let path = directory.join(format!("{lengths:?}.parquet").to_lowercase());
     let column = |salt: usize| -> ArrayRef {
-        Arc::new(StringArray::from_iter_values((0..ROWS).map(|row| text(words(lengths, row * 2 + salt), row + salt))))
+        Arc::new(StringArray::from_iter_values(
+            (0..rows(lengths)).map(|row| text(words(lengths, row * 2 + salt), row + salt)),
+        ))
     };
     let batch = RecordBatch::try_from_iter([("prompt", column(0)), ("response", column(1))]);
     let batch = batch.map_err(|error| error.to_string())?;
@@ -33,9 +36,14 @@ pub fn write(directory: &Path, lengths: Lengths) -> Result<PathBuf, String> {
     Ok(path)
 }
 
+fn rows(lengths: Lengths) -> usize {
+    if lengths == Lengths::Long { 32 } else { 512 }
+}
+
 fn words(lengths: Lengths, index: usize) -> usize {
     match lengths {
         Lengths::Full => 700,
+        Lengths::Long => 5_000,
         // The cube of a number spread evenly over 0..1: half of the rows have fewer than 90 words.
         Lengths::Uneven => {
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]

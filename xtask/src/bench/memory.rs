@@ -113,20 +113,21 @@ fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Mea
             let measured = done(options, &arguments)?;
             Ok((planned_peak(&output)?, measured))
         }
-        What::Command { command, model, flags } => {
+        What::Command { command, model, rows: lengths, flags } => {
             let output = directory.join("run");
             let set =
                 ["train.max_steps=1", "train.batch_size=1", "data.max_source_tokens=16", "data.max_target_tokens=16"];
             let set = set.map(str::to_owned);
-            done(options, &train_arguments(model, &set, Lengths::Full, directory, &output)?)?;
-            let rows = data::write(directory, Lengths::Full)?;
+            done(options, &train_arguments(model, &set, *lengths, directory, &output)?)?;
+            let rows = data::write(directory, *lengths)?;
             let mut arguments =
                 vec![(*command).to_owned(), "--json".to_owned(), "--model".to_owned(), text(&output.join("model"))];
             match *command {
                 "eval" => arguments.extend(["--data".to_owned(), text(&rows)]),
                 _ => {
                     let prompts = directory.join("prompts.txt");
-                    let lines = vec!["seven twelve apple ".repeat(400); 16].join("\n");
+                    let (times, lines) = if *lengths == Lengths::Long { (1700, 4) } else { (400, 16) };
+                    let lines = vec!["seven twelve apple ".repeat(times); lines].join("\n");
                     fs::write(&prompts, lines).map_err(|error| error.to_string())?;
                     arguments.extend(["--input".to_owned(), text(&prompts)]);
                 }
