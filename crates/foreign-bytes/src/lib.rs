@@ -26,6 +26,9 @@ mod process_memory;
 mod scratch;
 mod table;
 
+use std::panic::{catch_unwind, resume_unwind};
+use std::sync::{Mutex, Once, PoisonError};
+
 pub use command::try_command;
 pub use corpus::corpus;
 pub use driver::{Limits, Run, run_child, try_parser};
@@ -47,8 +50,21 @@ pub fn fuzz(name: &str, input: &[u8]) {
     thread_local! {
         static SCRATCH: Scratch = Scratch::new().expect("a temporary directory");
     }
-    let parser = parser(name).expect("a target is named after its parser");
-    SCRATCH.with(|scratch| {
-        let _ = (parser.parse)(input, scratch);
+    static HOOK: Once = Once::new();
+    // libFuzzer's hook ends the process at any panic. The tokenizers crate panics on files that it accepts, and the product
+    // catches that. What nobody catches ends the process here.
+    HOOK.call_once(|| {
+        std::panic::set_hook(Box::new(|panic| {
+            *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string()
+        }));
     });
+    let parser = parser(name).expect("a target is named after its parser");
+    let ended = catch_unwind(|| SCRATCH.with(|scratch| (parser.parse)(input, scratch)));
+    if let Err(panic) = ended {
+        eprintln!("{}", LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));
+        resume_unwind(panic);
+    }
 }
+
+/// The words of the last panic on any thread.
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
