@@ -34,6 +34,9 @@ const STRETCHES: [(&str, &str, &str); 4] = [
 
 /// Runs the tries of each model and stretch.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
+    if ignores_hangups() {
+        return Err("SIGHUP is ignored here, and a run would ignore it, too: start without `nohup`".to_owned());
+    }
     let asked_for = |preset: &&str| preset == &PRESETS[0] || lab.options.only.contains(*preset);
     for preset in PRESETS.into_iter().filter(asked_for) {
         let arguments = arguments(preset);
@@ -103,6 +106,13 @@ fn arguments(preset: &str) -> Vec<String> {
     let settings = settings.iter().chain(&common).map(|setting| (*setting).to_owned()).chain(sizes);
     arguments.extend(settings.flat_map(|setting| ["--set".to_owned(), setting]));
     arguments
+}
+
+/// Whether this process ignores SIGHUP, as below `nohup`. A process that it starts does so, too.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
 }
 
 /// How long each stretch of an undisturbed run lasts.
