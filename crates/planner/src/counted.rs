@@ -222,6 +222,16 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.arithmetic(self.of_model.shape(samples))
     }
 
+    /// Multiply-adds of a micro-batch of these samples, and source and target tokens.
+    pub fn arithmetic_of(&self, samples: usize, (source_tokens, target_tokens): (usize, usize)) -> Arithmetic {
+        self.of_model.passes.arithmetic(Shape { samples, source_tokens, target_tokens })
+    }
+
+    /// Elements of the parameters that are trained.
+    pub fn trained_elements(&self) -> u64 {
+        self.of_model.passes.trained().specs().iter().map(|spec| spec.elements()).sum()
+    }
+
     fn batch(&self) -> Shape {
         self.of_model.shape(self.batch_samples)
     }

@@ -23,13 +23,16 @@ mod inference;
 mod job;
 mod lever;
 mod levers;
+mod measurement;
 pub mod names;
+mod pace;
 mod planning;
 mod prediction;
 mod prices;
 mod reading;
 mod rehearsal;
 mod search;
+mod speed;
 mod training;
 
 pub use error::{Error, Result};
@@ -39,11 +42,14 @@ pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
 pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
+pub use measurement::{MeasuredSizes, measure};
+pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
 pub use prices::Prices;
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::rehearse;
+pub use speed::{MachineSpeed, Speed};
 pub use training::MOST_EVALUATED_TOGETHER;
 
 /// A plan of this planner's choices.

@@ -2,8 +2,9 @@
 //!
 //! A price is arithmetic times a measured factor. How much a choice computes again is counted, product by product,
 //! because models differ in it: a quarter of a step of t5-small is its vocabulary, which is never computed again.
-//! `docs/memory-levers.md` has the table that the factors of this file come from, and `docs/memory-budgets.md` compares
-//! the prices of whole plans with measured steps.
+//!
+//! The factors are measured where the run is ([`crate::Speed`]), or built in: `bench/runs` has the tables of levers that the
+//! built-in ones come from, and those of budgets, which compare the prices of whole plans with measured steps.
 
 use candle_core::DType;
 use memory_policy::Bytes;
@@ -46,6 +47,12 @@ pub struct Prices {
     pub overhead_rows: f64,
     /// Whether logits are computed again whatever the chunk, so that every price has it in it.
     pub never_keeps_logits: bool,
+    /// The time of an average multiply-add of the step in picoseconds, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiply_add_ps: Option<f64>,
+    /// The time of the optimizer's update of a parameter in picoseconds, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter_ps: Option<f64>,
 }
 
 impl Prices {
@@ -67,6 +74,8 @@ impl Prices {
             weights_to_disk: 9.0,
             overhead_rows: 32.0,
             never_keeps_logits: false,
+            multiply_add_ps: None,
+            parameter_ps: None,
         }
     }
 
@@ -82,6 +91,14 @@ impl Prices {
             never_keeps_logits: true,
             ..Self::vectors()
         }
+    }
+
+    /// Whether every price is a number that a plan can be made from.
+    pub fn are_sound(&self) -> bool {
+        let Self { overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk, .. } = *self;
+        let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
+        let prices = [overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk];
+        prices.into_iter().chain([self.overhead_rows]).chain(given).all(|price| (0.0..1e12).contains(&price))
     }
 
     /// Of the units of this process that multiply activations of this dtype.

@@ -87,7 +87,7 @@ pub use paging::{
     Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
     read_ahead, tensor_in_file,
 };
-pub use parallel::{Joined, for_each_part, join_threads, threads};
+pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, threads};
 pub use peak::peak_gflops;
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.

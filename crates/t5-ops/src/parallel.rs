@@ -62,6 +62,21 @@ fn startable(wanted: usize) -> usize {
     given
 }
 
+/// Calls `f` on threads of its own, as many as [`threads`], which have ended when it returns: the buffers that operations leave
+/// with their threads go with them. Where the system gives no more threads, `f` runs on those that there are.
+pub fn on_threads_apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    let mut started = Vec::new();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads()).spawn_handler(|thread| {
+        started.push(std::thread::Builder::new().spawn(|| thread.run())?);
+        Ok(())
+    });
+    let Ok(pool) = pool.build() else { return f() };
+    let result = pool.install(f);
+    drop(pool);
+    started.into_iter().for_each(|thread| drop(thread.join()));
+    result
+}
+
 /// How many of `rows` rows of `width` elements a part takes that writes elements of its own.
 pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     let threads = rayon::current_num_threads();

@@ -37,6 +37,16 @@ impl Files {
     pub fn in_directory(directory: &Path) -> Files {
         Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX }
     }
+
+    /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn write_and_read(&self, x: Tensor) -> Result<Tensor> {
+        let mut files = TensorFiles::create(self)?;
+        let stretch = files.put(x)?;
+        files.get(stretch, None)
+    }
 }
 
 /// A tensor's place in the files.

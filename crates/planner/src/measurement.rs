@@ -1,0 +1,353 @@
+//! The measurement of a machine's speed: the operations of a step, timed one kind after another.
+//!
+//! It runs before memory is measured, on threads of its own, and holds one matrix of a block at a time, so nothing of it stays
+//! and no plan's peak is lower. What else runs on the machine only ever takes away: the shortest time of several counts, less the
+//! time in which threads waited for a processor.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+use t5::Files;
+use t5_ops::{
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Rounding, SecondMoment, adafactor,
+    attention, attention_backward, dropout, dropout_add, feed_forward_activation, feed_forward_activation_backward,
+    linear, linear_backward_input, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
+};
+
+use crate::speed::{MachineSpeed, Speed, significant};
+
+/// The sizes that are measured: those of a model, as far as larger ones would be no faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredSizes {
+    /// Width of a block.
+    pub d_model: usize,
+    /// Width of its feed-forward layer.
+    pub d_ff: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Size of a head.
+    pub d_kv: usize,
+}
+
+impl MeasuredSizes {
+    /// Of a model.
+    pub fn of(model: &t5::Config) -> Self {
+        let d_kv = model.d_kv.min(256);
+        Self {
+            d_model: model.d_model.min(1024),
+            d_ff: model.d_ff.min(2048),
+            heads: model.num_heads.min((1024 / d_kv).max(1)),
+            d_kv,
+        }
+    }
+
+    fn inner(&self) -> usize {
+        self.heads * self.d_kv
+    }
+}
+
+/// The time that one kind of work may take.
+const OF_A_KIND: Duration = Duration::from_millis(90);
+/// On a busy machine it takes so many times as long, at most.
+const WAITS_AT_MOST: u32 = 3;
+/// As often a piece of work is timed, at most.
+const MOST_TIMES: usize = 12;
+/// Rows of the shorter of the two products from whose times the fixed cost follows.
+const FEW_ROWS: usize = 64;
+/// The largest fixed cost of a product that is believed, in rows.
+const MOST_OVERHEAD_ROWS: f64 = 256.0;
+/// Multiply-adds of the longer one, about.
+const MANY_MULTIPLY_ADDS: usize = 1 << 30;
+/// Words of the measured vocabulary.
+const VOCABULARY: usize = 2048;
+/// Rows of logits at a time: the two from whose times the fixed cost of a chunk follows.
+const CHUNKS: [usize; 2] = [256, 64];
+/// Tokens of the measured attention and rows of what lies between products.
+const TOKENS: usize = 256;
+/// Bytes that are written to a file.
+const FILE_BYTES: usize = 4 << 20;
+
+/// Measures the machine with operations of these sizes; files lie in `directory`, if it takes any.
+///
+/// # Errors
+/// An operation that fails.
+pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<MachineSpeed> {
+    t5_ops::on_threads_apart(|| {
+        let file_byte_ps = file_byte(directory)?.map(significant);
+        let of = |dtype| Measured { sizes, dtype }.speed(file_byte_ps);
+        Ok(MachineSpeed { f32: of(DType::F32)?, bf16: of(DType::BF16)? })
+    })
+}
+
+/// The measurement of one dtype of activations.
+struct Measured {
+    sizes: MeasuredSizes,
+    dtype: DType,
+}
+
+impl Measured {
+    fn speed(&self, file_byte_ps: Option<f64>) -> candle_core::Result<Speed> {
+        let few = self.products(FEW_ROWS)?;
+        let many_rows = self.many_rows(few);
+        let many = self.products(many_rows)?;
+        let (few_rows, rows) = (FEW_ROWS as f64, many_rows as f64);
+        // A product over r rows takes `time * (r + overhead)`.
+        let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
+        let [whole, chunked] = [self.head(CHUNKS[0])?, self.head(CHUNKS[1])?];
+        let [attention, attention_backward] = self.attention()?;
+        let [between, between_backward] = self.between()?;
+        let ps = |seconds: f64| significant(seconds * 1e12);
+        let head_row = self.head_overhead(whole, chunked);
+        Ok(Speed {
+            product_ps: ps(a_row / self.multiply_adds_of_a_row()),
+            product_overhead_rows: significant((many / a_row - rows).max(0.0)),
+            attention_ps: ps(attention),
+            attention_backward_ps: ps(attention_backward),
+            head_ps: ps(whole / (1.0 + head_row / CHUNKS[0] as f64)),
+            head_overhead_rows: significant(head_row),
+            between_ps: ps(between),
+            between_backward_ps: ps(between_backward),
+            update_ps: ps(self.update()?),
+            file_byte_ps,
+        })
+    }
+
+    fn tensor(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
+        Tensor::rand(-1f32, 1f32, shape, &Device::Cpu)?.to_dtype(self.dtype)
+    }
+
+    /// The products that are timed, (output, input) of each and how often a block has it.
+    fn weights(&self) -> [((usize, usize), f64); 3] {
+        let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
+        let inner = self.sizes.inner();
+        [((inner, d_model), 4.0), ((d_ff, d_model), 1.0), ((d_model, d_ff), 1.0)]
+    }
+
+    /// Of a block's products, forward and backward.
+    fn multiply_adds_of_a_row(&self) -> f64 {
+        self.weights().iter().map(|&((n, k), times)| 3.0 * times * (n * k) as f64).sum()
+    }
+
+    /// So many that the longer product takes its share of the time, whatever the machine.
+    fn many_rows(&self, few: f64) -> usize {
+        let by_size = (MANY_MULTIPLY_ADDS as f64 / self.multiply_adds_of_a_row()) as usize;
+        let by_time = (2.0 * OF_A_KIND.as_secs_f64() / few.max(1e-9) * FEW_ROWS as f64) as usize;
+        by_size.min(by_time).clamp(4 * FEW_ROWS, 8 * FEW_ROWS) / 32 * 32
+    }
+
+    /// Seconds of a block's products over so many rows, forward and backward.
+    fn products(&self, rows: usize) -> candle_core::Result<f64> {
+        let mut seconds = 0.0;
+        for ((n, k), times) in self.weights() {
+            let (x, dy) = (self.tensor(&[rows, k])?, self.tensor(&[rows, n])?);
+            let weight = Tensor::rand(-1f32, 1f32, &[n, k], &Device::Cpu)?;
+            let gradient = Tensor::zeros(&[n, k], DType::F32, &Device::Cpu)?;
+            seconds += times
+                * shortest(OF_A_KIND / 2, || {
+                    drop(linear(&x, &weight)?);
+                    drop(linear_backward_input(&dy, &weight, None)?);
+                    linear_backward_weight(&dy, &x, &gradient, true)
+                })?;
+        }
+        Ok(seconds)
+    }
+
+    /// Seconds of a multiply-add of attention, forward and backward.
+    fn attention(&self) -> candle_core::Result<[f64; 2]> {
+        let MeasuredSizes { heads, .. } = self.sizes;
+        let shape = [1, TOKENS, self.sizes.inner()];
+        let [q, k, v, dout] = [self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?];
+        let lengths = [TOKENS];
+        let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout: Some(DROPOUT) };
+        let forward = shortest(OF_A_KIND / 2, || attention(&q, &k, &v, &of).map(drop))?;
+        let (out, lse) = attention(&q, &k, &v, &of)?;
+        let attended = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let backward = shortest(OF_A_KIND / 2, || attention_backward(&attended, &dout, &of, None).map(drop))?;
+        let product = (TOKENS * TOKENS * self.sizes.inner()) as f64;
+        Ok([forward / (2.0 * product), backward / (5.0 * product)])
+    }
+
+    /// Seconds of a multiply-add of the output projection and the loss, so many rows of logits at a time.
+    fn head(&self, chunk_rows: usize) -> candle_core::Result<f64> {
+        let (rows, d_model) = (CHUNKS[0], self.sizes.d_model);
+        let (x, table) =
+            (self.tensor(&[rows, d_model])?, Tensor::rand(-1f32, 1f32, &[VOCABULARY, d_model], &Device::Cpu)?);
+        let gradient = table.zeros_like()?;
+        let labels: Vec<u32> = (0..rows as u32).map(|row| row % VOCABULARY as u32).collect();
+        let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows };
+        let seconds = shortest(OF_A_KIND, || {
+            linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
+        })?;
+        Ok(seconds / (3 * rows * d_model * VOCABULARY) as f64)
+    }
+
+    /// The fixed cost of a chunk, in rows, from the times of a multiply-add with many and with few rows in a chunk.
+    fn head_overhead(&self, whole: f64, chunked: f64) -> f64 {
+        let [many, few] = CHUNKS.map(|rows| rows as f64);
+        let ratio = chunked / whole;
+        // (1 + o / few) = ratio * (1 + o / many)
+        let overhead = (ratio - 1.0) / (1.0 / few - ratio / many).max(1e-6);
+        overhead.clamp(0.0, 2.0 * few)
+    }
+
+    /// Seconds for each element of a block's input of what an encoder block does beside products and attention, forward and
+    /// backward.
+    fn between(&self) -> candle_core::Result<[f64; 2]> {
+        let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
+        let (x, hidden) = (self.tensor(&[1, TOKENS, d_model])?, self.tensor(&[1, TOKENS, d_ff])?);
+        let weight = Tensor::ones(d_model, DType::F32, &Device::Cpu)?;
+        let dweight = weight.zeros_like()?;
+        let (_, inv_rms) = rms_norm(&x, &weight, 1e-6)?;
+        let d = Some(&DROPOUT);
+        let forward = shortest(OF_A_KIND / 4, || {
+            for _ in 0..2 {
+                drop(rms_norm(&x, &weight, 1e-6)?);
+                drop(dropout_add(&x, &x, d)?);
+            }
+            feed_forward_activation(&hidden, None, Activation::Relu, d).map(drop)
+        })?;
+        let backward = shortest(OF_A_KIND / 4, || {
+            for _ in 0..2 {
+                let dy = dropout(&x, d)?;
+                drop(rms_norm_backward(&x, &weight, &inv_rms, dy, Some(&x), Some(&dweight))?);
+            }
+            let (gate, dh) = (dropout(&hidden, None)?.copy()?, hidden.copy()?);
+            feed_forward_activation_backward(gate, None, Activation::Relu, d, dh).map(drop)
+        })?;
+        let elements = (TOKENS * d_model) as f64;
+        Ok([forward / elements, backward / elements])
+    }
+
+    /// Seconds of an update of a parameter.
+    fn update(&self) -> candle_core::Result<f64> {
+        let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
+        let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu);
+        let parameter = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
+        let gradient = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
+        let second = SecondMoment::Factored { row: zeros(d_ff)?, col: zeros(d_model)? };
+        let hyper = AdafactorHyper {
+            learning_rate: 1e-3,
+            beta2: 0.5,
+            eps1: 1e-30,
+            eps2: 1e-3,
+            clip_threshold: 1.0,
+            scale_parameter: false,
+            beta1: None,
+            weight_decay: 0.0,
+            gradient_scale: 1.0,
+            rounding: Rounding::Nearest,
+        };
+        let seconds = shortest(OF_A_KIND / 2, || adafactor(&parameter, &gradient, &second, None, &hyper))?;
+        Ok(seconds / (d_ff * d_model) as f64)
+    }
+}
+
+/// The dropout of T5, of one sample.
+const DROPOUT: Dropout<'static> = Dropout { probability: 0.1, seed: 0, step: 0, site: 0, samples: &[0] };
+
+/// Picoseconds of a byte that is written to a file in `directory` and read back; none where it takes no file.
+fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
+    let x = Tensor::zeros(FILE_BYTES / 4, DType::F32, &Device::Cpu)?;
+    let files = Files::in_directory(directory);
+    let round_trip = || files.write_and_read(x.clone()).map(drop).map_err(candle_core::Error::wrap);
+    let seconds = shortest(OF_A_KIND, round_trip).ok();
+    Ok(seconds.map(|seconds| seconds * 1e12 / FILE_BYTES as f64))
+}
+
+/// The shortest of several times that `work` takes, in seconds, each less the share in which threads waited for a processor. The
+/// first is not counted where there is time for another: it allocates.
+fn shortest(limit: Duration, mut work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
+    let mut once = || {
+        std::thread::yield_now();
+        let (before, start) = (Scheduled::now(), Instant::now());
+        work()?;
+        let (seconds, waited) = (start.elapsed().as_secs_f64(), Scheduled::now());
+        // A thread's own running time is brought up to date when it gives its processor up, and it may wait long to get it back.
+        std::thread::yield_now();
+        let after = waited.zip(Scheduled::now()).map(|(waited, now)| Scheduled { running: now.running, ..waited });
+        let undisturbed = before.zip(after).map_or(1.0, |(before, after)| after.share_of_running(&before));
+        candle_core::Result::Ok(seconds * undisturbed)
+    };
+    let began = Instant::now();
+    let first = once()?;
+    let (mut shortest, mut sum) = (f64::MAX, first);
+    for _ in 1..MOST_TIMES {
+        if sum >= limit.as_secs_f64() || began.elapsed() >= limit * WAITS_AT_MOST {
+            break;
+        }
+        let seconds = once()?;
+        sum += seconds;
+        shortest = shortest.min(seconds);
+    }
+    Ok(if shortest < f64::MAX { shortest } else { first })
+}
+
+/// Nanoseconds in which the threads of this process ran, and in which they waited for a processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scheduled {
+    running: u64,
+    waiting: u64,
+}
+
+impl Scheduled {
+    /// Until now, where the system counts it.
+    fn now() -> Option<Self> {
+        let mut sum = Self { running: 0, waiting: 0 };
+        for thread in std::fs::read_dir("/proc/self/task").ok()? {
+            // A thread that ended meanwhile did none of the work.
+            let Ok(text) = std::fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+            let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+            sum.running += numbers.next()?.ok()?;
+            sum.waiting += numbers.next()?.ok()?;
+        }
+        Some(sum)
+    }
+
+    /// Of the time since `before` in which threads ran or wanted to, the share in which they ran.
+    fn share_of_running(&self, before: &Self) -> f64 {
+        let running = self.running.saturating_sub(before.running) as f64;
+        let waiting = self.waiting.saturating_sub(before.waiting) as f64;
+        if running > 0.0 { running / (running + waiting) } else { 1.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_gives_a_speed_for_every_kind_of_work() {
+        let sizes = MeasuredSizes::of(&t5::Config::preset("tiny").unwrap());
+        let speed = measure(sizes, &std::env::temp_dir()).unwrap();
+        for Speed { product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps, .. } in
+            [speed.f32, speed.bf16]
+        {
+            for value in [product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps] {
+                assert!(value.is_finite() && value > 0.0, "{speed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn time_in_which_threads_waited_for_others_does_not_count() {
+        let at = |running, waiting| Scheduled { running, waiting };
+        assert_eq!(at(400, 100).share_of_running(&at(100, 100)), 1.0);
+        assert_eq!(at(400, 1000).share_of_running(&at(100, 100)), 0.25);
+        assert_eq!(at(100, 500).share_of_running(&at(100, 100)), 1.0);
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_files_has_no_speed_of_files() {
+        assert_eq!(file_byte(&std::env::temp_dir().join("no-such-directory")).unwrap(), None);
+    }
+
+    #[test]
+    fn large_models_are_measured_with_the_sizes_of_smaller_ones() {
+        let of = |name| MeasuredSizes::of(&t5::Config::preset(name).unwrap());
+        assert_eq!(of("t5-small"), MeasuredSizes { d_model: 512, d_ff: 2048, heads: 8, d_kv: 64 });
+        assert_eq!(of("t5-3b"), MeasuredSizes { d_model: 1024, d_ff: 2048, heads: 8, d_kv: 128 });
+    }
+}

@@ -1,0 +1,145 @@
+//! The pace of a run: how long a step takes, and how many bytes it writes to files.
+//!
+//! Time follows from a plan's levers, measured prices and the lengths of samples: short samples share a micro-batch, so each
+//! micro-batch is counted for itself. Nothing is chosen by it.
+
+use memory_policy::MemorySnapshot;
+use t5::Levers;
+use trainer::micro_batches::cut_within;
+
+use crate::Plan;
+use crate::counted::StepCounter;
+use crate::error::Result;
+use crate::files::{Written, memory_for_files};
+use crate::job::{Job, Work};
+use crate::prices::{Prices, priced_bytes, relative_time};
+
+/// The pace of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Seconds of a step; none where prices were not measured.
+    pub step_seconds: Option<f64>,
+    /// Bytes that a step writes to files in place of memory.
+    pub step_written_bytes: u64,
+}
+
+/// The pace of a plan. `lengths` are source and target tokens of some of the samples of a step; without any, all samples are as
+/// long as they may be.
+///
+/// # Errors
+/// An unknown item in `freeze`, or everything frozen. Inference has no steps, and a pace of nothing.
+pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize, usize)]) -> Result<Pace> {
+    let Work::Training(training) = &job.work else { return Ok(Pace::default()) };
+    let levers = plan.step.levers;
+    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
+    let all_longest = [job.longest];
+    let lengths = if lengths.is_empty() { &all_longest } else { lengths };
+    // Files of activations grow with the tokens, those of gradients and weights do not.
+    let mean = |of: fn(&(usize, usize)) -> usize| lengths.iter().map(of).sum::<usize>().div_ceil(lengths.len()).max(1);
+    let of_mean = StepCounter::new(job.model, training.options, job.samples, (mean(|l| l.0), mean(|l| l.1)))?;
+    let written = of_mean.written(&levers);
+    let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
+    Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total() })
+}
+
+struct StepOf<'a> {
+    job: &'a Job<'a>,
+    counter: &'a StepCounter<'a>,
+    levers: Levers,
+    written: Written,
+    memory: memory_policy::Bytes,
+}
+
+impl StepOf<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "samples and parameters are far below 2^53")]
+    fn seconds(&self, lengths: &[(usize, usize)]) -> Option<f64> {
+        let prices: &Prices = &self.job.prices;
+        let (multiply_add_ps, parameter_ps) = (prices.multiply_add_ps?, prices.parameter_ps?);
+        let (samples, most) = (self.job.samples, self.levers.micro_batch_samples.max(1));
+        // A few samples stand for all of a step.
+        let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MOST_SAMPLES)).collect();
+        let tokens = |(source, target): (usize, usize)| source + target;
+        let most_tokens = most * tokens(self.job.longest);
+        let micro_batches = cut_within(&known, &|samples, longest| samples * tokens(longest) <= most_tokens);
+        let written = priced_bytes(prices, self.written, self.memory) / samples as f64;
+        let time = |micro_batch: &Vec<usize>| {
+            let longest =
+                |of: fn(&(usize, usize)) -> usize| micro_batch.iter().map(|&i| of(&known[i])).max().unwrap_or(1);
+            let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
+            let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
+            let written = written * micro_batch.len() as f64;
+            let tokens = micro_batch.len() * tokens(longest);
+            relative_time(prices, &self.levers, tokens, &arithmetic, written) * arithmetic.training
+        };
+        let multiply_adds = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;
+        let update = parameter_ps * self.counter.trained_elements() as f64;
+        Some((multiply_adds * multiply_add_ps + update) * 1e-12)
+    }
+}
+
+/// Samples of a step that are counted one by one.
+const MOST_SAMPLES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use memory_policy::{Budget, Place};
+    use trainer::TrainerOptions;
+
+    use super::*;
+    use crate::feeding::Feed;
+    use crate::job::{Training, Wanted};
+    use crate::lever::{Pins, Value};
+
+    const LONGEST: (usize, usize) = (256, 256);
+
+    /// The pace of t5-small over 8 samples, one picosecond a multiply-add.
+    fn of(lengths: &[(usize, usize)], file: bool) -> Pace {
+        let model = t5::Config::preset("t5-small").unwrap();
+        let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
+        let training =
+            Training { options: &options, disk_writes: 1 << 40, evaluation: None, wanted: Wanted::Undominated(None) };
+        let order = if file { "layer-major" } else { "micro-batch-major" };
+        let pins =
+            Pins::default().with("micro_batch_samples", Value::Count(2)).with("accumulation", Value::Word(order));
+        let pins = if file { pins.with("gradient_offload", Value::Word("disk")) } else { pins };
+        let prices = Prices { multiply_add_ps: Some(1.0), parameter_ps: Some(0.0), ..Prices::vectors() };
+        let job = Job {
+            model: &model,
+            work: Work::Training(training),
+            samples: 8,
+            longest: LONGEST,
+            place: Place::Host,
+            budgets: Budget::ShareOfAvailable.into(),
+            pins: &pins,
+            feed: Feed::Given,
+            process_note: "",
+            prices,
+        };
+        let now = MemorySnapshot {
+            available: memory_policy::Bytes::gib(64),
+            total: memory_policy::Bytes::gib(64),
+            ..MemorySnapshot::default()
+        };
+        let plan = crate::plan(&job, &now).unwrap().plan;
+        pace(&job, &now, &plan, lengths).unwrap()
+    }
+
+    #[test]
+    fn a_step_takes_the_time_of_its_tokens() {
+        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| of(lengths, false).step_seconds.unwrap());
+        // 8 x 512 tokens through 60 M parameters, forward and backward: some 370 billion multiply-adds.
+        assert!((0.3..0.6).contains(&long), "{long}");
+        assert!((3.8..4.8).contains(&(long / short)), "{long} {short}");
+        assert_eq!(of(&[LONGEST; 3], false).step_seconds, Some(long));
+        // One long sample among short ones does not pad the others to its length.
+        let mixed = of(&[LONGEST, (64, 64), (64, 64), (64, 64)], false).step_seconds.unwrap();
+        assert!(mixed < 0.75 * long && mixed > short, "{mixed} {long} {short}");
+    }
+
+    #[test]
+    fn bytes_of_gradients_do_not_depend_on_the_length_of_samples() {
+        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| of(lengths, true).step_written_bytes);
+        assert!(long >= 60_506_624 * 4 && short <= long, "{long} {short}");
+        assert_eq!(of(&[], false).step_written_bytes, 0);
+    }
+}

@@ -1,0 +1,224 @@
+//! The speed of a machine: the time of each kind of work of a step, as measured; and from it the prices for a model.
+//!
+//! Kinds of work differ in speed, and models in how much of each they do. So a speed is kept for each kind, and the prices
+//! of a model follow from its arithmetic. Prices are rounded to eighths of powers of two: what decides a plan does not hang
+//! on the noise of a measurement. Times are not rounded so, because nothing depends on them.
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+use trainer::TrainerOptions;
+
+use crate::counted::{Arithmetic, StepCounter};
+use crate::error::Result;
+use crate::prices::Prices;
+
+/// The speed of a machine with activations of one dtype. Times are picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Speed {
+    /// A multiply-add of a product with a weight, forward and backward, over many rows.
+    pub product_ps: f64,
+    /// Fixed cost of a product in the time of so many rows: the weight is packed and its gradient touched.
+    pub product_overhead_rows: f64,
+    /// A multiply-add of attention, forward.
+    pub attention_ps: f64,
+    /// A multiply-add of attention, backward.
+    pub attention_backward_ps: f64,
+    /// A multiply-add of output projection and loss.
+    pub head_ps: f64,
+    /// Fixed cost of a chunk of the loss, in rows.
+    pub head_overhead_rows: f64,
+    /// The operations between the products of a block, for each element of its input, forward.
+    pub between_ps: f64,
+    /// The same, backward.
+    pub between_backward_ps: f64,
+    /// The optimizer's update of a parameter.
+    pub update_ps: f64,
+    /// A byte that is written to a file and read back, where it stays in memory; none where no file could be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_byte_ps: Option<f64>,
+}
+
+/// The speed of a machine in both precisions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpeed {
+    /// With activations in f32.
+    pub f32: Speed,
+    /// With activations in bf16.
+    pub bf16: Speed,
+}
+
+/// Products of attention backward over those forward.
+const ATTENTION_BACKWARD: f64 = 2.5;
+/// The operations between the products of a decoder block, over those of an encoder block: it has three parts, not two.
+const DECODER_BLOCK: f64 = 1.5;
+
+/// The times of a training pass, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    /// Of what is computed again for backward, attention outputs apart.
+    again: f64,
+    /// Of attention outputs.
+    heads: f64,
+    /// Of backward.
+    backward: f64,
+    /// Of products with weights.
+    products: f64,
+    /// Of the whole pass.
+    training: f64,
+}
+
+impl Speed {
+    fn times(&self, model: &t5::Config, tokens: (usize, usize), arithmetic: &Arithmetic) -> Times {
+        let sum = |of: fn(&crate::counted::BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum::<f64>();
+        let (again, heads, backward) = (sum(|b| b.again), sum(|b| b.heads), sum(|b| b.backward));
+        let attention_backward = ATTENTION_BACKWARD * heads;
+        let in_products = arithmetic.training - arithmetic.head - heads - attention_backward;
+        #[expect(clippy::cast_precision_loss, reason = "sizes of a model")]
+        let elements = model.d_model as f64
+            * (model.num_layers as f64 * tokens.0 as f64
+                + DECODER_BLOCK * model.num_decoder_layers as f64 * tokens.1 as f64);
+        let (between, between_backward) = (self.between_ps * elements, self.between_backward_ps * elements);
+        let heads_time = self.attention_ps * heads;
+        let products = self.product_ps * in_products;
+        let backward_time = self.product_ps * (backward - attention_backward)
+            + self.attention_backward_ps * attention_backward
+            + between_backward;
+        Times {
+            again: self.product_ps * (again - heads) + between,
+            heads: heads_time,
+            backward: backward_time,
+            products,
+            training: products
+                + heads_time
+                + self.attention_backward_ps * attention_backward
+                + self.head_ps * arithmetic.head
+                + between
+                + between_backward,
+        }
+    }
+
+    /// The prices of steps of a model over samples of at most these lengths.
+    ///
+    /// # Errors
+    /// An unknown item in `freeze`, or everything frozen.
+    pub fn prices(&self, model: &t5::Config, options: &TrainerOptions, tokens: (usize, usize)) -> Result<Prices> {
+        let arithmetic = StepCounter::new(model, options, 1, tokens)?.arithmetic(1);
+        let times = self.times(model, tokens, &arithmetic);
+        let sum = |of: fn(&crate::counted::BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum::<f64>();
+        let (again, heads, backward) = (sum(|b| b.again), sum(|b| b.heads), sum(|b| b.backward));
+        let average = times.training / arithmetic.training;
+        let relative = |time: f64, multiply_adds: f64| coarse(time / multiply_adds.max(1.0) / average);
+        // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
+        let overhead_tokens = 2.0 * self.product_overhead_rows * times.products / times.training;
+        let built_in = Prices::of_units(options.precision.activations());
+        Ok(Prices {
+            overhead_tokens: coarse(overhead_tokens),
+            again: relative(times.again, again - heads),
+            heads: relative(times.heads, heads),
+            second: relative(times.again + times.heads + times.backward, again + backward),
+            file_byte: self.file_byte_ps.map_or(built_in.file_byte, |time| relative(time, 1.0)),
+            overhead_rows: coarse(self.head_overhead_rows),
+            multiply_add_ps: Some(significant(average)),
+            parameter_ps: Some(significant(self.update_ps)),
+            ..built_in
+        })
+    }
+}
+
+impl MachineSpeed {
+    /// With activations of this dtype.
+    pub fn of(&self, activations: DType) -> &Speed {
+        if activations == DType::BF16 { &self.bf16 } else { &self.f32 }
+    }
+
+    /// The time of a step in bf16 over that of the same step in f32.
+    ///
+    /// # Errors
+    /// As [`Speed::prices`].
+    pub fn bf16_over_f32(&self, model: &t5::Config, options: &TrainerOptions, tokens: (usize, usize)) -> Result<f64> {
+        let arithmetic = StepCounter::new(model, options, 1, tokens)?.arithmetic(1);
+        let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
+        Ok(bf16 / f32)
+    }
+}
+
+/// Rounded to an eighth of a power of two; 0 stays 0.
+fn coarse(value: f64) -> f64 {
+    let rounded = ((value.max(1e-9).log2() * 8.0).round() / 8.0).exp2();
+    if value < 1e-3 { 0.0 } else { significant(rounded) }
+}
+
+/// Rounded to three significant digits, for reading.
+pub(crate) fn significant(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    format!("{value:.2e}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every kind of work as fast as every other, without fixed costs.
+    fn even() -> Speed {
+        Speed {
+            product_ps: 10.0,
+            product_overhead_rows: 0.0,
+            attention_ps: 10.0,
+            attention_backward_ps: 10.0,
+            head_ps: 10.0,
+            head_overhead_rows: 0.0,
+            between_ps: 0.0,
+            between_backward_ps: 0.0,
+            update_ps: 100.0,
+            file_byte_ps: Some(550.0),
+        }
+    }
+
+    fn prices(speed: &Speed) -> Prices {
+        let model = t5::Config::preset("t5-small").unwrap();
+        speed.prices(&model, &TrainerOptions::default(), (256, 256)).unwrap()
+    }
+
+    #[test]
+    fn on_a_machine_of_one_speed_every_multiply_add_has_the_same_price() {
+        let prices = prices(&even());
+        assert_eq!((prices.again, prices.heads, prices.second), (1.0, 1.0, 1.0));
+        assert_eq!((prices.overhead_tokens, prices.overhead_rows), (0.0, 0.0));
+        assert_eq!((prices.multiply_add_ps, prices.parameter_ps), (Some(10.0), Some(100.0)));
+        assert!((prices.file_byte / 55.0 - 1.0).abs() < 0.05, "{prices:?}");
+        let without_files = self::prices(&Speed { file_byte_ps: None, ..even() });
+        assert_eq!(without_files.file_byte, Prices::vectors().file_byte);
+    }
+
+    #[test]
+    fn slow_attention_raises_the_price_of_its_outputs_and_little_else() {
+        let slow = prices(&Speed { attention_ps: 30.0, ..even() });
+        assert!(slow.heads > 2.4 && slow.heads < 3.1, "{slow:?}");
+        assert!((slow.again - 1.0).abs() < 0.1, "{slow:?}");
+        assert!(slow.multiply_add_ps.unwrap() > 10.0);
+    }
+
+    #[test]
+    fn noise_of_a_measurement_rarely_moves_a_price() {
+        for value in [0.5, 1.0, 2.0, 64.0] {
+            for noise in [0.97, 1.0, 1.03] {
+                assert_eq!(coarse(value * noise), value);
+            }
+        }
+        assert_eq!((coarse(0.0), coarse(1.09), significant(0.012_345)), (0.0, 1.09, 0.0123));
+    }
+
+    #[test]
+    fn a_model_in_bf16_takes_as_long_as_its_products_do() {
+        let half = Speed { product_ps: 5.0, attention_ps: 5.0, attention_backward_ps: 5.0, head_ps: 5.0, ..even() };
+        let model = t5::Config::preset("t5-small").unwrap();
+        let machine = MachineSpeed { f32: even(), bf16: half };
+        let ratio = machine.bf16_over_f32(&model, &TrainerOptions::default(), (256, 256)).unwrap();
+        assert!((ratio - 0.5).abs() < 1e-9, "{ratio}");
+        assert_eq!(machine.of(DType::BF16).product_ps, 5.0);
+    }
+}
