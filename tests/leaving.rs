@@ -7,14 +7,14 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use serde_json::Value;
 
-use crate::run::{Scene, short};
+use crate::run::{BUILT_IN_PRICES, Scene, short};
 
 /// A run of steps that never ends by itself and saves nothing by itself.
 const ENDLESS: [&str; 4] = ["--set", "train.max_steps=1000000", "--set", "checkpoint.every_steps=1000000"];
 
 fn command(scene: &Scene, arguments: &[String]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
-    command.args(arguments).current_dir(scene.path(""));
+    command.args(arguments).current_dir(scene.path("")).envs(BUILT_IN_PRICES);
     command
 }
 
@@ -140,7 +140,7 @@ fn a_terminal_that_closes_is_a_signal_unless_nohup_asked_for_more() {
 
     let mut run = Command::new("sh");
     run.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_train_low_mem")]);
-    run.args(short(&["--output", "other"])).current_dir(scene.path(""));
+    run.args(short(&["--output", "other"])).current_dir(scene.path("")).envs(BUILT_IN_PRICES);
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     wait_for(&mut lines, "step 1/6");
@@ -186,7 +186,7 @@ fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
 fn limited(scene: &Scene, limit: &str, arguments: &[String]) -> std::process::Output {
     let mut run = Command::new("sh");
     run.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_train_low_mem")]);
-    run.args(arguments).current_dir(scene.path("")).output().unwrap()
+    run.args(arguments).current_dir(scene.path("")).envs(BUILT_IN_PRICES).output().unwrap()
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod long_rows;
 mod lost_files;
 mod other_commands;
 mod own_files;
+mod prices;
 mod resume;
 mod same_bits;
 mod same_mathematics;

@@ -32,6 +32,9 @@ pub const SHORT: [&str; 20] = [
     "run",
 ];
 
+/// The environment in which no plan depends on how fast the machine is.
+pub const BUILT_IN_PRICES: [(&str, &str); 1] = [("LOW_MEM_T5_PRICES", "built-in")];
+
 /// A directory of its own for one test; the command runs in it.
 pub struct Scene {
     directory: TempDir,
@@ -112,6 +115,7 @@ impl Scene {
     fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
         command.args(arguments.iter().map(AsRef::as_ref)).current_dir(self.directory.path());
+        command.envs(BUILT_IN_PRICES);
         command
     }
 
@@ -126,7 +130,7 @@ impl Scene {
         let command = self.command(arguments);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{setup}; exec \"$0\" \"$@\"")).arg(command.get_program());
-        shell.args(command.get_args()).current_dir(self.directory.path());
+        shell.args(command.get_args()).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
         shell.output().expect("a shell").into()
     }
 

@@ -4,7 +4,7 @@
 //! the output directory, on the same disk, which is removed at the end. A killed dry run's is removed by the next run. With `--keep-training` the step is the one after
 //! the newest checkpoint of the output directory, which is read and not changed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use candle_core::Device;
@@ -18,6 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
+use crate::speed::existing_ancestor;
 use crate::stop::Stop;
 use crate::{report, setup};
 
@@ -89,10 +90,4 @@ fn load(directory: &Path, device: &Device) -> Outcome<Trainer> {
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();
     Ok(Trainer::resume(&found, options, dtype, device)?)
-}
-
-/// The nearest directory on the way up that exists.
-fn existing_ancestor(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    absolute.ancestors().find(|ancestor| ancestor.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -24,6 +24,8 @@ pub struct RunJob<'a> {
     pub device: &'a Device,
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
+    /// The time that levers cost.
+    pub prices: Prices,
 }
 
 impl<'a> RunJob<'a> {
@@ -50,7 +52,7 @@ impl<'a> RunJob<'a> {
                 Some(_) => "measured: program, tokenizer, footers",
                 None => "measured; the tokenizer will add to it",
             },
-            prices: Prices::of_units(options.precision.activations()),
+            prices: self.prices,
         }
     }
 

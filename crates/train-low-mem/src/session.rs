@@ -22,9 +22,11 @@ use crate::failure::{Failure, Outcome};
 use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
+use crate::pace::{Of, RunPace};
 use crate::report::{Report, StepLine};
 use crate::run_dir::RunDir;
 use crate::saved::{History, Saved, saved_state};
+use crate::speed::Priced;
 use crate::stop::Stop;
 use crate::{identity, options, setup};
 
@@ -86,7 +88,7 @@ pub struct Parts {
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { config, opened, mut run, stop, found, machine } = parts;
+        let Parts { mut config, opened, mut run, stop, found, machine } = parts;
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
@@ -102,6 +104,8 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         let probe = SystemProbe::new();
+        let priced = Priced::of_run(&config, &opened.model, &options, &opened.device)?;
+        priced.note_in(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
         report.line(&format!("memory at start: {now}"));
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
@@ -112,6 +116,7 @@ impl Session {
             data: Some((&opened, &loader)),
             device: &opened.device,
             wanted,
+            prices: priced.prices,
         };
         let mut costs = planner::costs(&job.at(&now), &now)?;
         let budgets = job::budgets(&config);
@@ -130,7 +135,10 @@ impl Session {
             costs = bits::with_cut_of(&costs, &plan, scope);
         }
         heap::release_small();
-        report.line(&format!("\n{}", plan.bill));
+        let left = Some(total_steps.saturating_sub(steps_done));
+        let of = Of { config: &config, options: &options, opened: Some(&opened), steps: left, priced: &priced };
+        let pace = RunPace::new(&of, &job.at(&now), &now, &plan)?;
+        report.line(&format!("\n{}{}", plan.bill, pace.in_words()));
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         let mut metrics = Metrics::new(&run.metrics());
@@ -141,7 +149,7 @@ impl Session {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))
         });
-        for (event, fields) in [(event, start), ("plan", job::plan_json(&plan))].into_iter().chain(warned) {
+        for (event, fields) in [(event, start), ("plan", pace.plan_json(&plan))].into_iter().chain(warned) {
             metrics.record(event, fields).inspect(|warning| report.warn(warning));
         }
 

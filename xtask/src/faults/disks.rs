@@ -102,6 +102,7 @@ fn limited(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), Stri
         let mut shell = Command::new("sh");
         shell.args(["-c", "ulimit -f \"$0\" && exec \"$@\"", &blocks.to_string()]).arg(&lab.program);
         shell.args(&scenario.arguments).current_dir(directory).env("RAYON_NUM_THREADS", "1");
+        shell.env("LOW_MEM_T5_PRICES", "built-in");
         let ran = process::start_command(shell)?.end()?;
         let mut broken = scenario.judge(lab, directory, &ran, &[], false)?;
         broken.extend(promises::nothing_lost(&directory.join(RUN), promises::acknowledged(&ran.out)));

@@ -74,6 +74,8 @@ pub fn start(
 ) -> Result<Running, String> {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(directory).env("RAYON_NUM_THREADS", "1");
+    // A measurement would make file operations of its own, in the first run only.
+    command.env("LOW_MEM_T5_PRICES", "built-in");
     if let Some(faults) = faults {
         command.env("LD_PRELOAD", &faults.preloaded).env("FAULT_POINTS", &faults.program);
     }

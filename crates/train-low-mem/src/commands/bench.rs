@@ -6,14 +6,16 @@
 use std::time::Instant;
 
 use memory_policy::{Bytes, MemorySnapshot, Place, Probe, SystemProbe};
-use planner::{Feed, Job, Plan, Prices, Training, Wanted, Work};
+use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
 use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 use crate::cli::{BenchArgs, Precision};
+use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::profile::Profiler;
+use crate::speed::Priced;
 use crate::{open, report};
 
 /// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
@@ -36,8 +38,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         ..TrainerOptions::default()
     };
     let probe = SystemProbe::new();
+    let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
+    let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, &device, directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
-    let planned = plan(flags, &model, &options, &now)?;
+    let (planned, pace) = plan(flags, &model, &options, &now, priced.prices)?;
     let plan = StepPlan { levers: planned.step.levers, longest: None };
     let predicted_peak_bytes = planned.predicted_peak.0;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
@@ -76,7 +80,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "predicted_peak_bytes": predicted_peak_bytes, "required_bytes": planned.required().0, "parameters": parameters, "precision": precision,
             "threads": t5_ops::threads(), "instruction_set": t5_ops::instruction_set(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
             "target_tokens": flags.target_tokens, "micro_batch_samples": plan.levers.micro_batch_samples,
-            "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time, "loss_chunk_rows": plan.levers.loss_chunk_rows,
+            "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time,
+            "predicted_step_ms": pace.step_seconds.map(|seconds| seconds * 1e3), "step_written_bytes": pace.step_written_bytes,
+            "bf16_over_f32": priced.bf16_over_f32, "prices": priced.prices, "loss_chunk_rows": plan.levers.loss_chunk_rows,
             "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
             "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
         });
@@ -102,8 +108,14 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The plan that the flags ask for, free where they say nothing and a budget is given.
-fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &MemorySnapshot) -> Outcome<Plan> {
+/// The plan that the flags ask for, free where they say nothing and a budget is given; and its pace.
+fn plan(
+    flags: &BenchArgs,
+    model: &t5::Config,
+    options: &TrainerOptions,
+    now: &MemorySnapshot,
+    prices: Prices,
+) -> Outcome<(Plan, Pace)> {
     let pins = flags.levers.pins(flags.memory_budget.is_none());
     let training = Training { options, disk_writes: MOST_WRITTEN, evaluation: None, wanted: Wanted::Undominated(None) };
     let job = Job {
@@ -116,9 +128,11 @@ fn plan(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, now: &M
         pins: &pins,
         feed: Feed::Given,
         process_note: "measured: program",
-        prices: Prices::of_units(options.precision.activations()),
+        prices,
     };
-    Ok(planner::plan(&job, now)?.plan)
+    let plan = planner::plan(&job, now)?.plan;
+    let pace = planner::pace(&job, now, &plan, &[])?;
+    Ok((plan, pace))
 }
 
 /// The name in `--json` of the order of micro-batches and blocks.

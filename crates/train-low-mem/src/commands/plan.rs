@@ -3,16 +3,21 @@
 use candle_core::Device;
 use dataloader::Position;
 use memory_policy::{Bytes, Explained, MemorySnapshot, Probe};
-use planner::{Plan, Planned, Wanted};
+use planner::{Job, Plan, Planned, Wanted};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::Outcome;
-use crate::job::{self, RunJob};
+use crate::job::RunJob;
 use crate::open;
+use crate::pace::{Of, RunPace};
 use crate::run_dir::{RunDir, own_names};
+use crate::speed::Priced;
 use crate::{options, report, setup};
+
+/// A plan, its pace, and the steps of the run where they are known.
+type PlannedRun = (Planned, RunPace, Option<u64>);
 
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
@@ -22,13 +27,13 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
     let has_data = !config.data.train.is_empty();
     let of_run = if has_data { planned } else { planned_without_data };
-    let (Planned { plan, costs }, total_steps) = of_run(config, machine.as_ref(), wanted)?;
+    let (Planned { plan, costs }, pace, total_steps) = of_run(config, machine.as_ref(), wanted)?;
     if flags.json {
-        let mut json = job::plan_json(&plan);
+        let mut json = pace.plan_json(&plan);
         json["total_steps"] = json!(total_steps);
         return report::result(&format!("{json:#}\n"));
     }
-    report::result(&format!("{}\n{}", plan.bill, in_words(&plan)))?;
+    report::result(&format!("{}{}\n{}", plan.bill, pace.in_words(), in_words(&plan)))?;
     if flags.explain {
         report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
     }
@@ -36,7 +41,7 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
 }
 
 /// The plan of the config's run, and its steps.
-fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Planned, Option<u64>)> {
+fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
     // The embedded files have to lie somewhere while their footers are read.
     let (temporary, names) = (std::env::temp_dir(), own_names());
     trainer::Scratch::remove_abandoned(&temporary, &names);
@@ -48,19 +53,31 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(
     let options = options::trainer_options(&config, &opened.model, total_steps);
     let (model, device) = (&opened.model, &opened.device);
     let data = Some((&opened, &loader));
+    let priced = Priced::of_run(&config, model, &options, device)?;
     let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
-    let job = RunJob { config: &config, model, options: &options, data, device, wanted };
-    Ok((planner::plan(&job.at(&now), &now)?, Some(total_steps)))
+    let job = RunJob { config: &config, model, options: &options, data, device, wanted, prices: priced.prices };
+    let of =
+        Of { config: &config, options: &options, opened: Some(&opened), steps: Some(total_steps), priced: &priced };
+    with_pace(&of, &job.at(&now), &now)
 }
 
 /// The same as far as it is known before any data is: the queue of batches, and no dataset.
-fn planned_without_data(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<(Planned, Option<u64>)> {
+fn planned_without_data(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
     let (model, device) = (&open::model_without_data(&config)?, &Device::Cpu);
     // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
     let options = options::trainer_options(&config, model, config.train.max_steps.unwrap_or(u64::MAX));
+    let priced = Priced::of_run(&config, model, &options, device)?;
     let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
-    let job = RunJob { config: &config, model, options: &options, data: None, device, wanted };
-    Ok((planner::plan(&job.at(&now), &now)?, config.train.max_steps))
+    let job = RunJob { config: &config, model, options: &options, data: None, device, wanted, prices: priced.prices };
+    let of = Of { config: &config, options: &options, opened: None, steps: config.train.max_steps, priced: &priced };
+    with_pace(&of, &job.at(&now), &now)
+}
+
+/// The plan of a job, its pace and its steps.
+fn with_pace(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot) -> Outcome<PlannedRun> {
+    let planned = planner::plan(job, now)?;
+    let pace = RunPace::new(of, job, now, &planned.plan)?;
+    Ok((planned, pace, of.steps))
 }
 
 /// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.

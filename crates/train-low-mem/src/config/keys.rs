@@ -161,6 +161,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),
     key("memory.device_budget", Size(1), AUTO, "\"auto\"", "GPU memory limit; auto: a share of the free memory"),
     key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "bytes that the run may write to disk to save memory, because writing wears disks out; 0: none. Pinned offloads ignore it"),
+    key("memory.prices", Table, &["measured", "measure-again", "built-in"], "\"measured\"", "time that levers cost: measured on this machine (kept for the next run), measured again, built in, or a table of prices"),
     key("memory.clear_cache_every_steps", Integer(0, MANY), AUTO, "\"auto\"", "return freed memory to the system every N steps; 0: never"),
 ];
 

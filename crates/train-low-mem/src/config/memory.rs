@@ -1,9 +1,9 @@
 //! `memory.*`: the budgets, and the values that are not the planner's to choose.
 
-use planner::{Pins, Value, Values as Allowed};
+use planner::{Pins, Prices, Value, Values as Allowed};
 
 use super::pin;
-use super::values::{self, Values};
+use super::values::{self, Origin, Values};
 use crate::failure::{Failure, Outcome};
 
 /// `memory.*`. `None` is `auto`: the planner decides.
@@ -17,8 +17,54 @@ pub struct Memory {
     pub pins: Pins,
     /// Bytes that the run may write to files in place of memory, where no pin says so.
     pub disk_writes: u64,
+    /// Where the prices of levers come from.
+    pub prices: PricesFrom,
     /// Steps after which freed memory goes back to the system; 0: never.
     pub clear_cache_every_steps: Option<u64>,
+}
+
+/// The source of prices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PricesFrom {
+    /// This machine, measured once and kept.
+    Measured,
+    /// This machine, measured now.
+    MeasuredAgain,
+    /// The program.
+    BuiltIn,
+    /// The config.
+    Given(Prices),
+}
+
+/// The variable whose word counts where the config says nothing about prices.
+const PRICES_VARIABLE: &str = "LOW_MEM_T5_PRICES";
+
+impl PricesFrom {
+    /// As the environment says, where no config does.
+    pub fn of_environment() -> PricesFrom {
+        PricesFrom::of_word(std::env::var(PRICES_VARIABLE).ok().as_deref())
+    }
+
+    fn of_word(word: Option<&str>) -> PricesFrom {
+        match word {
+            Some("built-in") => PricesFrom::BuiltIn,
+            Some("measure-again") => PricesFrom::MeasuredAgain,
+            _ => PricesFrom::Measured,
+        }
+    }
+
+    /// As the values say; none for a table of something else.
+    fn of(values: &Values) -> Option<PricesFrom> {
+        let setting = values.setting("memory.prices");
+        if let toml::Value::Table(table) = &setting.value {
+            let prices: Prices = table.clone().try_into().ok()?;
+            return prices.are_sound().then_some(PricesFrom::Given(prices));
+        }
+        Some(match setting.origin {
+            Origin::Default => PricesFrom::of_environment(),
+            _ => PricesFrom::of_word(setting.value.as_str()),
+        })
+    }
 }
 
 impl Memory {
@@ -39,12 +85,21 @@ impl Memory {
             device_budget: bytes("memory.device_budget"),
             pins,
             disk_writes: bytes("memory.disk_writes").unwrap_or(0),
+            prices: PricesFrom::of(values).unwrap_or(PricesFrom::Measured),
             clear_cache_every_steps: values.integer("memory.clear_cache_every_steps"),
         }
     }
 
-    /// Refuses pins that contradict each other.
+    /// Refuses pins that contradict each other, and a table that holds no prices.
     pub fn check(&self, values: &Values) -> Outcome<()> {
+        if PricesFrom::of(values).is_none() {
+            let setting = values.setting("memory.prices");
+            return Err(Failure::usage(format!(
+                "{}: `memory.prices`: expected a table with every price, none of them negative, got {}",
+                setting.origin, setting.value
+            ))
+            .hint("copy the line from the resolved.toml of a run, or use `--set memory.prices=measured`"));
+        }
         let Some(lever) = self.pins.contradiction() else { return Ok(()) };
         let key = format!("memory.{lever}");
         Err(Failure::usage(format!(

@@ -20,7 +20,7 @@ mod written;
 
 use std::path::PathBuf;
 
-pub use memory::Memory;
+pub use memory::{Memory, PricesFrom};
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 

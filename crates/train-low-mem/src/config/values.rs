@@ -22,6 +22,8 @@ pub enum Origin {
     File(String, usize),
     /// A flag of the command line, such as `--epochs` or `--set`.
     Flag(String),
+    /// The run itself, in so many words.
+    Run(&'static str),
 }
 
 impl fmt::Display for Origin {
@@ -30,6 +32,7 @@ impl fmt::Display for Origin {
             Self::Default => f.write_str("default"),
             Self::File(file, line) => write!(f, "{file}:{line}"),
             Self::Flag(flag) => f.write_str(flag),
+            Self::Run(words) => f.write_str(words),
         }
     }
 }

@@ -1,0 +1,230 @@
+//! The pace of a run in words: how long it takes and how much it writes, said before it begins.
+//!
+//! Texts are shorter than they may be, so a few rows from all over the run are read to know how long they are. Where no row
+//! can be read, every sample counts as one of full length.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
+use memory_policy::{Bytes, MemorySnapshot};
+use planner::{Job, NOTHING_AHEAD, Pace, Plan, Prices};
+use serde_json::{Value, json};
+use t5::ParameterSpec;
+use trainer::TrainerOptions;
+
+use crate::config::Config;
+use crate::failure::Outcome;
+use crate::open::{self, Opened};
+use crate::speed::Priced;
+use crate::{job, report};
+
+/// Places of the run from which rows are read.
+const PLACES: u64 = 4;
+/// Rows that are read at each place.
+const ROWS: usize = 8;
+
+/// The pace of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunPace {
+    pace: Pace,
+    /// Steps that are left, where that is known.
+    steps: Option<u64>,
+    /// Steps of an epoch, where that is known.
+    epoch_steps: Option<u64>,
+    knows_lengths: bool,
+    /// Bytes of a checkpoint.
+    checkpoint_bytes: u64,
+    checkpoints: Option<u64>,
+    is_bf16: bool,
+    bf16_over_f32: Option<f64>,
+    prices: Option<Prices>,
+}
+
+/// The facts about a run that its pace follows from.
+#[derive(Clone, Copy)]
+pub struct Of<'a> {
+    /// The resolved config.
+    pub config: &'a Config,
+    /// How it trains.
+    pub options: &'a TrainerOptions,
+    /// The data, where there is any.
+    pub opened: Option<&'a Opened>,
+    /// Steps that are left, where that is known.
+    pub steps: Option<u64>,
+    /// The prices that the plan was made from.
+    pub priced: &'a Priced,
+}
+
+impl RunPace {
+    /// The pace of a run that follows a plan.
+    ///
+    /// # Errors
+    /// The planner refuses the options.
+    pub fn new(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+        let Of { config, options, opened, steps, priced } = *of;
+        let lengths = opened.map(|opened| lengths(config, opened, steps)).unwrap_or_default();
+        let pace = planner::pace(job, now, plan, &lengths)?;
+        let elements: u64 = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum();
+        let state = trainer::costs::optimizer_state(job.model, options, options.parameter_dtype())?;
+        let seconds = steps.zip(pace.step_seconds).map(|(steps, seconds)| steps as f64 * seconds);
+        Ok(Self {
+            pace,
+            steps,
+            epoch_steps: opened.map(|opened| opened.train.rows().div_ceil(config.train.batch_size as u64)),
+            knows_lengths: !lengths.is_empty(),
+            checkpoint_bytes: elements * options.parameter_dtype().size_in_bytes() as u64 + state.bytes,
+            checkpoints: steps.map(|steps| checkpoints(config, steps, seconds)),
+            is_bf16: config.train.bf16,
+            bf16_over_f32: priced.bf16_over_f32,
+            prices: Some(priced.prices),
+        })
+    }
+
+    /// Seconds of all steps.
+    #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
+    fn seconds(&self) -> Option<f64> {
+        Some(self.steps? as f64 * self.pace.step_seconds?)
+    }
+
+    /// Lines below a bill.
+    pub fn in_words(&self) -> String {
+        let lines = [("time", self.time()), ("disk writes", self.writes()), ("precision", self.precision())];
+        let lines = lines.into_iter().filter_map(|(name, words)| Some(format!("{name:<21}{}\n", words?)));
+        lines.collect()
+    }
+
+    fn time(&self) -> Option<String> {
+        let step = self.pace.step_seconds?;
+        let of = if self.knows_lengths { "about" } else { "samples of full length: about" };
+        let all = self.seconds().zip(self.steps).map(|(seconds, steps)| {
+            format!(", {} for {steps} steps, without evaluations and checkpoints", in_words(seconds))
+        });
+        #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
+        let an_epoch = self
+            .epoch_steps
+            .filter(|_| self.steps.is_none())
+            .map(|steps| format!(", {} an epoch", in_words(steps as f64 * step)));
+        Some(format!("{of} {} a step{}", in_words(step), all.or(an_epoch).unwrap_or_default()))
+    }
+
+    fn writes(&self) -> Option<String> {
+        let step = Some(self.pace.step_written_bytes).filter(|bytes| *bytes > 0).map(|bytes| {
+            let all = self.steps.map(|steps| format!(", {} in all", Bytes(bytes.saturating_mul(steps))));
+            format!("{} a step in place of memory{}", Bytes(bytes), all.unwrap_or_default())
+        });
+        let saved = self.checkpoints.map(|count| {
+            let all = Bytes(self.checkpoint_bytes.saturating_mul(count));
+            format!("checkpoints and model of {} each, {all} in all", Bytes(self.checkpoint_bytes))
+        });
+        let both: Vec<String> = step.into_iter().chain(saved).collect();
+        if both.is_empty() { None } else { Some(both.join("; ")) }
+    }
+
+    /// Where the other precision would be the better one.
+    fn precision(&self) -> Option<String> {
+        let ratio = self.bf16_over_f32?;
+        match self.is_bf16 {
+            true if ratio > 1.03 => {
+                Some(format!("bf16 takes {ratio:.2} times as long as f32 on this processor; it only saves memory"))
+            }
+            false if ratio < 0.9 => Some(format!("bf16 would take {ratio:.2} of the time of f32 on this processor")),
+            _ => None,
+        }
+    }
+
+    /// A plan and its pace, for `metrics.jsonl` and `plan --json`.
+    pub fn plan_json(&self, plan: &Plan) -> Value {
+        let mut json = job::plan_json(plan);
+        let in_all = |bytes: u64| self.steps.map(|steps| bytes.saturating_mul(steps));
+        json["step_seconds"] = json!(self.pace.step_seconds);
+        json["run_seconds"] = json!(self.seconds());
+        json["step_written_bytes"] = json!(self.pace.step_written_bytes);
+        json["run_written_bytes"] = json!(in_all(self.pace.step_written_bytes));
+        json["checkpoint_bytes"] = json!(self.checkpoint_bytes);
+        json["checkpoints"] = json!(self.checkpoints);
+        json["prices"] = json!(self.prices);
+        json["bf16_over_f32"] = json!(self.bf16_over_f32);
+        json
+    }
+}
+
+/// How often a run of so many steps saves, its model in the end included: by steps or by the clock, whichever is more often.
+fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
+    let by_steps = config.checkpoint.every_steps.map_or(0, |every| steps.saturating_sub(1) / every);
+    let by_clock = config.checkpoint.every_minutes.zip(seconds);
+    let by_clock = by_clock.map_or(0, |(every, seconds)| (seconds / (60.0 * every)) as u64);
+    by_steps.max(by_clock) + 2
+}
+
+/// Source and target tokens of rows from all over the run; none where they cannot be read.
+fn lengths(config: &Config, opened: &Opened, steps: Option<u64>) -> Vec<(usize, usize)> {
+    let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
+    let samples = samples.min(opened.train.rows());
+    let options = LoaderOptions {
+        batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        ..open::loader_options(config, &opened.model)
+    };
+    let batch = |place: u64| {
+        let start = Position { epoch: 0, sample: samples / PLACES * place };
+        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
+        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
+        // Whoever reads the row for a step says what is wrong with it.
+        loader.ok()?.next_batch().ok()?
+    };
+    let lengths = (0..PLACES).filter_map(batch).flat_map(|batch| {
+        let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
+        lengths.collect::<Vec<_>>()
+    });
+    lengths.collect()
+}
+
+/// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
+fn in_words(seconds: f64) -> String {
+    match seconds {
+        ..1.0 => format!("{:.0} ms", seconds * 1e3),
+        1.0..59.5 => format!("{seconds:.1} s"),
+        _ => report::duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(step_seconds: Option<f64>) -> RunPace {
+        RunPace {
+            pace: Pace { step_seconds, step_written_bytes: 1 << 20 },
+            steps: Some(1000),
+            knows_lengths: true,
+            checkpoint_bytes: 10 << 20,
+            checkpoints: Some(4),
+            ..RunPace::default()
+        }
+    }
+
+    #[test]
+    fn a_run_says_its_hours_and_bytes() {
+        let words = pace(Some(7.5)).in_words();
+        let expected = "\
+time                 about 7.5 s a step, 2 h 05 min for 1000 steps, without evaluations and checkpoints
+disk writes          1.0 MiB a step in place of memory, 1000.0 MiB in all; checkpoints and model of 10.0 MiB each, 40.0 MiB in all
+";
+        assert_eq!(words, expected);
+        assert!(!pace(None).in_words().contains("time"));
+        let unknown = RunPace { steps: None, checkpoints: None, knows_lengths: false, ..pace(Some(0.05)) };
+        assert!(unknown.in_words().starts_with("time                 samples of full length: about 50 ms a step\n"));
+        let epoch = RunPace { epoch_steps: Some(100), ..unknown };
+        assert!(epoch.in_words().contains("50 ms a step, 5.0 s an epoch\n"));
+    }
+
+    #[test]
+    fn the_slower_precision_is_named() {
+        let of = |is_bf16, ratio| RunPace { is_bf16, bf16_over_f32: Some(ratio), ..pace(None) }.precision();
+        assert!(of(true, 1.13).unwrap().contains("1.13 times as long as f32"));
+        assert!(of(false, 0.5).unwrap().contains("0.50 of the time"));
+        assert_eq!((of(true, 0.5), of(false, 1.13)), (None, None));
+    }
+}

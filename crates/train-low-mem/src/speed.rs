@@ -1,0 +1,254 @@
+//! The speed of this machine: measured once, kept in the user's cache directory, and turned into the prices of a run.
+//!
+//! The file is `train_low_mem/speed.json` in `$XDG_CACHE_HOME`, or else in `~/.cache`. It holds one measurement for each
+//! processor, instruction set, number of threads and size of model, all of one build of this program. A file that is missing,
+//! damaged or not writable is no error: the machine is measured again.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use candle_core::Device;
+use planner::{MachineSpeed, MeasuredSizes, Prices};
+use serde::{Deserialize, Serialize};
+use trainer::TrainerOptions;
+
+use crate::config::{Config, Origin, PricesFrom};
+use crate::failure::{Failure, Outcome};
+use crate::report;
+
+/// A longer file is not ours.
+const MAX_CACHE_BYTES: u64 = 1 << 20;
+/// Measurements that are kept, the newest.
+const MOST_KEPT: usize = 64;
+const CACHE_FILE: &str = "speed.json";
+
+/// The prices of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Priced {
+    /// For the planner.
+    pub prices: Prices,
+    /// The time of a step in bf16 over that in f32 on this machine, where that was measured.
+    pub bf16_over_f32: Option<f64>,
+    origin: &'static str,
+}
+
+impl Priced {
+    /// The prices that the config asks for, of a run of this model.
+    ///
+    /// # Errors
+    /// The planner refuses the options; an operation fails.
+    pub fn of_run(config: &Config, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
+        let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
+        let directory = existing_ancestor(&config.run.output_dir);
+        Self::of(config.memory.prices, model, options, tokens, device, &directory)
+    }
+
+    /// The prices from such a source. Files are measured in `directory`.
+    ///
+    /// # Errors
+    /// As [`Priced::of_run`].
+    pub fn of(
+        from: PricesFrom,
+        model: &t5::Config,
+        options: &TrainerOptions,
+        tokens: (usize, usize),
+        device: &Device,
+        directory: &Path,
+    ) -> Outcome<Self> {
+        let built_in = Prices::of_units(options.precision.activations());
+        let again = match from {
+            PricesFrom::Given(prices) => return Ok(Self { prices, bf16_over_f32: None, origin: "given" }),
+            PricesFrom::BuiltIn => return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" }),
+            // No device but the CPU is measured.
+            _ if !device.is_cpu() => return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" }),
+            PricesFrom::Measured => false,
+            PricesFrom::MeasuredAgain => true,
+        };
+        let speed = speed_of_this_machine(MeasuredSizes::of(model), directory, again)?;
+        let prices = speed.of(options.precision.activations()).prices(model, options, tokens)?;
+        let bf16_over_f32 = Some(speed.bf16_over_f32(model, options, tokens)?);
+        Ok(Self { prices, bf16_over_f32, origin: "measured on this machine" })
+    }
+
+    /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.
+    pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
+        if matches!(config.memory.prices, PricesFrom::Given(_)) {
+            return Ok(());
+        }
+        let table =
+            toml::Value::try_from(self.prices).map_err(|error| Failure::internal(format!("prices: {error}")))?;
+        config.values.set("memory.prices", table, Origin::Run(self.origin))
+    }
+}
+
+/// Kept measurements.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Cache {
+    measured: Vec<Kept>,
+}
+
+/// A measurement and its circumstances.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    #[serde(flatten)]
+    circumstances: Circumstances,
+    speed: MachineSpeed,
+}
+
+/// The facts that a measurement is of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Circumstances {
+    /// Version of the program and of its kernels, size and time of its file.
+    build: String,
+    /// The processor's name.
+    processor: String,
+    instruction_set: String,
+    threads: usize,
+    sizes: MeasuredSizes,
+}
+
+impl Circumstances {
+    fn of_this_process(sizes: MeasuredSizes) -> Self {
+        let file = std::env::current_exe().and_then(std::fs::metadata).ok();
+        let changed = file.as_ref().and_then(|file| file.modified().ok());
+        let changed = changed.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        let (bytes, seconds) = (file.map_or(0, |file| file.len()), changed.as_secs());
+        Self {
+            build: format!("{}-{}-{bytes}-{seconds}", env!("CARGO_PKG_VERSION"), t5_ops::KERNELS_VERSION),
+            processor: processor(),
+            instruction_set: t5_ops::instruction_set().to_string(),
+            threads: t5_ops::threads(),
+            sizes,
+        }
+    }
+}
+
+impl Cache {
+    /// The kept measurements; none where there is no such file, or another one.
+    fn read(path: &Path) -> Self {
+        let bytes = regular_file::read(path, MAX_CACHE_BYTES).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+
+    fn find(&self, circumstances: &Circumstances) -> Option<MachineSpeed> {
+        self.measured.iter().rev().find(|kept| kept.circumstances == *circumstances).map(|kept| kept.speed)
+    }
+
+    /// With one more, without those of other builds.
+    fn with(mut self, kept: Kept) -> Self {
+        let (build, of) = (&kept.circumstances.build, &kept.circumstances);
+        self.measured.retain(|other| other.circumstances.build == *build && other.circumstances != *of);
+        self.measured.push(kept);
+        let surplus = self.measured.len().saturating_sub(MOST_KEPT);
+        self.measured.drain(..surplus);
+        self
+    }
+
+    fn write(&self, path: &Path) -> Result<(), String> {
+        let text = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
+        let directory = path.parent().ok_or("it has no directory")?;
+        trainer::create_directories(directory).map_err(|error| error.to_string())?;
+        trainer::write_atomic(path, &text).map_err(|error| error.to_string())
+    }
+}
+
+/// The kept speed of this machine, or else the measured one, which is then kept.
+fn speed_of_this_machine(sizes: MeasuredSizes, directory: &Path, again: bool) -> Outcome<MachineSpeed> {
+    let circumstances = Circumstances::of_this_process(sizes);
+    let path = cache_directory().map(|directory| directory.join(CACHE_FILE));
+    let cache = path.as_deref().map(Cache::read).unwrap_or_default();
+    if let Some(speed) = cache.find(&circumstances).filter(|_| !again) {
+        return Ok(speed);
+    }
+    drop(cache);
+    let began = Instant::now();
+    let speed = planner::measure(sizes, directory)
+        .map_err(|error| Failure::internal(format!("measuring the speed of this machine: {error}")))?;
+    heap::release_unused();
+    let seconds = began.elapsed().as_secs_f64();
+    let kept = match &path {
+        // Read again: another process may have kept one meanwhile.
+        Some(path) => match Cache::read(path).with(Kept { circumstances, speed }).write(path) {
+            Ok(()) => format!("kept in {}", path.display()),
+            Err(error) => format!("not kept: {error}"),
+        },
+        None => "not kept: neither XDG_CACHE_HOME nor HOME is an absolute path".to_string(),
+    };
+    report::note(&format!("measured the speed of this machine in {seconds:.1} s; {kept}"));
+    Ok(speed)
+}
+
+/// The directory of our own below the user's cache directory.
+fn cache_directory() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(caches.join("train_low_mem"))
+}
+
+/// The processor's name as the system gives it.
+fn processor() -> String {
+    let mut text = String::new();
+    // The first processor's lines are enough.
+    let read = std::fs::File::open("/proc/cpuinfo").and_then(|file| file.take(8 << 10).read_to_string(&mut text));
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_string())
+    };
+    let named = value("model name").or_else(|| Some(format!("{} {}", value("CPU implementer")?, value("CPU part")?)));
+    named.filter(|_| read.is_ok()).unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+/// The nearest directory on the way up that exists.
+pub fn existing_ancestor(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    absolute.ancestors().find(|ancestor| ancestor.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(build: &str, threads: usize) -> Kept {
+        let sizes = MeasuredSizes { d_model: 1, d_ff: 1, heads: 1, d_kv: 1 };
+        let (processor, instruction_set) = ("a processor".to_string(), "avx2".to_string());
+        let circumstances = Circumstances { build: build.to_string(), processor, instruction_set, threads, sizes };
+        let speed = planner::Speed {
+            product_ps: 1.0,
+            product_overhead_rows: 1.0,
+            attention_ps: 1.0,
+            attention_backward_ps: 1.0,
+            head_ps: 1.0,
+            head_overhead_rows: 1.0,
+            between_ps: 1.0,
+            between_backward_ps: 1.0,
+            update_ps: 1.0,
+            file_byte_ps: None,
+        };
+        Kept { circumstances, speed: MachineSpeed { f32: speed, bf16: speed } }
+    }
+
+    #[test]
+    fn measurements_of_another_build_go_and_the_newest_stay() {
+        let cache =
+            Cache::default().with(kept("old", 1)).with(kept("new", 1)).with(kept("new", 2)).with(kept("new", 1));
+        assert_eq!(cache.measured.len(), 2);
+        assert!(cache.find(&kept("old", 1).circumstances).is_none());
+        assert!(cache.find(&kept("new", 2).circumstances).is_some());
+        let many = (0..100).fold(cache, |cache, threads| cache.with(kept("new", threads)));
+        assert_eq!(many.measured.len(), MOST_KEPT);
+        assert!(many.find(&kept("new", 99).circumstances).is_some());
+    }
+
+    #[test]
+    fn a_file_of_something_else_keeps_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below").join(CACHE_FILE);
+        Cache::default().with(kept("new", 3)).write(&path).unwrap();
+        assert!(Cache::read(&path).find(&kept("new", 3).circumstances).is_some());
+        for text in ["", "{}", "{\"measured\": 7}", "\u{0}"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(Cache::read(&path).measured.is_empty(), "{text}");
+        }
+    }
+}
