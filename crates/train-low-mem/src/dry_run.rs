@@ -20,7 +20,7 @@ use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
 use crate::speed::existing_ancestor;
 use crate::stop::Stop;
-use crate::{report, setup};
+use crate::{machine, report, setup};
 
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
@@ -36,7 +36,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
-    let machine = setup::machine(flags, &config)?;
+    let machine = machine::machine(flags, &config)?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
     if session.trainer.is_done() {
         session.report.finish();

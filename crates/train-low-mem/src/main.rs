@@ -21,6 +21,7 @@ mod identity;
 mod job;
 mod lever_flags;
 mod listing;
+mod machine;
 mod metrics;
 mod open;
 mod options;

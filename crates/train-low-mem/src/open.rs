@@ -108,15 +108,6 @@ pub fn device(name: &str) -> Outcome<Device> {
     }
 }
 
-/// The index of the NVIDIA card that a device's name means, as [`device`] would open it.
-pub fn card(name: &str) -> Option<u32> {
-    match name {
-        "auto" => candle_core::utils::cuda_is_available().then_some(0),
-        "cuda" => Some(0),
-        numbered => numbered.strip_prefix("cuda:")?.parse().ok(),
-    }
-}
-
 /// The tokenizer's file: as configured, or beside the model.
 fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     if let Some(path) = &config.data.tokenizer {

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dataloader::{DataLoader, LoaderLimits, Position};
-use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
 use crate::assets;
 use crate::cli::TrainArgs;
@@ -25,12 +24,14 @@ const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 /// Without `--config`, `--keep-training` takes the config that the output directory's run was started
 /// with, and anything else the embedded default.
 pub fn read_config(flags: &TrainArgs) -> Outcome<Config> {
-    Config::resolve(read_values(flags)?)
+    let values = read_values(flags)?;
+    Config::resolve(values)
 }
 
 /// As [`read_config`], but the data may be missing: a plan can be made without.
 pub fn read_config_to_plan(flags: &TrainArgs) -> Outcome<Config> {
-    Config::resolve_without_data(read_values(flags)?)
+    let values = read_values(flags)?;
+    Config::resolve_without_data(values)
 }
 
 fn read_values(flags: &TrainArgs) -> Outcome<Values> {
@@ -66,8 +67,12 @@ fn is_there(path: &Path) -> Outcome<bool> {
 
 /// Lays a config file over what is there.
 pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
-    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, "config", &error))?;
-    values.apply_file(&path.display().to_string(), &text)
+    values.apply_file(&path.display().to_string(), &read_named_file(path, "config")?)
+}
+
+/// The text of a file that the user named as the `what`.
+pub fn read_named_file(path: &Path, what: &str) -> Outcome<String> {
+    regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
 }
 
 /// A file that the user named cannot be read: a wrong name is the user's mistake, a failing disk is not.
@@ -137,31 +142,6 @@ pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) ->
     let left = loader.batches_left().unwrap_or(u64::MAX);
     let total = config.train.max_steps.unwrap_or(u64::MAX).min(done.saturating_add(left));
     Ok((loader, total))
-}
-
-/// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
-/// memory is unknown, a note says so and the run continues.
-pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
-    let Some(path) = &flags.machine else {
-        let probe = SystemProbe::new();
-        let Some(index) = open::card(&config.run.device) else { return Ok(Box::new(probe)) };
-        let probe = probe.with_card(index);
-        if let Some(Err(why)) = probe.device_memory() {
-            report::note(&format!(
-                "{why}; the free GPU memory is unknown, so only --device-memory-budget bounds the device"
-            ));
-        }
-        return Ok(Box::new(probe));
-    };
-    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, "machine", &error))?;
-    let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("{}: {error}", path.display()))
-            .hint("expected a JSON list of snapshots, one for each plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")
-    })?;
-    if snapshots.is_empty() {
-        return Err(Failure::usage(format!("{}: expected at least one snapshot, got none", path.display())));
-    }
-    Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
 }
 
 /// The one line that says what a run is about to do.

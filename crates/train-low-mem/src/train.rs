@@ -15,7 +15,7 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
 use crate::stop::{self, Stop};
-use crate::{output, setup, summary};
+use crate::{machine, output, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -42,7 +42,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         let _ = run.own();
         return Ok(());
     }
-    let machine = setup::machine(flags, &config)?;
+    let machine = machine::machine(flags, &config)?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
     let ended = run_steps(&mut session).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),

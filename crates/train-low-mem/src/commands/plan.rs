@@ -3,18 +3,17 @@
 use candle_core::Device;
 use dataloader::Position;
 use memory_policy::{Bytes, Explained, MemorySnapshot, Probe};
-use planner::{Job, Plan, Planned, Wanted};
+use planner::{Plan, Planned, Wanted};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
-use crate::open;
 use crate::pace::{Of, RunPace};
 use crate::run_dir::{RunDir, own_names};
 use crate::speed::Priced;
-use crate::{options, report, setup};
+use crate::{machine, open, options, report, setup};
 
 /// A plan, its pace, and the steps of the run where they are known.
 type PlannedRun = (Planned, RunPace, Option<u64>);
@@ -22,12 +21,10 @@ type PlannedRun = (Planned, RunPace, Option<u64>);
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
-    let machine = setup::machine(&flags.train, &config)?;
+    let machine = machine::machine(&flags.train, &config)?;
     // Whoever wants nothing explained needs only the choices that some budget would take.
     let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
-    let has_data = !config.data.train.is_empty();
-    let of_run = if has_data { planned } else { planned_without_data };
-    let (Planned { plan, costs }, pace, total_steps) = of_run(config, machine.as_ref(), wanted)?;
+    let (Planned { plan, costs }, pace, total_steps) = planned(config, machine.as_ref(), wanted)?;
     if flags.json {
         let mut json = pace.plan_json(&plan);
         json["total_steps"] = json!(total_steps);
@@ -40,44 +37,43 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The plan of the config's run, and its steps.
+/// The plan of the config's run, its pace and its steps. Without data it is the plan as far as it is known then: the queue of
+/// batches, and no dataset.
 fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
-    // The embedded files have to lie somewhere while their footers are read.
+    let scratch = if config.data.train.is_empty() { None } else { Some(scratch()?) };
+    let (config, opened) = match &scratch {
+        Some(scratch) => {
+            let config = setup::place_embedded_files(config, &mut RunDir::look_at(scratch.path()))?;
+            let opened = setup::open(&config, scratch.path(), false)?;
+            (config, Some(opened))
+        }
+        None => (config, None),
+    };
+    let feed = opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0)).transpose()?;
+    let steps = feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps);
+    let model = match &opened {
+        Some(opened) => opened.model.clone(),
+        None => open::model_without_data(&config)?,
+    };
+    let device = opened.as_ref().map_or(&Device::Cpu, |opened| &opened.device);
+    // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+    let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
+    let data = opened.as_ref().zip(feed.as_ref().map(|(loader, _)| loader));
+    let priced = Priced::of_run(&config, &model, &options, device)?;
+    let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
+    let job = RunJob { config: &config, model: &model, options: &options, data, device, wanted, prices: priced.prices };
+    let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
+    let job = job.at(&now);
+    let planned = planner::plan(&job, &now)?;
+    let pace = RunPace::new(&of, &job, &now, &planned.plan)?;
+    Ok((planned, pace, steps))
+}
+
+/// A place for the embedded files, which have to lie somewhere while their footers are read.
+fn scratch() -> Outcome<trainer::Scratch> {
     let (temporary, names) = (std::env::temp_dir(), own_names());
     trainer::Scratch::remove_abandoned(&temporary, &names);
-    let directory = trainer::Scratch::create_in(&temporary, &names)?;
-    let mut place = RunDir::look_at(directory.path());
-    let config = setup::place_embedded_files(config, &mut place)?;
-    let opened = setup::open(&config, directory.path(), false)?;
-    let (loader, total_steps) = setup::steps(&config, &opened, Position::default(), 0)?;
-    let options = options::trainer_options(&config, &opened.model, total_steps);
-    let (model, device) = (&opened.model, &opened.device);
-    let data = Some((&opened, &loader));
-    let priced = Priced::of_run(&config, model, &options, device)?;
-    let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
-    let job = RunJob { config: &config, model, options: &options, data, device, wanted, prices: priced.prices };
-    let of =
-        Of { config: &config, options: &options, opened: Some(&opened), steps: Some(total_steps), priced: &priced };
-    with_pace(&of, &job.at(&now), &now)
-}
-
-/// The same as far as it is known before any data is: the queue of batches, and no dataset.
-fn planned_without_data(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
-    let (model, device) = (&open::model_without_data(&config)?, &Device::Cpu);
-    // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
-    let options = options::trainer_options(&config, model, config.train.max_steps.unwrap_or(u64::MAX));
-    let priced = Priced::of_run(&config, model, &options, device)?;
-    let now = for_another_start(planner::rehearse(model, &options, device, machine)?);
-    let job = RunJob { config: &config, model, options: &options, data: None, device, wanted, prices: priced.prices };
-    let of = Of { config: &config, options: &options, opened: None, steps: config.train.max_steps, priced: &priced };
-    with_pace(&of, &job.at(&now), &now)
-}
-
-/// The plan of a job, its pace and its steps.
-fn with_pace(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot) -> Outcome<PlannedRun> {
-    let planned = planner::plan(job, now)?;
-    let pace = RunPace::new(of, job, now, &planned.plan)?;
-    Ok((planned, pace, of.steps))
+    Ok(trainer::Scratch::create_in(&temporary, &names)?)
 }
 
 /// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.

@@ -1,0 +1,42 @@
+//! The machine that a run is planned for: this one, or one that a file describes.
+
+use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
+
+use crate::cli::TrainArgs;
+use crate::config::Config;
+use crate::failure::{Failure, Outcome};
+use crate::{report, setup};
+
+/// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
+/// memory is unknown, a note says so and the run continues.
+pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
+    let Some(path) = &flags.machine else {
+        let probe = SystemProbe::new();
+        let Some(index) = card(&config.run.device) else { return Ok(Box::new(probe)) };
+        let probe = probe.with_card(index);
+        if let Some(Err(why)) = probe.device_memory() {
+            report::note(&format!(
+                "{why}; the free GPU memory is unknown, so only --device-memory-budget bounds the device"
+            ));
+        }
+        return Ok(Box::new(probe));
+    };
+    let text = setup::read_named_file(path, "machine")?;
+    let snapshots: Vec<MemorySnapshot> = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()))
+            .hint("expected a JSON list of snapshots, one for each plan, such as [{\"total\": 17179869184, \"available\": 1503238553}]")
+    })?;
+    if snapshots.is_empty() {
+        return Err(Failure::usage(format!("{}: expected at least one snapshot, got none", path.display())));
+    }
+    Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
+}
+
+/// The index of the NVIDIA card that a device's name means, as [`crate::open::device`] would open it.
+fn card(name: &str) -> Option<u32> {
+    match name {
+        "auto" => candle_core::utils::cuda_is_available().then_some(0),
+        "cuda" => Some(0),
+        numbered => numbered.strip_prefix("cuda:")?.parse().ok(),
+    }
+}
