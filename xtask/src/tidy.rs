@@ -5,7 +5,6 @@
 //! is the same check, so `cargo test` fails on an untidy tree.
 
 mod architecture;
-mod code;
 mod prose;
 mod sources;
 mod text;
@@ -49,14 +48,16 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 const RULES: &[Rule] = &[
     architecture::every_crate_is_in_the_table_and_back,
     architecture::crates_use_allowed_edges_only,
+    architecture::every_allowed_edge_is_imported,
+    architecture::every_crate_is_drawn_above_those_that_it_uses,
     architecture::dependencies_are_named_by_their_owners_only,
     architecture::versions_and_lints_come_from_the_workspace,
-    sources::unsafe_lives_in_its_crates_and_is_explained,
+    sources::unsafe_is_allowed_in_its_crates_only,
     sources::every_module_opens_with_its_documentation,
     sources::files_fit_the_length_limit,
     sources::files_are_named_for_what_they_hold,
     sources::writes_go_through_write_atomic,
-    sources::tests_neither_sleep_nor_hide,
+    sources::no_test_is_ignored,
     prose::documents_have_plain_sentences,
     prose::documents_and_help_use_plain_words,
     text::no_text_names_a_path_of_one_machine,

@@ -68,6 +68,7 @@ pub fn run(
         if looks % LOOKS_A_QUESTION == 0 && until() {
             child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
         }
+        #[expect(clippy::disallowed_methods, reason = "a benchmark looks at another process again and again")]
         std::thread::sleep(EVERY);
     };
     measured.exit_code = status.code().unwrap_or(-1);

@@ -53,6 +53,54 @@ pub fn crates_use_allowed_edges_only(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// An edge that is in the table is in the sources, too: whoever may use a crate imports it.
+pub fn every_allowed_edge_is_imported(tree: &Tree) -> Vec<Finding> {
+    let (manifests, mut findings) = (manifests(tree), Vec::new());
+    for row in table(tree, "## Allowed edges") {
+        let [names, uses, tests_use] = [0, 1, 2].map(|cell| row.get(cell).cloned().unwrap_or_default());
+        let Some(name) = names.first() else { continue };
+        let folder = if name == "xtask" { "xtask/".to_owned() } else { format!("crates/{name}/") };
+        for edge in uses.iter().chain(&tests_use) {
+            let own = manifests.get(edge).and_then(|manifest| manifest.imported_as.clone());
+            let path = format!("{}::", own.unwrap_or_else(|| edge.replace('-', "_")));
+            let mut sources = tree.rust_files().filter(|(path, _)| path.starts_with(&folder));
+            if !sources.any(|(_, source)| source.contains(&path)) {
+                findings.push(Finding::new(ARCHITECTURE, 0, format!("`{name}` may use `{edge}`, and does not")));
+            }
+        }
+    }
+    findings
+}
+
+/// The first drawing has every crate that users run, above those that it uses.
+pub fn every_crate_is_drawn_above_those_that_it_uses(tree: &Tree) -> Vec<Finding> {
+    let manifests = manifests(tree);
+    let text = tree.get(ARCHITECTURE).unwrap_or_default();
+    let drawing = text.split("```").nth(1).unwrap_or_default();
+    let floors: BTreeMap<&str, usize> = drawing
+        .lines()
+        .enumerate()
+        .flat_map(|(floor, line)| line.split_whitespace().map(move |word| (word, floor)))
+        .collect();
+    let mut findings = Vec::new();
+    for (name, manifest) in manifests.iter().filter(|(name, _)| !TOOLS.contains(&name.as_str())) {
+        let Some(floor) = floors.get(name.as_str()) else {
+            findings.push(Finding::new(ARCHITECTURE, 0, format!("`{name}` is not in the drawing")));
+            continue;
+        };
+        let uses =
+            manifest.dependencies.iter().filter(|(edge, only_tests)| !only_tests && manifests.contains_key(edge));
+        for (edge, _) in uses.filter(|(edge, _)| floors.get(edge.as_str()).is_some_and(|below| below <= floor)) {
+            findings.push(Finding::new(
+                ARCHITECTURE,
+                0,
+                format!("`{name}` uses `{edge}`, which is not drawn below it"),
+            ));
+        }
+    }
+    findings
+}
+
 /// A dependency that has an owner is named by no other crate.
 pub fn dependencies_are_named_by_their_owners_only(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
@@ -92,6 +140,8 @@ pub fn versions_and_lints_come_from_the_workspace(tree: &Tree) -> Vec<Finding> {
 /// The facts of a crate's Cargo.toml that the rules need.
 struct Manifest {
     path: String,
+    /// The name of its library, where it has one of its own.
+    imported_as: Option<String>,
     /// Name of each dependency, and whether tests alone use it. A dependency of both kinds is twice.
     dependencies: Vec<(String, bool)>,
     with_own_version: Vec<String>,
@@ -112,6 +162,7 @@ fn manifest(path: &str, text: &str) -> Option<(String, Manifest)> {
     let name = file.get("package")?.get("name")?.as_str()?.to_string();
     let mut manifest = Manifest {
         path: path.to_string(),
+        imported_as: file.get("lib").and_then(|lib| lib.get("name")?.as_str()).map(str::to_string),
         dependencies: Vec::new(),
         with_own_version: Vec::new(),
         has_workspace_lints: from_workspace(file.get("lints")),
@@ -209,6 +260,36 @@ mod tests {
             &tree("", "", "[target.'cfg(unix)'.dependencies]\nbase.workspace = true"),
             &["crates/side/Cargo.toml: uses `base`, which ARCHITECTURE.md does not allow `side`"],
         );
+    }
+
+    #[test]
+    fn an_edge_of_the_table_that_no_source_has_is_found() {
+        let rule = every_allowed_edge_is_imported;
+        let sources = |test: &str| {
+            Tree::of(&[
+                ("ARCHITECTURE.md", TABLES),
+                ("crates/middle/src/lib.rs", "use base::Noun;"),
+                ("crates/middle/tests/all.rs", test),
+            ])
+        };
+        check(rule, &sources("side::call();"), &[]);
+        check(rule, &sources(""), &["ARCHITECTURE.md: `middle` may use `side`, and does not"]);
+    }
+
+    #[test]
+    fn a_crate_that_is_not_drawn_or_not_above_another_is_found() {
+        let rule = every_crate_is_drawn_above_those_that_it_uses;
+        let drawn = |drawing: &str| {
+            Tree::of(&[
+                ("ARCHITECTURE.md", drawing),
+                ("crates/base/Cargo.toml", &manifest("base", "")),
+                ("crates/middle/Cargo.toml", &manifest("middle", "[dependencies]\nbase.workspace = true")),
+            ])
+        };
+        check(rule, &drawn("# A\n```text\n  middle   the middle\n    base\n```\n"), &[]);
+        let beside = ["ARCHITECTURE.md: `middle` uses `base`, which is not drawn below it"];
+        check(rule, &drawn("```text\nmiddle base\n```\n"), &beside);
+        check(rule, &drawn("```text\nmiddle\n```\n"), &["ARCHITECTURE.md: `base` is not in the drawing"]);
     }
 
     #[test]
