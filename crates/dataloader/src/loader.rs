@@ -95,15 +95,6 @@ pub struct LoaderLimits {
     pub decode_threads: usize,
 }
 
-/// SHA-256 of what a saved position counts in; a position means something only where both are the same.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Fingerprints {
-    /// Of the files' sizes, row counts and footers, in order.
-    pub data: String,
-    /// Of `tokenizer.json`.
-    pub tokenizer: String,
-}
-
 /// The stream of batches.
 pub struct DataLoader {
     shared: Arc<Shared>,
@@ -264,11 +255,6 @@ impl DataLoader {
         self.position
     }
 
-    /// Batches of a whole epoch, the last and smaller one included.
-    pub fn batches_per_epoch(&self) -> u64 {
-        self.shared.schedule.rows.div_ceil(self.shared.schedule.batch_size)
-    }
-
     /// Batches from here to the end; `None` if the stream has no end.
     pub fn batches_left(&self) -> Option<u64> {
         let schedule = &self.shared.schedule;
@@ -278,14 +264,6 @@ impl DataLoader {
     /// Samples of an epoch: the rows of the dataset.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.schedule.rows
-    }
-
-    /// The unit of a saved position.
-    pub fn fingerprints(&self) -> Fingerprints {
-        Fingerprints {
-            data: self.shared.maker.dataset().layout().fingerprint(),
-            tokenizer: self.shared.maker.tokenizer().fingerprint().to_owned(),
-        }
     }
 
     /// Memory of this loader under `limits`; see [`costs`].

@@ -102,11 +102,6 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
     ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
-/// Bytes of the largest parameter.
-pub fn largest_parameter(config: &Config, dtype: DType) -> u64 {
-    ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).max().unwrap_or(0)
-}
-
 /// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
 /// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
 /// table when everything is.

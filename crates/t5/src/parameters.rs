@@ -32,11 +32,6 @@ pub enum Part {
 }
 
 impl Part {
-    /// Whether the part belongs to the encoder stack.
-    pub fn is_encoder(&self) -> bool {
-        matches!(self, Part::Encoder { .. } | Part::EncoderNorm)
-    }
-
     /// Whether the part belongs to the decoder stack.
     pub fn is_decoder(&self) -> bool {
         matches!(self, Part::Decoder { .. } | Part::DecoderNorm)

@@ -174,30 +174,8 @@ impl Adafactor {
         self.updates
     }
 
-    /// Updates every parameter that has a gradient, in place; gradients come with their parameters' indices and their sums
-    /// of squares.
-    ///
-    /// `learning_rate` comes from [`AdafactorOptions::resolved_learning_rate`]; gradients are multiplied by
-    /// `gradient_scale` (global-norm clipping) on the way.
-    ///
-    /// # Errors
-    /// A failed tensor operation; parameters and state are then of no use.
-    pub fn update<'a>(
-        &mut self,
-        parameters: &[Parameter],
-        gradients: impl Iterator<Item = (usize, &'a Tensor, &'a SquareSums)>,
-        learning_rate: f64,
-        gradient_scale: f64,
-    ) -> Result<()> {
-        for (index, gradient, sums) in gradients {
-            self.update_one(index, &parameters[index].tensor, gradient, sums, learning_rate, gradient_scale)?;
-        }
-        self.finish_update();
-        Ok(())
-    }
-
     /// The part of an update that changes parameter `index`. [`Adafactor::finish_update`] ends the update.
-    pub(crate) fn update_one(
+    pub fn update_one(
         &self,
         index: usize,
         values: &Tensor,
@@ -216,7 +194,7 @@ impl Adafactor {
     }
 
     /// Counts an update of which every part was made.
-    pub(crate) fn finish_update(&mut self) {
+    pub fn finish_update(&mut self) {
         self.updates += 1;
     }
 

@@ -59,7 +59,8 @@ pub enum ScheduleKind {
 
 impl ScheduleKind {
     /// One-cycle with the original trainer's constants.
-    pub const ONE_CYCLE: ScheduleKind = ScheduleKind::OneCycle {
+    #[cfg(test)]
+    pub(crate) const ONE_CYCLE: ScheduleKind = ScheduleKind::OneCycle {
         div_factor: DEFAULT_DIV_FACTOR,
         pct_start: DEFAULT_PCT_START,
         final_div_factor: DEFAULT_FINAL_DIV_FACTOR,

@@ -297,17 +297,6 @@ fn a_file_that_changes_while_it_is_read_is_an_error_at_its_batch() {
     assert!(matches!(error, Error::Dataset(_)), "{error}");
 }
 
-#[test]
-fn fingerprints_follow_the_data_and_the_tokenizer() {
-    let fingerprints = |rows| {
-        let files = Files::new().with_squares(rows, 64);
-        loader(&files, options(4), Position::default(), SYNCHRONOUS).fingerprints()
-    };
-    assert_eq!(fingerprints(10), fingerprints(10));
-    assert_ne!(fingerprints(10).data, fingerprints(11).data);
-    assert_eq!(fingerprints(10).tokenizer, sample_tokenizer().fingerprint());
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]

@@ -21,28 +21,40 @@ use crate::network::Network;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
 
-/// Whoever trains, as a step sees it. `E` is the caller's error.
+/// Whoever trains, as a step sees it. `E` is the caller's error. What an observer does not say it leaves as it is: no
+/// interruption, and the update is made.
 pub trait Observer<T, E> {
     /// Asked before every block of every micro-batch; `true` ends the step.
-    fn interrupted(&mut self) -> bool;
+    fn interrupted(&mut self) -> bool {
+        false
+    }
 
     /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
-    fn measure(&mut self, index: usize, gradient: &T) -> Result<(), E>;
+    fn measure(&mut self, index: usize, gradient: &T) -> Result<(), E> {
+        let _ = (index, gradient);
+        Ok(())
+    }
 
     /// Whether the update is made. Called once, when every gradient was measured; `loss_sum` is the sum of all token losses.
     ///
     /// # Errors
     /// The caller's.
-    fn decide(&mut self, loss_sum: f64) -> Result<bool, E>;
+    fn decide(&mut self, loss_sum: f64) -> Result<bool, E> {
+        let _ = loss_sum;
+        Ok(true)
+    }
 
     /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient.
     ///
     /// # Errors
     /// The caller's. Some parameters are changed then, and others not.
-    fn apply(&mut self, index: usize, gradient: &T) -> Result<(), E>;
+    fn apply(&mut self, index: usize, gradient: &T) -> Result<(), E> {
+        let _ = (index, gradient);
+        Ok(())
+    }
 }
 
 /// An observer of passes that have no update: it only interrupts.
@@ -51,18 +63,6 @@ pub(crate) struct Interrupts<'a>(pub &'a dyn Fn() -> bool);
 impl<T> Observer<T, Error> for Interrupts<'_> {
     fn interrupted(&mut self) -> bool {
         (self.0)()
-    }
-
-    fn measure(&mut self, _: usize, _: &T) -> Result<()> {
-        Ok(())
-    }
-
-    fn decide(&mut self, _: f64) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn apply(&mut self, _: usize, _: &T) -> Result<()> {
-        Ok(())
     }
 }
 

@@ -422,8 +422,6 @@ impl Outline<'_> {
 mod tests {
     use super::*;
 
-    const LAYERS: LayerMajor = LayerMajor::PLAIN;
-
     fn events(layer_major: Option<&LayerMajor>, n: usize) -> Vec<Event> {
         let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };
         let reach = Reach::to(&config, [Part::Shared].into_iter());
@@ -453,8 +451,8 @@ mod tests {
         assert_eq!(backward(&events(None, 2)), by_micro_batch.collect::<Vec<_>>());
         // No gradient stays: the second pass goes through every unit once more.
         let twice = [units, units].concat().into_iter().map(|unit| (unit, 0..2)).collect::<Vec<_>>();
-        assert_eq!(backward(&events(Some(&LAYERS), 2)), twice);
-        let waits = LayerMajor { gradients_on_disk: true, ..LAYERS };
+        assert_eq!(backward(&events(Some(&LayerMajor::PLAIN), 2)), twice);
+        let waits = LayerMajor { gradients_on_disk: true, ..LayerMajor::PLAIN };
         assert_eq!(backward(&events(Some(&waits), 2)), twice[..4]);
     }
 
@@ -462,10 +460,10 @@ mod tests {
     fn every_gradient_is_measured_before_the_decision_and_applied_after_it() {
         let all = [
             None,
-            Some(LAYERS),
-            Some(LayerMajor { kept_gradient_blocks: 1, ..LAYERS }),
-            Some(LayerMajor { kept_gradient_blocks: 2, boundaries_on_disk: true, ..LAYERS }),
-            Some(LayerMajor { gradients_on_disk: true, ..LAYERS }),
+            Some(LayerMajor::PLAIN),
+            Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN }),
+            Some(LayerMajor { kept_gradient_blocks: 2, boundaries_on_disk: true, ..LayerMajor::PLAIN }),
+            Some(LayerMajor { gradients_on_disk: true, ..LayerMajor::PLAIN }),
         ];
         for layers in &all {
             let events = events(layers.as_ref(), 3);

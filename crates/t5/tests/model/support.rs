@@ -20,6 +20,22 @@ pub struct Golden {
     pub generated: Vec<Vec<u32>>,
 }
 
+/// A small T5 v1.0.
+pub fn relu() -> Config {
+    Config {
+        vocab_size: 37,
+        d_model: 20,
+        d_ff: 28,
+        d_kv: 6,
+        num_heads: 3,
+        num_layers: 3,
+        num_decoder_layers: 2,
+        relative_attention_num_buckets: 8,
+        relative_attention_max_distance: 16,
+        ..Config::default()
+    }
+}
+
 pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens")
 }

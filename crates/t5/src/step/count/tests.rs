@@ -7,7 +7,7 @@ use super::*;
 use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
-use crate::step::run::{Observer, Offload, Step};
+use crate::step::run::{Interrupts, Observer, Offload, Step};
 use crate::{Error, StepContext, T5};
 
 type Trains<'a> = &'a dyn Fn(Part) -> bool;
@@ -33,19 +33,17 @@ fn gated_untied() -> Config {
     config
 }
 
-const LAYERS: LayerMajor = LayerMajor::PLAIN;
-
 /// Ways through a step, each with a number of blocks to be computed again.
 fn ways() -> Vec<(usize, Option<LayerMajor>)> {
     let layers = [
-        LAYERS,
-        LayerMajor { kept_gradient_blocks: 2, ..LAYERS },
-        LayerMajor { kept_gradient_blocks: 99, ..LAYERS },
-        LayerMajor { heads_kept: true, kept_gradient_blocks: 1, ..LAYERS },
-        LayerMajor { gradients_on_disk: true, ..LAYERS },
-        LayerMajor { boundaries_on_disk: true, ..LAYERS },
-        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, heads_kept: true, ..LAYERS },
-        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, blocks_in_memory: 2, ..LAYERS },
+        LayerMajor::PLAIN,
+        LayerMajor { kept_gradient_blocks: 2, ..LayerMajor::PLAIN },
+        LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN },
+        LayerMajor { heads_kept: true, kept_gradient_blocks: 1, ..LayerMajor::PLAIN },
+        LayerMajor { gradients_on_disk: true, ..LayerMajor::PLAIN },
+        LayerMajor { boundaries_on_disk: true, ..LayerMajor::PLAIN },
+        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, heads_kept: true, ..LayerMajor::PLAIN },
+        LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, blocks_in_memory: 2, ..LayerMajor::PLAIN },
     ];
     let plain = [0, 1, 4, 9].map(|recompute_blocks| (recompute_blocks, None));
     let by_layer = layers.iter().flat_map(|layers| [0, 2, 99].map(|blocks| (blocks, Some(*layers))));
@@ -55,7 +53,7 @@ fn ways() -> Vec<(usize, Option<LayerMajor>)> {
 const TRAINED: [Trains; 5] = [
     &|_| true,
     &|part| part.is_decoder(),
-    &|part| !matches!(part, Part::Shared) && !part.is_encoder(),
+    &|part| !matches!(part, Part::Shared | Part::Encoder { .. } | Part::EncoderNorm),
     &|part| matches!(part, Part::Encoder { block: 1 }),
     &|part| matches!(part, Part::DecoderNorm),
 ];
@@ -64,45 +62,12 @@ const TRAINED: [Trains; 5] = [
 struct Changes<'a>(&'a [Parameter<Counted>]);
 
 impl Observer<Counted, Error> for Changes<'_> {
-    fn interrupted(&mut self) -> bool {
-        false
-    }
-
-    fn measure(&mut self, _: usize, _: &Counted) -> Result<()> {
-        Ok(())
-    }
-
-    fn decide(&mut self, _: f64) -> Result<bool> {
-        Ok(true)
-    }
-
     fn apply(&mut self, index: usize, _: &Counted) -> Result<()> {
         let tensor = &self.0[index].tensor;
         if tensor.is_in_file() {
             tensor.page_out();
             drop(tensor.copied()?);
         }
-        Ok(())
-    }
-}
-
-/// Applies nothing.
-struct Applies;
-
-impl<T> Observer<T, Error> for Applies {
-    fn interrupted(&mut self) -> bool {
-        false
-    }
-
-    fn measure(&mut self, _: usize, _: &T) -> Result<()> {
-        Ok(())
-    }
-
-    fn decide(&mut self, _: f64) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn apply(&mut self, _: usize, _: &T) -> Result<()> {
         Ok(())
     }
 }
@@ -204,9 +169,9 @@ fn weights_in_a_file_are_counted_while_they_are_worked_on() {
     let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
     let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap();
     for layers in [
-        LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..LAYERS },
-        LayerMajor { kept_gradient_blocks: 99, weights_on_disk: true, ..LAYERS },
-        LayerMajor { gradients_on_disk: true, boundaries_on_disk: true, weights_on_disk: true, ..LAYERS },
+        LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..LayerMajor::PLAIN },
+        LayerMajor { kept_gradient_blocks: 99, weights_on_disk: true, ..LayerMajor::PLAIN },
+        LayerMajor { gradients_on_disk: true, boundaries_on_disk: true, weights_on_disk: true, ..LayerMajor::PLAIN },
     ] {
         let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
         let levers =
@@ -238,10 +203,11 @@ fn fewer_saved_activations_hold_less_and_every_lever_saves() {
     assert_eq!(decoder.blocks(), 6);
     let by_layer = |layers: LayerMajor| counter.step(shape, &levers(99, Some(layers))).total();
     // Where every block keeps its gradient there is no second pass, and nothing is held for it.
-    let by_kept: Vec<u64> =
-        (0..12).map(|kept_gradient_blocks| by_layer(LayerMajor { kept_gradient_blocks, ..LAYERS })).collect();
+    let by_kept: Vec<u64> = (0..12)
+        .map(|kept_gradient_blocks| by_layer(LayerMajor { kept_gradient_blocks, ..LayerMajor::PLAIN }))
+        .collect();
     assert!(by_kept.is_sorted(), "{by_kept:?}");
-    assert!(by_layer(LayerMajor { boundaries_on_disk: true, ..LAYERS }) < by_kept[0]);
+    assert!(by_layer(LayerMajor { boundaries_on_disk: true, ..LayerMajor::PLAIN }) < by_kept[0]);
 }
 
 #[test]
@@ -303,6 +269,6 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
     let until = events.iter().position(|event| matches!(event, crate::step::schedule::Event::Head { .. })).unwrap();
     let batches = [batch];
     let mut step: Step<Tensor> = Step::new(model.network(), model.parameters(), &cx, &batches, None).unwrap();
-    step.run(&events[..until], &mut Gradients::none(), &mut Applies).unwrap();
+    step.run(&events[..until], &mut Gradients::none(), &mut Interrupts(&|| false)).unwrap();
     step.slot_bytes()
 }
