@@ -4,6 +4,7 @@
 //! again at any time and gives the same files.
 
 mod bench;
+mod calendar;
 mod faults;
 mod sample_data;
 mod tidy;

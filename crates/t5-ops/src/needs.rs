@@ -3,7 +3,7 @@
 //! Each operation states its own, beside the kernels of each [`Path`]: [`linear_needs`] those of [`linear`], and so on.
 //! Who plans a step adds them up.
 //!
-//! Left out are sums by row or column and the tile that a thread works on: small blocks, which stay in the threads' heaps.
+//! Left out are sums by row or column, and the tile that each thread works on: less than a MiB a thread.
 
 use candle_core::DType;
 

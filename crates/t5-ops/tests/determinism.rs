@@ -133,18 +133,9 @@ fn updates(dtype: DType) -> Result<Results> {
             _ => SecondMoment::Full(zeros(shape[0])?),
         };
         let sums = SquareSums::of(&g)?;
-        let h = AdafactorHyper {
-            learning_rate: 1e-3,
-            beta2: 0.5,
-            eps1: 1e-30,
-            eps2: 1e-3,
-            clip_threshold: 1.0,
-            scale_parameter: true,
-            beta1: None,
-            weight_decay: 0.0,
-            gradient_scale: 1.0 / sums.total().sqrt(),
-            rounding: t5_ops::Rounding::Stochastic { key: 7 },
-        };
+        let rounding = t5_ops::Rounding::Stochastic { key: 7 };
+        let gradient_scale = 1.0 / sums.total().sqrt();
+        let h = AdafactorHyper { beta2: 0.5, gradient_scale, rounding, ..AdafactorHyper::default() };
         adafactor(&p, &g, &second, None, &h)?;
         results.extend(named([("p", p)]));
         match second {

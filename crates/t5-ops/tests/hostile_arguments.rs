@@ -5,9 +5,9 @@ use candle_core::{DType, Device, Result, Tensor};
 use proptest::prelude::*;
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, Path, RelativePosition,
-    Rounding, SecondMoment, SquareSums, adafactor, adafactor_with_sums, attention, attention_backward, dropout,
-    dropout_add, embedding, embedding_backward, feed_forward_activation, linear, linear_backward_input,
-    linear_backward_weight, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    SecondMoment, SquareSums, adafactor, adafactor_with_sums, attention, attention_backward, dropout, dropout_add,
+    embedding, embedding_backward, feed_forward_activation, linear, linear_backward_input, linear_backward_weight,
+    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
     linear_cross_entropy_needs, relative_bias, rms_norm, rms_norm_backward, zero,
 };
 
@@ -217,18 +217,7 @@ fn an_accumulator_that_is_no_whole_block_of_memory_or_an_operand_too_is_an_error
     let (_, inv_rms) = rms_norm(&x, &ones, 1e-6)?;
     assert!(rms_norm_backward(&x, &ones, &inv_rms, x.clone(), None, None).is_err());
 
-    let hyper = AdafactorHyper {
-        learning_rate: 0.1,
-        beta2: 0.5,
-        eps1: 1e-30,
-        eps2: 1e-3,
-        clip_threshold: 1.0,
-        scale_parameter: true,
-        beta1: None,
-        weight_decay: 0.0,
-        gradient_scale: 1.0,
-        rounding: Rounding::Nearest,
-    };
+    let hyper = AdafactorHyper { learning_rate: 0.1, beta2: 0.5, ..AdafactorHyper::default() };
     let moments = |n: usize| numbers(&[n], DType::F32);
     let state = moments(4);
     let shared = SecondMoment::Factored { row: state.clone(), col: state };

@@ -12,6 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::calendar;
+
 /// The processor features that decide which kernels compute.
 const UNITS: [&str; 9] =
     ["avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16"];
@@ -163,21 +165,7 @@ fn commit(root: &Path) -> String {
 /// Today, in UTC.
 fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date(seconds / (24 * 60 * 60))
-}
-
-/// The date that is `days` after 1970-01-01, by counting 400-year cycles from a March 1st
-/// (Hinnant, "chrono-compatible low-level date algorithms").
-fn date(days: u64) -> String {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
+    calendar::date(seconds / calendar::DAY)
 }
 
 #[cfg(test)]
@@ -221,15 +209,6 @@ mod tests {
         );
         assert!(markdown.ends_with("\n\nFirst.\n"), "{markdown}");
         fs::remove_dir_all(&runs).unwrap();
-    }
-
-    #[test]
-    fn days_become_dates() {
-        for (days, expected) in
-            [(0, "1970-01-01"), (11_016, "2000-02-29"), (20_780, "2026-11-23"), (20_819, "2027-01-01")]
-        {
-            assert_eq!(date(days), expected);
-        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::calendar;
+
 /// Of the tries that broke a promise, so many are named in a row for people.
 const NAMED: usize = 8;
 
@@ -86,7 +88,7 @@ impl Table {
         let rows: Vec<Value> = self.rows.iter().map(|(part, row)| of_row(part, row)).collect();
         let seconds_since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs());
         let json = json!({
-            "command": self.command, "commit": self.commit, "date": date(seconds_since_1970), "machine": machine(),
+            "command": self.command, "commit": self.commit, "date": calendar::date_and_time(seconds_since_1970), "machine": machine(),
             "seconds": self.began.elapsed().as_secs_f64(), "failures": self.failures(), "rows": rows,
         });
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -122,35 +124,9 @@ fn machine() -> Value {
            "memory": field(&read("/proc/meminfo"), "MemTotal"), "kernel": read("/proc/sys/kernel/osrelease").trim()})
 }
 
-/// The day and time of a number of seconds since 1970, in UTC: RFC 3339.
-fn date(seconds: u64) -> String {
-    let (days, left) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's `civil_from_days`: years begin in March, eras have 400 years.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", left / 3600, left / 60 % 60, left % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, expected) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_795_412_096, "2026-11-23T05:34:56Z"),
-        ] {
-            assert_eq!(date(seconds), expected);
-        }
-    }
 
     #[test]
     fn what_was_skipped_is_in_the_table_and_is_no_try() {

@@ -52,6 +52,24 @@ pub struct AdafactorHyper {
     pub rounding: Rounding,
 }
 
+/// The constants of transformers, learning rate 1e-3, at the first step: no running mean has begun.
+impl Default for AdafactorHyper {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            beta2: 0.0,
+            eps1: 1e-30,
+            eps2: 1e-3,
+            clip_threshold: 1.0,
+            scale_parameter: true,
+            beta1: None,
+            weight_decay: 0.0,
+            gradient_scale: 1.0,
+            rounding: Rounding::Nearest,
+        }
+    }
+}
+
 /// The running second moment of the gradient.
 #[derive(Clone, Debug)]
 pub enum SecondMoment {

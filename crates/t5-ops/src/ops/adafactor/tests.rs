@@ -4,18 +4,7 @@ use super::*;
 use crate::testing::{Numbers, assert_close};
 
 fn hyper() -> AdafactorHyper {
-    AdafactorHyper {
-        learning_rate: 1e-2,
-        beta2: 0.4,
-        eps1: 1e-30,
-        eps2: 1e-3,
-        clip_threshold: 1.0,
-        scale_parameter: true,
-        beta1: None,
-        weight_decay: 0.0,
-        gradient_scale: 1.0,
-        rounding: Rounding::Nearest,
-    }
+    AdafactorHyper { learning_rate: 1e-2, beta2: 0.4, ..AdafactorHyper::default() }
 }
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
