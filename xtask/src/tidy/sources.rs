@@ -90,12 +90,12 @@ pub fn no_test_is_ignored(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The part of `source` before its tests: they come last, in `#[cfg(test)] mod`.
-fn before_tests(source: &str) -> &str {
+pub fn before_tests(source: &str) -> &str {
     source.find("\n#[cfg(test)]\nmod ").map_or(source, |end| &source[..end])
 }
 
 /// Whether a file holds tests only.
-fn is_test_file(path: &str) -> bool {
+pub fn is_test_file(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     ["tests.rs", "testing.rs"].contains(&name) || path.starts_with("tests/") || path.contains("/tests/")
 }
