@@ -10,6 +10,7 @@ mod run;
 mod budget;
 mod configs;
 mod finetune;
+mod inference;
 mod leaving;
 mod listing;
 mod long_rows;

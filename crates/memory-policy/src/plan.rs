@@ -319,7 +319,11 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,
-            phases: step.phases().map(|(name, rows)| CostRow::new(name.clone(), (beside + sum(rows)).0, "")).collect(),
+            phases: step
+                .phases()
+                .filter(|(_, rows)| !rows.is_empty())
+                .map(|(name, rows)| CostRow::new(name.clone(), (beside + sum(rows)).0, ""))
+                .collect(),
             binding: binding.clone(),
             conclusion: format!("{}, {}", costs.task, step.what.in_words()),
             ..frame

@@ -9,7 +9,7 @@ use memory_policy::{CostRow, Name};
 use t5::costs;
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{InferenceCount, Precisions, Shape};
-use t5::{Levers, ParameterSpec};
+use t5::{Levers, ParameterSpec, StoredWeights};
 use trainer::TrainerOptions;
 
 use crate::error::Result;
@@ -34,8 +34,17 @@ fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
     rows.into_iter().map(|(name, bytes)| Held { name, bytes }).collect()
 }
 
-/// The tensors of an evaluation and of a generation.
-pub type EvaluationRows = Rc<[Vec<Held>; 2]>;
+/// An evaluation and a generation of some samples.
+#[derive(Debug)]
+pub struct Evaluated {
+    /// The tensors of each.
+    pub rows: [Vec<Held>; 2],
+    /// The multiply-adds of each.
+    pub multiply_adds: [f64; 2],
+}
+
+/// Many ask for the same.
+pub type EvaluationRows = Rc<Evaluated>;
 
 /// Counts passes of one model in one precision, over samples of at most these lengths. Nothing is allocated.
 pub struct Counter<'a> {
@@ -53,8 +62,8 @@ impl<'a> Counter<'a> {
     ///
     /// # Errors
     /// A config that is not a T5's.
-    pub fn new(model: &'a t5::Config, activations: DType, longest: (usize, usize)) -> Result<Self> {
-        let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+    pub fn new(model: &'a t5::Config, parameters: DType, activations: DType, longest: (usize, usize)) -> Result<Self> {
+        let precisions = Precisions { parameters, activations, gradients: DType::F32 };
         let passes = t5::step::count::Counter::new(model, precisions, 0.0, &|_| false)?;
         Ok(Self::of(model, activations, longest, passes))
     }
@@ -86,14 +95,28 @@ impl<'a> Counter<'a> {
     pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, max_new_tokens: usize) -> EvaluationRows {
         let mut evaluated = self.evaluated.borrow_mut();
         let rows = evaluated.entry((samples, loss_chunk_rows, max_new_tokens)).or_insert_with(|| {
-            let InferenceCount { loss, workspace, packed, .. } =
+            let InferenceCount { loss, workspace, packed, multiply_adds: of_evaluation, .. } =
                 self.passes.evaluation(self.shape(samples), loss_chunk_rows);
             let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
-            let InferenceCount { cache, workspace, packed, .. } =
+            let InferenceCount { cache, workspace, packed, multiply_adds: of_generation, .. } =
                 self.passes.generation(samples, self.longest.0, max_new_tokens);
-            Rc::new([evaluation, held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)])])
+            let generation = held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)]);
+            Rc::new(Evaluated { rows: [evaluation, generation], multiply_adds: [of_evaluation, of_generation] })
         });
         Rc::clone(rows)
+    }
+
+    /// Bytes of the parameters in memory, where all lie there.
+    pub fn resident(&self, dtype: DType) -> Resident {
+        let all = self.parameters(dtype);
+        Resident { loading: all, saving: all, at_a_time: all }
+    }
+
+    /// The same of a model that stays where it is stored.
+    pub fn resident_in_place(&self, stored: &StoredWeights) -> Resident {
+        let weights = self.passes.weights_on_disk();
+        let loading = weights.loading_in_place(stored);
+        Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
     }
 
     fn shape(&self, samples: usize) -> Shape {

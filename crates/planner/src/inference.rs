@@ -1,50 +1,212 @@
-//! Inference as choices: how many samples `eval` and `generate` take at a time.
+//! Inference as choices: samples at a time, rows of logits at a time, and where the weights lie.
+//!
+//! The levers are those of a step, from the same table. Weights in a file are read where the model's own files have them;
+//! those that are stored in another dtype are copied to a file first.
 
 use candle_core::DType;
-use memory_policy::{CostRow, Phase};
-use t5::Levers;
+use memory_policy::{Bytes, CostRow, Name, Phase};
+#[cfg(test)]
+use t5::StoredWeights;
+use t5::{LayerMajor, Levers};
 
-use crate::counted::{Counter, Held};
+use crate::counted::{Counter, Held, Resident};
 use crate::error::Result;
 use crate::job::Inference;
-use crate::levers::Step;
+use crate::lever::{Pins, Space, Value};
+use crate::levers::{LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_OFFLOAD};
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
-use crate::search::halvings;
 use crate::{Job, StepChoice};
 
-const LOSS_CHUNK_ROWS: usize = 256;
+/// The time of reading a byte of a mapped file, over that of writing it to a file and reading it back: where the system has
+/// it in memory, and where it comes from the disk.
+const READ: f64 = 0.1;
+const READ_FROM_DISK: f64 = 1.0;
 
-/// The choices of inference: its fixed memory, and the numbers of samples at a time.
-pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
-    let counter = Counter::new(job.model, inference.activations, job.longest)?;
-    let parameters = CostRow::new(PARAMETERS, counter.parameters(DType::F32), "f32");
-    let choice = |samples| inference.choice(&counter, samples);
-    Ok((vec![parameters], halvings(job.samples).into_iter().map(choice).collect()))
+/// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.
+pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading: Bytes) -> Result<Vec<StepChoice>> {
+    let counter = Counter::new(job.model, inference.parameters, inference.activations, job.longest)?;
+    let offer = Offer { job, inference, counter: &counter, memory_for_reading };
+    let mut choices: Vec<StepChoice> = offer.levers().iter().map(|levers| offer.choice(levers)).collect();
+    let fastest = choices.iter().map(|choice| choice.relative_time).fold(f64::INFINITY, f64::min);
+    choices.iter_mut().for_each(|choice| choice.relative_time /= fastest);
+    Ok(choices)
 }
 
-impl Inference<'_> {
-    fn choice(&self, counter: &Counter<'_>, samples: usize) -> StepChoice {
+/// The part that all choices share.
+struct Offer<'a> {
+    job: &'a Job<'a>,
+    inference: &'a Inference<'a>,
+    counter: &'a Counter<'a>,
+    memory_for_reading: Bytes,
+}
+
+impl Offer<'_> {
+    /// The combinations of the levers that inference has. It goes through the layers once, like a step that goes layer by
+    /// layer and trains nothing.
+    fn levers(&self) -> Vec<Levers> {
+        // A pinned micro-batch is a step's: how many samples inference takes, it was told itself.
+        let mut pins = Pins::default();
+        for lever in [LOSS_CHUNK_ROWS.name, WEIGHT_OFFLOAD.name] {
+            if let Some(value) = self.job.pins.of(lever) {
+                pins = pins.with(lever, value);
+            }
+        }
+        if self.inference.stored.is_none() {
+            pins = pins.with(WEIGHT_OFFLOAD.name, Value::Word("none"));
+        }
+        let space =
+            Space { pins: &pins, blocks: 0, batch_samples: self.job.samples, target_tokens: self.job.longest.1 };
+        let layer_major = Some(LayerMajor::default());
+        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD];
+        if self.inference.has_targets {
+            levers.insert(1, &LOSS_CHUNK_ROWS);
+        }
+        space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() })
+    }
+
+    fn choice(&self, levers: &Levers) -> StepChoice {
+        let (inference, samples) = (self.inference, levers.micro_batch_samples);
         let note = format!("{samples} samples");
-        let reading = CostRow::new(ROWS, self.rows.as_ref().map_or(0, |rows| rows.bytes(samples)), &note);
-        let phase = |name, tensors: &[Held]| {
-            let rows = tensors.iter().map(|held| held.row(&note)).chain([reading.clone()]).collect();
+        let reading = CostRow::new(ROWS, inference.rows.as_ref().map_or(0, |rows| rows.bytes(samples)), &note);
+        let resident = self.resident(levers);
+        let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers));
+        let phase = |name: Name, tensors: &[Held]| {
+            let tensors = tensors.iter().map(|held| held.row(&note));
+            let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]).collect();
             Phase { name, rows }
         };
-        let loading = counter.loading(DType::F32).iter().map(|held| held.row("a tensor in transit")).collect();
-        let counted = counter.evaluation(samples, LOSS_CHUNK_ROWS, self.max_new_tokens);
-        let [evaluation, generation] = counted.as_ref();
-        // No row is read before the model is there.
+        // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
+        let transit =
+            if levers.has_weights_on_disk() { Vec::new() } else { self.counter.loading(inference.parameters) };
+        let transit = transit.iter().map(|held| held.row("a tensor in transit"));
+        let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
+        let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.max_new_tokens);
+        let [evaluation, generation] = &counted.rows;
         let mut other_phases = vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation)];
-        if self.has_targets {
+        if inference.has_targets {
             other_phases.push(phase(EVALUATION, evaluation));
         }
-        let levers = Levers { micro_batch_samples: samples, loss_chunk_rows: LOSS_CHUNK_ROWS, ..Levers::default() };
         StepChoice {
-            what: Step { levers, evaluation_samples: samples },
+            what: Step { levers: *levers, evaluation_samples: samples, is_inference: true },
             rows: Vec::new(),
             other_phases,
-            #[expect(clippy::cast_precision_loss, reason = "a relative time")]
-            relative_time: 1.0 + 1.0 / samples as f64,
+            relative_time: self.time_of_a_sample(levers, counted.multiply_adds),
         }
+    }
+
+    /// Bytes of the parameters in memory.
+    fn resident(&self, levers: &Levers) -> Resident {
+        match &self.inference.stored {
+            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored),
+            _ => self.counter.resident(self.inference.parameters),
+        }
+    }
+
+    /// Where the parameters lie.
+    fn note(&self, levers: &Levers) -> String {
+        let dtype = self.inference.parameters;
+        let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
+        if !levers.has_weights_on_disk() {
+            return kept_in.to_owned();
+        }
+        let file = match self.inference.stored.map_or(0, |stored| stored.copied(dtype)) {
+            0 => "in the model's own files".to_owned(),
+            copied => format!("in files, {} of them copied", Bytes(copied)),
+        };
+        format!("{kept_in}, {file}; one block at a time in memory")
+    }
+
+    /// The time of the losses and answers of a sample, in multiply-adds.
+    #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
+    fn time_of_a_sample(&self, levers: &Levers, [evaluation, generation]: [f64; 2]) -> f64 {
+        let (prices, (source_tokens, target_tokens)) = (&self.job.prices, self.job.longest);
+        let new_tokens = self.inference.max_new_tokens.max(1) as f64;
+        let samples = levers.micro_batch_samples as f64;
+        let whole = self.counter.parameters(self.inference.parameters);
+        let price = if whole <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
+        let reading = if levers.has_weights_on_disk() { price * prices.file_byte * whole as f64 } else { 0.0 };
+        // As in a step, a product takes the time of so many tokens beside its arithmetic.
+        let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
+        let loss = if self.inference.has_targets {
+            let again = if t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows) { 1.0 } else { 1.1 };
+            let chunks = 1.0 + 0.1 * prices.overhead_rows / levers.loss_chunk_rows.max(32) as f64;
+            pass(evaluation, samples * (source_tokens + target_tokens) as f64) * again * chunks + reading
+        } else {
+            0.0
+        };
+        // The decoder, a half of the weights, is read for each token.
+        let answers = pass(generation, samples) + reading * f64::midpoint(1.0, new_tokens);
+        (loss + answers) / samples
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory_policy::{Budget, Budgets, MemorySnapshot};
+
+    use super::*;
+    use crate::{Plan, Prices, plan};
+
+    const STORED: StoredWeights = StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2] };
+
+    /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within so many MiB.
+    fn planned(inference: &Inference<'_>, mib: u64, pins: &Pins) -> Result<Plan> {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::gib(8), ..MemorySnapshot::default() };
+        let job = Job {
+            prices: Prices::vectors(),
+            ..Job::of_inference(&model, inference.clone(), 8, (128, 128), (Budget::Explicit(Bytes::mib(mib)), pins))
+        };
+        assert_eq!(job.budgets, Budgets::from(Budget::Explicit(Bytes::mib(mib))));
+        Ok(plan(&job, &now)?.plan)
+    }
+
+    fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
+        let activations = DType::F32;
+        Inference { activations, parameters, stored, max_new_tokens: 32, has_targets: true, rows: None }
+    }
+
+    #[test]
+    fn a_smaller_budget_leaves_weights_in_their_files_and_takes_fewer_samples_at_a_time() {
+        let in_place = inference(DType::F32, Some(STORED));
+        let plans: Vec<Plan> =
+            [2000, 300, 130, 102].map(|mib| planned(&in_place, mib, &Pins::default()).expect("it fits")).into();
+        for (before, after) in plans.iter().zip(&plans[1..]) {
+            assert!(after.predicted_peak <= before.predicted_peak && after.relative_time >= before.relative_time);
+        }
+        let on_disk = |plan: &Plan| plan.step.levers.has_weights_on_disk();
+        assert!(!on_disk(&plans[0]) && on_disk(&plans[3]), "{plans:#?}");
+        assert_eq!(plans[0].step.evaluation_samples, 8);
+        assert!(plans[3].step.evaluation_samples < 8);
+        assert!(plans[3].bill.to_string().contains("in the model's own files; one block at a time in memory"));
+        // Where weights have to be in memory, they are billed whole.
+        let refused = planned(&inference(DType::F32, None), 200, &Pins::default());
+        let Err(crate::Error::DoesNotFit(refusal)) = refused else { panic!("60 M parameters do not fit 200 MiB") };
+        assert!(refusal.smallest_budget > Bytes(60_506_624 * 4));
+    }
+
+    #[test]
+    fn weights_in_bf16_take_half_and_a_copy_is_said() {
+        let smallest = |inference: &Inference<'_>| match planned(inference, 30, &Pins::default()) {
+            Err(crate::Error::DoesNotFit(refusal)) => refusal.smallest_budget,
+            _ => panic!("30 MiB are too few"),
+        };
+        let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(STORED))));
+        // The table of the vocabulary is what lies in memory at a time.
+        assert_eq!(whole.saturating_sub(half), Bytes(32_128 * 512 * 2));
+        let copied = StoredWeights { copied_bytes: [0, 120 << 20], ..STORED };
+        let plan = planned(&inference(DType::BF16, Some(copied)), 140, &Pins::default()).expect("it fits");
+        assert!(plan.bill.to_string().contains("in files, 120 MiB of them copied"), "{}", plan.bill);
+        assert!(smallest(&inference(DType::BF16, Some(copied))) > half, "a copy is on its way while it is loaded");
+    }
+
+    #[test]
+    fn pins_of_weights_and_of_the_loss_are_kept_and_those_of_a_step_mean_nothing() {
+        let pins = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
+        let pins = pins.with(LOSS_CHUNK_ROWS.name, Value::Count(64)).with(MICRO_BATCH_SAMPLES.name, Value::Count(1));
+        let plan = planned(&inference(DType::F32, Some(STORED)), 2000, &pins).expect("it fits");
+        let levers = plan.step.levers;
+        assert!(levers.has_weights_on_disk() && levers.loss_chunk_rows == 64 && levers.micro_batch_samples == 8);
+        assert_eq!(plan.bill.conclusion, "evaluation, micro-batches of 8, weights on disk");
     }
 }

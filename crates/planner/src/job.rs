@@ -2,11 +2,12 @@
 
 use candle_core::DType;
 use memory_policy::{Budget, Budgets, Bytes, Place};
+use t5::StoredWeights;
 use trainer::TrainerOptions;
 
 use crate::Plan;
 use crate::feeding::Feed;
-use crate::lever::{NO_PINS, Pins};
+use crate::lever::Pins;
 use crate::prices::Prices;
 use crate::reading::EvaluatedRows;
 
@@ -71,11 +72,15 @@ impl Evaluation<'_> {
     }
 }
 
-/// The settings of inference beside those of the job. Parameters are f32.
+/// The settings of inference beside those of the job.
 #[derive(Clone)]
 pub struct Inference<'a> {
     /// Dtype of activations.
     pub activations: DType,
+    /// Dtype in which parameters are kept.
+    pub parameters: DType,
+    /// The weights in the model's files, where they may stay there. `None`: they have to be in memory.
+    pub stored: Option<StoredWeights>,
     /// The longest answer in tokens.
     pub max_new_tokens: usize,
     /// Whether losses are computed, too.
@@ -100,7 +105,7 @@ impl<'a> Job<'a> {
         inference: Inference<'a>,
         samples: usize,
         longest: (usize, usize),
-        budget: Budget,
+        (budget, pins): (Budget, &'a Pins),
     ) -> Self {
         Self {
             model,
@@ -108,7 +113,7 @@ impl<'a> Job<'a> {
             longest,
             place: Place::Host,
             budgets: budget.into(),
-            pins: &NO_PINS,
+            pins,
             feed: Feed::Given,
             process_note: "measured",
             prices: Prices::of_units(inference.activations),

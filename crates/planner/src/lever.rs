@@ -139,9 +139,6 @@ pub struct Space<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pins(Vec<(&'static str, Value)>);
 
-/// Nothing pinned.
-pub(crate) static NO_PINS: Pins = Pins(Vec::new());
-
 impl Pins {
     /// These, and one more.
     #[must_use]

@@ -430,11 +430,24 @@ pub struct Step {
     /// Samples evaluated or generated at a time. It follows from the levers.
     #[serde(default)]
     pub evaluation_samples: usize,
+    /// Whether nothing is trained.
+    #[serde(skip)]
+    pub is_inference: bool,
+}
+
+/// Levers that inference has.
+static OF_INFERENCE: [&Lever; 3] = [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD];
+
+impl Step {
+    /// The rows of the table that have a meaning here.
+    fn table(&self) -> &'static [&'static Lever] {
+        if self.is_inference { &OF_INFERENCE } else { &LEVERS }
+    }
 }
 
 impl Setting for Step {
     fn in_words(&self) -> String {
-        let words = LEVERS.iter().filter_map(|lever| (lever.words)(&self.levers));
+        let words = self.table().iter().filter_map(|lever| (lever.words)(&self.levers));
         words.collect::<Vec<_>>().join(", ")
     }
 
@@ -447,7 +460,7 @@ impl Setting for Step {
                 if lever.moves_the_next { in_words_from(lever, &self.levers, value) } else { value.shown() },
             ))
         };
-        LEVERS.iter().filter_map(value).collect()
+        self.table().iter().filter_map(value).collect()
     }
 
     fn differs_only_in(&self, lever: &str, other: &Self) -> bool {
@@ -514,7 +527,7 @@ mod tests {
     #[test]
     fn a_plan_says_its_levers_in_words() {
         let plain = Levers { micro_batch_samples: 4, loss_chunk_rows: 256, ..Levers::default() };
-        let step = |levers| Step { levers, evaluation_samples: 1 };
+        let step = |levers| Step { levers, evaluation_samples: 1, ..Step::default() };
         assert_eq!(step(plain).in_words(), "micro-batches of 4");
         let layers = LayerMajor {
             kept_gradient_blocks: 2,
@@ -562,6 +575,7 @@ mod tests {
         let step = Step {
             levers: Levers { micro_batch_samples: 4, loss_chunk_rows: 256, ..Levers::default() },
             evaluation_samples: 2,
+            ..Step::default()
         };
         let json = serde_json::to_value(step).unwrap();
         let expected = serde_json::json!({"micro_batch_samples": 4, "recompute_blocks": 0, "loss_chunk_rows": 256,

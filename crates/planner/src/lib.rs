@@ -48,7 +48,7 @@ pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
 pub use prices::Prices;
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
-pub use rehearsal::rehearse;
+pub use rehearsal::{rehearse, rehearse_inference};
 pub use speed::{MachineSpeed, Speed};
 pub use training::MOST_EVALUATED_TOGETHER;
 

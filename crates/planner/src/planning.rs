@@ -31,7 +31,10 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
             let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));
             training::offer(job, training, memory_for_files)?
         }
-        Work::Inference(inference) => inference::offer(job, inference)?,
+        Work::Inference(inference) => {
+            let memory_for_reading = now.ceiling().saturating_sub(job.budgets.process.resolve(now));
+            (Vec::new(), inference::offer(job, inference, memory_for_reading)?)
+        }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
     let reads_text = !matches!((&job.feed, &job.work), (Feed::Given, Work::Training(_)));
@@ -40,7 +43,12 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     }
     fixed.extend(held);
     let loaders = feeding::choices(&job.feed, job.pins);
-    Ok(Costs { task: format!("{} samples a step", job.samples), fixed, steps, loaders })
+    let task = match &job.work {
+        Work::Training(_) => format!("{} samples a step", job.samples),
+        Work::Inference(inference) if inference.has_targets => "evaluation".to_owned(),
+        Work::Inference(_) => "generation".to_owned(),
+    };
+    Ok(Costs { task, fixed, steps, loaders })
 }
 
 /// The fastest plan that fits, and what it was chosen from.

@@ -4,7 +4,7 @@
 //! get their stacks and buffers when they first work. After a rehearsal both are there, and the row `process` of
 //! the bill is what it will be during the run. It takes milliseconds and leaves nothing else behind.
 
-use candle_core::Device;
+use candle_core::{DType, Device};
 use memory_policy::{MemorySnapshot, Probe};
 use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
 use trainer::{Batch, Levers, StepPlan, Trainer, TrainerOptions};
@@ -24,7 +24,59 @@ pub fn rehearse(
     device: &Device,
     probe: &dyn Probe,
 ) -> Result<MemorySnapshot> {
-    let smallest = t5::Config {
+    let smallest = smallest(model);
+    let options = TrainerOptions { freeze: Vec::new(), ..options.clone() };
+    let activations = options.precision.activations();
+    let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
+    let samples = samples();
+    let plan = StepPlan {
+        levers: Levers {
+            micro_batch_samples: SAMPLES,
+            recompute_blocks: 1,
+            loss_chunk_rows: TOKENS,
+            layer_major: None,
+        },
+        longest: None,
+    };
+    trainer.step(&Batch { sources: &samples, targets: &samples }, &plan, &|| false)?;
+    infer(trainer.model(), &samples, activations)?;
+    drop(trainer);
+    heap::release_unused();
+    Ok(probe.snapshot()?)
+}
+
+/// The same of a loss and an answer alone.
+///
+/// # Errors
+/// As [`rehearse`].
+pub fn rehearse_inference(
+    model: &t5::Config,
+    (parameters, activations): (DType, DType),
+    device: &Device,
+    probe: &dyn Probe,
+) -> Result<MemorySnapshot> {
+    let smallest = T5::init(&smallest(model), 0, parameters, device)?;
+    infer(&smallest, &samples(), activations)?;
+    drop(smallest);
+    heap::release_unused();
+    Ok(probe.snapshot()?)
+}
+
+fn samples() -> Vec<Vec<u32>> {
+    vec![(2..2 + TOKENS as u32).collect(); SAMPLES]
+}
+
+fn infer(model: &T5, samples: &[Vec<u32>], activations: DType) -> Result<()> {
+    let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
+    let micro_batch = MicroBatch::new(&slices, &slices, &[0, 1, 2, 3], model.config(), model.device())?;
+    model.loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
+    model.generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
+    Ok(())
+}
+
+/// The smallest model of this kind.
+fn smallest(model: &t5::Config) -> t5::Config {
+    t5::Config {
         vocab_size: 256,
         d_model: 64,
         d_kv: 32,
@@ -38,26 +90,5 @@ pub fn rehearse(
         pad_token_id: 0,
         decoder_start_token_id: 0,
         ..model.clone()
-    };
-    let options = TrainerOptions { freeze: Vec::new(), ..options.clone() };
-    let activations = options.precision.activations();
-    let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
-    let samples: Vec<Vec<u32>> = vec![(2..2 + TOKENS as u32).collect(); SAMPLES];
-    let plan = StepPlan {
-        levers: Levers {
-            micro_batch_samples: SAMPLES,
-            recompute_blocks: 1,
-            loss_chunk_rows: TOKENS,
-            layer_major: None,
-        },
-        longest: None,
-    };
-    trainer.step(&Batch { sources: &samples, targets: &samples }, &plan, &|| false)?;
-    let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
-    let micro_batch = MicroBatch::new(&slices, &slices, &[0, 1, 2, 3], &smallest, device)?;
-    trainer.model().loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
-    trainer.model().generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
-    drop(trainer);
-    heap::release_unused();
-    Ok(probe.snapshot()?)
+    }
 }

@@ -132,7 +132,7 @@ impl<'a> Offer<'a> {
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         let evaluation_samples = self.evaluation_samples(levers, of_step);
         StepChoice {
-            what: Step { levers: *levers, evaluation_samples },
+            what: Step { levers: *levers, evaluation_samples, is_inference: false },
             rows,
             other_phases: self.other_phases(levers, evaluation_samples, gradients, resident),
             relative_time: self.relative_time(levers, arithmetic, written),
@@ -193,7 +193,7 @@ impl<'a> Offer<'a> {
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);
-            let [evaluation, generation] = counted.as_ref();
+            let [evaluation, generation] = &counted.rows;
             let of = format!("{evaluation_samples} samples at a time");
             let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
             let with_reading = |tensors: &[Held]| -> Vec<CostRow> {
@@ -215,7 +215,7 @@ impl<'a> Offer<'a> {
         let Some(evaluated) = &self.training.evaluation else { return 1 };
         let sum = |held: &Vec<Held>| held.iter().map(|held| held.bytes).sum::<u64>();
         let fits = |samples: &usize| {
-            let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).as_ref().each_ref().map(sum);
+            let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).rows.each_ref().map(sum);
             evaluated.reading(*samples) + evaluation.max(generation) <= step_bytes
         };
         halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)

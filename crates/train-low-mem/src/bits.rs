@@ -301,7 +301,7 @@ mod tests {
         let step = |samples: usize, relative_time: f64| {
             let levers = Levers { micro_batch_samples: samples, loss_chunk_rows: 256, ..Levers::default() };
             let rows = vec![CostRow::new(ACTIVATIONS, (samples as u64 * 100) << 20, "")];
-            StepChoice::new(Step { levers, evaluation_samples: 1 }, rows, relative_time)
+            StepChoice::new(Step { levers, evaluation_samples: 1, ..Step::default() }, rows, relative_time)
         };
         let loader = FeedingChoice::new(Feeding::default(), Vec::new(), 1.0);
         Costs {

@@ -170,18 +170,36 @@ pub struct EvalArgs {
     /// sacreBLEU's tokenizer: 13a, zh, char or none
     #[arg(long, value_name = "NAME")]
     pub bleu_tokenizer: Option<String>,
+    /// Precision of activations [default: that of the config, or f32]. Weights keep the precision in which they are stored
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
     /// Override a config key of `data`, `train` or `memory` (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
-    /// Memory limit of the whole process
-    #[arg(long, value_name = "SIZE")]
-    pub memory_budget: Option<String>,
+    /// Where weights lie
+    #[command(flatten)]
+    pub weights: WeightFlags,
     /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `eval` and `generate` that say where weights lie.
+#[derive(Args, Debug)]
+pub struct WeightFlags {
+    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
+    /// memory
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub offload_dir: PathBuf,
+    /// Print the memory bill and stop
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Flags of `generate`.
@@ -205,9 +223,12 @@ pub struct GenerateArgs {
     /// Prompts in a batch
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_samples: usize,
-    /// Memory limit of the whole process; also prints the peak to stderr
-    #[arg(long, value_name = "SIZE")]
-    pub memory_budget: Option<String>,
+    /// Precision of activations. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
+    /// Where weights lie
+    #[command(flatten)]
+    pub weights: WeightFlags,
     /// Device: auto, cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

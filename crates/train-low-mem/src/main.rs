@@ -18,6 +18,7 @@ mod dry_run;
 mod evaluation;
 mod failure;
 mod identity;
+mod inference;
 mod job;
 mod lever_flags;
 mod listing;

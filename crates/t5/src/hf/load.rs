@@ -90,7 +90,7 @@ pub struct StoredWeights {
     /// Whether a table is stored twice. The two are compared when the model is loaded.
     pub has_duplicates: bool,
     /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
-    copied: [u64; 2],
+    pub copied_bytes: [u64; 2],
 }
 
 impl StoredWeights {
@@ -111,13 +111,13 @@ impl StoredWeights {
         Ok(StoredWeights {
             is_bf16: matrices.all(|spec| stored_as(spec).is_none_or(|dtype| dtype == DType::BF16)),
             has_duplicates: tables.filter(|name| stored.holder.contains_key(*name)).count() > 1,
-            copied: [of(DType::F32), of(DType::BF16)],
+            copied_bytes: [of(DType::F32), of(DType::BF16)],
         })
     }
 
     /// Bytes of a file that [`crate::T5::load_in_place`] writes for a model of `dtype`.
     pub fn copied(&self, dtype: DType) -> u64 {
-        self.copied[usize::from(dtype == DType::BF16)]
+        self.copied_bytes[usize::from(dtype == DType::BF16)]
     }
 }
 

@@ -19,6 +19,25 @@ pub(super) fn largest_bytes(rows: usize, width: usize) -> u64 {
     (rows * width * 2 * size_of::<f32>()) as u64
 }
 
+/// As many rows are read from a table in a file one by one.
+const FEW_ROWS: usize = 256;
+
+/// A row of the table for each id, in memory, where the table lies in a file and the ids are few: on a page that is not in
+/// memory the system reads megabytes around it. `None` where the table itself is to be looked at.
+fn rows_from_file(ids: &Tensor, table: &Tensor) -> Result<Option<Tensor>> {
+    if ids.elem_count() > FEW_ROWS || !t5_ops::is_in_file(table) {
+        return Ok(None);
+    }
+    let ids = ids.flatten_all()?.to_vec1::<u32>()?;
+    let count = table.dim(0)?;
+    if ids.is_empty() || ids.iter().any(|&id| id as usize >= count) {
+        return Ok(None);
+    }
+    let row = |&id: &u32| t5_ops::copy_from_file(&table.narrow(0, id as usize, 1)?);
+    let rows = ids.iter().map(row).collect::<candle_core::Result<Option<Vec<Tensor>>>>()?;
+    Ok(rows.map(|rows| Tensor::cat(&rows, 0)).transpose()?)
+}
+
 impl Ops for Tensor {
     type Spill = TensorFiles;
     type Stretch = Stretch;
@@ -76,6 +95,10 @@ impl Ops for Tensor {
     }
 
     fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
+        if let Some(rows) = rows_from_file(ids, table)? {
+            let places = Tensor::arange(0u32, ids.elem_count() as u32, ids.device())?.reshape(ids.shape())?;
+            return Ok(t5_ops::embedding(&places, &rows, dtype)?);
+        }
         Ok(t5_ops::embedding(ids, table, dtype)?)
     }
 

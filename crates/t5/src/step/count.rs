@@ -91,8 +91,8 @@ impl StepCount {
     }
 }
 
-/// Bytes that a pass without gradients holds at its peak beside the parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Bytes that a pass without gradients holds at its peak beside the parameters, and its arithmetic.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct InferenceCount {
     /// The key/value cache; 0 where nothing is generated.
     pub cache: u64,
@@ -102,10 +102,12 @@ pub struct InferenceCount {
     pub workspace: u64,
     /// Operands that threads keep packed from one product to the next.
     pub packed: u64,
+    /// Multiply-adds of matrix products.
+    pub multiply_adds: f64,
 }
 
 impl InferenceCount {
-    /// The sum.
+    /// The bytes.
     pub fn total(&self) -> u64 {
         self.cache + self.loss + self.workspace + self.packed
     }
@@ -274,7 +276,8 @@ impl Counter {
         let live = ledger.live();
         drop(infer(network, &events, &cx, &batch, &|| false).expect("counting cannot fail"));
         let loss = ledger.loss();
-        InferenceCount { cache: 0, loss, workspace: ledger.peak() - live - loss, packed: ledger.kept().total() }
+        let (packed, multiply_adds) = (ledger.kept().total(), ledger.work().all);
+        InferenceCount { cache: 0, loss, workspace: ledger.peak() - live - loss, packed, multiply_adds }
     }
 
     /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
@@ -293,15 +296,18 @@ impl Counter {
         let mut cache = cache.expect("nobody interrupts");
         let ids: Counted = ledger.beside(&[samples, 1], DType::U32);
         // A token at each size of the cache: between them nothing changes.
-        let mut position = 0;
+        let (mut position, mut multiply_adds) = (0, ledger.work().all);
         loop {
+            let before = ledger.work().all;
             decoding.next_tokens(&ids, position, &mut cache).expect("counting cannot fail");
-            if cache.capacity() >= max_new_tokens {
+            let end = cache.capacity().min(max_new_tokens);
+            multiply_adds += (ledger.work().all - before) * (end - position) as f64;
+            if end == max_new_tokens {
                 break;
             }
-            position = cache.capacity();
+            position = end;
         }
         let (peak, cache) = (ledger.peak() - live, cache.bytes());
-        InferenceCount { cache, loss: 0, workspace: peak - cache, packed: ledger.kept().total() }
+        InferenceCount { cache, loss: 0, workspace: peak - cache, packed: ledger.kept().total(), multiply_adds }
     }
 }

@@ -2,15 +2,15 @@
 
 use candle_core::DType;
 use memory_policy::{Probe, SystemProbe};
-use planner::{EvaluatedRows, Inference, Job};
+use planner::EvaluatedRows;
 use serde_json::json;
 use toml::Value;
-use trainer::TrainerOptions;
 
-use crate::cli::EvalArgs;
+use crate::cli::{EvalArgs, Precision};
 use crate::config::{Config, Origin, Values, paths};
 use crate::evaluation::{Settings, evaluate};
 use crate::failure::{Failure, Outcome};
+use crate::inference::{Asked, Shape};
 use crate::open::{self, Opened};
 use crate::stop::Stop;
 use crate::{job, options, report, setup};
@@ -21,30 +21,35 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let opened = Opened::new(&config, None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;
-    let precision = if config.train.bf16 { trainer::Precision::Bf16 } else { trainer::Precision::F32 };
     let rows = EvaluatedRows {
         loader: open::loader_options(&config, &opened.model),
         tokenizer: &opened.tokenizer,
         dataset: &opened.train,
     };
-    let inference = Inference {
-        activations: precision.activations(),
-        max_new_tokens: config.train.eval_max_new_tokens,
-        has_targets: true,
-        rows: Some(rows),
+    let options = options::trainer_options(&config, &opened.model, 1);
+    let asked = Asked {
+        directory: &flags.model,
+        config: &opened.model,
+        device: &opened.device,
+        activations: options.precision.activations(),
+        parameters: Some(options.parameter_dtype()).filter(|dtype| *dtype == DType::BF16),
+        flags: &flags.weights,
     };
-    let longest = (config.data.max_source_tokens, config.data.max_target_tokens);
-    let budget = job::budgets(&config).process;
-    let options = TrainerOptions { precision, ..TrainerOptions::default() };
-    let now = planner::rehearse(&opened.model, &options, &opened.device, &SystemProbe::new())?;
-    let job = Job::of_inference(&opened.model, inference, flags.batch_samples, longest, budget);
-    let plan = planner::plan(&job, &now)?.plan;
-    let model = t5::T5::load(&flags.model, DType::F32, &opened.device)?;
+    let shape = Shape {
+        samples: flags.batch_samples,
+        longest: (config.data.max_source_tokens, config.data.max_target_tokens),
+        max_new_tokens: config.train.eval_max_new_tokens,
+    };
+    let planned = asked.plan(&shape, Some(rows), (job::budgets(&config).process, &config.memory.pins))?;
+    if flags.weights.dry_run {
+        return report::result(&planned.bill());
+    }
+    let (model, plan) = (planned.load()?, &planned.plan);
     let settings = Settings {
         samples: flags.samples,
         generate_samples: flags.generate_samples,
         examples: flags.show,
-        ..options::evaluation(&config, &opened.model, &plan)
+        ..options::evaluation(&config, &opened.model, plan)
     };
     let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default())?
         .ok_or_else(|| Failure::internal("nobody interrupts an evaluation"))?;
@@ -55,6 +60,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     if flags.json {
         let mut json = figures.to_json();
         json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
+        json["weights"] = json!(if model.is_in_file() { "disk" } else { "memory" });
+        json["copied_weight_bytes"] = json!(planned.copied().0);
         json["peak_rss_bytes"] = json!(SystemProbe::new().snapshot()?.peak_rss.0);
         report::result(&format!("{json}\n"))?;
         return Ok(());
@@ -81,13 +88,17 @@ fn config(flags: &EvalArgs) -> Outcome<Config> {
         set("data.tokenizer", Value::String("auto".to_string()), "--model")?;
     }
     for (key, flag, text) in [
-        ("memory.budget", "--memory-budget", &flags.memory_budget),
+        ("memory.budget", "--memory-budget", &flags.weights.memory_budget),
         ("run.device", "--device", &flags.device),
         ("train.bleu_tokenizer", "--bleu-tokenizer", &flags.bleu_tokenizer),
     ] {
         if let Some(text) = text {
             set(key, Value::String(text.clone()), flag)?;
         }
+    }
+    if let Some(precision) = flags.precision {
+        let name = if precision == Precision::Bf16 { "bf16" } else { "f32" };
+        set("train.precision", Value::String(name.to_string()), "--precision")?;
     }
     flags.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
     Config::resolve(values)

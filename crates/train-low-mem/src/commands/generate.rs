@@ -6,13 +6,13 @@ use std::path::Path;
 use candle_core::DType;
 use dataloader::Tokenizer;
 use memory_policy::{Probe, SystemProbe};
-use planner::{Inference, Job};
+use planner::Pins;
 use serde_json::json;
 use t5::{GenerateOptions, T5};
-use trainer::TrainerOptions;
 
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
+use crate::inference::{Asked, Shape};
 use crate::{open, options, report};
 
 /// Answers prompts.
@@ -21,19 +21,35 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let path = flags.model.join("tokenizer.json");
     let tokenizer = Tokenizer::load(&path)?;
     let config = t5::Config::from_file(&flags.model.join("config.json"))?;
-    let budget = options::budget(flags.memory_budget.as_deref())?;
-    let now = planner::rehearse(&config, &TrainerOptions::default(), &device, &SystemProbe::new())?;
-    let inference =
-        Inference { activations: DType::F32, max_new_tokens: flags.max_new_tokens, has_targets: false, rows: None };
-    let longest = (flags.max_source_tokens, 1);
-    let plan = planner::plan(&Job::of_inference(&config, inference, flags.batch_samples, longest, budget), &now)?.plan;
-    let model = T5::load(&flags.model, DType::F32, &device)?;
+    let budget = options::budget(flags.weights.memory_budget.as_deref())?;
+    let asked = Asked {
+        directory: &flags.model,
+        config: &config,
+        device: &device,
+        activations: activations(flags),
+        parameters: None,
+        flags: &flags.weights,
+    };
+    let shape = Shape {
+        samples: flags.batch_samples,
+        longest: (flags.max_source_tokens, 1),
+        max_new_tokens: flags.max_new_tokens,
+    };
+    let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
+    if flags.weights.dry_run {
+        return report::result(&planned.bill());
+    }
+    let (model, plan) = (planned.load()?, &planned.plan);
     answer_all(&model, &tokenizer, flags, plan.step.evaluation_samples)?;
-    if flags.memory_budget.is_some() {
+    if flags.weights.memory_budget.is_some() {
         let peak = SystemProbe::new().snapshot()?.peak_rss;
         report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));
     }
     Ok(())
+}
+
+fn activations(flags: &GenerateArgs) -> DType {
+    trainer::Precision::from(flags.precision).activations()
 }
 
 /// Prompts of the command line first, then those of the file, so many at a time.
@@ -77,7 +93,7 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
         sources.push(ids);
     }
     let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
-    let options = GenerateOptions { max_new_tokens: flags.max_new_tokens, ..GenerateOptions::default() };
+    let options = GenerateOptions { max_new_tokens: flags.max_new_tokens, activations: activations(flags) };
     for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options)?) {
         let response = tokenizer.decode(&ids)?;
         let line = if flags.json { json!({"prompt": prompt, "response": response}).to_string() } else { response };

@@ -1,0 +1,119 @@
+//! What `eval` and `generate` share: the plan, and the model where the plan has it.
+
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use memory_policy::{Budget, Bytes, MemorySnapshot, SystemProbe};
+use planner::{Inference, Job, Pins, Plan};
+use t5::{StoredWeights, T5};
+
+use crate::cli::WeightFlags;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::report;
+
+/// A model that nobody trains, before it is loaded.
+pub struct Asked<'a> {
+    /// Its directory.
+    pub directory: &'a Path,
+    /// Its shape.
+    pub config: &'a t5::Config,
+    /// Where it computes.
+    pub device: &'a Device,
+    /// Dtype of activations.
+    pub activations: DType,
+    /// Dtype of the weights, where another than the stored one was asked for.
+    pub parameters: Option<DType>,
+    /// Flags of the command.
+    pub flags: &'a WeightFlags,
+}
+
+/// The computation.
+pub struct Shape {
+    /// Samples at a time, at most.
+    pub samples: usize,
+    /// The longest source and target in tokens.
+    pub longest: (usize, usize),
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+}
+
+/// A plan for a model, and what is needed to load it.
+pub struct Planned<'a> {
+    asked: Asked<'a>,
+    parameters: DType,
+    stored: Option<StoredWeights>,
+    now: MemorySnapshot,
+    /// The plan.
+    pub plan: Plan,
+}
+
+impl<'a> Asked<'a> {
+    /// The fastest plan that fits.
+    ///
+    /// Weights keep the precision in which they are stored: whether in f32 or in bf16, the same values give the same bits.
+    pub fn plan(
+        self,
+        shape: &Shape,
+        rows: Option<planner::EvaluatedRows<'_>>,
+        (budget, pins): (Budget, &Pins),
+    ) -> Outcome<Planned<'a>> {
+        let stored = self.device.is_cpu().then(|| StoredWeights::of(self.directory, self.config)).transpose()?;
+        let is_bf16 = stored.is_some_and(|stored| stored.is_bf16);
+        let parameters = self.parameters.unwrap_or(if is_bf16 { DType::BF16 } else { DType::F32 });
+        let inference = Inference {
+            activations: self.activations,
+            parameters,
+            stored,
+            max_new_tokens: shape.max_new_tokens,
+            has_targets: rows.is_some(),
+            rows,
+        };
+        let precisions = (parameters, self.activations);
+        let now = planner::rehearse_inference(self.config, precisions, self.device, &SystemProbe::new())?;
+        let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budget, pins));
+        let activations = self.activations;
+        let plan = planner::plan(&job, &now).map_err(|error| match Failure::from(error) {
+            failure if failure.exit == Exit::DoesNotFit && activations == DType::F32 => {
+                failure.hint("`--precision bf16` needs less: activations and the key/value cache take half")
+            }
+            failure => failure,
+        })?;
+        let plan = plan.plan;
+        Ok(Planned { asked: self, parameters, stored, now, plan })
+    }
+}
+
+impl Planned<'_> {
+    /// The bill.
+    pub fn bill(&self) -> String {
+        self.plan.bill.to_string()
+    }
+
+    /// Loads the model to where the plan has its weights.
+    pub fn load(&self) -> Outcome<T5> {
+        let Asked { directory, device, flags, .. } = &self.asked;
+        let model = if self.plan.step.levers.has_weights_on_disk() {
+            let copied = self.copied();
+            if copied > Bytes::ZERO {
+                report::note(&format!("{copied} of weights are copied to a file in {}", flags.offload_dir.display()));
+            }
+            let files = planner::files(&flags.offload_dir, &self.now, &self.plan);
+            T5::load_in_place(directory, self.parameters, &files).map_err(|error| match error {
+                t5::Error::Offload { .. } => Failure::internal(error.to_string())
+                    .hint("name a directory with room for a copy of the weights: `--offload-dir DIR`"),
+                error => error.into(),
+            })?
+        } else {
+            T5::load(directory, self.parameters, device)?
+        };
+        // The memory of what was on its way.
+        heap::release_unused();
+        Ok(model)
+    }
+
+    /// Bytes of weights that are copied to a file.
+    pub fn copied(&self) -> Bytes {
+        let is_on_disk = self.plan.step.levers.has_weights_on_disk();
+        Bytes(self.stored.filter(|_| is_on_disk).map_or(0, |stored| stored.copied(self.parameters)))
+    }
+}
