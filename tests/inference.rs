@@ -7,7 +7,8 @@ use crate::run::{Ran, Scene, repository, short};
 /// A run of a model whose weights are more than the process takes, and a scene with it.
 fn trained(more: &[&str]) -> Scene {
     let scene = Scene::new();
-    let wide = ["--set", "model.overrides.d_ff=8192", "--set", "train.max_steps=2", "--set", "train.eval_samples=1"];
+    let shape = "model.overrides={ d_model = 128, d_kv = 32, d_ff = 8192, num_heads = 4, num_layers = 2 }";
+    let wide = ["--set", shape, "--set", "train.max_steps=2", "--set", "train.eval_samples=1"];
     scene.run(&short(&[&wide[..], more].concat())).expect_code(0);
     scene
 }
@@ -15,7 +16,7 @@ fn trained(more: &[&str]) -> Scene {
 fn eval(scene: &Scene, more: &[&str]) -> Ran {
     let rows = repository().join("data/sample-validation.parquet").display().to_string();
     let usual = ["eval", "--model", "run/model", "--data", &rows, "--samples", "12", "--generate-samples", "4"];
-    let lengths = ["--set", "train.eval_max_new_tokens=6", "--batch-samples", "4", "--json"];
+    let lengths = ["--set", "train.eval_max_new_tokens=6", "--batch-samples", "1", "--json"];
     scene.run(&[&usual[..], &lengths, more].concat())
 }
 
@@ -105,7 +106,7 @@ fn weights_in_another_precision_than_they_are_stored_in_are_copied_to_a_file_tha
 #[test]
 fn a_dry_run_prints_the_bill_and_computes_nothing() {
     let scene = trained(&[]);
-    let words = ["memory budget", "parameters", "key/value cache", "headroom", "predicted peak"];
+    let words = ["memory budget", "parameters", "workspace", "headroom", "predicted peak"];
     for bill in [eval(&scene, &["--dry-run"]), generate(&scene, &["--dry-run"])] {
         let bill = bill.expect_code(0).expect_words(&words);
         assert!(!bill.out.contains("training"), "{}", bill.out);

@@ -89,7 +89,7 @@ fn run_and_say() -> ExitCode {
     stop::survive_file_size_limit();
     heap::end_on_lost_pages(
         failure::Exit::Internal as u8,
-        "checkpoints are intact: resume from the newest with `--keep-training`",
+        "checkpoints are intact: resume a run from the newest with `--keep-training`, or run another command again",
     );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
