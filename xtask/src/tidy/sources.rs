@@ -26,7 +26,7 @@ const RAW_WRITES: &[(&str, &str)] = &[
 pub fn unsafe_is_allowed_in_its_crates_only(tree: &Tree) -> Vec<Finding> {
     let others = tree.rust_files().filter(|(path, _)| !UNSAFE_CRATES.iter().any(|home| path.starts_with(home)));
     let what = format!("allows `unsafe`, which is left to {}", UNSAFE_CRATES.join(", "));
-    let allowing = |(path, source)| lines_of_code(source, "allow(unsafe_code").map(move |line| (path, line));
+    let allowing = |(path, source)| attributes(source, "allow(unsafe_code").map(move |line| (path, line));
     others.flat_map(allowing).map(|(path, line)| Finding::new(path, line, &*what)).collect()
 }
 
@@ -84,7 +84,7 @@ pub fn writes_go_through_write_atomic(tree: &Tree) -> Vec<Finding> {
 
 /// All tests run.
 pub fn no_test_is_ignored(tree: &Tree) -> Vec<Finding> {
-    let ignored = |(path, source)| lines_of_code(source, "#[ignore").map(move |line| (path, line));
+    let ignored = |(path, source)| attributes(source, "#[ignore").map(move |line| (path, line));
     let finding = |(path, line)| Finding::new(path, line, "`#[ignore]`: a test that does not run");
     tree.rust_files().flat_map(ignored).map(finding).collect()
 }
@@ -100,12 +100,16 @@ pub fn is_test_file(path: &str) -> bool {
     ["tests.rs", "testing.rs"].contains(&name) || path.starts_with("tests/") || path.contains("/tests/")
 }
 
-/// Lines, counted from 1, that are no comment and in which `code` begins a word, but not within a string.
+/// Lines, counted from 1, that begin as an attribute and have this in them.
+fn attributes<'a>(source: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let is_one = move |line: &str| line.trim_start().starts_with('#') && line.contains(word);
+    source.lines().enumerate().filter(move |(_, line)| is_one(line)).map(|(at, _)| at + 1)
+}
+
+/// Lines, counted from 1, that are no comment and in which `code` begins a word.
 fn lines_of_code<'a>(source: &'a str, code: &'a str) -> impl Iterator<Item = usize> + 'a {
-    let begins_here = move |line: &str| {
-        line.match_indices(code)
-            .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_\"".contains(c)))
-    };
+    let is_identifier = |c: char| c.is_alphanumeric() || c == '_';
+    let begins_here = move |line: &str| line.match_indices(code).any(|(at, _)| !line[..at].ends_with(is_identifier));
     let is_code = |line: &str| !line.trim_start().starts_with("//");
     source.lines().enumerate().filter(move |(_, line)| is_code(line) && begins_here(line)).map(|(at, _)| at + 1)
 }

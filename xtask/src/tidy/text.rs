@@ -36,7 +36,7 @@ pub fn documents_name_files_that_exist(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with(".md")) {
         for (at, line) in text.lines().enumerate() {
-            let words = line.split(|c: char| c.is_whitespace() || "`\"'()[]<>|,;:=".contains(c));
+            let words = line.split(|c: char| c.is_whitespace() || "`\"'()[]<>|,;:=#".contains(c));
             for word in words.map(|word| word.trim_end_matches(['.', '/'])) {
                 let is_ours = OUR_DIRECTORIES.iter().any(|directory| word.starts_with(directory));
                 if is_ours && !is_pattern(word) && !tree.has(word) && !is_data(word) {
