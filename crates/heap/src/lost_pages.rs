@@ -156,7 +156,7 @@ mod system {
         // Other threads may meet lost pages at the same moment: one of them speaks.
         if !IS_ENDING.swap(true, Ordering::AcqRel) {
             let mut text = Text { bytes: [0; 2 * NAME_BYTES], end: 0 };
-            // SAFETY: the fault lies in a live mapping, and the slot of a live mapping does not change.
+            // SAFETY: the lost page belongs to a mapping that still exists, and the slot of such a mapping does not change.
             let name = unsafe { &(&*slot.name.get())[..slot.name_bytes.load(Ordering::Relaxed)] };
             text.add(b"\nerror: ");
             text.add(name);

@@ -45,7 +45,7 @@ pub struct Phase {
     pub rows: Vec<CostRow>,
 }
 
-/// Values of some levers that belong together: what a plan carries of them, and how it is said.
+/// The values of levers that are chosen together, as a plan carries and names them.
 pub trait Setting: Clone + PartialEq + fmt::Debug {
     /// The values, for people: `micro-batches of 16`.
     fn in_words(&self) -> String;
