@@ -1,4 +1,4 @@
-//! [`Tokenizer`]: text to token ids and back, from a Hugging Face `tokenizer.json`.
+//! [`Tokenizer`]: text to token ids and back, from a Hugging Face `tokenizer.json` or a SentencePiece `spiece.model`.
 //!
 //! Invariants:
 //! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
@@ -14,6 +14,7 @@
 //! ```
 
 mod growth;
+mod sentence_piece;
 mod traits;
 mod windows;
 
@@ -53,6 +54,8 @@ const LARGEST_FILE_BYTES: u64 = 512 << 20;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
+    /// The `tokenizer.json` that a file of another kind was made into.
+    converted: Option<String>,
     fingerprint: String,
     vocab_size: usize,
     transformers_config: String,
@@ -64,17 +67,36 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, and the `tokenizer_config.json` beside it where there is one.
+    /// Loads a `tokenizer.json` or a `spiece.model`, and the `tokenizer_config.json` beside it where there is one.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or the config beside it cannot be read.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
-        let mut tokenizer = Self::from_bytes(&bytes, path)?;
-        if let Some(config) = config_beside(path)? {
+        let config = config_beside(path)?;
+        let mut tokenizer = match path.extension() {
+            Some(extension) if extension == "model" => {
+                let json = sentence_piece::tokenizer_json(&bytes, config.as_deref());
+                let json = json.map_err(|reason| unusable(path, reason))?;
+                let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
+                Self { converted: Some(json), ..tokenizer }
+            }
+            _ => Self::from_bytes(&bytes, path)?,
+        };
+        if let Some(config) = config {
             tokenizer.transformers_config = config;
         }
         Ok(tokenizer)
+    }
+
+    /// The tokenizer of a model directory: `tokenizer.json`, or else `spiece.model`. `None` where it has neither.
+    pub fn in_directory(directory: &Path) -> Option<PathBuf> {
+        [FILE, sentence_piece::FILE].map(|name| directory.join(name)).into_iter().find(|path| path.is_file())
+    }
+
+    /// The text of the `tokenizer.json` that this tokenizer is, where its file is of another kind.
+    pub fn converted(&self) -> Option<&str> {
+        self.converted.as_deref()
     }
 
     /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
@@ -137,6 +159,7 @@ impl Tokenizer {
         let mut tokenizer = Self {
             inner,
             path,
+            converted: None,
             fingerprint,
             vocab_size,
             transformers_config,
@@ -298,9 +321,9 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// The text of the `tokenizer_config.json` that belongs to this file. A file of another name than `tokenizer.json`
-/// has none: what lies beside it is another tokenizer's.
+/// or `spiece.model` has none: the one beside it is another tokenizer's.
 fn config_beside(path: &Path) -> Result<Option<String>, Error> {
-    if path.file_name() != Some(FILE.as_ref()) {
+    if !path.file_name().is_some_and(|name| name == FILE || name == sentence_piece::FILE) {
         return Ok(None);
     }
     let path = path.with_file_name(CONFIG_FILE);

@@ -116,11 +116,13 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     let beside_config =
         config.model.config.as_ref().and_then(|name| paths::from_text(name).parent().map(Path::to_path_buf));
     let directory = config.model.init_from.clone().or(beside_config).unwrap_or_default();
-    let path = directory.join("tokenizer.json");
-    if path.is_file() {
+    if let Some(path) = Tokenizer::in_directory(&directory) {
         return Ok(path);
     }
-    Err(Failure::unusable(format!("`data.tokenizer` is not set and {} does not exist", path.display()))
+    let expected = directory.join("tokenizer.json");
+    let problem =
+        format!("`data.tokenizer` is not set and {} does not exist, nor a `spiece.model`", expected.display());
+    Err(Failure::unusable(problem)
         .hint(
             "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
         )

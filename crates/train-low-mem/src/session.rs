@@ -12,7 +12,7 @@ use dataloader::{DataLoader, Position};
 use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Name, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted, names};
 use serde_json::{Value, json};
-use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
+use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles, TokenizerJson};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::bits::{self, Before, Kernels, Resumed};
@@ -581,7 +581,9 @@ pub struct Took {
 }
 
 fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
-    TokenizerFiles { json: opened.tokenizer.path(), config: opened.tokenizer.transformers_config() }
+    let tokenizer = &opened.tokenizer;
+    let json = tokenizer.converted().map_or(TokenizerJson::File(tokenizer.path()), TokenizerJson::Text);
+    TokenizerFiles { json, config: tokenizer.transformers_config() }
 }
 
 /// Weights from `model.init_from`, or new ones.

@@ -68,10 +68,19 @@ pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "mo
 /// The tokenizer that goes beside a model. The trainer keeps it and does not read it.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerFiles<'a> {
-    /// The `tokenizer.json` to copy as it is.
-    pub json: &'a Path,
+    /// The `tokenizer.json`.
+    pub json: TokenizerJson<'a>,
     /// The text of its `tokenizer_config.json`.
     pub config: &'a str,
+}
+
+/// A `tokenizer.json`.
+#[derive(Clone, Copy, Debug)]
+pub enum TokenizerJson<'a> {
+    /// A file, to copy as it is.
+    File(&'a Path),
+    /// The text of one that is in no file.
+    Text(&'a str),
 }
 
 /// The checkpoints of one run.

@@ -8,7 +8,7 @@ use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
     Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, TokenizerFiles,
+    TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
@@ -117,7 +117,10 @@ pub(super) fn write_model(
         Ok(())
     })?;
     if let Some(tokenizer) = tokenizer {
-        entries.push(copy(tokenizer.json, place, TOKENIZER_FILE)?);
+        entries.push(match tokenizer.json {
+            TokenizerJson::File(path) => copy(path, place, TOKENIZER_FILE)?,
+            TokenizerJson::Text(text) => write_text(place, TOKENIZER_FILE, text)?,
+        });
         entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
     }
     Ok(entries)

@@ -1,0 +1,142 @@
+//! A SentencePiece model (`spiece.model`) as a `tokenizer.json`.
+//!
+//! Many T5 models are published with this file alone. It is a protocol buffer, of which a tokenizer needs five fields: the pieces
+//! with their scores and kinds, the kind of model, the id of unknown text, and the compiled table of characters to
+//! normalize. The tokenizer is the one that transformers' `T5Tokenizer` (5.23) makes of them, so ids are equal.
+//!
+//! Source of the field numbers: `sentencepiece_model.proto` of github.com/google/sentencepiece.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use prost::Message;
+use serde_json::{Value, json};
+
+/// The name under which models are published.
+pub const FILE: &str = "spiece.model";
+
+/// The sentinels that T5 has where nothing else is said. They are not in the file.
+const SENTINELS: usize = 100;
+
+/// Stands for a space in pieces.
+const SPACE: &str = "\u{2581}";
+
+/// Kinds of models and of pieces, as the file numbers them.
+const UNIGRAM: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+/// The text of the `tokenizer.json` that these bytes of a `spiece.model` are, `config` being the text of the
+/// `tokenizer_config.json` beside it, which may say how many sentinels there are.
+///
+/// # Errors
+/// Why the bytes are not such a model, or not one that T5 has.
+pub fn tokenizer_json(bytes: &[u8], config: Option<&str>) -> Result<String, String> {
+    let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
+    let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
+    if kind.is_some_and(|kind| kind != UNIGRAM) {
+        return Err("expected a SentencePiece model of kind unigram, as T5 has, got one of another kind".to_owned());
+    }
+    let pieces = model.pieces;
+    let unknown = usize::try_from(unknown).ok().filter(|unknown| *unknown < pieces.len());
+    let unknown =
+        unknown.ok_or_else(|| format!("expected the id of a piece for unknown text, of {} pieces", pieces.len()))?;
+    if let Some(Piece { text, score, .. }) = pieces.iter().find(|piece| !piece.score.is_finite()) {
+        return Err(format!("the score of piece {text:?} is {score}, expected a finite number"));
+    }
+    // Sentinels come last, in falling order.
+    let sentinels: Vec<String> = (0..sentinels(config)?).rev().map(|number| format!("<extra_id_{number}>")).collect();
+    // These are found by name, not made of characters.
+    let is_named = |id: usize, piece: &Piece| [CONTROL, USER_DEFINED].contains(&piece.kind) || id == unknown;
+    let named = pieces.iter().enumerate().filter(|(id, piece)| is_named(*id, piece));
+    let named = named.map(|(id, piece)| added_token(id, &piece.text, piece.kind != USER_DEFINED));
+    let of_sentinels = (pieces.len()..).zip(&sentinels).map(|(id, name)| added_token(id, name, true));
+    let added: Vec<Value> = named.chain(of_sentinels).collect();
+    let end = pieces.iter().position(|piece| piece.text == "</s>");
+    let characters = model.normalizer.map(|normalizer| normalizer.characters).filter(|table| !table.is_empty());
+    let characters = characters.map(|table| BASE64_STANDARD.encode(table));
+    let pieces = pieces.into_iter().map(|piece| (piece.text, f64::from(piece.score)));
+    let vocabulary: Vec<(String, f64)> = pieces.chain(sentinels.into_iter().map(|name| (name, 0.0))).collect();
+    let metaspace = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let json = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": characters.map(|table| json!({"type": "Precompiled", "precompiled_charsmap": table})),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "post_processor": end.map(ends_with),
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": false},
+    });
+    Ok(json.to_string())
+}
+
+/// How many sentinels a `tokenizer_config.json` says there are.
+fn sentinels(config: Option<&str>) -> Result<usize, String> {
+    let Some(config) = config else { return Ok(SENTINELS) };
+    let config: Value = serde_json::from_str(config).map_err(|error| format!("tokenizer_config.json: {error}"))?;
+    match &config["extra_ids"] {
+        Value::Null => Ok(SENTINELS),
+        said => {
+            let number = said.as_u64().filter(|number| *number <= 1 << 16);
+            let number = number.ok_or_else(|| {
+                format!("tokenizer_config.json: `extra_ids`: expected a number up to 65536, got {said}")
+            })?;
+            Ok(usize::try_from(number).unwrap_or(SENTINELS))
+        }
+    }
+}
+
+fn added_token(id: usize, content: &str, special: bool) -> Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+           "normalized": false, "special": special})
+}
+
+/// The template that ends every text with the token of this id.
+fn ends_with(id: usize) -> Value {
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let end = json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
+    json!({
+        "type": "TemplateProcessing",
+        "single": [text("A"), end],
+        "pair": [text("A"), end, text("B"), end],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": [id], "tokens": ["</s>"]}},
+    })
+}
+
+/// The fields of a model that a tokenizer needs. prost leaves out the others.
+#[derive(Clone, PartialEq, Message)]
+struct Model {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<Trainer>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<Normalizer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Piece {
+    #[prost(string, tag = "1")]
+    text: String,
+    /// Logarithm of its probability.
+    #[prost(float, tag = "2")]
+    score: f32,
+    #[prost(int32, tag = "3")]
+    kind: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Trainer {
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+    #[prost(int32, tag = "40")]
+    unknown: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Normalizer {
+    /// The compiled table of characters to normalize; empty where there is none.
+    #[prost(bytes = "vec", tag = "2")]
+    characters: Vec<u8>,
+}
