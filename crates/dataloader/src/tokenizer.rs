@@ -75,12 +75,7 @@ impl Tokenizer {
         let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
         let config = config_beside(path)?;
         let mut tokenizer = match path.extension() {
-            Some(extension) if extension == "model" => {
-                let json = sentence_piece::tokenizer_json(&bytes, config.as_deref());
-                let json = json.map_err(|reason| unusable(path, reason))?;
-                let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
-                Self { converted: Some(json), ..tokenizer }
-            }
+            Some(extension) if extension == "model" => Self::from_sentence_piece(&bytes, config.as_deref(), path)?,
             _ => Self::from_bytes(&bytes, path)?,
         };
         if let Some(config) = config {
@@ -110,6 +105,17 @@ impl Tokenizer {
         let tokenizer = guarded(path, "reading it", || Self::build(bytes, path, &head, growth))??;
         tokenizer.try_out()?;
         Ok(tokenizer)
+    }
+
+    /// Reads a tokenizer from the bytes of a `spiece.model`. `config` is the text of the `tokenizer_config.json` beside it, which
+    /// may say how many sentinels there are; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, and as [`from_bytes`](Self::from_bytes).
+    pub fn from_sentence_piece(bytes: &[u8], config: Option<&str>, path: &Path) -> Result<Self, Error> {
+        let json = sentence_piece::tokenizer_json(bytes, config).map_err(|reason| unusable(path, reason))?;
+        let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
+        Ok(Self { converted: Some(json), ..tokenizer })
     }
 
     /// Tries both ways once: what can only fail does so here, before any work is done that could be lost.

@@ -96,6 +96,15 @@ pub const PARSERS: &[Parser] = &[
         }),
     },
     Parser {
+        name: "sentence_piece",
+        shape: Shape::Bytes,
+        also: &[("crates/dataloader/tests/goldens/sentence_piece/none/spiece.model", "")],
+        parse: |bytes, _| {
+            tries_texts(&Tokenizer::from_sentence_piece(bytes, None, Path::new("spiece.model")).map_err(refused)?)
+        },
+        command: None,
+    },
+    Parser {
         name: "config_toml",
         shape: Shape::Text,
         also: &[("configs", ".toml")],
@@ -253,7 +262,10 @@ const TEXTS: [&str; 8] = [
 ];
 
 fn tokenizer(bytes: &[u8], _: &Scratch) -> Result<(), String> {
-    let tokenizer = Tokenizer::from_bytes(bytes, Path::new("tokenizer.json")).map_err(refused)?;
+    tries_texts(&Tokenizer::from_bytes(bytes, Path::new("tokenizer.json")).map_err(refused)?)
+}
+
+fn tries_texts(tokenizer: &Tokenizer) -> Result<(), String> {
     let _ = (tokenizer.eos_id(), tokenizer.pad_id(), tokenizer.unknown_id());
     let _ = (tokenizer.sentinels(), tokenizer.transformers_config());
     let mut outcome = Ok(());

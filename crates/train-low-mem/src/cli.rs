@@ -146,7 +146,7 @@ pub struct PlanArgs {
 /// Flags of `eval`.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
-    /// Model directory in Hugging Face layout, with its tokenizer.json
+    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Parquet files or globs
@@ -205,7 +205,7 @@ pub struct WeightFlags {
 /// Flags of `generate`.
 #[derive(Args, Debug)]
 pub struct GenerateArgs {
-    /// Model directory in Hugging Face layout, with its tokenizer.json
+    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Prompt (repeatable)

@@ -122,7 +122,12 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     let expected = directory.join("tokenizer.json");
     let problem =
         format!("`data.tokenizer` is not set and {} does not exist, nor a `spiece.model`", expected.display());
-    Err(Failure::unusable(problem)
+    let failure = Failure::unusable(problem);
+    // A new tokenizer under weights that were trained with another would make noise of them.
+    if config.model.init_from.is_some() {
+        return Err(failure.hint("use the tokenizer that the model was published with: `--set data.tokenizer=FILE`"));
+    }
+    Err(failure
         .hint(
             "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
         )

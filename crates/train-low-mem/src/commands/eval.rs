@@ -84,7 +84,7 @@ fn config(flags: &EvalArgs) -> Outcome<Config> {
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;
-    if flags.model.join("tokenizer.json").is_file() {
+    if dataloader::Tokenizer::in_directory(&flags.model).is_some() {
         set("data.tokenizer", Value::String("auto".to_string()), "--model")?;
     }
     for (key, flag, text) in [

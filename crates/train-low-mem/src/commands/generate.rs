@@ -18,7 +18,7 @@ use crate::{open, options, report};
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
-    let path = flags.model.join("tokenizer.json");
+    let path = Tokenizer::in_directory(&flags.model).unwrap_or_else(|| flags.model.join("tokenizer.json"));
     let tokenizer = Tokenizer::load(&path)?;
     let config = t5::Config::from_file(&flags.model.join("config.json"))?;
     let budget = options::budget(flags.weights.memory_budget.as_deref())?;

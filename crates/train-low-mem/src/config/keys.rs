@@ -105,7 +105,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.prompt_column", Text, &[], "\"prompt\"", "column of the source text"),
     key("data.response_column", Text, &[], "\"response\"", "column of the target text"),
     key("data.text_column", Text, &[], "\"text\"", "column of the text for span corruption"),
-    key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json; auto: the one in the model directory"),
+    key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json or spiece.model; auto: the one in the model directory"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), &[], "\"text-to-text\"", "training task that rows are turned into"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span corruption: share of masked tokens"),
     key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span corruption: mean length of a masked span in tokens"),
