@@ -210,7 +210,7 @@ mod tests {
         let words = pace(Some(7.5)).in_words();
         let expected = "\
 time                 about 7.5 s a step, 2 h 05 min for 1000 steps, without evaluations and checkpoints
-disk writes          1.0 MiB a step in place of memory, 1000.0 MiB in all; checkpoints and model of 10.0 MiB each, 40.0 MiB in all
+disk writes          1 MiB a step in place of memory, 1000 MiB in all; checkpoints and model of 10 MiB each, 40 MiB in all
 ";
         assert_eq!(words, expected);
         assert!(!pace(None).in_words().contains("time"));
