@@ -5,8 +5,6 @@
 
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase};
-#[cfg(test)]
-use t5::StoredWeights;
 use t5::{LayerMajor, Levers};
 
 use crate::counted::{Counter, Held, Resident};
@@ -143,6 +141,7 @@ impl Offer<'_> {
 #[cfg(test)]
 mod tests {
     use memory_policy::{Budget, Budgets, MemorySnapshot};
+    use t5::StoredWeights;
 
     use super::*;
     use crate::{Plan, Prices, plan};

@@ -11,9 +11,9 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::Files;
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Rounding, SecondMoment, adafactor,
-    attention, attention_backward, dropout, dropout_add, feed_forward_activation, feed_forward_activation_backward,
-    linear, linear_backward_input, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, adafactor, attention,
+    attention_backward, dropout, dropout_add, feed_forward_activation, feed_forward_activation_backward, linear,
+    linear_backward_input, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
 use crate::speed::{MachineSpeed, Speed, significant};
@@ -228,18 +228,7 @@ impl Measured {
         let parameter = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
         let gradient = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
         let second = SecondMoment::Factored { row: zeros(d_ff)?, col: zeros(d_model)? };
-        let hyper = AdafactorHyper {
-            learning_rate: 1e-3,
-            beta2: 0.5,
-            eps1: 1e-30,
-            eps2: 1e-3,
-            clip_threshold: 1.0,
-            scale_parameter: false,
-            beta1: None,
-            weight_decay: 0.0,
-            gradient_scale: 1.0,
-            rounding: Rounding::Nearest,
-        };
+        let hyper = AdafactorHyper { beta2: 0.5, scale_parameter: false, ..AdafactorHyper::default() };
         let seconds = shortest(OF_A_KIND / 2, || adafactor(&parameter, &gradient, &second, None, &hyper))?;
         Ok(seconds / (d_ff * d_model) as f64)
     }

@@ -8,7 +8,7 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 use trainer::TrainerOptions;
 
-use crate::counted::{Arithmetic, StepCounter};
+use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
 use crate::prices::Prices;
 
@@ -71,8 +71,7 @@ struct Times {
 
 impl Speed {
     fn times(&self, model: &t5::Config, tokens: (usize, usize), arithmetic: &Arithmetic) -> Times {
-        let sum = |of: fn(&crate::counted::BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum::<f64>();
-        let (again, heads, backward) = (sum(|b| b.again), sum(|b| b.heads), sum(|b| b.backward));
+        let [again, heads, backward] = sums(arithmetic);
         let attention_backward = ATTENTION_BACKWARD * heads;
         let in_products = arithmetic.training - arithmetic.head - heads - attention_backward;
         #[expect(clippy::cast_precision_loss, reason = "sizes of a model")]
@@ -99,21 +98,22 @@ impl Speed {
         }
     }
 
-    /// The prices of steps of a model over samples of at most these lengths.
-    ///
-    /// # Errors
-    /// An unknown item in `freeze`, or everything frozen.
-    pub fn prices(&self, model: &t5::Config, options: &TrainerOptions, tokens: (usize, usize)) -> Result<Prices> {
-        let arithmetic = StepCounter::new(model, options, 1, tokens)?.arithmetic(1);
-        let times = self.times(model, tokens, &arithmetic);
-        let sum = |of: fn(&crate::counted::BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum::<f64>();
-        let (again, heads, backward) = (sum(|b| b.again), sum(|b| b.heads), sum(|b| b.backward));
+    /// The prices of steps of a model with this arithmetic over samples of at most these lengths.
+    fn prices(
+        &self,
+        model: &t5::Config,
+        options: &TrainerOptions,
+        tokens: (usize, usize),
+        arithmetic: &Arithmetic,
+    ) -> Prices {
+        let times = self.times(model, tokens, arithmetic);
+        let [again, heads, backward] = sums(arithmetic);
         let average = times.training / arithmetic.training;
         let relative = |time: f64, multiply_adds: f64| coarse(time / multiply_adds.max(1.0) / average);
         // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
         let overhead_tokens = 2.0 * self.product_overhead_rows * times.products / times.training;
         let built_in = Prices::of_units(options.precision.activations());
-        Ok(Prices {
+        Prices {
             overhead_tokens: coarse(overhead_tokens),
             again: relative(times.again, again - heads),
             heads: relative(times.heads, heads),
@@ -123,7 +123,7 @@ impl Speed {
             multiply_add_ps: Some(significant(average)),
             parameter_ps: Some(significant(self.update_ps)),
             ..built_in
-        })
+        }
     }
 }
 
@@ -133,15 +133,28 @@ impl MachineSpeed {
         if activations == DType::BF16 { &self.bf16 } else { &self.f32 }
     }
 
-    /// The time of a step in bf16 over that of the same step in f32.
+    /// The prices of steps of a model over samples of at most these lengths, and the time of a step in bf16 over that of the
+    /// same step in f32.
     ///
     /// # Errors
-    /// As [`Speed::prices`].
-    pub fn bf16_over_f32(&self, model: &t5::Config, options: &TrainerOptions, tokens: (usize, usize)) -> Result<f64> {
+    /// An unknown item in `freeze`, or everything frozen.
+    pub fn prices(
+        &self,
+        model: &t5::Config,
+        options: &TrainerOptions,
+        tokens: (usize, usize),
+    ) -> Result<(Prices, f64)> {
         let arithmetic = StepCounter::new(model, options, 1, tokens)?.arithmetic(1);
         let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
-        Ok(bf16 / f32)
+        let prices = self.of(options.precision.activations()).prices(model, options, tokens, &arithmetic);
+        Ok((prices, bf16 / f32))
     }
+}
+
+/// Multiply-adds of all blocks: forward once more, the attention outputs of that, and backward.
+fn sums(arithmetic: &Arithmetic) -> [f64; 3] {
+    let sum = |of: fn(&BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum();
+    [sum(|block| block.again), sum(|block| block.heads), sum(|block| block.backward)]
 }
 
 /// Rounded to an eighth of a power of two; 0 stays 0.
@@ -180,7 +193,8 @@ mod tests {
 
     fn prices(speed: &Speed) -> Prices {
         let model = t5::Config::preset("t5-small").unwrap();
-        speed.prices(&model, &TrainerOptions::default(), (256, 256)).unwrap()
+        let machine = MachineSpeed { f32: *speed, bf16: *speed };
+        machine.prices(&model, &TrainerOptions::default(), (256, 256)).unwrap().0
     }
 
     #[test]
@@ -217,7 +231,7 @@ mod tests {
         let half = Speed { product_ps: 5.0, attention_ps: 5.0, attention_backward_ps: 5.0, head_ps: 5.0, ..even() };
         let model = t5::Config::preset("t5-small").unwrap();
         let machine = MachineSpeed { f32: even(), bf16: half };
-        let ratio = machine.bf16_over_f32(&model, &TrainerOptions::default(), (256, 256)).unwrap();
+        let (_, ratio) = machine.prices(&model, &TrainerOptions::default(), (256, 256)).unwrap();
         assert!((ratio - 0.5).abs() < 1e-9, "{ratio}");
         assert_eq!(machine.of(DType::BF16).product_ps, 5.0);
     }

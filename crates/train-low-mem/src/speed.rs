@@ -66,9 +66,8 @@ impl Priced {
             PricesFrom::MeasuredAgain => true,
         };
         let speed = speed_of_this_machine(MeasuredSizes::of(model), directory, again)?;
-        let prices = speed.of(options.precision.activations()).prices(model, options, tokens)?;
-        let bf16_over_f32 = Some(speed.bf16_over_f32(model, options, tokens)?);
-        Ok(Self { prices, bf16_over_f32, origin: "measured on this machine" })
+        let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
+        Ok(Self { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" })
     }
 
     /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.

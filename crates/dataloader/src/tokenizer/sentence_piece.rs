@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// The name under which models are published.
 pub const FILE: &str = "spiece.model";
 
-/// The sentinels that T5 has where nothing else is said. They are not in the file.
+/// The number of T5's sentinels, unless `extra_ids` gives another. The file does not list them.
 const SENTINELS: usize = 100;
 
 /// Stands for a space in pieces.
