@@ -31,12 +31,11 @@ fn the_smallest_budget_that_plan_names_is_enough_for_plan_and_for_training() {
 fn plan_prints_the_bill_and_writes_nothing() {
     let scene = Scene::new();
     let words = [
-        "memory budget",
+        "Memory plan",
         "parameters",
         "gradients",
-        "optimizer state",
         "activations",
-        "headroom",
+        "safety margin",
         "predicted peak",
         "micro_batch_samples",
     ];

@@ -106,7 +106,7 @@ fn weights_in_another_precision_than_they_are_stored_in_are_copied_to_a_file_tha
 #[test]
 fn a_dry_run_prints_the_bill_and_computes_nothing() {
     let scene = trained(&[]);
-    let words = ["memory budget", "parameters", "workspace", "headroom", "predicted peak"];
+    let words = ["Memory plan", "parameters", "safety margin", "predicted peak"];
     for bill in [eval(&scene, &["--dry-run"]), generate(&scene, &["--dry-run"])] {
         let bill = bill.expect_code(0).expect_words(&words);
         assert!(!bill.out.contains("training"), "{}", bill.out);

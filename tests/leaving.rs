@@ -86,7 +86,7 @@ fn a_pipe_that_nobody_reads_holds_up_neither_the_steps_nor_the_end() {
 #[test]
 fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
     let scene = Scene::new();
-    for (words, step) in [("memory at start", "before step 1"), ("memory before evaluation", "before step 1")] {
+    for (words, step) in [("Output ", "before step 1"), ("evaluating", "before step 1")] {
         let mut running = scene.start(&short(&["--set", "train.eval_samples=0"]));
         assert!(running.wait_for(words));
         running.signal("TERM");
@@ -96,7 +96,7 @@ fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
     scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
     // The same of a run that goes on: its checkpoint stays as it is.
     let mut running = scene.start(&short(&["--keep-training"]));
-    assert!(running.wait_for("memory at start"));
+    assert!(running.wait_for("Output "));
     running.signal("INT");
     running.end().expect_code(75).expect_words(&["interrupted before step 3; nothing to save", "--keep-training"]);
     assert_eq!(scene.names("run/checkpoints"), ["step-00000002"]);

@@ -21,6 +21,7 @@ mod prices;
 mod resume;
 mod same_bits;
 mod same_mathematics;
+mod shown_commands;
 mod situations;
 mod training;
 mod wrong_input;

@@ -257,7 +257,7 @@ fn a_killed_dry_run_is_removed_by_the_next_one_and_by_a_run() {
     let scene = Scene::new();
     for next in [&["--dry-run"][..], &[]] {
         let mut dry = scene.start(&short(&["--dry-run", "--output", "runs/a"]));
-        assert!(dry.wait_for("memory at start"));
+        assert!(dry.wait_for("Output "));
         dry.kill();
         // As one that was killed later leaves it, and one that is still running.
         let left = ".train_low_mem-tmp-0123456789abcdef-run";
@@ -292,7 +292,7 @@ fn paths_that_are_not_utf8_are_paths_like_any_other() {
         (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
     };
     let mut arguments = vec![OsStr::new("--output"), &output, OsStr::new("--set"), &set];
-    arguments.extend(["--set", "data.validation=[]", "--set", "data.tokenizer=auto"].map(OsStr::new));
+    arguments.extend(["--set", "data.validation=[]", "--set", "model.config=tiny"].map(OsStr::new));
     let tokenizer = format!("data.tokenizer={}", crate::run::repository().join("data/sample-tokenizer.json").display());
     arguments.extend(["--set", &tokenizer].map(OsStr::new));
     let more = [&arguments[..], &["--keep-training", "--set", "train.max_steps=8"].map(OsStr::new)].concat();

@@ -31,7 +31,7 @@ fn a_machine_is_measured_once_whatever_becomes_of_the_file_that_keeps_it() {
 #[test]
 fn the_file_of_a_run_has_the_prices_that_it_was_planned_with() {
     let scene = Scene::new();
-    scene.run_after(MEASURED, &short(&["--max-steps", "1"])).expect_code(0).expect_words(&["time  ", "disk writes"]);
+    scene.run_after(MEASURED, &short(&["--max-steps", "1"])).expect_code(0).expect_words(&["Time  ", "Disk writes"]);
     let planned = scene.events("run", "plan").remove(0);
     let text = String::from_utf8(scene.read("run/resolved.toml")).unwrap();
     assert!(text.contains("# measured on this machine: time that levers cost"), "{text}");

@@ -15,12 +15,12 @@ fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
     let expected = uninterrupted(&scene, &every_step);
     let arguments = short(&[&every_step[..], &["--keep-training"]].concat());
     let mut kills = 0;
-    // Each attempt prints the bill first; then come evaluations, steps, and saves. Killing after ever more
+    // Each attempt prints the memory plan first; then come evaluations, steps, and saves. Killing after ever more
     // lines ends the run inside each of them.
-    for lines in (1..).map(|attempt: usize| 20 + attempt * 7 % 15) {
+    for lines in (1..).map(|attempt: usize| 1 + attempt * 7 % 15) {
         assert!(kills < 60, "the run makes no progress");
         let mut running = scene.start(&arguments);
-        if !running.wait_for_lines(lines) {
+        if !running.wait_for("Memory plan") || !running.wait_for("Step ") || !running.wait_for_lines(lines) {
             running.end().expect_code(0);
             break;
         }
@@ -90,7 +90,7 @@ fn a_signal_during_an_evaluation_is_heeded_too() {
         "train.eval_max_new_tokens=16",
     ];
     let mut running = scene.start(&short(&slow));
-    assert!(running.wait_for("memory before evaluation"));
+    assert!(running.wait_for("evaluating"));
     running.signal("INT");
     running.end().expect_code(75).expect_words(&["interrupted before step 1; nothing to save"]);
     let expected = uninterrupted(&scene, &[]);
@@ -141,8 +141,13 @@ fn killed_over_rows(scene: &Scene) -> Vec<String> {
     let texts: Vec<String> = (0..18).map(|row| format!("say number {row}")).collect();
     let column: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
     crate::files::write_rows(&scene.path("rows.parquet"), &[("prompt", column.clone()), ("response", column)]);
+    let tokenizer = crate::run::sample("data.tokenizer", "sample-tokenizer.json");
     let arguments = short(&[
         "--keep-training",
+        "--set",
+        "model.config=tiny",
+        "--set",
+        &tokenizer,
         "--set",
         "data.train=rows.parquet",
         "--set",

@@ -57,9 +57,33 @@ pub struct Running {
     lines: BufReader<ChildStdout>,
 }
 
-/// The short run's arguments, and more.
+/// The short run's arguments, and more. Where those name a model or data, the demo's other parts are named as well: the
+/// command then takes none of them by itself.
 pub fn short(more: &[&str]) -> Vec<String> {
-    SHORT.iter().chain(more).map(ToString::to_string).collect()
+    let names = |key: &str| more.iter().any(|argument| argument.starts_with(key));
+    let (data, weights) = (names("data.train="), names("model.init_from="));
+    let model = weights || names("model.config=");
+    let mut parts = Vec::new();
+    if (data || model) && !more.contains(&"--keep-training") {
+        if !model {
+            parts.push("model.config=tiny".to_string());
+        }
+        if !weights && !names("data.tokenizer=") {
+            parts.push(sample("data.tokenizer", "sample-tokenizer.json"));
+        }
+        if !data {
+            parts.push(sample("data.train", "sample-train.parquet"));
+            parts.push(sample("data.validation", "sample-validation.parquet"));
+            parts.extend(["data.max_source_tokens=32", "data.max_target_tokens=32"].map(str::to_string));
+        }
+    }
+    let parts = parts.into_iter().flat_map(|part| ["--set".to_string(), part]);
+    SHORT.iter().map(ToString::to_string).chain(parts).chain(more.iter().map(ToString::to_string)).collect()
+}
+
+/// A setting whose value is one of the demo's files.
+pub fn sample(key: &str, file: &str) -> String {
+    format!("{key}={}", repository().join("data").join(file).display())
 }
 
 impl Scene {
@@ -131,6 +155,14 @@ impl Scene {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{setup}; exec \"$0\" \"$@\"")).arg(command.get_program());
         shell.args(command.get_args()).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
+        shell.output().expect("a shell").into()
+    }
+
+    /// Runs a line as typed into a shell.
+    #[cfg(unix)]
+    pub fn shell(&self, line: &str) -> Ran {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(line).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
         shell.output().expect("a shell").into()
     }
 

@@ -1,6 +1,6 @@
 //! The requirement documents' situations, planned: each is a machine and a budget, none is a special case.
 
-use crate::run::Scene;
+use crate::run::{Scene, sample};
 
 const GIB: u64 = 1 << 30;
 
@@ -61,7 +61,7 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
     let arguments = ["plan", "--config", "card.toml", "--machine", "machine.json", "--device-memory-budget", "600MiB"];
     scene.run(&arguments).expect_code(3).expect_words(&["device memory budget", "--device-memory-budget"]);
     let arguments = ["plan", "--explain", "--config", "card.toml", "--machine", "machine.json"];
-    scene.run(&arguments).expect_code(0).expect_words(&["device budget", "a card", "micro_batch_samples"]);
+    scene.run(&arguments).expect_code(0).expect_words(&["Device memory", "a card", "micro_batch_samples"]);
 }
 
 #[test]
@@ -73,4 +73,37 @@ fn explain_says_what_every_lever_would_save_and_cost() {
         .run(&["plan", "--explain", "--config", "t5.toml", "--memory-budget", "900MiB"])
         .expect_code(0)
         .expect_words(&levers);
+}
+
+#[test]
+fn a_refusal_names_ways_out_that_work() {
+    let scene = Scene::new();
+    scene.write("machine.json", format!(r#"[{{"total": {}, "available": {}}}]"#, 32 * GIB, 14 * GIB / 10));
+    let config = crate::run::repository().join("configs/chatlm-0.2b.toml").display().to_string();
+    let (rows, tokenizer) =
+        (sample("data.train", "sample-train.parquet"), sample("data.tokenizer", "sample-tokenizer.json"));
+    let epoch = [
+        "plan",
+        "--config",
+        &config,
+        "--machine",
+        "machine.json",
+        "--set",
+        &rows,
+        "--set",
+        &tokenizer,
+        "--epochs",
+        "1",
+    ];
+    let refused = scene.run(&[&epoch[..], &["--memory-budget", "700MiB"]].concat()).expect_code(3);
+    let hint = refused.err.lines().find(|line| line.contains("memory.disk_writes=") && line.ends_with("which fits"));
+    let hint = hint.unwrap_or_else(|| panic!("no way out in\n{}", refused.err));
+    let setting = hint.split('`').nth(1).and_then(|command| command.strip_prefix("--set ")).expect("a setting");
+    scene.run(&[&epoch[..], &["--memory-budget", "700MiB", "--set", setting]].concat()).expect_code(0);
+    // Without a known length, the way out is to make it known.
+    let unknown = ["plan", "--config", &config, "--memory-budget", "700MiB"];
+    let refused = scene.run(&unknown).expect_code(3).expect_words(&["train.master_weights=stochastic-rounding"]);
+    let hint = refused.err.lines().find(|line| line.contains("known length")).expect("a way out");
+    let steps = hint.split("--max-steps ").nth(1).and_then(|rest| rest.split('`').next()).expect("steps");
+    scene.run(&[&unknown[..], &["--max-steps", steps]].concat()).expect_code(0);
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 fn the_default_run_needs_nothing_and_leaves_what_the_interface_says() {
     let scene = Scene::new();
     let ran = scene.run(&short(&[])).expect_code(0).expect_words(&[
-        "memory budget",
+        "Memory plan",
         "predicted peak",
         "step 6/6",
         "exact match",

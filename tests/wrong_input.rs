@@ -1,7 +1,7 @@
 //! Wrong input of every kind: the exit code, what is wrong and where, and a hint.
 
 use crate::files;
-use crate::run::{Scene, repository, short};
+use crate::run::{Scene, repository, sample, short};
 
 /// Runs the command and holds it to its exit code, to an `error:` line with these words and to a hint.
 #[track_caller]
@@ -37,7 +37,8 @@ fn a_wrong_flag_or_key_is_a_usage_error_that_names_the_nearest() {
         (&["--config", "absent.toml"], &["absent.toml"]),
         (&["--finetune"], &["model.init_from"]),
         (&["--set", "data.train=[]"], &["data.train"]),
-        (&["--set", "model.config=t6-small"], &["t6-small", "t5-small"]),
+        (&["--set", "data.train=a.parquet"], &["no model", "model.config", "model.init_from"]),
+        (&["--set", "data.train=a.parquet", "--set", "model.config=t6-small"], &["t6-small", "t5-small"]),
         (&["--device", "gpu"], &["gpu", "cuda"]),
     ] {
         check(&scene, arguments, 2, words);
@@ -66,8 +67,11 @@ fn unusable_data_names_the_file_and_what_was_expected() {
         ("text.parquet", &["text.parquet"]),
         ("nothing.parquet", &["nothing.parquet"]),
     ] {
-        check(&scene, &["--set", &format!("data.train={file}"), "--output", "run"], 4, words);
-        check(&scene, &["plan", "--set", &format!("data.train={file}")], 4, words);
+        let tokenizer = sample("data.tokenizer", "sample-tokenizer.json");
+        let data = format!("data.train={file}");
+        let settings = ["--set", &data, "--set", "model.config=tiny", "--set", &tokenizer];
+        check(&scene, &[&settings[..], &["--output", "run"]].concat(), 4, words);
+        check(&scene, &[&["plan"], &settings[..]].concat(), 4, words);
     }
     assert!(!scene.path("run/checkpoints").exists());
 }

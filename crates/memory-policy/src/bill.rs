@@ -1,17 +1,20 @@
 //! The bill: what a plan will hold, row by row, printed before anything of it is allocated.
 //!
 //! ```text
-//! memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
-//!   parameters         0.70 GiB   188 M x f32
-//!   optimizer state    1.4 MiB    Adafactor, factored
-//!   headroom           0.18 GiB   5 % of the predicted peak
-//! => 128 samples a step in micro-batches of 16; predicted peak 3.51 GiB
+//! Memory plan       predicted peak 2.25 GiB of 4.00 GiB (--memory-budget);
+//!                   6.21 GiB available (cgroup)
+//!   activations       1.55 GiB  69 %  ██████    8 of 20 blocks recomputed
+//!   parameters        0.70 GiB  31 %  ██        188 M x f32
+//!   total             2.25 GiB
+//!   safety margin     0.18 GiB                  5 % of the predicted peak
+//! Step              128 samples a step in micro-batches of 16
 //! ```
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::{self, Unit};
 use crate::{Bytes, CostRow, DeviceBill, Name};
 
 /// The predicted memory of a plan, row by row. `Display` prints it for people, `Serialize` for `--json`.
@@ -49,71 +52,57 @@ pub struct Bill {
     pub conclusion: String,
 }
 
-/// Column of the values where all names are short, as most are.
-const NAME_WIDTH: usize = 19;
-
 impl fmt::Display for Bill {
+    /// The rows that matter.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unit = Unit::of(self.budget.max(self.predicted_peak));
-        let longest = self.rows.iter().map(|row| row.name.as_str().chars().count()).max().unwrap_or(0);
-        let width = NAME_WIDTH.max(longest + 2);
+        f.write_str(&self.text(false))
+    }
+}
+
+impl Bill {
+    /// Every row, and the peak of every phase.
+    pub fn in_full(&self) -> String {
+        self.text(true)
+    }
+
+    fn text(&self, is_full: bool) -> String {
+        let unit = Unit::of(self.predicted_peak);
+        let of = |bytes: Bytes| Unit::of(bytes).show(bytes);
         let only = if self.available < self.budget { "only " } else { "" };
-        let budget_note = format!(
-            "{}; {only}{} available ({})",
-            self.budget_source,
-            Unit::of(self.available).show(self.available),
-            self.available_set_by
+        let mut text = layout::labelled(
+            "Memory plan",
+            &format!(
+                "predicted peak {} of {} ({}); {only}{} available ({})",
+                unit.show(self.predicted_peak),
+                of(self.budget),
+                self.budget_source,
+                of(self.available),
+                self.available_set_by
+            ),
         );
-        let line = |f: &mut fmt::Formatter<'_>, indent: &str, name: &str, bytes: Bytes, note: &str| {
-            let width = width + 2 - indent.len();
-            let text = format!("{indent}{name:<width$}{:<11}{note}", unit.show(bytes));
-            writeln!(f, "{}", text.trim_end())
-        };
-        line(f, "", "memory budget", self.budget, &budget_note)?;
-        for row in &self.rows {
-            line(f, "  ", row.name.as_str(), row.bytes, &row.note)?;
-        }
-        line(f, "  ", "headroom", self.headroom, &self.headroom_note)?;
+        text += &layout::rows(&self.rows, unit, is_full);
+        text += &layout::sum("total", self.predicted_peak, unit, &self.largest_phase(unit, is_full));
+        text += &layout::sum("safety margin", self.headroom, unit, &self.headroom_note);
         if let Some(device) = &self.device {
-            write!(f, "{device}")?;
+            text += &device.text(is_full);
         }
-        if self.phases.len() > 1 {
-            let shown: Vec<String> =
-                self.phases.iter().map(|phase| format!("{} {}", phase.name, unit.show(phase.bytes))).collect();
-            let width = width + 2;
-            writeln!(f, "{:<width$}{}; largest: {}", "peak of each phase", shown.join(", "), self.binding)?;
-        }
+        text += &layout::labelled("Step", &self.conclusion);
         if !self.next.is_empty() {
-            let width = width + 2;
-            writeln!(f, "{:<width$}{}", "speed", self.next)?;
+            text += &layout::labelled("Speed", &self.next);
         }
-        writeln!(f, "=> {}; predicted peak {}", self.conclusion, unit.show(self.predicted_peak))
-    }
-}
-
-/// One unit for the whole bill, so that rows compare at a glance.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Unit {
-    Gib,
-    Mib,
-}
-
-impl Unit {
-    pub(crate) fn of(largest: Bytes) -> Self {
-        if largest >= Bytes::gib(1) { Self::Gib } else { Self::Mib }
+        text
     }
 
-    /// `bytes` in this unit, or in the one below where it would show as nothing.
-    pub(crate) fn show(self, bytes: Bytes) -> String {
-        let scaled = |bits: u32| bytes.0 as f64 / (1u64 << bits) as f64;
-        match self {
-            Self::Gib if scaled(30) >= 0.01 || bytes == Bytes::ZERO => {
-                format!("{:.2} GiB", scaled(30))
-            }
-            Self::Gib | Self::Mib if scaled(20) >= 0.1 || bytes == Bytes::ZERO => {
-                format!("{:.1} MiB", scaled(20))
-            }
-            Self::Gib | Self::Mib => format!("{:.1} KiB", scaled(10)),
+    /// Which phase of the run the rows are about, and in full the peaks of the others.
+    fn largest_phase(&self, unit: Unit, is_full: bool) -> String {
+        if self.phases.len() < 2 {
+            return String::new();
+        }
+        let others = self.phases.iter().filter(|phase| phase.name != self.binding);
+        let others: Vec<String> = others.map(|phase| format!("{} {}", phase.name, unit.show(phase.bytes))).collect();
+        match is_full {
+            true => format!("largest phase: {} ({})", self.binding, others.join(", ")),
+            false => format!("largest phase: {}", self.binding),
         }
     }
 }
@@ -148,12 +137,14 @@ mod tests {
             CostRow::new(Name::new("activations"), 1_664_299_827, "8 of 20 blocks recomputed"),
         ];
         let expected = "\
-memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
-  parameters         0.70 GiB   188 M x f32
-  optimizer state    1.4 MiB    Adafactor, factored
-  activations        1.55 GiB   8 of 20 blocks recomputed
-  headroom           0.20 GiB
-=> 128 samples a step in micro-batches of 16; predicted peak 2.25 GiB
+Memory plan       predicted peak 2.25 GiB of 4.00 GiB (--memory-budget); 6.21
+                  GiB available (cgroup)
+  activations       1.55 GiB  69 %  ██████    8 of 20 blocks recomputed
+  parameters        0.70 GiB  31 %  ██        188 M x f32
+  optimizer state  <0.01 GiB   0 %            Adafactor, factored
+  total             2.25 GiB
+  safety margin     0.20 GiB
+Step              128 samples a step in micro-batches of 16
 ";
         assert_eq!(bill(Bytes::gib(4), rows).to_string(), expected);
     }
@@ -161,25 +152,39 @@ memory budget        4.00 GiB   --memory-budget; 6.21 GiB available (cgroup)
     #[test]
     fn a_bill_says_when_less_than_the_budget_is_there() {
         let bill = Bill { available: Bytes::mib(330), ..bill(Bytes::gib(4), Vec::new()) };
-        let first = bill.to_string().lines().next().unwrap().to_string();
-        assert!(first.ends_with("--memory-budget; only 330.0 MiB available (cgroup)"), "{first}");
+        let text = bill.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains("(--memory-budget); only 330.0 MiB available (cgroup)"), "{text}");
     }
 
     #[test]
-    fn a_small_bill_counts_in_mebibytes_and_long_names_widen_the_column() {
+    fn a_small_bill_counts_in_mebibytes_and_small_rows_are_one_unless_all_are_asked_for() {
         let rows = vec![
-            CostRow::new(Name::new("process, threads, allocator"), 31 << 20, "measured"),
             CostRow::new(Name::new("norms"), 2048, ""),
+            CostRow::new(Name::new("process"), 31 << 20, "measured"),
             CostRow::new(Name::new("nothing"), 0, ""),
         ];
+        let bill = Bill {
+            phases: vec![
+                CostRow::new(Name::new("training"), 31 << 20, ""),
+                CostRow::new(Name::new("saving"), 9 << 20, ""),
+            ],
+            binding: Name::new("training"),
+            ..bill(Bytes::mib(200), rows)
+        };
         let expected = "\
-memory budget                  200.0 MiB  --memory-budget; 6.21 GiB available (cgroup)
-  process, threads, allocator  31.0 MiB   measured
-  norms                        2.0 KiB
-  nothing                      0.0 MiB
-  headroom                     10.0 MiB
-=> 128 samples a step in micro-batches of 16; predicted peak 31.0 MiB
+Memory plan       predicted peak 31.0 MiB of 200.0 MiB (--memory-budget); 6.21
+                  GiB available (cgroup)
+  process           31.0 MiB 100 %  ████████  measured
+  everything else   <0.1 MiB   0 %            2 rows: `plan --explain`
+  total             31.0 MiB                  largest phase: training
+  safety margin     10.0 MiB
+Step              128 samples a step in micro-batches of 16
 ";
-        assert_eq!(bill(Bytes::mib(200), rows).to_string(), expected);
+        assert_eq!(bill.to_string(), expected);
+        let full = bill.in_full();
+        assert!(
+            full.contains("  norms ") && full.contains("  nothing ") && full.contains("training (saving"),
+            "{full}"
+        );
     }
 }

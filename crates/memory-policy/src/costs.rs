@@ -61,6 +61,11 @@ pub trait Setting: Clone + PartialEq + fmt::Debug {
     fn does_the_same_as(&self, other: &Self) -> bool {
         self == other
     }
+
+    /// Whether it takes a disk for memory. Of two that are about as fast, the one without is taken where it fits.
+    fn uses_files(&self) -> bool {
+        false
+    }
 }
 
 /// One setting, what it would hold, and how long it would take.
@@ -120,10 +125,11 @@ pub struct Costs<S, L> {
     pub loaders: Vec<Choice<L>>,
 }
 
-/// Of some choices those that some budget would take: none of the others holds no more and takes no longer. Those that
+/// Of some choices those that some budget would take: none of the others holds no more, takes no longer and needs no files
+/// where it needs none. Those that
 /// `is_kept` says stay, too. What is left out is let go at once, so of tens of thousands of choices, 100 MiB, only the
 /// hundreds that matter exist at a time.
-pub fn undominated<S>(
+pub fn undominated<S: Setting>(
     choices: impl IntoIterator<Item = Choice<S>>,
     is_kept: impl Fn(&Choice<S>) -> bool,
 ) -> Vec<Choice<S>> {
@@ -131,7 +137,10 @@ pub fn undominated<S>(
     for choice in choices {
         let held = [Place::Host, Place::Device].map(|place| sum_at(place, choice.largest_phase_at(place).1));
         let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 2]), (b, b_holds): (&Choice<S>, [Bytes; 2])| {
-            a_holds[0] <= b_holds[0] && a_holds[1] <= b_holds[1] && a.relative_time <= b.relative_time
+            a_holds[0] <= b_holds[0]
+                && a_holds[1] <= b_holds[1]
+                && a.relative_time <= b.relative_time
+                && a.what.uses_files() <= b.what.uses_files()
         };
         if is_kept(&choice) || !left.iter().any(|(other, holds)| dominates((other, *holds), (&choice, held))) {
             left.retain(|(other, holds)| is_kept(other) || !dominates((&choice, held), (other, *holds)));

@@ -3,12 +3,10 @@
 //! A card has its own memory, its own budget and its own rows. A plan has to fit both; where a run's tensors lie on the
 //! host no row is the device's, and its budget bounds nothing.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
-use crate::bill::Unit;
 use crate::budget::{Budget, DEFAULT_SHARE_PERCENT, headroom};
+use crate::layout::{self, Unit};
 use crate::{Bytes, CostRow, MemorySnapshot};
 
 /// Where bytes lie.
@@ -140,18 +138,16 @@ impl DeviceBill {
     }
 }
 
-impl fmt::Display for DeviceBill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unit = Unit::of(self.budget.unwrap_or_default().max(self.predicted_peak));
-        let line = |f: &mut fmt::Formatter<'_>, name: &str, shown: String, note: &str| {
-            writeln!(f, "{}", format!("{name:<21}{shown:<11}{note}").trim_end())
-        };
-        line(f, "device budget", self.budget.map_or("none".to_string(), |budget| unit.show(budget)), &self.source)?;
-        for row in &self.rows {
-            line(f, &format!("  {}", row.name), unit.show(row.bytes), &row.note)?;
-        }
-        line(f, "  headroom", unit.show(self.headroom), "")?;
-        line(f, "  predicted peak", unit.show(self.predicted_peak), "")
+impl DeviceBill {
+    /// Its part of the bill.
+    pub(crate) fn text(&self, is_full: bool) -> String {
+        let unit = Unit::of(self.predicted_peak);
+        let budget = self.budget.map_or("an unknown budget".to_string(), |budget| Unit::of(budget).show(budget));
+        let peak = unit.show(self.predicted_peak);
+        layout::labelled("Device memory", &format!("predicted peak {peak} of {budget} ({})", self.source))
+            + &layout::rows(&self.rows, unit, is_full)
+            + &layout::sum("total", self.predicted_peak, unit, "")
+            + &layout::sum("safety margin", self.headroom, unit, "")
     }
 }
 

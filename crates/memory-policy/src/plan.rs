@@ -194,7 +194,7 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
     let fits = |candidate: &&Candidate<'_, S, L>| fits_host(candidate) && device.admits(candidate.device_peak);
     let finished = |candidate: &Candidate<'_, S, L>, frame: Bill, limited_by: Limit| {
         let mut plan = candidate.plan(costs, frame, limited_by);
-        plan.bill.next = candidate.next(&candidates, as_fast);
+        plan.bill.next = candidate.next(&candidates, as_fast, wanted.process);
         plan.bill.device = DeviceBill::of(candidate.device_rows(costs), now, wanted.device);
         plan
     };
@@ -268,13 +268,16 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         self.predicted_peak + LEAST_HEADROOM
     }
 
-    /// Faster first, then smaller; up to `as_fast` nothing is faster than another, but among equally large ones.
-    /// `min_by` keeps the first of equals: the order of the offer.
+    /// Faster first, then without files, then smaller; up to `as_fast` nothing is faster than another, but among equally large
+    /// ones. `min_by` keeps the first of equals: the order of the offer.
     fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
         let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
         let bytes = |candidate: &Self| candidate.predicted_peak + candidate.device_peak;
         let exactly = self.relative_time.total_cmp(&other.relative_time);
-        time.total_cmp(&other_time).then(bytes(self).cmp(&bytes(other))).then(exactly)
+        // Where memory is there, nobody wants a disk to be worn out for less of it.
+        let files = |candidate: &Self| candidate.step.what.uses_files();
+        let files = files(self).cmp(&files(other));
+        time.total_cmp(&other_time).then(files).then(bytes(self).cmp(&bytes(other))).then(exactly)
     }
 
     /// Smaller first, in the process's own memory and so in the budget that it requires; then faster.
@@ -283,18 +286,26 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     }
 
     /// The gain of the smallest budget that is faster, in words.
-    fn next(&self, candidates: &[Self], as_fast: f64) -> String {
+    fn next(&self, candidates: &[Self], as_fast: f64, budget: Budget) -> String {
         let time = self.relative_time.max(as_fast);
         let faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
-        let Some(next) = candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)) else {
-            return "this is the fastest plan".to_string();
+        let fastest =
+            || candidates.iter().min_by(|a, b| a.relative_time.total_cmp(&b.relative_time).then(a.compare_size(b)));
+        // A guest gives up a little time for much memory, and should know.
+        let (next, why) = match budget {
+            Budget::Explicit(_) => (candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)), ""),
+            Budget::ShareOfAvailable => (
+                fastest().filter(|fastest| fastest.relative_time < 0.98 * self.relative_time),
+                "without --memory-budget, a small plan that is nearly the fastest is taken; ",
+            ),
         };
-        let percent = 100.0 * (1.0 - next.relative_time / time);
-        format!(
-            "a step is {percent:.0} % faster with {}: {}",
-            next.required().round_up_to_mib(),
-            next.step.what.in_words()
-        )
+        let Some(next) = next else { return "this is the fastest plan".to_string() };
+        let than = match budget {
+            Budget::Explicit(_) => time,
+            Budget::ShareOfAvailable => self.relative_time,
+        };
+        let (percent, enough) = (100.0 * (1.0 - next.relative_time / than), next.required().round_up_to_mib());
+        format!("{why}{percent:.0} % faster with --memory-budget {}MiB ({})", enough.0 >> 20, next.step.what.in_words())
     }
 
     /// Rows of the device at its peak.

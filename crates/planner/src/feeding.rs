@@ -164,7 +164,14 @@ impl Rows<'_> {
         let dataset = self.dataset.costs(feeding.residency.of_dataset(), readers);
         let loader = loader.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
         let dataset = dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
-        let note = format!("{} batches ahead, {} threads", feeding.prefetch_batches, feeding.decode_threads);
+        let note = match (feeding.prefetch_batches, feeding.decode_threads) {
+            (0, _) => "nothing ahead".to_string(),
+            (batches, threads) => {
+                let plural = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+                let batches = if batches == 1 { "1 batch".to_string() } else { format!("{batches} batches") };
+                format!("{batches} ahead, {}", plural(threads, "thread"))
+            }
+        };
         vec![CostRow::new(LOADER, loader, note), CostRow::new(DATASET, dataset, feeding.residency.to_string())]
     }
 

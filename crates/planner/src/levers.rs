@@ -476,6 +476,10 @@ impl Setting for Step {
     fn does_the_same_as(&self, other: &Self) -> bool {
         self.levers == other.levers
     }
+
+    fn uses_files(&self) -> bool {
+        self.levers.uses_files()
+    }
 }
 
 fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {

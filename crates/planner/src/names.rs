@@ -17,7 +17,7 @@ pub const SQUARE_SUMS: Name = Name::new("square sums");
 /// Saved activations of a micro-batch.
 pub const ACTIVATIONS: Name = Name::new("activations");
 /// Saved activations of a whole batch, layer by layer.
-pub const BOUNDARIES: Name = Name::new("boundaries");
+pub const BOUNDARIES: Name = Name::new("block inputs");
 /// Operands that threads keep packed from one product to the next.
 pub const PACKED: Name = Name::new("packed operands");
 /// Keys and values of a generation.

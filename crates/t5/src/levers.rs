@@ -62,6 +62,13 @@ impl LayerMajor {
 }
 
 impl Levers {
+    /// Whether anything lies in a file instead of memory.
+    pub fn uses_files(&self) -> bool {
+        let in_files =
+            |layers: &LayerMajor| layers.boundaries_on_disk || layers.gradients_on_disk || layers.weights_on_disk;
+        self.layer_major.as_ref().is_some_and(in_files)
+    }
+
     /// Whether the weights lie in a file.
     pub fn has_weights_on_disk(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.weights_on_disk)

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use toml::Value;
 
-use crate::config::keys::{self, KEYS};
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 
@@ -35,25 +34,12 @@ pub fn apply(values: &mut Values) -> Outcome<()> {
     values.apply_file(EMBEDDED, CONFIG)
 }
 
-/// Takes back what the embedded config says about things that were named on the command line: with
-/// another model its model and tokenizer go, with other data its validation rows and lengths go.
-pub fn make_room(values: &mut Values) -> Outcome<()> {
-    let is_embedded =
-        |values: &Values, key: &str| matches!(values.origin(key), Origin::File(file, _) if file == EMBEDDED);
-    let mut reset = Vec::new();
-    if !is_embedded(values, "model.init_from") && values.text("model.init_from").is_some() {
-        reset.extend(["model.config", "model.overrides", "data.tokenizer"]);
-    }
-    if !is_embedded(values, "data.train") {
-        let data = KEYS.iter().map(|key| key.name).filter(|name| name.starts_with("data."));
-        reset.extend(data.filter(|name| *name != "data.tokenizer"));
-    }
-    for name in reset.into_iter().filter(|name| is_embedded(values, name)).collect::<Vec<_>>() {
-        let default = keys::find(name).map_or("", |key| key.default);
-        let value = default.parse().expect("defaults in the table of keys are TOML");
-        values.set(name, value, Origin::Default)?;
-    }
-    Ok(())
+/// Whether the embedded config applies: it is a demo, with settings that suit its own model and rows. Who names a model or data
+/// gets the defaults of the table of keys.
+pub fn is_wanted(typed: &Values) -> bool {
+    ["run.finetune", "model.config", "model.init_from", "data.train"]
+        .iter()
+        .all(|key| *typed.origin(key) == Origin::Default)
 }
 
 /// Writes the embedded files that the config still asks for below `output`, and points the config there.

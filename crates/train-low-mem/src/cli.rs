@@ -13,20 +13,24 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use memory_policy::Bytes;
 use toml::Value;
 
-use crate::config::{Origin, Values, paths};
+use crate::config::{Origin, Values, familiar_names, paths};
 use crate::failure::{Failure, Outcome};
 use crate::lever_flags::LeverFlags;
 
 const EXAMPLES: &str = "\
 Examples:
   train_low_mem
-      Train a tiny T5 on the embedded sample data, in a few minutes.
-  train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet --output runs/a
+      Train a tiny T5 on the embedded sample data, in about a minute.
+  train_low_mem train-tokenizer --input rows.parquet --vocab-size 8000 --output tokenizer.json
+      Make a tokenizer, if you have none.
+  train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet \\
+                --set data.tokenizer=tokenizer.json --output runs/a
       Pretrain on your own rows (string columns `prompt` and `response`).
-  train_low_mem --config configs/t5-small.toml --output runs/a --keep-training
+  train_low_mem --output runs/a --keep-training
       Resume after a crash, a kill or Ctrl-C, to the same bits or with a line that says why not.
-  train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet
-      Fine-tune; encoder and shared embedding stay frozen.
+  train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet \\
+                --output runs/b
+      Fine-tune a Hugging Face model directory; encoder and shared embedding stay frozen.
   train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB
       Print the memory bill and whether it fits, without allocating anything.
 
@@ -386,7 +390,7 @@ pub enum Typed {
 
 /// Reads the command line.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
-    let arguments = arguments.into_iter().map(hyphenated);
+    let arguments = familiar_names::replaced(arguments.into_iter().map(hyphenated).collect());
     let matches = Cli::command().try_get_matches_from(arguments);
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),
@@ -433,13 +437,34 @@ fn usage_failure(error: &clap::Error) -> Failure {
     let body = text.strip_prefix("error: ").unwrap_or(&text);
     let message: Vec<&str> = body.split("\n\n").next().unwrap_or(body).lines().map(str::trim).collect();
     let failure = Failure::usage(message.join(" "));
+    let text_of = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let wrong = text_of(ContextKind::InvalidArg).or(text_of(ContextKind::InvalidSubcommand));
+    if let Some(words) = wrong.and_then(familiar_names::explained) {
+        return failure.hint(words);
+    }
+    if wrong.is_some_and(|wrong| wrong.contains('=') && !wrong.starts_with('-')) {
+        return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
+    }
     match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
-        Some(ContextValue::String(nearest)) => failure.hint(format!("did you mean `{nearest}`?")),
+        // A flag that is not shown is none that somebody meant.
+        Some(ContextValue::String(nearest)) if nearest != "--machine" => {
+            failure.hint(format!("did you mean `{nearest}`?"))
+        }
         Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
             failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
         }
-        _ => failure.hint("see `train_low_mem --help`"),
+        _ => failure.hint(format!("see `{} --help`", command_of(&text))),
     }
+}
+
+/// The command in clap's usage line: `train_low_mem generate`.
+fn command_of(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: ")).unwrap_or("train_low_mem");
+    let words = usage.split_whitespace().take_while(|word| !word.starts_with(['[', '<', '-']));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 impl TrainArgs {
@@ -538,7 +563,10 @@ mod tests {
         for (line, message, hint) in [
             ("--lean-rate 3", "--lean-rate", "--learn-rate"),
             ("trian", "trian", "train"),
-            ("eval --model x", "--data", "--help"),
+            ("eval --model x", "--data", "see `train_low_mem eval --help`"),
+            ("generate --model x", "--prompt", "see `train_low_mem generate --help`"),
+            ("--resume", "--resume", "--keep-training"),
+            ("--set a=1 b=2", "b=2", "`--set` of its own"),
             ("--is-finetune=maybe", "expected true or false", "--help"),
             ("bench --model t5-small --recompute some", "expected none, full or a number", "--help"),
         ] {

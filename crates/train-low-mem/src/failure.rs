@@ -193,17 +193,7 @@ impl From<planner::Error> for Failure {
 
 impl From<planner::DoesNotFit> for Failure {
     fn from(refusal: planner::DoesNotFit) -> Self {
-        let failure = Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint());
-        // On disk they would hold less: it was not offered.
-        let step = &refusal.smallest_plan.step;
-        match step.levers.layer_major {
-            _ if step.is_inference => failure,
-            Some(layers) if layers.boundaries_on_disk && layers.weights_on_disk => failure,
-            Some(_) if refusal.smallest_plan.predicted_device_peak == memory_policy::Bytes::ZERO => {
-                failure.hint("a larger `memory.disk_writes` lets more tensors go to disk and lowers the minimum")
-            }
-            _ => failure,
-        }
+        Self::new(Exit::DoesNotFit, refusal.to_string()).hint(refusal.hint())
     }
 }
 

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::open::{self, Opened};
 
 /// The computation of a run.
+#[derive(Clone, Copy)]
 pub struct RunJob<'a> {
     /// The resolved config.
     pub config: &'a Config,
@@ -63,6 +64,13 @@ impl<'a> RunJob<'a> {
         Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset })
     }
 
+    /// Whether the run reads some rows more than once.
+    fn reads_rows_again(&self, rows: u64) -> bool {
+        let train = &self.config.train;
+        let wanted = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(train.batch_size as u64));
+        train.epochs.map_or(wanted > rows, |epochs| epochs > 1)
+    }
+
     fn feed(&self) -> Feed<'a> {
         let data = &self.config.data;
         match self.data {
@@ -70,7 +78,7 @@ impl<'a> RunJob<'a> {
                 dataset: &opened.train,
                 loader,
                 window_blocks: data.shuffle.then_some(data.window_blocks),
-                is_read_again: self.config.train.epochs > 1,
+                is_read_again: self.reads_rows_again(opened.train.rows()),
             }),
             None => Feed::Unknown {
                 samples: self.config.train.batch_size,

@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
@@ -37,10 +38,11 @@ impl Metrics {
         Self { path: path.to_path_buf(), file: None, waiting: Vec::new(), lost_lines: 0, has_warned: false }
     }
 
-    /// Appends `{"event": event, ..fields}`, after what waits. The first time that this cannot be done there is a warning.
+    /// Appends `{"event": event, "time": now, ..fields}`, after what waits. The first time that this cannot be done there is a warning.
     pub fn record(&mut self, event: &str, fields: Value) -> Option<String> {
         let mut line = Map::new();
         line.insert("event".to_string(), json!(event));
+        line.insert("time".to_string(), json!(humantime::format_rfc3339_millis(SystemTime::now()).to_string()));
         if let Value::Object(fields) = fields {
             line.extend(fields);
         }

@@ -119,6 +119,8 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     if let Some(path) = Tokenizer::in_directory(&directory) {
         return Ok(path);
     }
+    // A model that does not exist has no tokenizer, either.
+    config.model.config.as_deref().map(named_config).transpose()?;
     let expected = directory.join("tokenizer.json");
     let problem =
         format!("`data.tokenizer` is not set and {} does not exist, nor a `spiece.model`", expected.display());
@@ -260,7 +262,7 @@ pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
             block_rows: config.data.block_rows,
             window_blocks: config.data.window_blocks,
         },
-        epochs: Some(config.train.epochs),
+        epochs: config.train.epochs,
         max_source_tokens: config.data.max_source_tokens,
         max_target_tokens: config.data.max_target_tokens,
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),

@@ -67,10 +67,9 @@ impl RunPace {
         let pace = planner::pace(job, now, plan, &lengths)?;
         let elements: u64 = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum();
         let state = trainer::costs::optimizer_state(job.model, options, options.parameter_dtype())?;
-        let seconds = steps.zip(pace.step_seconds).map(|(steps, seconds)| steps as f64 * seconds);
+        let timed = Self { pace, steps, ..Self::default() };
+        let seconds = timed.seconds();
         Ok(Self {
-            pace,
-            steps,
             epoch_steps: opened.map(|opened| opened.train.rows().div_ceil(config.train.batch_size as u64)),
             knows_lengths: !lengths.is_empty(),
             checkpoint_bytes: elements * options.parameter_dtype().size_in_bytes() as u64 + state.bytes,
@@ -78,6 +77,7 @@ impl RunPace {
             is_bf16: config.train.bf16,
             bf16_over_f32: priced.bf16_over_f32,
             prices: Some(priced.prices),
+            ..timed
         })
     }
 
@@ -87,11 +87,15 @@ impl RunPace {
         Some(self.steps? as f64 * self.pace.step_seconds?)
     }
 
+    /// The predicted time of a step.
+    pub fn step_time(&self) -> Option<Duration> {
+        self.pace.step_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    }
+
     /// Lines below a bill.
     pub fn in_words(&self) -> String {
-        let lines = [("time", self.time()), ("disk writes", self.writes()), ("precision", self.precision())];
-        let lines = lines.into_iter().filter_map(|(name, words)| Some(format!("{name:<21}{}\n", words?)));
-        lines.collect()
+        let lines = [("Time", self.time()), ("Disk writes", self.writes()), ("Precision", self.precision())];
+        lines.into_iter().filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
 
     fn time(&self) -> Option<String> {
@@ -209,13 +213,15 @@ mod tests {
     fn a_run_says_its_hours_and_bytes() {
         let words = pace(Some(7.5)).in_words();
         let expected = "\
-time                 about 7.5 s a step, 2 h 05 min for 1000 steps, without evaluations and checkpoints
-disk writes          1 MiB a step in place of memory, 1000 MiB in all; checkpoints and model of 10 MiB each, 40 MiB in all
+Time              about 7.5 s a step, 2 h 05 min for 1000 steps, without
+                  evaluations and checkpoints
+Disk writes       1 MiB a step in place of memory, 1000 MiB in all;
+                  checkpoints and model of 10 MiB each, 40 MiB in all
 ";
         assert_eq!(words, expected);
-        assert!(!pace(None).in_words().contains("time"));
+        assert!(!pace(None).in_words().contains("Time"));
         let unknown = RunPace { steps: None, checkpoints: None, knows_lengths: false, ..pace(Some(0.05)) };
-        assert!(unknown.in_words().starts_with("time                 samples of full length: about 50 ms a step\n"));
+        assert!(unknown.in_words().starts_with("Time              samples of full length: about 50 ms a step\n"));
         let epoch = RunPace { epoch_steps: Some(100), ..unknown };
         assert!(epoch.in_words().contains("50 ms a step, 5.0 s an epoch\n"));
     }

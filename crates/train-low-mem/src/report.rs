@@ -1,17 +1,18 @@
-//! Progress for a person: a bar on a terminal, plain lines otherwise.
+//! Progress for a person: lines that stay, and on a terminal a bar below them.
 //!
 //! Everything about a run is for reading; scripts read `metrics.jsonl`. Lines go to standard output and warnings
 //! to standard error, both through [`crate::output`]: output that nobody reads never stops a run. What a command was
 //! asked to print is another matter: [`result`] writes all of it or fails.
 
 use std::io::{ErrorKind, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use crate::failure::{Failure, Outcome};
 use crate::output::{Kind, Stream, show};
+use crate::progress::{Progress, StepLine};
 
 /// Writes a command's result to standard output, waiting for the reader as any tool does.
 ///
@@ -36,7 +37,7 @@ pub fn print(text: &str) {
 
 /// A warning, on standard error.
 pub fn warn(text: &str) {
-    show(Stream::Err, Kind::Message, &format!("warning: {text}\n"));
+    show(Stream::Err, Kind::Message, &format!("{} {text}\n", painted("warning:", YELLOW)));
 }
 
 /// Something beside the output proper, on standard error.
@@ -46,50 +47,57 @@ pub fn note(text: &str) {
 
 /// The error that ends the program, on standard error.
 pub fn error(failure: &Failure) {
-    show(Stream::Err, Kind::Message, &format!("{failure}\n"));
+    let text = format!("{failure}\n");
+    let lines = text.lines().map(|line| {
+        let (word, colour) = if line.starts_with("error:") { ("error:", RED) } else { ("hint:", CYAN) };
+        match line.strip_prefix(word) {
+            Some(rest) => format!("{}{rest}\n", painted(word, colour)),
+            None => format!("{line}\n"),
+        }
+    });
+    show(Stream::Err, Kind::Message, &lines.collect::<String>());
 }
 
-/// The figures of one step.
-#[derive(Clone, Copy, Debug)]
-pub struct StepLine {
-    /// Counted from 1.
-    pub step: u64,
-    /// Mean loss per target token.
-    pub loss: f64,
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Source and target tokens, without padding.
-    pub tokens_per_second: f64,
-    /// Resident set now.
-    pub rss_bytes: u64,
+const RED: u8 = 31;
+const YELLOW: u8 = 33;
+const CYAN: u8 = 36;
+
+/// A bold word in colour, on a terminal whose user did not say no to it (<https://no-color.org>).
+fn painted(word: &str, colour: u8) -> String {
+    static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
+        let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        std::io::stderr().is_terminal() && !refuses && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    });
+    if *HAS_COLOURS { format!("\x1b[1;{colour}m{word}\x1b[0m") } else { word.to_string() }
 }
 
 /// The progress of a run.
 #[derive(Debug)]
 pub struct Report {
     bar: Option<ProgressBar>,
-    total_steps: u64,
-    first_step: u64,
+    progress: Progress,
     log_every_steps: Option<u64>,
-    started: Instant,
     last_line: Option<Instant>,
 }
 
 impl Report {
-    /// A report of a run of `total_steps` that has `done` steps behind it. Without a terminal a line comes
-    /// every `log_every_steps`, or by the clock.
+    /// A report of a run of `total_steps` that has `done` steps behind it. A line comes every `log_every_steps`, or by the
+    /// clock; a terminal has a bar as well.
     pub fn new(total_steps: u64, done: u64, log_every_steps: Option<u64>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let target = ProgressDrawTarget::term_like_with_hz(Box::new(Terminal::default()), FRAMES_A_SECOND);
             let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(done);
             bar.set_style(
-                ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left")
-                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+                ProgressStyle::with_template("{bar:16} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
-            bar.reset_eta();
             bar
         });
-        Self { bar, total_steps, first_step: done, log_every_steps, started: Instant::now(), last_line: None }
+        Self { bar, progress: Progress::new(total_steps, done), log_every_steps, last_line: None }
+    }
+
+    /// The time that a step takes by the plan: what is known before the first one.
+    pub fn predict(&mut self, step: Option<Duration>) {
+        self.progress.predict(step);
     }
 
     /// A line that stays.
@@ -118,36 +126,45 @@ impl Report {
         }
     }
 
-    /// A step is done: moves the bar, or prints a line where one is due.
+    /// The steps begin: the bar is there before the first of them ends.
+    pub fn begin(&self) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(self.progress.beside_bar(None, Instant::now()));
+        }
+    }
+
+    /// A step is done: moves the bar, and prints a line where one is due.
     pub fn step(&mut self, line: &StepLine) {
-        const BETWEEN_LINES: Duration = Duration::from_secs(10);
-        let figures = format!(
-            "loss {:.4}  lr {:.2e}  {:.0} tokens/s  {}",
-            line.loss,
-            line.learning_rate,
-            line.tokens_per_second,
-            memory_policy::Bytes(line.rss_bytes)
-        );
+        let now = Instant::now();
+        self.progress.note(line, now);
         if let Some(bar) = &self.bar {
             bar.set_position(line.step);
-            bar.set_message(figures);
-            return;
+            bar.set_message(self.progress.beside_bar(Some(line), now));
         }
-        let is_due = match self.log_every_steps {
-            Some(every) => line.step.is_multiple_of(every),
-            None => {
-                line.step <= self.first_step + 3 || self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES)
-            }
-        };
-        if is_due || line.step == self.total_steps {
-            self.last_line = Some(Instant::now());
-            self.line(&format!(
-                "step {}/{}  {figures}  {} left",
-                line.step,
-                self.total_steps,
-                self.time_left(line.step)
-            ));
+        let total_steps = self.progress.total_steps();
+        if self.is_due(line.step, now) || line.step == total_steps {
+            self.last_line = Some(now);
+            self.line(&format!("step {}/{total_steps}  {}", line.step, self.progress.log_line(line, now)));
         }
+    }
+
+    /// Whether a step has a line: by its number, or else by the clock, more and more seldom.
+    fn is_due(&self, step: u64, now: Instant) -> bool {
+        if let Some(every) = self.log_every_steps {
+            return step.is_multiple_of(every);
+        }
+        let gap = (self.progress.elapsed(now) / 60).clamp(LEAST_GAP, LARGEST_GAP);
+        self.progress.is_at_the_start() || self.last_line.is_none_or(|last| now.duration_since(last) >= gap)
+    }
+
+    /// An evaluation is done.
+    pub fn note_validation(&mut self, loss: f64) {
+        self.progress.note_validation(loss);
+    }
+
+    /// Steps, time and throughput of this process.
+    pub fn throughput(&self) -> Option<String> {
+        self.progress.summary(Instant::now())
     }
 
     /// Removes the bar.
@@ -156,13 +173,11 @@ impl Report {
             bar.finish_and_clear();
         }
     }
-
-    fn time_left(&self, step: u64) -> String {
-        let done = u32::try_from(step.saturating_sub(self.first_step)).unwrap_or(u32::MAX).max(1);
-        let left = u32::try_from(self.total_steps.saturating_sub(step)).unwrap_or(u32::MAX);
-        duration(self.started.elapsed() / done * left)
-    }
 }
+
+/// Between two lines of steps, where the config says no number: at the start, and in a run of many hours.
+const LEAST_GAP: Duration = Duration::from_secs(10);
+const LARGEST_GAP: Duration = Duration::from_secs(300);
 
 /// How often the bar is drawn, at most.
 const FRAMES_A_SECOND: u8 = 10;

@@ -4,31 +4,34 @@
 //! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
 //! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
 
-use std::path::PathBuf;
+mod saving;
+
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Name, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
+use parquet_dataset::Dataset;
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted, names};
 use serde_json::{Value, json};
-use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles, TokenizerJson};
+use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::evaluation::{self, Figures};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::pace::{Of, RunPace};
-use crate::report::{Report, StepLine};
+use crate::progress::{StepLine, plural};
+use crate::report::Report;
 use crate::run_dir::RunDir;
-use crate::saved::{History, Saved, saved_state};
+use crate::saved::{History, saved_state};
 use crate::speed::Priced;
 use crate::stop::Stop;
-use crate::{identity, options, setup};
+use crate::{options, setup, start_screen, ways_out};
 
 /// A run.
 pub struct Session {
@@ -67,6 +70,8 @@ pub struct Session {
     saved_at: Instant,
     /// Parts of the data's pages that the kept page map knows.
     kept_stretches: u64,
+    /// The peak that a person was told last.
+    shown_peak: Bytes,
 }
 
 /// The parts of a session.
@@ -98,8 +103,8 @@ impl Session {
         loader.stop_on(stop.flag());
 
         let kept_stretches = opened.train.known_stretches();
-        let report = Report::new(total_steps, steps_done, config.run.log_every_steps);
-        setup::announce(&config, &opened, total_steps);
+        let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
+        report.line(&start_screen::text(&config, &opened, &options, steps_done, total_steps)?);
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
@@ -107,7 +112,6 @@ impl Session {
         let priced = Priced::of_run(&config, &opened.model, &options, &opened.device)?;
         priced.note_in(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
-        report.line(&format!("memory at start: {now}"));
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let job = RunJob {
             config: &config,
@@ -129,7 +133,11 @@ impl Session {
                 let before = Before { checkpoint, plan: &saved.plan, kernels: saved.kernels.as_ref() };
                 bits::go_on(&before, &kernels, (&now, &costs, budgets), scope, config.run.deterministic)?
             }
-            None => Resumed { plan: memory_policy::plan(&now, &costs, budgets)?, warning: None },
+            None => Resumed {
+                plan: memory_policy::plan(&now, &costs, budgets)
+                    .map_err(|refusal| ways_out::failure(refusal, &job, &now, Some(total_steps)))?,
+                warning: None,
+            },
         };
         if config.run.deterministic {
             costs = bits::with_cut_of(&costs, &plan, scope);
@@ -138,7 +146,8 @@ impl Session {
         let left = Some(total_steps.saturating_sub(steps_done));
         let of = Of { config: &config, options: &options, opened: Some(&opened), steps: left, priced: &priced };
         let pace = RunPace::new(&of, &job.at(&now), &now, &plan)?;
-        report.line(&format!("\n{}{}", plan.bill, pace.in_words()));
+        report.line(&format!("{}{}", plan.bill, pace.in_words()));
+        report.predict(pace.step_time());
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         let mut metrics = Metrics::new(&run.metrics());
@@ -163,7 +172,7 @@ impl Session {
         let mut checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         found.iter().for_each(|found| checkpoints.remember(&found.path));
-        let session = Self {
+        let mut session = Self {
             config,
             opened,
             run,
@@ -188,9 +197,10 @@ impl Session {
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
             kept_stretches,
+            shown_peak: Bytes::ZERO,
         };
         session.stop.can_leave_in_order();
-        session.memory_line("with the model loaded")?;
+        session.note_memory("with the model loaded")?;
         Ok(session)
     }
 
@@ -305,12 +315,18 @@ impl Session {
         self.note_event("step", line);
         self.note_skipped(&stats, kind)?;
         self.note_bad_rows(batch)?;
+        #[expect(clippy::cast_precision_loss, reason = "rows are far below 2^53")]
+        let of_epoch = batch.position_after.sample as f64 / self.loader.samples_per_epoch().max(1) as f64;
         self.report.step(&StepLine {
             step: stats.step,
+            epoch: batch.position_after.epoch as f64 + of_epoch,
             loss: stats.loss,
+            gradient_norm: stats.grad_norm,
             learning_rate: stats.lr,
-            tokens_per_second,
-            rss_bytes: now.rss.0,
+            tokens,
+            took: took.step + took.data_wait,
+            rss: now.rss,
+            budget: self.config.memory.budget.map(|_| self.plan.budget),
         });
         Ok(true)
     }
@@ -391,7 +407,8 @@ impl Session {
         };
         self.trainer.release_gradients();
         heap::release_unused();
-        self.memory_line("before evaluation")?;
+        self.note_memory("before evaluation")?;
+        self.report.line(&format!("evaluating {}", plural(self.evaluated_rows(&dataset), "row")));
         let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
         let model = self.trainer.model();
         let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop)?
@@ -401,17 +418,22 @@ impl Session {
         self.hold_prediction(&names::EVALUATION)?;
         self.note_evaluation(&figures)?;
         heap::release_unused();
-        self.memory_line("after evaluation").map(drop)
+        self.note_memory("after evaluation")
     }
 
     /// At the end of an epoch: freed memory goes back, and what is held is said.
-    pub fn note_epoch(&self, batch: &dataloader::Batch) -> Outcome<()> {
+    pub fn note_epoch(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
         let after = batch.position_after;
         if after.epoch == batch.epoch && after.sample < self.loader.samples_per_epoch() {
             return Ok(());
         }
         heap::release_unused();
-        self.memory_line(&format!("after epoch {}", batch.epoch + 1)).map(drop)
+        self.note_memory(&format!("after epoch {}", batch.epoch + 1))
+    }
+
+    fn evaluated_rows(&self, dataset: &Dataset) -> u64 {
+        let wanted = self.config.train.eval_samples;
+        if wanted == 0 { dataset.rows() } else { dataset.rows().min(wanted) }
     }
 
     fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {
@@ -419,6 +441,7 @@ impl Session {
         let mut fields = figures.to_json();
         fields["step"] = json!(step);
         self.note_event("eval", fields.clone());
+        self.report.note_validation(figures.loss);
         self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
         if !figures.examples.is_empty() && step > 0 {
             self.report.line(&figures.examples_text());
@@ -431,104 +454,6 @@ impl Session {
         let is_best = self.trainer.record_score(-figures.loss);
         let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
         if is_worth_saving { self.save() } else { Ok(()) }
-    }
-
-    /// Saves where it is time: by steps, by the clock, on a signal, at the end.
-    pub fn save_if_due(&mut self) -> Outcome<()> {
-        let step = self.trainer.step_count();
-        let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
-        let by_clock = self
-            .config
-            .checkpoint
-            .every_minutes
-            .is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes);
-        if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
-    }
-
-    /// Saves the run as it stands, unless it stands where it was saved last.
-    pub fn save(&mut self) -> Outcome<()> {
-        let step = self.trainer.step_count();
-        if self.saved_step == Some(step) {
-            return Ok(());
-        }
-        let began = Instant::now();
-        let state = Saved {
-            position: self.position,
-            identity: identity::identity(&self.config, &self.opened),
-            history: self.history.clone(),
-            plan: self.plan.clone(),
-            kernels: Some(Kernels::of_this_process(&self.opened.device)),
-            config: self.config.to_toml(""),
-        };
-        let state =
-            serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
-        self.run.check()?;
-        self.keep_page_map()?;
-        self.stop.note_saving();
-        let (files, stop) = (tokenizer_files(&self.opened), self.stop.clone());
-        let saved = self.checkpoints.save(&self.trainer, &state, Some(files), &|| stop.requested())?;
-        self.stop.note_saved();
-        self.saved_step = Some(step);
-        self.saved_at = Instant::now();
-        for note in &saved.notes {
-            self.warn(note, json!({"step": step, "kind": "checkpoint"}))?;
-        }
-        let took_ms = milliseconds(began.elapsed());
-        let path = saved.path.display().to_string();
-        self.note_event("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}));
-        self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
-        self.hold_prediction(&names::SAVING)?;
-        self.memory_line("after saving").map(drop)
-    }
-
-    /// Keeps the digests of what was read, before the checkpoint that counts on it. Without them a run goes on as well;
-    /// it only notices less.
-    fn keep_page_map(&mut self) -> Outcome<()> {
-        let known = self.opened.train.known_stretches();
-        if known == self.kept_stretches {
-            return Ok(());
-        }
-        match setup::keep_page_map(&self.opened, self.run.root()) {
-            Ok(()) => self.kept_stretches = known,
-            Err(failure) => {
-                let text = format!("{}; changed data may go unnoticed after a resume", failure.message);
-                self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "page_map"}))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the checkpoint of the current step lies.
-    pub fn checkpoint_path(&self) -> PathBuf {
-        self.checkpoints.path_of(self.trainer.step_count())
-    }
-
-    /// The checkpoint that the finished model is of, where that is not the model in memory: the best one, if it is asked
-    /// for, scored best at an earlier step, and is whole.
-    ///
-    /// # Errors
-    /// It could not be read; another model in its place would be a surprise.
-    pub fn best_checkpoint(&mut self) -> Outcome<Option<PathBuf>> {
-        let best = self.trainer.best_score().map(|best| best.step);
-        let Some(step) = best.filter(|step| self.config.checkpoint.model_is_best && *step != self.trainer.step_count())
-        else {
-            return Ok(None);
-        };
-        if let Some(found) = self.checkpoints.valid_at(step)? {
-            return Ok(Some(found.path));
-        }
-        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory())? else { return Ok(None) };
-        let text = format!(
-            "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {}",
-            found.state.step
-        );
-        self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
-        Ok(Some(found.path))
-    }
-
-    /// The tokenizer, for beside a model.
-    pub fn tokenizer_files(&self) -> TokenizerFiles<'_> {
-        tokenizer_files(&self.opened)
     }
 
     /// Whether this process has made a step.
@@ -553,11 +478,22 @@ impl Session {
         Ok(())
     }
 
-    /// Memory at one of a run's key moments, for people and in the metrics.
-    pub fn memory_line(&self, moment: &str) -> Outcome<MemorySnapshot> {
+    /// Memory at one of a run's key moments, in the metrics. A person is told where the peak has grown by a tenth.
+    pub fn note_memory(&mut self, moment: &str) -> Outcome<()> {
         let now = self.probe.snapshot()?;
-        self.report.line(&format!("memory {moment}: {now}"));
-        Ok(now)
+        let event = json!({"step": self.trainer.step_count(), "moment": moment, "rss_bytes": now.rss.0,
+            "peak_rss_bytes": now.peak_rss.0, "available_bytes": now.ceiling().0});
+        self.note_event("memory", event);
+        if now.peak_rss > self.shown_peak.percent(110) {
+            self.shown_peak = now.peak_rss;
+            self.report.line(&format!("memory {moment}: {now}"));
+        }
+        Ok(())
+    }
+
+    /// The most that the process held so far.
+    pub fn peak(&self) -> Bytes {
+        self.probe.snapshot().map(|now| now.peak_rss).unwrap_or_default()
     }
 
     /// Numbers for the report at the end.
@@ -578,12 +514,6 @@ pub struct Took {
     pub data_wait: Duration,
     /// The step itself.
     pub step: Duration,
-}
-
-fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
-    let tokenizer = &opened.tokenizer;
-    let json = tokenizer.converted().map_or(TokenizerJson::File(tokenizer.path()), TokenizerJson::Text);
-    TokenizerFiles { json, config: tokenizer.transformers_config() }
 }
 
 /// Weights from `model.init_from`, or new ones.

@@ -8,7 +8,7 @@ use dataloader::{DataLoader, LoaderLimits, Position};
 
 use crate::assets;
 use crate::cli::TrainArgs;
-use crate::config::{Config, Values, paths};
+use crate::config::{self, Config, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
@@ -21,8 +21,8 @@ const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 
 /// Defaults, then the config file, then the flags, resolved.
 ///
-/// Without `--config`, `--keep-training` takes the config that the output directory's run was started
-/// with, and anything else the embedded default.
+/// Without `--config`, `--keep-training` takes the config that the output directory's run was started with. A command that
+/// names neither a model nor data takes the embedded default.
 pub fn read_config(flags: &TrainArgs) -> Outcome<Config> {
     let values = read_values(flags)?;
     Config::resolve(values)
@@ -47,12 +47,11 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
                 .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
             values.apply_file(&resolved.display().to_string(), &text)?;
         }
-        None => assets::apply(&mut values)?,
+        None if assets::is_wanted(&typed) => assets::apply(&mut values)?,
+        None => {}
     }
     flags.apply(&mut values)?;
-    if flags.config.is_none() {
-        assets::make_room(&mut values)?;
-    }
+    config::settle(&mut values)?;
     Ok(values)
 }
 
@@ -142,21 +141,4 @@ pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) ->
     let left = loader.batches_left().unwrap_or(u64::MAX);
     let total = config.train.max_steps.unwrap_or(u64::MAX).min(done.saturating_add(left));
     Ok((loader, total))
-}
-
-/// The one line that says what a run is about to do.
-pub fn announce(config: &Config, opened: &Opened, total_steps: u64) {
-    let parameters: u64 = t5::ParameterSpec::all(&opened.model).iter().map(t5::ParameterSpec::elements).sum();
-    let start = match &config.model.init_from {
-        Some(directory) => format!("from {}", directory.display()),
-        None => "from scratch".to_string(),
-    };
-    #[expect(clippy::cast_precision_loss, reason = "for reading")]
-    let millions = parameters as f64 / 1e6;
-    report::print(&format!(
-        "T5 with {millions:.1} M parameters, {start}; {} rows, {} samples a step, {total_steps} steps; output in {}\n",
-        opened.train.rows(),
-        config.train.batch_size,
-        config.run.output_dir.display()
-    ));
 }

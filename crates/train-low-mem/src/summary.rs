@@ -21,16 +21,37 @@ pub fn summary(run: &Session, from: &Path) -> String {
     if let Some(row) = &history.first_bad_row {
         let _ = writeln!(text, "the first skipped row: {row}");
     }
+    if let Some(throughput) = run.report.throughput() {
+        let _ = writeln!(text, "{throughput}");
+    }
+    let (peak, predicted) = (run.peak(), run.plan.predicted_peak);
+    let budget = run.config.memory.budget.map_or(String::new(), |_| format!(", {} allowed", run.plan.budget));
+    let _ = writeln!(text, "peak memory {peak}, {predicted} predicted{budget}");
     let model = run.run.model();
     let _ = writeln!(text, "model: saved to {} (from {})", model.display(), from.display());
     let prompt = history.example_prompt.as_deref().unwrap_or("...");
-    let model = model.display();
+    let model = quoted(&model);
+    // Commands that run as they are shown: the program as it was called, and rows that are there.
+    let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
+    let rows = run.config.data.validation.first().or(run.config.data.train.first());
+    let rows = rows.map_or("rows.parquet".to_string(), |rows| quoted(Path::new(rows)));
+    let tuned = quoted(&run.config.run.output_dir.with_file_name(TUNED));
     let _ = write!(
         text,
-        "\nnext:\n  train_low_mem generate --model {model} --prompt '{}'\n  train_low_mem eval --model {model} --data rows.parquet\n  train_low_mem --finetune --set model.init_from={model} --set data.train=rows.parquet --output runs/tuned",
+        "\nnext:\n  {program} generate --model {model} --prompt '{}'\n  {program} eval --model {model} --data {rows}\n  {program} --finetune --set model.init_from={model} --set data.train={rows} --output {tuned}",
         prompt.replace('\'', "'\\''")
     );
     text
+}
+
+/// The directory that the shown command for fine-tuning writes, beside this run's.
+const TUNED: &str = "tuned";
+
+/// A path as a shell reads it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%=,".contains(c);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// Four figures, before the first step and after the last.

@@ -73,6 +73,7 @@ enum Ended {
 /// The loop: plan, feed, step, record, evaluate, save, stop.
 fn run_steps(run: &mut Session) -> Outcome<Ended> {
     run.evaluate_if_due()?;
+    run.report.begin();
     while !run.trainer.is_done() && !run.should_stop() {
         run.replan()?; //                                                control plane: between steps
         if run.should_stop() {
@@ -119,7 +120,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
     };
     run.run.finish(run.trainer.step_count(), run.history())?;
     run.record_end("done")?;
-    run.memory_line("at the end")?;
+    run.note_memory("at the end")?;
     run.report.last_line(&summary::summary(run, &from));
     Ok(())
 }

@@ -30,7 +30,17 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
 }
 
+/// The parameters that train.
+///
+/// # Errors
+/// An unknown item in `freeze`, or everything frozen.
+pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64> {
+    let specs = ParameterSpec::all(config);
+    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+    Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
+}
+
 /// Memory for saving, beside that of training. It does not depend on the model's size.
 pub fn saving() -> CostRow {
-    CostRow { name: "checkpoint buffers", bytes: SAVE_BYTES }
+    CostRow { name: "save buffers", bytes: SAVE_BYTES }
 }

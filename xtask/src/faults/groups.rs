@@ -23,7 +23,7 @@ const TINY_MIB: [u64; 12] = [24, 28, 32, 36, 40, 48, 64, 80, 100, 128, 160, 200]
 const HOSTILE_MIB: [u64; 3] = [70, 100, 200];
 const TINY: &str = "train.batch_size=16 train.eval_samples=8 train.eval_generate_samples=2 train.eval_max_new_tokens=4 \
                     checkpoint.every_steps=4 checkpoint.keep_last=1";
-const HOSTILE: &str = "train.batch_size=64 data.max_source_tokens=64 data.max_target_tokens=8 data.validation=[] \
+const HOSTILE: &str = "model.config=tiny train.batch_size=64 data.max_source_tokens=64 data.max_target_tokens=8 data.validation=[] \
                        checkpoint.keep_last=1";
 /// Exit codes: done, or refused because it does not fit.
 const DONE: i32 = 0;

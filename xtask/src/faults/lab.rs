@@ -80,9 +80,14 @@ impl Lab {
         Ok(path)
     }
 
+    /// A file of the sample data.
+    pub fn sample(&self, name: &str) -> PathBuf {
+        self.root.join("data").join(name)
+    }
+
     /// The tokenizer of the sample data.
     pub fn tokenizer(&self) -> PathBuf {
-        self.root.join("data/sample-tokenizer.json")
+        self.sample("sample-tokenizer.json")
     }
 
     /// Where [`Lab::directory`] makes a directory of this name.

@@ -26,10 +26,10 @@ const TRIES: usize = 5;
 
 /// Stretches of a run: name, the words that begin it (none: the start), and those that end it.
 const STRETCHES: [(&str, &str, &str); 4] = [
-    ("starting", "", "memory with the model loaded"),
-    ("evaluation with generation", "memory before evaluation", "memory after evaluation"),
-    ("training", "memory after evaluation", "step 1/"),
-    ("saving", "step 1/", "memory after saving"),
+    ("starting", "", "evaluating"),
+    ("evaluation with generation", "evaluating", "evaluation at step 0"),
+    ("training", "evaluation at step 0", "step 1/"),
+    ("saving", "step 1/", "saved run/"),
 ];
 
 /// Runs the tries of each model and stretch.
@@ -39,7 +39,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     }
     let asked_for = |preset: &&str| preset == &PRESETS[0] || lab.options.only.contains(*preset);
     for preset in PRESETS.into_iter().filter(asked_for) {
-        let arguments = arguments(preset);
+        let arguments = arguments(lab, preset);
         let rows = STRETCHES.map(|(name, ..)| format!("signals while {name}, {preset}"));
         if rows.iter().all(|row| !lab.is_asked_for(row)) {
             continue;
@@ -83,13 +83,18 @@ struct Left {
     err: String,
 }
 
-fn arguments(preset: &str) -> Vec<String> {
+fn arguments(lab: &Lab, preset: &str) -> Vec<String> {
     let mut arguments: Vec<String> = ["--output", "run", "--max-steps", "2"].map(str::to_owned).into();
-    let model = format!("model.config={preset}");
-    let settings: &[&str] = match preset {
-        "tiny" => &[],
-        _ => &[&model, "data.max_source_tokens=256", "data.max_target_tokens=256"],
-    };
+    let mut settings = Vec::new();
+    if preset != "tiny" {
+        let sample = |name: &str| lab.sample(name).display().to_string();
+        settings.extend([
+            format!("model.config={preset}"),
+            format!("data.train={}", sample("sample-train.parquet")),
+            format!("data.validation={}", sample("sample-validation.parquet")),
+            format!("data.tokenizer={}", sample("sample-tokenizer.json")),
+        ]);
+    }
     // Signals come at any moment of a step: with fewer samples and tokens a slow model gives more tries an hour.
     let [batch, samples, generated, tokens] = match preset {
         "tiny" => [64, 32, 16, 32],
@@ -103,7 +108,7 @@ fn arguments(preset: &str) -> Vec<String> {
         format!("train.eval_max_new_tokens={tokens}"),
     ];
     let common = ["checkpoint.every_steps=1", "run.log_every_steps=1"];
-    let settings = settings.iter().chain(&common).map(|setting| (*setting).to_owned()).chain(sizes);
+    let settings = settings.into_iter().chain(common.map(str::to_owned)).chain(sizes);
     arguments.extend(settings.flat_map(|setting| ["--set".to_owned(), setting]));
     arguments
 }

@@ -84,12 +84,11 @@ fn the_phase_that_holds_most_on_the_device_is_what_its_bill_shows() {
     costs.steps = vec![step(1, 100, 1.0)];
     let plan = plan(&with_card(24_000), &costs, explicit(4000, 4000)).unwrap();
     assert_eq!(plan.predicted_device_peak, Bytes::mib(1400)); // 500 and the evaluation's 900
-    let shown = plan.bill.to_string();
-    assert!(
-        shown.contains("device budget        3.91 GiB   --device-memory-budget; 23.44 GiB of 24 GiB free (a card)"),
-        "{shown}"
-    );
-    assert!(shown.contains("  key/value cache    0.88 GiB"), "{shown}");
+    let shown = plan.bill.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let first =
+        "Device memory predicted peak 1.37 GiB of 3.91 GiB (--device-memory-budget; 23.44 GiB of 24 GiB free (a card))";
+    assert!(shown.contains(first), "{shown}");
+    assert!(shown.contains("key/value cache 0.88 GiB 64 %"), "{shown}");
 }
 
 #[test]

@@ -100,8 +100,8 @@ fn without_a_budget_a_stated_share_of_what_is_available_is_taken_and_own_memory_
     let now = MemorySnapshot { rss: Bytes::mib(150), group: Some(group), ..ample() };
     let plan = plan(&now, &costs(), Budget::ShareOfAvailable).unwrap();
     assert_eq!(plan.budget, Bytes::mib(760)); // 80 % of 1000 - 200 + 150
-    let first = plan.bill.to_string().lines().next().unwrap().to_string();
-    assert!(first.ends_with("760.0 MiB  80 % of the available memory; 950.0 MiB available (cgroup)"), "{first}");
+    let shown = plan.bill.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(shown.contains("of 760.0 MiB (80 % of the available memory); 950.0 MiB available (cgroup)"), "{shown}");
     assert_eq!(plan.step.samples, 4);
 }
 
@@ -144,8 +144,9 @@ fn the_phase_that_holds_most_is_what_the_bill_shows() {
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
     assert_eq!((plan.predicted_peak, plan.bill.binding.as_str()), (Bytes::mib(950), "evaluation"));
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
-    let shown = plan.bill.to_string();
-    assert!(shown.contains("training 0.88 GiB, evaluation 0.93 GiB; largest: evaluation"), "{shown}");
+    assert!(plan.bill.to_string().contains("largest phase: evaluation\n"), "{}", plan.bill);
+    let full = plan.bill.in_full().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(full.contains("largest phase: evaluation (training 900.0 MiB)"), "{full}");
 }
 
 #[test]
@@ -161,14 +162,16 @@ fn a_pinned_lever_is_an_offer_of_that_value_alone() {
 fn the_bill_adds_up_and_reads_well() {
     let plan = plan(&ample(), &costs(), explicit(1200)).unwrap();
     let expected = "\
-memory budget        1.17 GiB   --memory-budget; 60.00 GiB available (host)
-  parameters         0.15 GiB   f32
-  process            0.05 GiB
-  activations        0.78 GiB
-  loader             0.04 GiB
-  headroom           0.05 GiB   5 % of the predicted peak
-speed                this is the fastest plan
-=> 16 samples a step, 8 at a time; predicted peak 1.02 GiB
+Memory plan       predicted peak 1.02 GiB of 1.17 GiB (--memory-budget); 60.00
+                  GiB available (host)
+  activations       0.78 GiB  77 %  ██████
+  parameters        0.15 GiB  14 %  █         f32
+  process           0.05 GiB   5 %
+  loader            0.04 GiB   4 %
+  total             1.02 GiB
+  safety margin     0.05 GiB                  5 % of the predicted peak
+Step              16 samples a step, 8 at a time
+Speed             this is the fastest plan
 ";
     assert_eq!(plan.bill.to_string(), expected);
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));

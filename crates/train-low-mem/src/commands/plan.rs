@@ -13,7 +13,7 @@ use crate::job::RunJob;
 use crate::pace::{Of, RunPace};
 use crate::run_dir::{RunDir, own_names};
 use crate::speed::Priced;
-use crate::{machine, open, options, report, setup};
+use crate::{machine, open, options, report, setup, ways_out};
 
 /// A plan, its pace, and the steps of the run where they are known.
 type PlannedRun = (Planned, RunPace, Option<u64>);
@@ -30,7 +30,8 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
         json["total_steps"] = json!(total_steps);
         return report::result(&format!("{json:#}\n"));
     }
-    report::result(&format!("{}{}\n{}", plan.bill, pace.in_words(), in_words(&plan)))?;
+    let bill = if flags.explain { plan.bill.in_full() } else { plan.bill.to_string() };
+    report::result(&format!("{bill}{}\n{}", pace.in_words(), in_words(&plan)))?;
     if flags.explain {
         report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
     }
@@ -63,9 +64,11 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let job = RunJob { config: &config, model: &model, options: &options, data, device, wanted, prices: priced.prices };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
-    let job = job.at(&now);
-    let planned = planner::plan(&job, &now)?;
-    let pace = RunPace::new(&of, &job, &now, &planned.plan)?;
+    let planned = planner::plan(&job.at(&now), &now).map_err(|error| match error {
+        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &job, &now, steps),
+        error => error.into(),
+    })?;
+    let pace = RunPace::new(&of, &job.at(&now), &now, &planned.plan)?;
     Ok((planned, pace, steps))
 }
 

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
+use super::familiar_names;
+
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -119,7 +121,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.batch_size", Integer(1, 1 << 20), AUTO, "\"auto\"", "samples per optimizer step; auto: batch_size_per_device x gradient_accumulation_steps, or 32"),
     key("train.batch_size_per_device", Integer(1, 1 << 20), AUTO, "\"auto\"", "with gradient_accumulation_steps, an alternative to batch_size"),
     key("train.gradient_accumulation_steps", Integer(1, 1 << 20), AUTO, "\"auto\"", "with batch_size_per_device, an alternative to batch_size; the memory plan decides the real micro-batches"),
-    key("train.epochs", Integer(1, 1 << 30), &[], "1", "passes over the data; training stops at epochs or max_steps, whichever comes first"),
+    key("train.epochs", Integer(1, 1 << 30), NONE, "1", "passes over the data; training stops at epochs or max_steps, whichever comes first. max_steps on the command line replaces it"),
     key("train.max_steps", Integer(1, MANY), NONE, "\"none\"", "optimizer steps; training stops at epochs or max_steps, whichever comes first"),
     key("train.dropout", Number(0.0, 0.99), AUTO, "\"auto\"", "dropout rate; auto: the model's dropout_rate"),
     key("train.precision", OneOf(&["f32", "bf16"]), &[], "\"f32\"", "precision of activations; weights and gradients stay f32 unless master_weights or gradient_precision is set"),
@@ -187,6 +189,9 @@ pub fn nearest(name: &str) -> Option<&'static Key> {
     let mut same_ending = KEYS.iter().filter(|key| last(key.name) == last(name));
     if let (Some(only), None) = (same_ending.next(), same_ending.next()) {
         return Some(only);
+    }
+    if let Some(key) = familiar_names::key(name) {
+        return find(key);
     }
     KEYS.iter()
         .map(|key| {

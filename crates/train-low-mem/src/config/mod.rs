@@ -12,15 +12,18 @@
 //! let config = Config::resolve(values)?;
 //! ```
 
+pub mod familiar_names;
 pub mod keys;
 mod memory;
 pub mod paths;
+mod precedence;
 pub mod values;
 mod written;
 
 use std::path::PathBuf;
 
 pub use memory::{Memory, PricesFrom};
+pub use precedence::settle;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 
@@ -131,8 +134,8 @@ pub enum Objective {
 pub struct Train {
     /// Samples per optimizer step.
     pub batch_size: usize,
-    /// Passes over the data.
-    pub epochs: u64,
+    /// Passes over the data; `None`: as many as `max_steps` needs.
+    pub epochs: Option<u64>,
     /// Optimizer steps, at most.
     pub max_steps: Option<u64>,
     /// `None`: the model's.
@@ -217,12 +220,13 @@ pub struct Checkpoint {
 impl Config {
     /// Resolves values into a config, or says which keys contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
-        let config = Self::resolve_without_data(values)?;
-        if config.data.train.is_empty() {
+        let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
+        if values.list("data.train").is_none_or(|files| files.is_empty()) && !lacks_model {
             return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
-                .hint("use `--set data.train=rows.parquet`; without `--config` the embedded demo runs"));
+                .hint("name your rows: `--set data.train=rows.parquet`")
+                .hint("without any data, model or `--config`, a demo with its own rows runs"));
         }
-        Ok(config)
+        Self::resolve_without_data(values)
     }
 
     /// As [`Config::resolve`], but `data.train` may be empty.
@@ -298,6 +302,13 @@ impl Config {
             .hint("use `--set train.precision=bf16`"));
         }
         self.memory.check(values)?;
+        if self.train.epochs.is_none() && self.train.max_steps.is_none() {
+            return Err(Failure::usage(format!(
+                "the run would never end: `train.epochs` ({}) and `train.max_steps` are both \"none\"",
+                values.origin("train.epochs")
+            ))
+            .hint("use `--epochs N` or `--max-steps N`"));
+        }
         if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
             return Err(Failure::usage(
                 "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
@@ -366,7 +377,7 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
     let finetune_freezes: &[&str] = if run.finetune { &["encoder", "shared"] } else { &[] };
     Ok(Train {
         batch_size: batch_size(values)?,
-        epochs: required(values, "train.epochs"),
+        epochs: values.integer("train.epochs"),
         max_steps: values.integer("train.max_steps"),
         dropout: values.number("train.dropout"),
         bf16: values.text("train.precision").as_deref() == Some("bf16"),
@@ -498,6 +509,7 @@ mod tests {
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
             (&["run.finetune=true"], "needs `model.init_from`"),
+            (&["train.epochs=none"], "never end"),
             (&["checkpoint.model=best"], "data.validation"),
             (&["train.master_weights=stochastic-rounding"], "train.precision"),
             (

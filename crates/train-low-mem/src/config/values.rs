@@ -112,6 +112,13 @@ impl Values {
         Ok(())
     }
 
+    /// Takes a key back to its default.
+    pub fn reset(&mut self, name: &str) -> Outcome<()> {
+        let default = keys::find(name).map_or("", |key| key.default);
+        let value = default.parse().expect("defaults in the table of keys are TOML");
+        self.set(name, value, Origin::Default)
+    }
+
     /// The setting of a key of the table.
     pub fn setting(&self, name: &str) -> &Setting {
         self.settings.get(name).unwrap_or_else(|| panic!("`{name}` is not in the table of keys"))

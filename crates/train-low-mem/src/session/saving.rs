@@ -1,0 +1,122 @@
+//! What a run saves, and when: checkpoints, and the digests of the data that they count on.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use memory_policy::Bytes;
+use planner::names;
+use serde_json::json;
+use trainer::checkpoint::{Checkpoints, TokenizerFiles, TokenizerJson};
+
+use super::{Session, milliseconds};
+use crate::bits::Kernels;
+use crate::failure::{Failure, Outcome};
+use crate::open::Opened;
+use crate::saved::Saved;
+use crate::{identity, setup};
+
+impl Session {
+    /// Saves where it is time: by steps, by the clock, on a signal, at the end.
+    pub fn save_if_due(&mut self) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
+        let by_clock = self
+            .config
+            .checkpoint
+            .every_minutes
+            .is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes);
+        if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
+    }
+
+    /// Saves the run as it stands, unless it stands where it was saved last.
+    pub fn save(&mut self) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        if self.saved_step == Some(step) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let state = Saved {
+            position: self.position,
+            identity: identity::identity(&self.config, &self.opened),
+            history: self.history.clone(),
+            plan: self.plan.clone(),
+            kernels: Some(Kernels::of_this_process(&self.opened.device)),
+            config: self.config.to_toml(""),
+        };
+        let state =
+            serde_json::to_value(state).map_err(|error| Failure::internal(format!("checkpoint state: {error}")))?;
+        self.run.check()?;
+        self.keep_page_map()?;
+        self.stop.note_saving();
+        let (files, stop) = (tokenizer_files(&self.opened), self.stop.clone());
+        let saved = self.checkpoints.save(&self.trainer, &state, Some(files), &|| stop.requested())?;
+        self.stop.note_saved();
+        self.saved_step = Some(step);
+        self.saved_at = Instant::now();
+        for note in &saved.notes {
+            self.warn(note, json!({"step": step, "kind": "checkpoint"}))?;
+        }
+        let took_ms = milliseconds(began.elapsed());
+        let path = saved.path.display().to_string();
+        self.note_event("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}));
+        self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
+        self.hold_prediction(&names::SAVING)?;
+        self.note_memory("after saving")
+    }
+
+    /// Keeps the digests of what was read, before the checkpoint that counts on it. Without them a run goes on as well;
+    /// it only notices less.
+    fn keep_page_map(&mut self) -> Outcome<()> {
+        let known = self.opened.train.known_stretches();
+        if known == self.kept_stretches {
+            return Ok(());
+        }
+        match setup::keep_page_map(&self.opened, self.run.root()) {
+            Ok(()) => self.kept_stretches = known,
+            Err(failure) => {
+                let text = format!("{}; changed data may go unnoticed after a resume", failure.message);
+                self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "page_map"}))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the checkpoint of the current step lies.
+    pub fn checkpoint_path(&self) -> PathBuf {
+        self.checkpoints.path_of(self.trainer.step_count())
+    }
+
+    /// The checkpoint that the finished model is of, where that is not the model in memory: the best one, if it is asked
+    /// for, scored best at an earlier step, and is whole.
+    ///
+    /// # Errors
+    /// It could not be read; another model in its place would be a surprise.
+    pub fn best_checkpoint(&mut self) -> Outcome<Option<PathBuf>> {
+        let best = self.trainer.best_score().map(|best| best.step);
+        let Some(step) = best.filter(|step| self.config.checkpoint.model_is_best && *step != self.trainer.step_count())
+        else {
+            return Ok(None);
+        };
+        if let Some(found) = self.checkpoints.valid_at(step)? {
+            return Ok(Some(found.path));
+        }
+        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory())? else { return Ok(None) };
+        let text = format!(
+            "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {}",
+            found.state.step
+        );
+        self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
+        Ok(Some(found.path))
+    }
+
+    /// The tokenizer, for beside a model.
+    pub fn tokenizer_files(&self) -> TokenizerFiles<'_> {
+        tokenizer_files(&self.opened)
+    }
+}
+
+fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
+    let tokenizer = &opened.tokenizer;
+    let json = tokenizer.converted().map_or(TokenizerJson::File(tokenizer.path()), TokenizerJson::Text);
+    TokenizerFiles { json, config: tokenizer.transformers_config() }
+}

@@ -1,0 +1,128 @@
+//! The first screen of a run: what will be trained, on what, how, and until when. A colleague can check it at a glance.
+
+use memory_policy::labelled;
+use trainer::TrainerOptions;
+
+use crate::bits::Kernels;
+use crate::config::{Config, Objective};
+use crate::failure::Outcome;
+use crate::open::Opened;
+use crate::progress::{counted, plural, rate};
+
+/// The screen, one labelled paragraph for each subject. `done` steps were made before.
+///
+/// # Errors
+/// `train.freeze` names nothing, or everything.
+pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64, total: u64) -> Outcome<String> {
+    let paragraphs = [
+        ("Model", model(config, opened, options, done)?),
+        ("Data", data(config, opened)),
+        ("Recipe", recipe(config, options)),
+        ("Length", length(config, opened, done, total)),
+        ("Device", device(&Kernels::of_this_process(&opened.device))),
+        ("Output", config.run.output_dir.display().to_string()),
+    ];
+    Ok(paragraphs.iter().map(|(label, words)| labelled(label, words)).collect())
+}
+
+fn model(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64) -> Outcome<String> {
+    let trained = trainer::costs::trained_elements(&opened.model, options)?;
+    let all: u64 = t5::ParameterSpec::all(&opened.model).iter().map(t5::ParameterSpec::elements).sum();
+    let start = match &config.model.init_from {
+        _ if done > 0 => "from its checkpoint".to_string(),
+        Some(directory) => format!("from {}", directory.display()),
+        None => "new weights".to_string(),
+    };
+    let trains = match all - trained {
+        0 => "all are trained".to_string(),
+        frozen => format!(
+            "{} trained ({:.1} %), {} frozen ({})",
+            millions(trained),
+            share(trained, all),
+            millions(frozen),
+            config.train.freeze.join(", ")
+        ),
+    };
+    Ok(format!("T5 with {} parameters, {start}; {trains}", millions(all)))
+}
+
+fn data(config: &Config, opened: &Opened) -> String {
+    let validation = opened.validation.as_ref().map_or("no validation rows".to_string(), |validation| {
+        format!("{} for validation", plural(validation.rows(), "row"))
+    });
+    let data = &config.data;
+    let task = match data.objective {
+        Objective::TextToText => format!("`{}` to `{}`", data.prompt_column, data.response_column),
+        Objective::SpanCorruption { .. } => format!("span corruption of `{}`", data.text_column),
+    };
+    format!(
+        "{}, {validation}; {task}, at most {} and {} tokens",
+        plural(opened.train.rows(), "row"),
+        data.max_source_tokens,
+        data.max_target_tokens
+    )
+}
+
+fn recipe(config: &Config, options: &TrainerOptions) -> String {
+    let (optimizer, train) = (&config.optimizer, &config.train);
+    let schedule = match (config.schedule.name.as_str(), config.schedule.warmup_steps.unwrap_or(0)) {
+        (name, 0) => name.to_string(),
+        (name, steps) => format!("{name} after {} of warm-up", plural(steps, "step")),
+    };
+    let learning_rate = match optimizer.learning_rate {
+        Some(learning_rate) => format!("learning rate {}, {schedule}", rate(learning_rate)),
+        None => "Adafactor's own learning rate".to_string(),
+    };
+    let scaled = if optimizer.scale_parameter { ", times the size of each parameter" } else { "" };
+    let weights = match train.master_weights {
+        trainer::MasterWeights::F32 => "f32 weights",
+        trainer::MasterWeights::StochasticRounding => "bf16 weights with stochastic rounding",
+        trainer::MasterWeights::NearestRounding => "bf16 weights with rounding to nearest",
+    };
+    let clip = match train.grad_clip_norm {
+        norm if norm > 0.0 => format!("gradient norm at most {norm}"),
+        _ => "no clipping".to_string(),
+    };
+    format!(
+        "Adafactor, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}",
+        plural(train.batch_size as u64, "sample"),
+        options.dropout,
+        if train.bf16 { "bf16" } else { "f32" },
+    )
+}
+
+/// The steps of the run, and the limit that ends it.
+fn length(config: &Config, opened: &Opened, done: u64, total: u64) -> String {
+    let train = &config.train;
+    let an_epoch = opened.train.rows().div_ceil(train.batch_size as u64);
+    let steps = match done {
+        0 => plural(total, "step"),
+        _ => format!("steps {} to {}", counted(done + 1), counted(total)),
+    };
+    #[expect(clippy::cast_precision_loss, reason = "for reading")]
+    let epochs = total as f64 / an_epoch.max(1) as f64;
+    let ended_by = match (train.max_steps, train.epochs) {
+        (Some(_), None) => "`max_steps` ends the run, however many epochs that takes".to_string(),
+        (Some(most), Some(_)) if most <= total => "`max_steps` ends the run before `epochs` does".to_string(),
+        (_, Some(epochs)) => format!("`epochs = {epochs}` ends the run"),
+        (None, None) => "nothing ends the run".to_string(),
+    };
+    format!("{steps}, {epochs:.2} epochs of {}; {ended_by}", plural(an_epoch, "step"))
+}
+
+fn device(kernels: &Kernels) -> String {
+    match kernels.device.as_str() {
+        "cpu" => format!("CPU, {}, kernels for {}", plural(kernels.threads as u64, "thread"), kernels.instruction_set),
+        other => other.to_string(),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for reading")]
+fn millions(parameters: u64) -> String {
+    format!("{:.1} M", parameters as f64 / 1e6)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for reading")]
+fn share(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}

@@ -1,0 +1,128 @@
+//! Ways out of a refusal: each setting that would need less memory is tried, and named with what the run would need then.
+
+use memory_policy::{Budget, Budgets, Bytes, MemorySnapshot};
+use planner::{DoesNotFit, Job, Wanted};
+use toml::Value;
+use trainer::TrainerOptions;
+
+use crate::config::{Config, Origin};
+use crate::failure::{Failure, Outcome};
+use crate::job::RunJob;
+use crate::options;
+
+/// A way out that saves less is not named.
+const LEAST_SAVED_PERCENT: u64 = 3;
+/// More writes than any run makes: the way out names how many they are.
+const ALL_WRITES: u64 = 1 << 60;
+
+/// The failure that a refusal is, with every way out. `steps` are those of the run, where they are known.
+pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
+    let (needed, limit) = (refusal.smallest_budget, refusal.limit);
+    let mut failure = Failure::from(refusal);
+    // A way that cannot be computed is none.
+    let ways = [on_disk(job, now, steps), rounded(job, now, steps), smaller_batch(job, now, steps)];
+    for Way { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
+        if needs <= needed.percent(100 - LEAST_SAVED_PERCENT) {
+            let fits = if needs <= limit { "which fits" } else { "still too much" };
+            let enough = (needs + memory_policy::ANOTHER_START).round_up_to_mib();
+            failure = failure.hint(format!("{words} needs {enough}, {fits}"));
+        }
+    }
+    failure
+}
+
+/// A way out.
+struct Way {
+    /// The smallest budget with it.
+    needs: Bytes,
+    words: String,
+}
+
+/// Tensors wait on disk, however much a run writes.
+fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+    let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
+    let job_on_disk = variant.job(job).at(now);
+    let Some(smallest) = smallest(&job_on_disk, now) else { return Ok(None) };
+    // The plan that the run would take, where it fits.
+    let plan = match planner::plan(&job_on_disk, now) {
+        Ok(planned) => planned.plan,
+        Err(_) => *smallest.smallest_plan,
+    };
+    let a_step = planner::pace(&job_on_disk, now, &plan, &[])?.step_written_bytes;
+    let allowed = job.config.memory.disk_writes;
+    let words = match steps {
+        Some(steps) => {
+            let all = Bytes(a_step.saturating_mul(steps));
+            let tib = all.0.div_ceil(1 << 40);
+            if all.0 <= allowed {
+                return Ok(None);
+            }
+            format!("`--set memory.disk_writes={tib}TiB` ({all} in the whole run, {} a step)", Bytes(a_step))
+        }
+        None => format!(
+            "a run of known length (your data, or `--max-steps {}`) may keep tensors on disk; it",
+            allowed.checked_div(a_step).unwrap_or(u64::MAX).clamp(1, 1000)
+        ),
+    };
+    Ok(Some(Way { needs: smallest.smallest_budget, words }))
+}
+
+/// Weights in bf16.
+fn rounded(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+    if job.config.train.master_weights != trainer::MasterWeights::F32 {
+        return Ok(None);
+    }
+    let settings = [("train.precision", "bf16"), ("train.master_weights", "stochastic-rounding")];
+    let settings = settings.map(|(key, value)| (key, Value::from(value)));
+    let variant = Variant::of(job, &settings, steps)?;
+    let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
+    Ok(smallest(&variant.job(job).at(now), now).map(|refusal| Way { needs: refusal.smallest_budget, words }))
+}
+
+/// A fourth of the samples: another batch, and so other mathematics.
+fn smaller_batch(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+    let samples = job.config.train.batch_size / 4;
+    if samples == 0 {
+        return Ok(None);
+    }
+    let (count, auto) = (Value::from(i64::try_from(samples).unwrap_or(1)), || Value::from("auto"));
+    let settings = [
+        ("train.batch_size", count),
+        ("train.batch_size_per_device", auto()),
+        ("train.gradient_accumulation_steps", auto()),
+    ];
+    let variant = Variant::of(job, &settings, steps)?;
+    let words = format!("`--set train.batch_size={samples}`");
+    Ok(smallest(&variant.job(job).at(now), now).map(|refusal| Way { needs: refusal.smallest_budget, words }))
+}
+
+/// A job with other settings.
+struct Variant {
+    config: Config,
+    options: TrainerOptions,
+}
+
+impl Variant {
+    fn of(job: &RunJob<'_>, settings: &[(&'static str, Value)], steps: Option<u64>) -> Outcome<Self> {
+        let mut values = job.config.values.clone();
+        for (key, value) in settings {
+            values.set(key, value.clone(), Origin::Run("a way out"))?;
+        }
+        let config = Config::resolve_without_data(values)?;
+        let options = options::trainer_options(&config, job.model, steps.unwrap_or(u64::MAX));
+        Ok(Self { config, options })
+    }
+
+    fn job<'a>(&'a self, job: &RunJob<'a>) -> RunJob<'a> {
+        RunJob { config: &self.config, options: &self.options, wanted: Wanted::Undominated(None), ..*job }
+    }
+}
+
+/// The refusal of a budget that nothing fits: it names the smallest that works.
+fn smallest(job: &Job<'_>, now: &MemorySnapshot) -> Option<Box<DoesNotFit>> {
+    let nothing = Budgets { process: Budget::Explicit(Bytes(1)), ..job.budgets };
+    match memory_policy::plan(now, &planner::costs(job, now).ok()?, nothing) {
+        Err(refusal) => Some(Box::new(refusal)),
+        Ok(_) => None,
+    }
+}

@@ -1,0 +1,75 @@
+//! The commands that README, `--help` and the last screen of a run show: each runs as it is shown.
+//!
+//! They run one after the other in one directory, as a reader would type them. Rows are there under every name that they use;
+//! everything else is made by the command before.
+
+use std::os::unix::fs::symlink;
+
+use crate::files::write_rows;
+use crate::run::{Ran, Scene, repository};
+
+/// A directory with a few rows under the names that the examples use, and `configs/`.
+fn newcomer() -> Scene {
+    let scene = Scene::new();
+    symlink(repository().join("configs"), scene.path("configs")).expect("a link to the configs");
+    std::fs::create_dir(scene.path("rows")).expect("a directory");
+    let prompts: Vec<String> = (0..4).map(|row| format!("how many legs have {row} spiders")).collect();
+    let prompts: Vec<Option<&str>> = prompts.iter().map(|text| Some(text.as_str())).collect();
+    let responses = ["none", "eight", "sixteen", "twenty-four"].map(Some).to_vec();
+    for name in ["rows.parquet", "tuning.parquet", "valid.parquet", "rows/a.parquet"] {
+        write_rows(&scene.path(name), &[("prompt", prompts.clone()), ("response", responses.clone())]);
+    }
+    scene
+}
+
+/// The commands of a text: lines that begin with the program's name, `\` at their end continuing them. Usage lines are none.
+fn commands(text: &str) -> Vec<String> {
+    let joined = text.replace("\\\n", " ");
+    let lines = joined.lines().map(str::trim).filter(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("train_low_mem") && !words.next().is_some_and(|word| word.starts_with(['<', '[']))
+    });
+    lines.map(|line| line.split("  # ").next().unwrap_or(line).trim().to_string()).collect()
+}
+
+/// Runs a line as a shell would, with the program on the `PATH`.
+fn in_a_shell(scene: &Scene, line: &str) -> Ran {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_train_low_mem"));
+    let directory = program.parent().expect("a directory").display();
+    scene.shell(&format!("PATH='{directory}':\"$PATH\"; {line}"))
+}
+
+#[test]
+fn every_command_of_the_readme_and_of_help_runs_as_it_is_shown() {
+    let readme = std::fs::read_to_string(repository().join("README.md")).expect("README.md");
+    let help = Scene::new().run(&["--help"]).expect_code(0).out;
+    for (name, text, least) in [("README.md", readme, 5), ("--help", help, 5)] {
+        let scene = newcomer();
+        let mut ran = 0;
+        for line in commands(&text) {
+            // The demo takes a minute, and is run by `.ci/run`.
+            if line != "train_low_mem" {
+                let outcome = in_a_shell(&scene, &line);
+                assert_eq!(outcome.code, Some(0), "{name}: {line}\n{}{}", outcome.out, outcome.err);
+            }
+            ran += 1;
+        }
+        assert!(ran >= least, "{name} shows {ran} commands");
+    }
+}
+
+#[test]
+fn the_commands_that_a_finished_run_names_next_run() {
+    let scene = newcomer();
+    let data = ["--set", "data.train=rows.parquet", "--set", "data.validation=valid.parquet"];
+    let arguments = crate::run::short(&[&data[..], &["--output", "first try/run"]].concat());
+    let ran = scene.run(&arguments).expect_code(0);
+    let next = ran.out.split("next:\n").nth(1).expect("the commands to run next");
+    let lines: Vec<&str> = next.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), 3, "{next}");
+    assert!(lines.iter().all(|line| line.contains(env!("CARGO_BIN_EXE_train_low_mem"))), "{next}");
+    for line in lines {
+        assert_eq!(scene.shell(line).code, Some(0), "{line}");
+    }
+    assert!(scene.path("first try/tuned/model/model.safetensors").exists());
+}
