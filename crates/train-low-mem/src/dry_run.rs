@@ -14,11 +14,11 @@ use trainer::{Batch, Scratch, StepOutcome, Trainer};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
+use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
-use crate::speed::existing_ancestor;
 use crate::stop::Stop;
 use crate::{machine, report, setup};
 

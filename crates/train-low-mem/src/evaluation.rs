@@ -181,9 +181,9 @@ impl Figures {
     /// One line for reading.
     pub fn line(&self) -> String {
         format!(
-            "loss {:.4}  perplexity {:.2}  BLEU-4 {:.2}  exact match {:.1} %  ({} rows, {} generated)",
+            "loss {:.4}  perplexity {}  BLEU-4 {:.2}  exact match {:.1} %  ({} rows, {} generated)",
             self.loss,
-            self.perplexity,
+            perplexity(self.perplexity),
             self.bleu,
             100.0 * self.exact_match,
             self.samples,
@@ -202,4 +202,9 @@ impl Figures {
         });
         lines.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// A perplexity for reading: that of an untrained model has no end.
+pub fn perplexity(perplexity: f64) -> String {
+    if perplexity < 1e6 { format!("{perplexity:.2}") } else { format!("{perplexity:.1e}") }
 }

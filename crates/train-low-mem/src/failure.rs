@@ -107,9 +107,10 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the `error:` line and the `hint:` lines.
+    /// Writes the `error:` line and the `hint:` lines. To stop a run is no error.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.message)?;
+        let kind = if self.exit == Exit::Interrupted { "" } else { "error: " };
+        write!(f, "{kind}{}", self.message)?;
         for hint in &self.hints {
             write!(f, "\nhint: {hint}")?;
         }

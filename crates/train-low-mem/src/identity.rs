@@ -11,6 +11,10 @@ use crate::config::Config;
 use crate::config::keys::KEYS;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
+use crate::progress::plural;
+
+/// Words about settings whose values say little to a person. They are not compared.
+const ABOUT: &str = "about";
 
 /// The parts, by the names that `--allow-changed` takes, each with its settings.
 pub fn identity(config: &Config, opened: &Opened) -> Value {
@@ -32,6 +36,7 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
                    "optimizer.beta1 is used": config.optimizer.beta1.is_some() },
         "batch-size": { "train.batch_size": config.train.batch_size },
         "seed": { "run.seed": config.run.seed },
+        ABOUT: { "data.train": plural(opened.train.rows(), "row") },
     })
 }
 
@@ -39,11 +44,18 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
 pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
     let mut differences = Vec::new();
     let mut parts = Vec::new();
-    for (part, settings) in now.as_object().into_iter().flatten() {
+    for (part, settings) in now.as_object().into_iter().flatten().filter(|(part, _)| *part != ABOUT) {
         let found = differences_of(saved.get(part), settings);
         if !found.is_empty() && !allowed.iter().any(|allowed| allowed == part) {
             differences.extend(found);
             parts.push(part.as_str());
+        }
+    }
+    for difference in &mut differences {
+        let words =
+            |of: &Value| of[ABOUT][difference.split(' ').next().unwrap_or_default()].as_str().map(str::to_owned);
+        if let (Some(was), Some(is)) = (words(saved), words(now)) {
+            *difference += &format!(" ({was} before, {is} now)");
         }
     }
     if differences.is_empty() {

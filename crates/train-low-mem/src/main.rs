@@ -14,6 +14,7 @@ mod bits;
 mod cli;
 mod commands;
 mod config;
+mod disk;
 mod dry_run;
 mod evaluation;
 mod failure;

@@ -94,8 +94,18 @@ pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
 /// The device by name. `auto` is the fastest one that this build knows and this machine has.
 pub fn device(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
-        Failure::usage(format!("`run.device`: cannot use `{name}`: {error}"))
-            .hint("`--device cpu` works everywhere; other devices need a build with their feature")
+        let feature = name.split(':').next().unwrap_or(name);
+        let is_built = match feature {
+            "metal" => cfg!(feature = "metal"),
+            _ => cfg!(feature = "cuda"),
+        };
+        let problem = if is_built { error.to_string() } else { format!("this build has no `{feature}`") };
+        let failure = Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}"));
+        let failure = failure.hint("`--device cpu` works everywhere");
+        match is_built {
+            true => failure,
+            false => failure.hint(format!("to use it, build with `cargo build --release --features {feature}`")),
+        }
     };
     let index = |name: &str| name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0);
     match name {

@@ -14,8 +14,10 @@ use t5::ParameterSpec;
 use trainer::TrainerOptions;
 
 use crate::config::Config;
+use crate::disk::DiskNeed;
 use crate::failure::Outcome;
 use crate::open::{self, Opened};
+use crate::progress::plural;
 use crate::speed::Priced;
 use crate::{job, report};
 
@@ -36,6 +38,10 @@ pub struct RunPace {
     /// Bytes of a checkpoint.
     checkpoint_bytes: u64,
     checkpoints: Option<u64>,
+    /// Checkpoints that are on disk at a time.
+    kept_checkpoints: u64,
+    /// Bytes of the model.
+    model_bytes: u64,
     is_bf16: bool,
     bf16_over_f32: Option<f64>,
     prices: Option<Prices>,
@@ -72,6 +78,8 @@ impl RunPace {
         Ok(Self {
             epoch_steps: opened.map(|opened| opened.train.rows().div_ceil(config.train.batch_size as u64)),
             knows_lengths: !lengths.is_empty(),
+            kept_checkpoints: config.checkpoint.keep_last as u64 + config.checkpoint.keep_best as u64 + 1,
+            model_bytes: elements * options.parameter_dtype().size_in_bytes() as u64,
             checkpoint_bytes: elements * options.parameter_dtype().size_in_bytes() as u64 + state.bytes,
             checkpoints: steps.map(|steps| checkpoints(config, steps, seconds)),
             is_bf16: config.train.bf16,
@@ -92,17 +100,29 @@ impl RunPace {
         self.pace.step_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
+    /// The bytes that the run keeps on disk at a time.
+    pub fn disk_need(&self) -> DiskNeed {
+        let checkpoints = self.checkpoints.unwrap_or(u64::MAX).min(self.kept_checkpoints);
+        DiskNeed {
+            files: self.pace.step_written_bytes,
+            checkpoints: checkpoints.saturating_mul(self.checkpoint_bytes),
+            model: self.model_bytes,
+        }
+    }
+
     /// Lines below a bill.
     pub fn in_words(&self) -> String {
-        let lines = [("Time", self.time()), ("Disk writes", self.writes()), ("Precision", self.precision())];
-        lines.into_iter().filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
+        let disk =
+            [("Disk space", Some(format!("{} at a time", self.disk_need().total()))), ("Disk writes", self.writes())];
+        let lines = [("Time", self.time())].into_iter().chain(disk).chain([("Precision", self.precision())]);
+        lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
 
     fn time(&self) -> Option<String> {
         let step = self.pace.step_seconds?;
         let of = if self.knows_lengths { "about" } else { "samples of full length: about" };
         let all = self.seconds().zip(self.steps).map(|(seconds, steps)| {
-            format!(", {} for {steps} steps, without evaluations and checkpoints", in_words(seconds))
+            format!(", {} for {}, without evaluations and checkpoints", in_words(seconds), plural(steps, "step"))
         });
         #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
         let an_epoch = self
@@ -213,8 +233,9 @@ mod tests {
     fn a_run_says_its_hours_and_bytes() {
         let words = pace(Some(7.5)).in_words();
         let expected = "\
-Time              about 7.5 s a step, 2 h 05 min for 1000 steps, without
+Time              about 7.5 s a step, 2 h 05 min for 1,000 steps, without
                   evaluations and checkpoints
+Disk space        1 MiB at a time
 Disk writes       1 MiB a step in place of memory, 1000 MiB in all;
                   checkpoints and model of 10 MiB each, 40 MiB in all
 ";

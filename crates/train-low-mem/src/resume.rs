@@ -11,7 +11,7 @@ use crate::{identity, report, saved, setup};
 /// The newest valid checkpoint, held against the config; nothing where the run saved none.
 pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
     let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
-        report::print(&format!("{}: no checkpoint yet; starting from scratch\n", run.root().display()));
+        report::warn(&format!("{}: no checkpoint yet; starting from scratch", run.root().display()));
         return Ok(None);
     };
     let path = found.path.display().to_string();

@@ -148,6 +148,7 @@ impl Session {
         let pace = RunPace::new(&of, &job.at(&now), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
+        pace.disk_need().check(run.root())?;
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         let mut metrics = Metrics::new(&run.metrics());

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use trainer::TrainerOptions;
 
 use crate::config::{Config, Origin, PricesFrom};
+use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
 use crate::report;
 
@@ -196,12 +197,6 @@ fn processor() -> String {
     };
     let named = value("model name").or_else(|| Some(format!("{} {}", value("CPU implementer")?, value("CPU part")?)));
     named.filter(|_| read.is_ok()).unwrap_or_else(|| std::env::consts::ARCH.to_string())
-}
-
-/// The nearest directory on the way up that exists.
-pub fn existing_ancestor(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    absolute.ancestors().find(|ancestor| ancestor.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 #[cfg(test)]

@@ -58,7 +58,12 @@ fn quoted(path: &Path) -> String {
 fn before_and_after(first: &Value, last: &Value) -> String {
     let mut text = format!("{:<18}{:>12}{:>12}\n", "on validation rows", "before", "after");
     let percent = |value: &Value| value.as_f64().map_or("-".to_string(), |share| format!("{:.1} %", 100.0 * share));
-    let plain = |value: &Value| value.as_f64().map_or_else(|| value.to_string(), |figure| format!("{figure:.3}"));
+    let plain = |value: &Value| {
+        value.as_f64().map_or_else(
+            || value.to_string(),
+            |figure| if figure.abs() < 1e6 { format!("{figure:.3}") } else { format!("{figure:.1e}") },
+        )
+    };
     for (name, key) in [("loss", "loss"), ("perplexity", "perplexity"), ("BLEU-4", "bleu")] {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[key]), plain(&last[key]));
     }
