@@ -5,7 +5,7 @@
     python scripts/make_goldens.py t5 bleu         # only these groups
     python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
 
-Groups: t5 (models, batches, logits, gradients, generation), configs (config.json texts), adafactor, train
+Groups: t5 (models, batches, logits, gradients, generation), families (the same of each family, as it is published), configs (config.json texts), adafactor, train
 (twelve whole steps), schedules, bleu, sentence-piece. Everything is seeded and runs on one CPU thread; the versions are
 asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
 environment and what each file holds.
@@ -24,6 +24,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # group -> (module under golden_cases, folder that the group owns)
 GROUPS = {
     "t5": ("t5_models", "crates/t5/tests/goldens/models"),
+    "families": ("families", "crates/t5/tests/goldens/families"),
     "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
     "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
     "train": ("training", "crates/trainer/tests/goldens/train"),

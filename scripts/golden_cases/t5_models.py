@@ -12,7 +12,7 @@ import json
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
 from .compare import relative_difference
 from .files import write_json
@@ -197,7 +197,7 @@ def make_batch(config, source_lengths, target_lengths, generator):
 
 
 def load(folder, dtype=torch.float32):
-    return T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def generate(folder, batch):
@@ -263,7 +263,7 @@ def write_golden(folder, batch, generated, gradients):
         "loss_sum": loss_sum,
         "loss_mean": loss_mean,
         "tied": model.lm_head.weight is model.shared.weight,
-        "logit_scale": model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0,
+        "logit_scale": model.config.d_model**-0.5 if scales(model.config) else 1.0,
         "max_new_tokens": MAX_NEW_TOKENS,
         "generated": generated,
         "f32_noise": {
@@ -275,6 +275,11 @@ def write_golden(folder, batch, generated, gradients):
     write_json(folder / "golden.json", golden)
     tensors |= {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
     save_file(tensors, folder / "golden.safetensors")
+
+
+def scales(config):
+    """Whether this version of transformers scales the decoder's output: mT5's never, UMT5's always."""
+    return getattr(config, "scale_decoder_outputs", config.model_type == "umt5")
 
 
 def copy_of(source_folder):

@@ -80,7 +80,7 @@ impl Error {
         match self {
             Self::BadRow(_) => Some("set `data.bad_rows = \"skip\"` to skip such rows; they are counted and reported"),
             Self::Tokenizer { .. } => Some(
-                "`data.tokenizer` expects a Hugging Face `tokenizer.json` or a `spiece.model`; `train_low_mem train-tokenizer` creates one",
+                "a tokenizer is a `tokenizer.json`, a `spiece.model`, a `vocab.json` with `merges.txt`, or a model directory with one",
             ),
             Self::MissingToken { .. } => {
                 Some("name the token in the model's config, or add it to the tokenizer as a special token")

@@ -84,7 +84,8 @@ pub(crate) struct Refused {
 
 /// An objective with everything that can be computed before the first row.
 pub(crate) enum Prepared {
-    TextToText(SampleLimits),
+    /// With the ids before every source and target.
+    TextToText(SampleLimits, Vec<u32>),
     SpanCorruption(span_corruption::Prepared),
 }
 
@@ -98,7 +99,7 @@ impl Prepared {
             }
         }
         Ok(match objective {
-            Objective::TextToText { .. } => Self::TextToText(limits),
+            Objective::TextToText { .. } => Self::TextToText(limits, tokenizer.start_ids().to_vec()),
             Objective::SpanCorruption { spans, .. } => {
                 Self::SpanCorruption(span_corruption::Prepared::new(*spans, limits, &tokenizer.sentinels())?)
             }
@@ -108,7 +109,7 @@ impl Prepared {
     /// The bytes to read of a value of `bytes` bytes where a column is read up to `most`. `key` is the row's own.
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
-            Self::TextToText(_) => 0..bytes.min(most),
+            Self::TextToText(..) => 0..bytes.min(most),
             Self::SpanCorruption(_) => span_corruption::piece(bytes, key),
         }
     }
@@ -123,7 +124,7 @@ impl Prepared {
         stop: &'a dyn Fn() -> bool,
     ) -> RowText<'a> {
         match self {
-            Self::TextToText(_) => RowText::new(place, bytes as usize, held, stop),
+            Self::TextToText(..) => RowText::new(place, bytes as usize, held, stop),
             Self::SpanCorruption(_) => {
                 let piece = span_corruption::within_characters(held, span_corruption::piece(bytes, key), bytes);
                 RowText::new(place, piece.len(), piece, stop)
@@ -134,8 +135,8 @@ impl Prepared {
     /// Tokens of a column's text that matter.
     pub fn most_tokens(&self, column: usize) -> usize {
         match self {
-            Self::TextToText(limits) if column == 0 => limits.max_source_tokens,
-            Self::TextToText(limits) => limits.max_target_tokens,
+            Self::TextToText(limits, _) if column == 0 => limits.max_source_tokens,
+            Self::TextToText(limits, _) => limits.max_target_tokens,
             Self::SpanCorruption(_) => usize::MAX,
         }
     }
@@ -143,8 +144,10 @@ impl Prepared {
     /// Makes the sample of one row from the tokens of its texts, in the order of [`Objective::columns`].
     pub fn sample(&self, ids: Vec<Vec<u32>>, key: Key) -> Sample {
         match self {
-            Self::TextToText(limits) => {
-                let [source, target] = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a response");
+            Self::TextToText(limits, start) => {
+                let mut ids = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a response");
+                ids.iter_mut().for_each(|ids| drop(ids.splice(0..0, start.iter().copied())));
+                let [source, target] = ids;
                 text_to_text::sample(source, target, limits)
             }
             Self::SpanCorruption(spans) => {

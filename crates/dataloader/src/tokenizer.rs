@@ -1,4 +1,5 @@
-//! [`Tokenizer`]: text to token ids and back, from a Hugging Face `tokenizer.json` or a SentencePiece `spiece.model`.
+//! [`Tokenizer`]: text to token ids and back, from the files that models are published with: `tokenizer.json`, a SentencePiece
+//! `spiece.model`, `vocab.json` with `merges.txt`, or none at all, for the bytes of ByT5.
 //!
 //! Invariants:
 //! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
@@ -13,9 +14,13 @@
 //! # Ok::<(), dataloader::Error>(())
 //! ```
 
+mod beside;
+mod byte_pairs;
+mod files;
 mod growth;
 mod sentence_piece;
 mod traits;
+mod utf8_bytes;
 mod windows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,6 +33,7 @@ use crate::Error;
 use crate::error::panic_message;
 use growth::Head;
 use traits::{MOST_WORD_PIECE_CHARS, Traits};
+use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
 
@@ -44,9 +50,6 @@ const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "
 const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
 const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
 
-/// The names under which transformers looks for a tokenizer and for what to make of it.
-const FILE: &str = "tokenizer.json";
-const CONFIG_FILE: &str = "tokenizer_config.json";
 /// A longer file is not a tokenizer: the largest published ones have about 40 MB.
 const LARGEST_FILE_BYTES: u64 = 512 << 20;
 
@@ -54,8 +57,9 @@ const LARGEST_FILE_BYTES: u64 = 512 << 20;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
-    /// The `tokenizer.json` that a file of another kind was made into.
-    converted: Option<String>,
+    kind: Kind,
+    /// Files beside it that belong to it.
+    companions: Vec<PathBuf>,
     fingerprint: String,
     vocab_size: usize,
     transformers_config: String,
@@ -64,34 +68,43 @@ pub struct Tokenizer {
     longest_token: usize,
     longest_added: usize,
     growth: u64,
+    start_ids: Vec<u32>,
+}
+
+/// The `tokenizer.json` of a tokenizer.
+#[derive(Clone, Copy, Debug)]
+pub enum TokenizerJson<'a> {
+    /// A file, to copy as it is.
+    File(&'a Path),
+    /// The text of one that is in no file.
+    Text(&'a str),
+    /// There is none: transformers makes the tokenizer of its class alone.
+    None,
+}
+
+/// What a tokenizer was read from.
+enum Kind {
+    /// A `tokenizer.json`.
+    Json,
+    /// A file of another kind, which was made into this `tokenizer.json`.
+    Converted(String),
+    /// No file: the bytes of a text.
+    Bytes(Utf8Bytes),
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json` or a `spiece.model`, and the `tokenizer_config.json` beside it where there is one.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or the config beside it cannot be read.
-    pub fn load(path: &Path) -> Result<Self, Error> {
-        let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
-        let config = config_beside(path)?;
-        let mut tokenizer = match path.extension() {
-            Some(extension) if extension == "model" => Self::from_sentence_piece(&bytes, config.as_deref(), path)?,
-            _ => Self::from_bytes(&bytes, path)?,
-        };
-        if let Some(config) = config {
-            tokenizer.transformers_config = config;
+    /// The `tokenizer.json` that belongs beside a model with this tokenizer.
+    pub fn json(&self) -> TokenizerJson<'_> {
+        match &self.kind {
+            Kind::Json => TokenizerJson::File(&self.path),
+            Kind::Converted(text) => TokenizerJson::Text(text),
+            Kind::Bytes(_) => TokenizerJson::None,
         }
-        Ok(tokenizer)
     }
 
-    /// The tokenizer of a model directory: `tokenizer.json`, or else `spiece.model`. `None` where it has neither.
-    pub fn in_directory(directory: &Path) -> Option<PathBuf> {
-        [FILE, sentence_piece::FILE].map(|name| directory.join(name)).into_iter().find(|path| path.is_file())
-    }
-
-    /// The text of the `tokenizer.json` that this tokenizer is, where its file is of another kind.
-    pub fn converted(&self) -> Option<&str> {
-        self.converted.as_deref()
+    /// The files beside the tokenizer that belong to it, for beside a model, but for `tokenizer.json` and `tokenizer_config.json`.
+    pub fn companions(&self) -> &[PathBuf] {
+        &self.companions
     }
 
     /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
@@ -113,9 +126,9 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, and as [`from_bytes`](Self::from_bytes).
     pub fn from_sentence_piece(bytes: &[u8], config: Option<&str>, path: &Path) -> Result<Self, Error> {
-        let json = sentence_piece::tokenizer_json(bytes, config).map_err(|reason| unusable(path, reason))?;
+        let json = sentence_piece::tokenizer_json(bytes, config, None).map_err(|reason| unusable(path, reason))?;
         let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
-        Ok(Self { converted: Some(json), ..tokenizer })
+        Ok(Self { kind: Kind::Converted(json), ..tokenizer })
     }
 
     /// Tries both ways once: what can only fail does so here, before any work is done that could be lost.
@@ -160,12 +173,14 @@ impl Tokenizer {
             return Err(unusable(path, "its vocabulary is empty"));
         }
         let fingerprint = hexadecimal(&Sha256::digest(bytes));
+        let start_ids = Self::start_of(&inner);
         let path = path.to_owned();
         let transformers_config = String::new();
         let mut tokenizer = Self {
             inner,
             path,
-            converted: None,
+            kind: Kind::Json,
+            companions: Vec::new(),
             fingerprint,
             vocab_size,
             transformers_config,
@@ -173,6 +188,7 @@ impl Tokenizer {
             longest_token,
             longest_added,
             growth,
+            start_ids,
         };
         tokenizer.transformers_config = tokenizer.new_transformers_config();
         Ok(tokenizer)
@@ -208,6 +224,9 @@ impl Tokenizer {
     }
 
     fn encode_in(&self, sizes: Windows, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
+        if let Kind::Bytes(tokenizer) = &self.kind {
+            return tokenizer.encode(source, max_tokens);
+        }
         let bytes = source.len();
         let mut tokenizing = Tokenizing::new(&self.inner, self.traits, sizes, max_tokens);
         while let Some(range) = tokenizing.next(bytes) {
@@ -229,8 +248,27 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        if let Kind::Bytes(tokenizer) = &self.kind {
+            return Ok(tokenizer.decode(ids));
+        }
         let decoded = guarded(&self.path, "decoding tokens", || self.inner.decode(ids, true))?;
         decoded.map_err(|error| unusable(&self.path, error))
+    }
+
+    /// The ids that the file wants before every text, `<s>` of CodeT5 for example. Most T5s have none.
+    ///
+    /// They are no part of [`encode`](Self::encode), and like the end of the sequence are put to the ids by whoever makes a sample.
+    pub fn start_ids(&self) -> &[u32] {
+        &self.start_ids
+    }
+
+    /// What the file's template puts before a text.
+    fn start_of(inner: &tokenizers::Tokenizer) -> Vec<u32> {
+        let Ok(encoding) = inner.encode("a", true) else { return Vec::new() };
+        let marks = encoding.get_special_tokens_mask().iter();
+        let (ids, specials) = (encoding.get_ids(), marks.take_while(|mark| **mark == 1).count());
+        // A text that is nothing but special tokens has no start.
+        if specials < ids.len() { ids[..specials].to_vec() } else { Vec::new() }
     }
 
     /// Rows that a model's embedding needs: the largest id plus one.
@@ -300,6 +338,15 @@ impl Tokenizer {
         format!("{config:#}\n")
     }
 
+    /// Whether two tokenizers have the same tokens, under the same ids.
+    pub fn agrees_with(&self, other: &Tokenizer) -> bool {
+        let is_alike = || {
+            let (ours, theirs) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
+            ours == theirs && self.encode(PROBE).ok() == other.encode(PROBE).ok()
+        };
+        self.fingerprint == other.fingerprint || is_alike()
+    }
+
     /// SHA-256 of the file, in hexadecimal.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -323,20 +370,6 @@ impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { path, vocab_size, fingerprint, .. } = self;
         write!(formatter, "Tokenizer({}, {vocab_size} tokens, sha256 {fingerprint})", path.display())
-    }
-}
-
-/// The text of the `tokenizer_config.json` that belongs to this file. A file of another name than `tokenizer.json`
-/// or `spiece.model` has none: the one beside it is another tokenizer's.
-fn config_beside(path: &Path) -> Result<Option<String>, Error> {
-    if !path.file_name().is_some_and(|name| name == FILE || name == sentence_piece::FILE) {
-        return Ok(None);
-    }
-    let path = path.with_file_name(CONFIG_FILE);
-    match regular_file::read_to_string(&path, LARGEST_FILE_BYTES) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(unusable(&path, error)),
     }
 }
 
@@ -448,14 +481,14 @@ mod tests {
             std::fs::copy(sample_tokenizer().path(), &path).unwrap();
             Tokenizer::load(&path)
         };
-        let made = load(FILE).unwrap().transformers_config().to_owned();
+        let made = load("tokenizer.json").unwrap().transformers_config().to_owned();
         assert_eq!(made, sample_tokenizer().transformers_config());
         let theirs = "{\"tokenizer_class\": \"T5Tokenizer\"}";
-        std::fs::write(directory.path().join(CONFIG_FILE), theirs).unwrap();
-        assert_eq!(load(FILE).unwrap().transformers_config(), theirs);
+        std::fs::write(directory.path().join("tokenizer_config.json"), theirs).unwrap();
+        assert_eq!(load("tokenizer.json").unwrap().transformers_config(), theirs);
         assert_eq!(load("another.json").unwrap().transformers_config(), made);
-        std::fs::write(directory.path().join(CONFIG_FILE), [0xff]).unwrap();
-        assert!(load(FILE).unwrap_err().to_string().contains(CONFIG_FILE));
+        std::fs::write(directory.path().join("tokenizer_config.json"), [0xff]).unwrap();
+        assert!(load("tokenizer.json").unwrap_err().to_string().contains("tokenizer_config.json"));
     }
 
     #[test]

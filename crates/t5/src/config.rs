@@ -7,7 +7,8 @@
 //! * `dense_act_fn` and `is_gated_act` are derived from `feed_forward_proj` (`gated-gelu` means the tanh
 //!   form, `gelu_new`), and win over it where the file has them.
 //! * `scale_decoder_outputs` (transformers 5) says whether the decoder's output is scaled by
-//!   `d_model^-0.5` before the head. Without the key it is `tie_word_embeddings` that says so.
+//!   `d_model^-0.5` before the head. Without the key it is `tie_word_embeddings` that says so, in some families
+//!   ([`Family::scales_decoder_outputs`]).
 //! * Whether the head is tied is decided by the weights: a separate `lm_head.weight` makes it untied,
 //!   whatever the file says. [`crate::T5::load`] sets `tie_word_embeddings` to what it found.
 //!
@@ -23,6 +24,7 @@ use serde_json::{Map, Value};
 use t5_ops::Activation;
 
 use crate::error::{Error, Result};
+use crate::family::Family;
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
 const LARGEST_DIMENSION: u64 = 1 << 24;
@@ -34,6 +36,8 @@ const LARGEST_BUCKETS: usize = 1 << 16;
 /// The architecture of one T5. Field names are those of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// The kind of T5.
+    pub family: Family,
     /// Rows of the embedding table: at least the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream (D).
@@ -94,6 +98,7 @@ impl Default for Config {
     /// transformers' defaults (the shape of `t5-small`).
     fn default() -> Self {
         Config {
+            family: Family::T5,
             vocab_size: 32128,
             d_model: 512,
             d_kv: 64,
@@ -120,6 +125,23 @@ impl Default for Config {
 }
 
 impl Config {
+    /// transformers' defaults for a family.
+    fn of_family(family: Family) -> Config {
+        let t5 = Config::default();
+        match family {
+            Family::T5 => t5,
+            Family::Mt5 | Family::Umt5 => Config {
+                family,
+                vocab_size: 250_112,
+                d_ff: 1024,
+                num_layers: 8,
+                num_heads: 6,
+                feed_forward_proj: "gated-gelu".into(),
+                ..t5
+            },
+        }
+    }
+
     /// Reads and validates a `config.json`, and a `generation_config.json` beside it for the token ids
     /// that transformers 5 may keep only there.
     pub fn from_file(path: &Path) -> Result<Self> {
@@ -140,19 +162,8 @@ impl Config {
 
     fn from_objects(raw: Map<String, Value>, generation: Option<Map<String, Value>>, origin: String) -> Result<Self> {
         let read = Reader { raw: &raw, origin: &origin };
-        let default = Config::default();
-        if let Some(kind) = raw.get("model_type").and_then(Value::as_str)
-            && !["t5", "mt5", "umt5"].contains(&kind)
-        {
-            return Err(read.error("model_type", "t5", raw.get("model_type")));
-        }
-        if raw.get("model_type").and_then(Value::as_str) == Some("umt5") {
-            return Err(read.error(
-                "model_type",
-                "t5 or mt5 (umt5 has a position table in every block)",
-                raw.get("model_type"),
-            ));
-        }
+        let family = read.family()?;
+        let default = Config::of_family(family);
         let num_layers = read.size(&["num_layers", "num_hidden_layers"], default.num_layers)?;
         let feed_forward_proj = read.text("feed_forward_proj", &default.feed_forward_proj)?;
         let (act, gated) = split_projection(&feed_forward_proj)
@@ -160,7 +171,9 @@ impl Config {
         let tie_word_embeddings = read.flag("tie_word_embeddings", true)?;
         let pad = read.token("pad_token_id")?.or(token_of(&generation, "pad_token_id")).unwrap_or(0);
         let start = read.token("decoder_start_token_id")?.or(token_of(&generation, "decoder_start_token_id"));
+        let scales = family.scales_decoder_outputs(tie_word_embeddings);
         let config = Config {
+            family,
             vocab_size: read.size(&["vocab_size"], default.vocab_size)?,
             d_model: read.size(&["d_model", "hidden_size"], default.d_model)?,
             d_kv: read.size(&["d_kv", "head_dim"], default.d_kv)?,
@@ -179,7 +192,8 @@ impl Config {
             is_gated_act: read.flag("is_gated_act", gated)?,
             feed_forward_proj,
             tie_word_embeddings,
-            scale_decoder_outputs: read.flag("scale_decoder_outputs", tie_word_embeddings)?,
+            // No mT5 is scaled, whatever its file says.
+            scale_decoder_outputs: read.flag("scale_decoder_outputs", scales)? && family != Family::Mt5,
             pad_token_id: pad,
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
             decoder_start_token_id: start.unwrap_or(pad),
@@ -302,8 +316,8 @@ impl Config {
                 json.insert(key.into(), value);
             }
         };
-        set("model_type", self.rest.raw.get("model_type").cloned().unwrap_or_else(|| "t5".into()));
-        set("architectures", vec!["T5ForConditionalGeneration"].into());
+        set("model_type", self.family.model_type().into());
+        set("architectures", vec![self.family.architecture()].into());
         set("is_encoder_decoder", true.into());
         set("vocab_size", self.vocab_size.into());
         set("d_model", self.d_model.into());
@@ -321,13 +335,15 @@ impl Config {
         set("dense_act_fn", self.dense_act_fn.clone().into());
         set("is_gated_act", self.is_gated_act.into());
         set("tie_word_embeddings", self.tie_word_embeddings.into());
-        if self.rest.raw.contains_key("scale_decoder_outputs") || self.scale_decoder_outputs != self.tie_word_embeddings
-        {
+        let implied = self.family.scales_decoder_outputs(self.tie_word_embeddings);
+        if self.rest.raw.contains_key("scale_decoder_outputs") || self.scale_decoder_outputs != implied {
             set("scale_decoder_outputs", self.scale_decoder_outputs.into());
         }
         set("pad_token_id", self.pad_token_id.into());
         set("eos_token_id", eos_value(&self.eos_token_ids));
         set("decoder_start_token_id", self.decoder_start_token_id.into());
+        // It names Python files that are not written beside it.
+        json.remove("auto_map");
         Value::Object(json)
     }
 
@@ -403,6 +419,18 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn get(&self, key: &str) -> Option<&Value> {
         self.raw.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The family that `model_type` names, or where it names none the first of the `architectures`.
+    fn family(&self) -> Result<Family> {
+        let refused = |got: &str| Error::Family { origin: self.origin.into(), got: got.into() };
+        if let Some(model_type) = self.get("model_type") {
+            let model_type = model_type.as_str();
+            let model_type = model_type.ok_or_else(|| self.error("model_type", "a string", self.get("model_type")))?;
+            return Family::of_model_type(model_type).ok_or_else(|| refused(model_type));
+        }
+        let architecture = self.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
+        architecture.map_or(Ok(Family::T5), |name| Family::of_architecture(name).ok_or_else(|| refused(name)))
     }
 
     fn size(&self, keys: &[&str], default: usize) -> Result<usize> {

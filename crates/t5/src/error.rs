@@ -32,7 +32,7 @@ pub enum Error {
         /// The missing thing.
         problem: String,
         /// Advice.
-        hint: &'static str,
+        hint: String,
     },
     /// A JSON file that is not JSON, or not an object.
     #[error("{}: {problem}", .path.display())]
@@ -54,9 +54,25 @@ pub enum Error {
         /// The accepted values.
         expected: String,
     },
+    /// A model that is no T5, or one with other layers.
+    #[error("{origin}: the model is `{got}`, expected one of the T5 family (`model_type` t5, mt5 or umt5)")]
+    Family {
+        /// The file.
+        origin: String,
+        /// The `model_type` or architecture found.
+        got: String,
+    },
     /// A safetensors file whose header is damaged, truncated or hostile.
     #[error("{}: not a usable safetensors file: {problem}", .path.display())]
     Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// The problem with it.
+        problem: String,
+    },
+    /// A `pytorch_model.bin` that is damaged, of an old format, or holds anything but tensors.
+    #[error("{}: not a usable PyTorch file: {problem}", .path.display())]
+    Pytorch {
         /// The file.
         path: PathBuf,
         /// The problem with it.
@@ -115,11 +131,18 @@ impl Error {
             Error::Offload { .. } => {
                 Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
             }
-            Error::Directory { hint, .. } => Some((*hint).into()),
+            Error::Directory { hint, .. } => Some(hint.clone()),
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
+            Error::Family { .. } => Some(
+                "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400 and UL2 are read; docs/models.md lists them"
+                    .into(),
+            ),
             Error::Safetensors { .. } => {
                 Some("fetch or save the file again: its bytes are not what its header says".into())
+            }
+            Error::Pytorch { path, .. } => {
+                Some(format!("if Python reads the file, have it write safetensors: {}", conversion(path)))
             }
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::TensorMismatch { .. } => {
                 Some("config.json and the weights beside it must describe the same T5ForConditionalGeneration".into())
@@ -139,4 +162,14 @@ impl Error {
         let path = path.to_owned();
         move |source| Error::Io { path, source }
     }
+}
+
+/// The command that makes `model.safetensors` of what is beside a file, in the way of transformers.
+fn conversion(file: &Path) -> String {
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = directory.display().to_string();
+    let is_plain = directory.chars().all(|letter| letter.is_alphanumeric() || "/._-".contains(letter));
+    let directory = if is_plain { directory } else { format!("'{}'", directory.replace('\'', "'\\''")) };
+    let import = "import sys; from transformers import AutoModelForSeq2SeqLM as M; d = sys.argv[1]";
+    format!("python3 -c \"{import}; M.from_pretrained(d).save_pretrained(d)\" {directory}")
 }

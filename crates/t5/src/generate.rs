@@ -139,12 +139,15 @@ impl<T: Ops> Decoding<'_, T> {
         let Network { shared, decoder, head, .. } = self.network;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (B, 1, D)
         shared.tensor.page_out();
-        let bias = decoder.position_bias(1, cache.capacity, position)?; // (H, capacity)
+        let mut bias = decoder.position_bias(0, 1, cache.capacity, position)?; // (H, capacity)
         let lengths = vec![position + 1; ids.dims()[0]];
         for (number, (block, cached)) in decoder.blocks.iter().zip(&cache.blocks).enumerate() {
             let after = decoder.blocks.get(number + 1);
             after.into_iter().flat_map(|after| after.linears()).for_each(|linear| linear.weight.tensor.read_ahead());
             block.linears().for_each(|linear| linear.weight.tensor.page_in());
+            if decoder.has_own_biases() {
+                bias = decoder.position_bias(number, 1, cache.capacity, position)?;
+            }
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
             let (k, v) = (own.k.forward(&n)?, own.v.forward(&n)?);

@@ -209,7 +209,8 @@ impl T5 {
         grads: &mut Gradients,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let events = self.outline(grads, cx, None).accumulation(1);
+        let tables = self.trained_tables(grads);
+        let events = self.outline(grads, &tables, cx, None).accumulation(1);
         let batches = std::slice::from_ref(batch);
         let mut step = Step::new(&self.network, &self.parameters, cx, batches, None)?;
         let is_done = step.run(&events, grads, &mut Interrupts(interrupted))?;
@@ -234,7 +235,8 @@ impl T5 {
         grads: &mut Gradients,
         observer: &mut dyn Observer<Tensor, E>,
     ) -> Result<bool, E> {
-        let events = self.outline(grads, cx, layer_major).training(batches.len());
+        let tables = self.trained_tables(grads);
+        let events = self.outline(grads, &tables, cx, layer_major).training(batches.len());
         let offload = layer_major.map(|layers| Offload {
             files,
             activations: layers.boundaries_on_disk,
@@ -244,10 +246,21 @@ impl T5 {
         step.run(&events, grads, observer)
     }
 
-    fn outline<'a>(&self, grads: &Gradients, cx: &StepContext, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {
+    /// Of encoder and decoder.
+    fn trained_tables(&self, grads: &Gradients) -> [Vec<bool>; 2] {
+        [false, true].map(|decoder| self.network.stack(decoder).trained_tables(grads))
+    }
+
+    fn outline<'a>(
+        &self,
+        grads: &Gradients,
+        tables: &'a [Vec<bool>; 2],
+        cx: &StepContext,
+        layer_major: Option<&'a LayerMajor>,
+    ) -> Outline<'a> {
         let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
         let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
-        let trains_tables = [false, true].map(|decoder| grads.trains(&self.network.stack(decoder).table));
+        let trains_tables = tables.each_ref().map(Vec::as_slice);
         let recompute_blocks = cx.recompute_blocks;
         Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights: self.is_in_file() }
     }

@@ -38,10 +38,10 @@ impl<T: Ops> Network<T> {
         if decoder { &self.decoder } else { &self.encoder }
     }
 
-    /// The position bias of a stack for a micro-batch.
-    pub fn bias_of(&self, batch: &MicroBatch<T>, decoder: bool) -> Result<T> {
+    /// The position bias of a stack's block for a micro-batch.
+    pub fn bias_of(&self, batch: &MicroBatch<T>, decoder: bool, block: usize) -> Result<T> {
         let length = batch.ids(decoder).dims()[1];
-        self.stack(decoder).position_bias(length, length, 0)
+        self.stack(decoder).position_bias(block, length, length, 0)
     }
 
     /// Loss sum, without gradients, of the decoder's output (B, T, D).

@@ -13,14 +13,14 @@ use crate::config::Config;
 pub enum Part {
     /// The embedding table that both stacks share (and the head, when tied).
     Shared,
-    /// A block of the encoder. Block 0 owns the stack's relative-position table.
+    /// A block of the encoder. Block 0 owns the stack's relative-position table, or each block one of its own.
     Encoder {
         /// Index of the block.
         block: usize,
     },
     /// The norm after the encoder's last block.
     EncoderNorm,
-    /// A block of the decoder. Block 0 owns the stack's relative-position table.
+    /// A block of the decoder. Block 0 owns the stack's relative-position table, or each block one of its own.
     Decoder {
         /// Index of the block.
         block: usize,
@@ -161,7 +161,8 @@ impl List<'_> {
 
     fn block(&mut self, stack: &str, block: usize, part: Part) {
         let prefix = format!("{stack}.block.{block}.layer");
-        self.attention(&format!("{prefix}.0"), "SelfAttention", block == 0, part);
+        let has_table = block == 0 || self.config.family.has_a_table_in_every_block();
+        self.attention(&format!("{prefix}.0"), "SelfAttention", has_table, part);
         if part.is_decoder() {
             self.attention(&format!("{prefix}.1"), "EncDecAttention", false, part);
             self.feed_forward(&format!("{prefix}.2"), part);

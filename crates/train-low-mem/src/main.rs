@@ -25,6 +25,8 @@ mod lever_flags;
 mod listing;
 mod machine;
 mod metrics;
+mod model_directory;
+mod model_files;
 mod open;
 mod options;
 mod output;

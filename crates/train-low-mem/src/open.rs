@@ -12,6 +12,7 @@ use parquet_dataset::{Dataset, DatasetOptions, Residency};
 
 use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
+use crate::{model_directory, report};
 
 /// Everything that a run reads from, opened.
 pub struct Opened {
@@ -21,6 +22,8 @@ pub struct Opened {
     pub tokenizer: Arc<Tokenizer>,
     /// The shape of the model.
     pub model: t5::Config,
+    /// The directory of `model.init_from`.
+    pub init_from: Option<PathBuf>,
     /// Training rows.
     pub train: Arc<Dataset>,
     /// Validation rows, where there are any.
@@ -42,8 +45,12 @@ impl Opened {
     pub fn new(config: &Config, page_map: Option<KeptPageMap>) -> Outcome<Self> {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device(&config.run.device)?;
-        let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config)?)?);
-        let model = model_config(config, &tokenizer)?;
+        let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
+        let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?);
+        let model = model_config(config, init_from.as_deref(), &tokenizer)?;
+        if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
+            warn_of_another_tokenizer(directory, &tokenizer);
+        }
         let columns = objective(config).columns();
         let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -62,7 +69,7 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, train, validation, kept_page_map })
+        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map })
     }
 }
 
@@ -119,13 +126,16 @@ pub fn device(name: &str) -> Outcome<Device> {
 }
 
 /// The tokenizer's file: as configured, or beside the model.
-fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
-    if let Some(path) = &config.data.tokenizer {
-        return Ok(path.clone());
+fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf> {
+    if let Some(named) = &config.data.tokenizer {
+        return model_directory::find_tokenizer(named);
     }
-    let beside_config =
-        config.model.config.as_ref().and_then(|name| paths::from_text(name).parent().map(Path::to_path_buf));
-    let directory = config.model.init_from.clone().or(beside_config).unwrap_or_default();
+    if let Some(directory) = init_from {
+        return Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory));
+    }
+    let name = config.model.config.as_ref().map(|name| paths::from_text(name));
+    let beside = name.and_then(|path| if path.is_dir() { Some(path) } else { path.parent().map(Path::to_path_buf) });
+    let directory = beside.unwrap_or_default();
     if let Some(path) = Tokenizer::in_directory(&directory) {
         return Ok(path);
     }
@@ -134,21 +144,29 @@ fn tokenizer_path(config: &Config) -> Outcome<PathBuf> {
     let expected = directory.join("tokenizer.json");
     let problem =
         format!("`data.tokenizer` is not set and {} does not exist, nor a `spiece.model`", expected.display());
-    let failure = Failure::unusable(problem);
-    // A new tokenizer under weights that were trained with another would make noise of them.
-    if config.model.init_from.is_some() {
-        return Err(failure.hint("use the tokenizer that the model was published with: `--set data.tokenizer=FILE`"));
-    }
-    Err(failure
+    Err(Failure::unusable(problem)
         .hint(
             "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
         )
         .hint("or use an existing one: `--set data.tokenizer=tokenizer.json`"))
 }
 
+/// Warns where pretrained weights are given another tokenizer than their own.
+fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
+    let own = Tokenizer::in_directory(directory).filter(|own| own != tokenizer.path());
+    let Some(Ok(own)) = own.map(|own| Tokenizer::load(&own)) else { return };
+    if !tokenizer.agrees_with(&own) {
+        report::warn(&format!(
+            "{} differs from the model's own tokenizer, {}: the weights know only their own tokens",
+            tokenizer.path().display(),
+            own.path().display()
+        ));
+    }
+}
+
 /// The model's shape: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
-fn model_config(config: &Config, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
-    let model = match (&config.model.init_from, &config.model.config) {
+fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
+    let model = match (init_from, &config.model.config) {
         (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
         (None, Some(name)) => scratch_config(config, name, tokenizer)?,
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
@@ -160,16 +178,21 @@ fn model_config(config: &Config, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
             tokenizer.vocab_size(),
             model.vocab_size
         ))
-        .hint("for a model from scratch, use the tokenizer's size: `--set model.vocab_size=auto`")
-        .hint("for a model with weights, use the tokenizer that it was trained with: `--set data.tokenizer=FILE`"));
+        .hint(match init_from {
+            Some(_) => {
+                "use the tokenizer that the weights were trained with: leave out `data.tokenizer`, or name its file"
+            }
+            None => "use the tokenizer's size: `--set model.vocab_size=auto`",
+        }));
     }
     Ok(model)
 }
 
 /// The model's shape as far as the config says it: a preset's own vocabulary where there is no tokenizer.
 pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
-    if let Ok(path) = tokenizer_path(config) {
-        return model_config(config, &Tokenizer::load(&path)?);
+    let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
+    if let Ok(path) = tokenizer_path(config, init_from.as_deref()) {
+        return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
     }
     match &config.model.config {
         Some(name) => fitted(config, named_config(name)?),

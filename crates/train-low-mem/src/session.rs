@@ -519,7 +519,7 @@ pub struct Took {
 
 /// Weights from `model.init_from`, or new ones.
 fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
-    Ok(match &config.model.init_from {
+    Ok(match &opened.init_from {
         Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
         None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
     })

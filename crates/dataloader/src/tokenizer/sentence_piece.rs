@@ -26,11 +26,12 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
 /// The text of the `tokenizer.json` that these bytes of a `spiece.model` are, `config` being the text of the
-/// `tokenizer_config.json` beside it, which may say how many sentinels there are.
+/// `tokenizer_config.json` beside it, which may say how many sentinels there are. Where it does not, a model whose table has
+/// fewer `rows` than T5's sentinels need has none, such as mT5.
 ///
 /// # Errors
 /// Why the bytes are not such a model, or not one that T5 has.
-pub fn tokenizer_json(bytes: &[u8], config: Option<&str>) -> Result<String, String> {
+pub fn tokenizer_json(bytes: &[u8], config: Option<&str>, rows: Option<u64>) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
     let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
     if kind.is_some_and(|kind| kind != UNIGRAM) {
@@ -44,7 +45,8 @@ pub fn tokenizer_json(bytes: &[u8], config: Option<&str>) -> Result<String, Stri
         return Err(format!("the score of piece {text:?} is {score}, expected a finite number"));
     }
     // Sentinels come last, in falling order.
-    let sentinels: Vec<String> = (0..sentinels(config)?).rev().map(|number| format!("<extra_id_{number}>")).collect();
+    let sentinels: Vec<String> =
+        (0..sentinels(config, pieces.len(), rows)?).rev().map(|number| format!("<extra_id_{number}>")).collect();
     // These are found by name, not made of characters.
     let is_named = |id: usize, piece: &Piece| [CONTROL, USER_DEFINED].contains(&piece.kind) || id == unknown;
     let named = pieces.iter().enumerate().filter(|(id, piece)| is_named(*id, piece));
@@ -71,12 +73,14 @@ pub fn tokenizer_json(bytes: &[u8], config: Option<&str>) -> Result<String, Stri
     Ok(json.to_string())
 }
 
-/// How many sentinels a `tokenizer_config.json` says there are.
-fn sentinels(config: Option<&str>) -> Result<usize, String> {
-    let Some(config) = config else { return Ok(SENTINELS) };
+/// How many sentinels a `tokenizer_config.json` says there are, or else a table of `rows` has room for after the pieces.
+fn sentinels(config: Option<&str>, pieces: usize, rows: Option<u64>) -> Result<usize, String> {
+    let has_room = rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
+    let usual = if has_room { SENTINELS } else { 0 };
+    let Some(config) = config else { return Ok(usual) };
     let config: Value = serde_json::from_str(config).map_err(|error| format!("tokenizer_config.json: {error}"))?;
     match &config["extra_ids"] {
-        Value::Null => Ok(SENTINELS),
+        Value::Null => Ok(usual),
         said => {
             let number = said.as_u64().filter(|number| *number <= 1 << 16);
             let number = number.ok_or_else(|| {

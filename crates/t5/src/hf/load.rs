@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
+use super::pytorch;
 use super::safetensors::Reader;
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
@@ -21,7 +22,28 @@ const LM_HEAD: &str = "lm_head.weight";
 /// Other names of the shared table. Writers that drop duplicates keep whichever comes first to them.
 const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 /// In T5's first published checkpoints, and unused: cross attention has no position bias.
-const IGNORED: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+const IGNORED: &str = "EncDecAttention.relative_attention_bias.weight";
+/// Weights in the order in which transformers looks for them, in one file or as an index of several.
+const WEIGHTS: [(&str, &str, Format); 2] = [
+    ("model.safetensors", "model.safetensors.index.json", Format::Safetensors),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", Format::Pytorch),
+];
+
+/// A format of weights.
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    Safetensors,
+    Pytorch,
+}
+
+impl Format {
+    fn open(self, path: &Path) -> Result<Reader> {
+        match self {
+            Format::Safetensors => Reader::open(path),
+            Format::Pytorch => pytorch::open(path),
+        }
+    }
+}
 
 /// Where the large weights of a loaded model lie.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +74,7 @@ pub(crate) fn load(
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
         let name = stored.name_of(&spec.name);
-        let reader = stored.reader(name).ok_or_else(|| Error::MissingTensor {
-            path: directory.into(),
-            tensor: spec.name.clone(),
-            expected: spec.shape.clone(),
-        })?;
+        let reader = stored.reader(name).ok_or_else(|| stored.missing(directory, &spec))?;
         if reader.shape(name) != Some(&spec.shape) {
             return Err(Error::TensorMismatch {
                 path: reader.path().into(),
@@ -134,23 +152,21 @@ struct Files {
 
 impl Files {
     fn open(directory: &Path) -> Result<Files> {
-        let (single, index) = (directory.join("model.safetensors"), directory.join("model.safetensors.index.json"));
-        if single.is_file() {
-            let reader = Reader::open(&single)?;
-            let holder = reader.names().into_iter().map(|name| (name, 0)).collect();
-            return Ok(Files { readers: vec![reader], holder });
+        for (single, index, format) in WEIGHTS {
+            let (single, index) = (directory.join(single), directory.join(index));
+            if single.is_file() {
+                let reader = format.open(&single)?;
+                let holder = reader.names().into_iter().map(|name| (name, 0)).collect();
+                return Ok(Files { readers: vec![reader], holder });
+            }
+            if index.is_file() {
+                return Self::open_shards(directory, &index, format);
+            }
         }
-        if !index.is_file() {
-            return Err(Error::Directory {
-                path: directory.into(),
-                problem: "has no model.safetensors and no model.safetensors.index.json".into(),
-                hint: "save the model with `save_pretrained`; pytorch_model.bin is a pickle and is not read here",
-            });
-        }
-        Self::open_shards(directory, &index)
+        Err(without_weights(directory))
     }
 
-    fn open_shards(directory: &Path, index: &Path) -> Result<Files> {
+    fn open_shards(directory: &Path, index: &Path, format: Format) -> Result<Files> {
         let bad = |problem: String| Error::Json { path: index.into(), problem };
         let object = read_object(index, LARGEST_INDEX_BYTES)?;
         let Some(Value::Object(weight_map)) = object.get("weight_map") else {
@@ -164,7 +180,7 @@ impl Files {
             let shard = match by_file.get(file) {
                 Some(&shard) => shard,
                 None => {
-                    readers.push(Reader::open(&directory.join(file))?);
+                    readers.push(format.open(&directory.join(file))?);
                     by_file.insert(file.to_owned(), readers.len() - 1);
                     readers.len() - 1
                 }
@@ -203,6 +219,20 @@ impl Files {
         WeightFile::beside(stored, files, self.copied(&specs, dtype).map(|spec| spec.bytes(dtype)))
     }
 
+    /// The error for a tensor that no file has.
+    fn missing(&self, directory: &Path, spec: &ParameterSpec) -> Error {
+        let is_there = |stack: &str| self.holder.keys().any(|name| name.starts_with(stack));
+        if spec.part.is_decoder() && !is_there("decoder.block.") && is_there("encoder.block.") {
+            return Error::Directory {
+                path: directory.into(),
+                problem: "its weights are those of an encoder, without a decoder".into(),
+                hint: "text is made by a decoder: use the whole model".into(),
+            };
+        }
+        let (tensor, expected) = (spec.name.clone(), spec.shape.clone());
+        Error::MissingTensor { path: directory.into(), tensor, expected }
+    }
+
     fn reader(&self, name: &str) -> Option<&Reader> {
         self.holder.get(name).map(|&shard| &self.readers[shard])
     }
@@ -223,11 +253,20 @@ impl Files {
         if embedding == LM_HEAD {
             return Ok(true);
         }
+        if self.are_one(LM_HEAD, embedding) {
+            return Ok(true);
+        }
         let table = [config.vocab_size, config.d_model];
         if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
             return Ok(false); // loading will say which one is mis-shaped
         }
         head.equals(LM_HEAD, &shared.read(embedding, dtype, device)?)
+    }
+
+    /// Whether two names are names of the same bytes of the same file.
+    fn are_one(&self, one: &str, other: &str) -> bool {
+        let [one_holder, other_holder] = [one, other].map(|name| self.holder.get(name));
+        one_holder == other_holder && self.reader(one).is_some_and(|reader| reader.are_one(one, other))
     }
 
     /// Refuses tensors without a place, and duplicates of the shared table that differ from it.
@@ -237,7 +276,7 @@ impl Files {
             let reader = &self.readers[shard];
             let is_duplicate = EMBEDDINGS.contains(&name.as_str()) || (name == LM_HEAD && config.tie_word_embeddings);
             if is_duplicate {
-                if !reader.equals(name, known[SHARED])? {
+                if !self.are_one(name, self.name_of(SHARED)) && !reader.equals(name, known[SHARED])? {
                     return Err(Error::TensorMismatch {
                         path: reader.path().into(),
                         tensor: name.clone(),
@@ -245,12 +284,24 @@ impl Files {
                         got: "others (T5 has one embedding table)".into(),
                     });
                 }
-            } else if !known.contains_key(name.as_str()) && name != IGNORED {
+            } else if !known.contains_key(name.as_str()) && !name.ends_with(IGNORED) {
                 return Err(Error::UnexpectedTensor { path: reader.path().into(), tensor: name.clone() });
             }
         }
         Ok(())
     }
+}
+
+/// The error for a directory without weights that can be read.
+fn without_weights(directory: &Path) -> Error {
+    const OTHERS: [&str; 4] = ["tf_model.h5", "flax_model.msgpack", "rust_model.ot", "adapter_model.safetensors"];
+    let hint = match OTHERS.into_iter().find(|name| directory.join(name).is_file()) {
+        Some("adapter_model.safetensors") => "this is an adapter: merge it into its model first".into(),
+        Some(other) => format!("`{other}` is of another framework: save the model with PyTorch's `save_pretrained`"),
+        None => "fetch the weights, or save the model with `save_pretrained`".into(),
+    };
+    let problem = "has no weights: expected model.safetensors or pytorch_model.bin, or the index of their parts";
+    Error::Directory { path: directory.into(), problem: problem.into(), hint }
 }
 
 /// No path may leave the model's directory.

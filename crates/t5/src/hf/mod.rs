@@ -1,11 +1,15 @@
-//! Hugging Face model directories: `config.json`, `generation_config.json`, `model.safetensors` (sharded too).
+//! Hugging Face model directories: `config.json`, `generation_config.json`, `model.safetensors` or `pytorch_model.bin`
+//! (sharded too).
 //!
 //! Both directions go tensor by tensor in pieces of [`crate::safetensors::PIECE_BYTES`]: neither loading nor
 //! saving a model needs a second copy of anything.
 
 mod load;
+mod pickle;
+mod pytorch;
 pub mod safetensors;
 mod save;
+mod zip;
 
 pub use load::StoredWeights;
 pub(crate) use load::{Place, load};

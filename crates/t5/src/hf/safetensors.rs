@@ -1,4 +1,4 @@
-//! safetensors files, streamed: a reader and a writer that hold one piece of one tensor.
+//! Files of tensors, streamed: a reader and a writer that hold one piece of one tensor.
 //!
 //! The format: eight bytes of header length, a JSON header with dtype, shape and byte range of every
 //! tensor, then the tensors' bytes, little endian, without gaps.
@@ -19,6 +19,7 @@
 //! # Ok::<(), t5::Error>(())
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -60,13 +61,34 @@ const STORED_SIZES: [u64; 3] = [2, 4, 8];
 /// times its length.
 const LARGEST_HEADER_BYTES: u64 = 2 << 20;
 
-/// An open file whose header has been checked against its length.
+/// An open file of tensors, whose header has been checked against its length.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
     file: Mutex<File>,
-    data_start: u64,
-    header: Metadata,
+    contents: Contents,
+}
+
+/// Which tensors a file has, and where.
+#[derive(Debug)]
+enum Contents {
+    /// The header of a safetensors file, and where the bytes after it begin.
+    Header { data_start: u64, header: Metadata },
+    /// What a file of another format was found to hold.
+    Table(BTreeMap<String, Stretch>),
+}
+
+/// Where a file has the values of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Stretch {
+    /// The dtype of its values, or the file's word for one that is not read.
+    pub dtype: std::result::Result<DType, String>,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its first byte in the file.
+    pub start: u64,
+    /// Bytes of its values.
+    pub bytes: usize,
 }
 
 impl Reader {
@@ -78,6 +100,7 @@ impl Reader {
         let damaged = |problem: String| Error::Safetensors { path: path.into(), problem };
         let mut file = regular_file::open(path).map_err(Error::io(path))?;
         let file_bytes = file.metadata().map_err(Error::io(path))?.len();
+        refuse_pointer(path, &mut file)?;
         if file_bytes < 8 {
             return Err(damaged(format!("{file_bytes} bytes, expected at least 8")));
         }
@@ -97,7 +120,13 @@ impl Reader {
             let (declared, found) = (header.data_len(), file_bytes - data_start);
             return Err(damaged(format!("the header declares {declared} bytes of tensors, the file has {found}")));
         }
-        Ok(Reader { path: path.into(), file: Mutex::new(file), data_start, header })
+        let contents = Contents::Header { data_start, header };
+        Ok(Reader { path: path.into(), file: Mutex::new(file), contents })
+    }
+
+    /// A file of another format, of which somebody found out what it holds: stretches within its length.
+    pub(crate) fn of_table(path: &Path, file: File, tensors: BTreeMap<String, Stretch>) -> Reader {
+        Reader { path: path.into(), file: Mutex::new(file), contents: Contents::Table(tensors) }
     }
 
     /// The file.
@@ -105,19 +134,26 @@ impl Reader {
         &self.path
     }
 
-    /// The tensors' names, in the order of the file.
+    /// The tensors' names; of a safetensors file in its order.
     pub fn names(&self) -> Vec<String> {
-        self.header.offset_keys()
+        match &self.contents {
+            Contents::Header { header, .. } => header.offset_keys(),
+            Contents::Table(tensors) => tensors.keys().cloned().collect(),
+        }
     }
 
     /// The shape of a tensor, or `None` when the file does not have it.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.header.info(name).map(|info| info.shape.as_slice())
+        match &self.contents {
+            Contents::Header { header, .. } => header.info(name).map(|info| info.shape.as_slice()),
+            Contents::Table(tensors) => tensors.get(name).map(|stretch| stretch.shape.as_slice()),
+        }
     }
 
     /// A value of the header's `__metadata__`.
     pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.header.metadata().as_ref()?.get(key).map(String::as_str)
+        let Contents::Header { header, .. } = &self.contents else { return None };
+        header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
     /// Reads one tensor into memory as `dtype`, piece by piece.
@@ -126,8 +162,8 @@ impl Reader {
     /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is not
     /// stored in f32, f16, bf16 or f64 (u32 for u32), [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let info = self.info(name)?;
-        let stored = self.stored_dtype(name, info)?;
+        let stretch = self.stretch(name)?;
+        let stored = self.stored_dtype(name, &stretch)?;
         if (stored == DType::U32) != (dtype == DType::U32) {
             return Err(Error::TensorMismatch {
                 path: self.path.clone(),
@@ -136,13 +172,13 @@ impl Reader {
                 got: format!("{stored:?}"),
             });
         }
-        let tensor = Tensor::zeros(info.shape.as_slice(), dtype, device)?;
+        let tensor = Tensor::zeros(stretch.shape.as_slice(), dtype, device)?;
         if tensor.elem_count() == 0 {
             return Ok(tensor);
         }
         let flat = tensor.flatten_all()?;
         let mut first = 0;
-        self.pieces(info, PIECE_BYTES, |bytes| {
+        self.pieces(&stretch, PIECE_BYTES, |bytes| {
             let count = bytes.len() / stored.size_in_bytes();
             let piece = Tensor::from_raw_buffer(bytes, stored, &[count], device)?.to_dtype(dtype)?;
             flat.slice_set(&piece, 0, first)?;
@@ -154,14 +190,14 @@ impl Reader {
 
     /// Whether the stored tensor has exactly the values of `tensor` (compared in f32, or f64 for f64).
     pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
-        let info = self.info(name)?;
-        if info.shape != tensor.dims() {
+        let stretch = self.stretch(name)?;
+        if stretch.shape != tensor.dims() {
             return Ok(false);
         }
-        let stored = self.stored_dtype(name, info)?;
+        let stored = self.stored_dtype(name, &stretch)?;
         let flat = tensor.flatten_all()?;
         let (mut first, mut equal) = (0, true);
-        self.pieces(info, COMPARED_BYTES, |bytes| {
+        self.pieces(&stretch, COMPARED_BYTES, |bytes| {
             if equal {
                 let count = bytes.len() / stored.size_in_bytes();
                 let piece =
@@ -177,13 +213,14 @@ impl Reader {
 
     /// The dtype that a tensor is stored in; none of those that are read, or no such tensor: nothing.
     pub(crate) fn stored_as(&self, name: &str) -> Option<DType> {
-        self.stored_dtype(name, self.info(name).ok()?).ok()
+        self.stretch(name).ok()?.dtype.ok()
     }
 
     /// Where the file has the bytes of a tensor, if they can be used as values of `dtype` there.
     pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<usize> {
-        let start = usize::try_from(self.data_start).ok()?.checked_add(self.info(name).ok()?.data_offsets.0)?;
-        let is_usable = self.stored_as(name) == Some(dtype) && start.is_multiple_of(dtype.size_in_bytes());
+        let stretch = self.stretch(name).ok()?;
+        let start = usize::try_from(stretch.start).ok()?;
+        let is_usable = stretch.dtype == Ok(dtype) && start.is_multiple_of(dtype.size_in_bytes());
         (is_usable && t5_ops::can_read_in_place(dtype)).then_some(start)
     }
 
@@ -193,34 +230,37 @@ impl Reader {
         file.try_clone().and_then(|file| FileMemory::of_file(file, &self.path)).map_err(Error::io(&self.path))
     }
 
-    fn info(&self, name: &str) -> Result<&TensorInfo> {
-        let missing = || Error::Safetensors { path: self.path.clone(), problem: format!("it has no tensor `{name}`") };
-        self.header.info(name).ok_or_else(missing)
+    /// Whether two names are names of the same bytes.
+    pub(crate) fn are_one(&self, one: &str, other: &str) -> bool {
+        let places = [one, other].map(|name| self.stretch(name).ok().map(|stretch| (stretch.start, stretch.shape)));
+        places[0].is_some() && places[0] == places[1]
     }
 
-    fn stored_dtype(&self, name: &str, info: &TensorInfo) -> Result<DType> {
-        match info.dtype {
-            Dtype::F32 => Ok(DType::F32),
-            Dtype::F16 => Ok(DType::F16),
-            Dtype::BF16 => Ok(DType::BF16),
-            Dtype::F64 => Ok(DType::F64),
-            Dtype::U32 => Ok(DType::U32),
-            other => Err(Error::TensorMismatch {
-                path: self.path.clone(),
-                tensor: name.into(),
-                expected: "values in F32, F16, BF16 or F64".into(),
-                got: format!("{other:?}"),
-            }),
+    fn stretch(&self, name: &str) -> Result<Stretch> {
+        let missing = || Error::Safetensors { path: self.path.clone(), problem: format!("it has no tensor `{name}`") };
+        match &self.contents {
+            Contents::Header { data_start, header } => {
+                header.info(name).map(|info| stretch_of(info, *data_start)).ok_or_else(missing)
+            }
+            Contents::Table(tensors) => tensors.get(name).cloned().ok_or_else(missing),
         }
     }
 
+    fn stored_dtype(&self, name: &str, stretch: &Stretch) -> Result<DType> {
+        stretch.dtype.clone().map_err(|got| Error::TensorMismatch {
+            path: self.path.clone(),
+            tensor: name.into(),
+            expected: "values in F32, F16, BF16 or F64".into(),
+            got,
+        })
+    }
+
     /// Calls `f` with successive pieces of a tensor's bytes, of `most` bytes each: a multiple of every dtype's size.
-    fn pieces(&self, info: &TensorInfo, most: usize, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let (start, end) = info.data_offsets;
+    fn pieces(&self, stretch: &Stretch, most: usize, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(Error::io(&self.path))?;
-        let mut buffer = vec![0; most.min(end - start)];
-        let mut left = end - start;
+        file.seek(SeekFrom::Start(stretch.start)).map_err(Error::io(&self.path))?;
+        let mut buffer = vec![0; most.min(stretch.bytes)];
+        let mut left = stretch.bytes;
         while left > 0 {
             let piece = &mut buffer[..left.min(most)];
             file.read_exact(piece).map_err(Error::io(&self.path))?;
@@ -228,6 +268,36 @@ impl Reader {
             left -= piece.len();
         }
         Ok(())
+    }
+}
+
+/// Where a safetensors file has a tensor.
+fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
+    let dtype = match info.dtype {
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::F16 => Ok(DType::F16),
+        Dtype::BF16 => Ok(DType::BF16),
+        Dtype::F64 => Ok(DType::F64),
+        Dtype::U32 => Ok(DType::U32),
+        other => Err(format!("{other:?}")),
+    };
+    let (start, end) = info.data_offsets;
+    Stretch { dtype, shape: info.shape.clone(), start: data_start + start as u64, bytes: end - start }
+}
+
+/// Git writes a few lines of text in the place of a large file that it did not fetch.
+pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
+    const FIRST_LINE: &[u8] = b"version https://git-lfs";
+    let mut start = [0; FIRST_LINE.len()];
+    let read = file.read_exact(&mut start).and_then(|()| Ok(start == *FIRST_LINE));
+    file.rewind().map_err(Error::io(path))?;
+    match read {
+        Ok(true) => Err(Error::Directory {
+            path: path.into(),
+            problem: "a pointer of Git LFS, not the file itself".into(),
+            hint: "fetch the file: `git lfs pull` in the model's directory".into(),
+        }),
+        _ => Ok(()), // A shorter file is none, and a failing disk is met again.
     }
 }
 

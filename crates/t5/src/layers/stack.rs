@@ -1,4 +1,4 @@
-//! The encoder or the decoder: embedding, blocks with one shared position bias, final norm.
+//! The encoder or the decoder: embedding, blocks with one shared position bias or one each, final norm.
 //!
 //! The parts stand side by side. [`crate::step`] says in which order micro-batches go through them.
 
@@ -18,8 +18,8 @@ use crate::step::gradients::Gradients;
 #[derive(Clone, Debug)]
 pub(crate) struct Stack<T> {
     pub blocks: Vec<Block<T>>,
-    /// Block 0's relative-position table, (buckets, H): every block uses its bias.
-    pub table: Weight<T>,
+    /// Relative-position tables, (buckets, H): block 0's, whose bias every block uses, or one of each block.
+    tables: Vec<Weight<T>>,
     relative: RelativePosition,
     final_norm: Norm<T>,
     embedding_site: u32,
@@ -32,11 +32,13 @@ impl<T: Ops> Stack<T> {
             false => ("encoder", config.num_layers),
             true => ("decoder", config.num_decoder_layers),
         };
-        let table = format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
+        let tables = if config.family.has_a_table_in_every_block() { blocks } else { 1 };
+        let table =
+            |block| weights.get(format!("{name}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"));
         let norm = format!("{name}.final_layer_norm.weight");
         Ok(Stack {
             blocks: (0..blocks).map(|block| Block::new(weights, config, decoder, block)).collect::<Result<_>>()?,
-            table: weights.get(table),
+            tables: (0..tables).map(table).collect(),
             relative: RelativePosition {
                 buckets: config.relative_attention_num_buckets,
                 max_distance: config.relative_attention_max_distance,
@@ -48,17 +50,31 @@ impl<T: Ops> Stack<T> {
         })
     }
 
-    /// The bias of `queries` positions from `first_query` on over `keys` positions, (H, queries + keys - 1).
-    pub fn position_bias(&self, queries: usize, keys: usize, first_query: usize) -> Result<T> {
-        T::relative_bias(&self.table.tensor, &self.relative, queries, keys, first_query)
+    /// Whether each block has a bias of its own, and not that of block 0.
+    pub fn has_own_biases(&self) -> bool {
+        self.tables.len() > 1
     }
 
-    /// Adds the gradient of the bias of `length` positions to that of the table.
-    pub fn bias_backward(&self, dbias: &T, length: usize, grads: &mut Gradients<T>) -> Result<()> {
-        if let Some(dtable) = grads.accumulator(&self.table)? {
+    /// Whether the tables are trained: that of block 0 which all share, or those of the blocks.
+    pub fn trained_tables(&self, grads: &Gradients<T>) -> Vec<bool> {
+        self.tables.iter().map(|table| grads.trains(table)).collect()
+    }
+
+    /// The bias in a block of `queries` positions from `first_query` on over `keys` positions, (H, queries + keys - 1).
+    pub fn position_bias(&self, block: usize, queries: usize, keys: usize, first_query: usize) -> Result<T> {
+        T::relative_bias(&self.table(block).tensor, &self.relative, queries, keys, first_query)
+    }
+
+    /// Adds the gradient of the bias of `length` positions to that of the block's table.
+    pub fn bias_backward(&self, block: usize, dbias: &T, length: usize, grads: &mut Gradients<T>) -> Result<()> {
+        if let Some(dtable) = grads.accumulator(self.table(block))? {
             T::relative_bias_backward(dbias, &self.relative, length, length, &dtable)?;
         }
         Ok(())
+    }
+
+    fn table(&self, block: usize) -> &Weight<T> {
+        &self.tables[block.min(self.tables.len() - 1)]
     }
 
     /// The stack's first activations (B, T, D).

@@ -230,7 +230,7 @@ impl Counter {
         tallied
     }
 
-    fn outline<'a>(&self, recompute_blocks: usize, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {
+    fn outline<'a>(&'a self, recompute_blocks: usize, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {
         Outline {
             reach: self.trained.reach(),
             trains_tables: self.rehearsal.trains_tables(),

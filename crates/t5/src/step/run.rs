@@ -320,7 +320,7 @@ impl<'a, T: Ops> Step<'a, T> {
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
         let network = self.network;
         for i in of.clone() {
-            self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder)?);
+            self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder, 0)?);
         }
         for i in of {
             let (noise, ids) = (self.noise(i), self.batches[i].ids(decoder));
@@ -339,6 +339,7 @@ impl<'a, T: Ops> Step<'a, T> {
         let stack = network.stack(decoder);
         let (y, saved) = match unit {
             Unit::Block { block, .. } => {
+                self.take_own_bias(i, decoder, block)?;
                 stack.blocks[block].forward(x, &context(&self.slots[i], &self.batches[i], noise, decoder), keep)?
             }
             Unit::Norm { .. } => {
@@ -352,6 +353,16 @@ impl<'a, T: Ops> Step<'a, T> {
         let slot = &mut self.slots[i];
         slot.x = Some(y);
         *saved_of(slot, unit) = saved;
+        Ok(())
+    }
+
+    /// Where each block has a position bias of its own, it takes the place of the last one's.
+    fn take_own_bias(&mut self, i: usize, decoder: bool, block: usize) -> Result<()> {
+        if self.network.stack(decoder).has_own_biases() {
+            let bias = &mut self.slots[i].bias[usize::from(decoder)];
+            *bias = None;
+            *bias = Some(self.network.bias_of(&self.batches[i], decoder, block)?);
+        }
         Ok(())
     }
 
@@ -409,6 +420,7 @@ impl<'a, T: Ops> Step<'a, T> {
                 let Some(dy) = self.slots[i].dx.take() else { return Ok(()) };
                 let mut source = std::mem::replace(&mut self.slots[i].source, SourceGradient::NotWanted);
                 let mut dbias = self.slots[i].dbias.take();
+                self.take_own_bias(i, decoder, block)?;
                 let cx = context(&self.slots[i], &self.batches[i], noise, decoder);
                 if way.trains_table && dbias.is_none() {
                     dbias = Some(cx.bias.zeros(cx.bias.dims(), cx.bias.dtype())?);
@@ -416,8 +428,8 @@ impl<'a, T: Ops> Step<'a, T> {
                 let mut side = SideGradients { bias: dbias.as_ref(), source: &mut source };
                 let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, way.passes_on, grads)?;
                 let ids = self.batches[i].ids(decoder);
-                if let Some(dbias) = dbias.take_if(|_| block == 0) {
-                    stack.bias_backward(&dbias, ids.dims()[1], grads)?;
+                if let Some(dbias) = dbias.take_if(|_| block == 0 || stack.has_own_biases()) {
+                    stack.bias_backward(block, &dbias, ids.dims()[1], grads)?;
                 }
                 let slot = &mut self.slots[i];
                 (slot.source, slot.dbias) = (source, dbias);

@@ -191,8 +191,8 @@ pub(crate) struct Backward {
 pub(crate) struct Outline<'a> {
     /// How far backward reaches.
     pub reach: Reach,
-    /// Whether the position tables of encoder and decoder are trained.
-    pub trains_tables: [bool; 2],
+    /// Whether the position tables of encoder and decoder are trained: the one of all blocks, or one of each.
+    pub trains_tables: [&'a [bool]; 2],
     /// Blocks that keep only their input, from the first.
     pub recompute_blocks: usize,
     /// Layer-major, or else micro-batch-major.
@@ -222,7 +222,7 @@ impl Outline<'_> {
     /// A pass that trains nothing.
     pub fn inference(config: &Config, has_paged_weights: bool) -> Self {
         let reach = Reach::nothing(config);
-        Outline { reach, trains_tables: [false; 2], recompute_blocks: 0, layer_major: None, has_paged_weights }
+        Outline { reach, trains_tables: [&[]; 2], recompute_blocks: 0, layer_major: None, has_paged_weights }
     }
 
     /// The encoder, or both stacks, without keeping anything.
@@ -370,6 +370,16 @@ impl Outline<'_> {
         }
     }
 
+    /// Whether backward of a unit adds to the gradient of a position bias that a pass through `units` makes use of.
+    fn trains_table(self, unit: Unit, units: &[Unit]) -> bool {
+        let Unit::Block { decoder, block } = unit else { return false };
+        match self.trains_tables[usize::from(decoder)] {
+            // The bias of all blocks: block 0, the last in backward, hands its gradient to the table.
+            [is_trained] => *is_trained && units.contains(&Unit::Block { decoder, block: 0 }),
+            own => own.get(block).is_some_and(|is_trained| *is_trained),
+        }
+    }
+
     fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
         let &Pass { units, stage, again, hand_over } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
@@ -391,16 +401,13 @@ impl Outline<'_> {
                 Some(HandOver { then: Then::Write, .. }) => ToEmbedding::Later,
                 _ => ToEmbedding::Now,
             };
-            let first_block = Unit::Block { decoder, block: 0 };
             events.push(Event::Backward(Backward {
                 unit,
                 of: of.clone(),
                 next,
                 is_last_use: is_last_pass || position >= again,
                 passes_on: enters || next.is_some_and(|next| next.is_block() && next.is_decoder() == decoder),
-                trains_table: unit.is_block()
-                    && self.trains_tables[usize::from(decoder)]
-                    && units.contains(&first_block),
+                trains_table: self.trains_table(unit, units),
                 to_embedding,
             }));
             if let Some(HandOver { dropped, then }) = hand_over {
@@ -426,7 +433,7 @@ mod tests {
         let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };
         let reach = Reach::to(&config, [Part::Shared].into_iter());
         let outline =
-            Outline { reach, trains_tables: [true; 2], recompute_blocks: 0, layer_major, has_paged_weights: false };
+            Outline { reach, trains_tables: [&[true]; 2], recompute_blocks: 0, layer_major, has_paged_weights: false };
         outline.training(n)
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use t5::safetensors::{Reader, write};
-use t5::{Config, Error, T5};
+use t5::{Config, Error, Family, T5};
 
 use crate::support::*;
 
@@ -202,7 +202,9 @@ fn wrong_directories_are_refused() {
     check("model.safetensors.index.json: expected at most 1048576 bytes", &|d| {
         lengthen(d, "model.safetensors.index.json", 1_048_577);
     });
-    check("has no model.safetensors", &|d| std::fs::remove_file(d.join("model.safetensors.index.json")).unwrap());
+    check("has no weights: expected model.safetensors or pytorch_model.bin", &|d| {
+        std::fs::remove_file(d.join("model.safetensors.index.json")).unwrap()
+    });
     check("expected an object `weight_map`", &|d| index(d, &|json| json["weight_map"] = json!([1])));
     check("expected the name of a file in the same directory", &|d| {
         index(d, &|json| json["weight_map"]["shared.weight"] = "../model.safetensors".into());
@@ -251,7 +253,100 @@ fn impossible_configs_are_refused_by_key() {
     check("eos_token_id", json!(4096), "`4096`, expected a token id below vocab_size (4096)");
     check("pad_token_id", json!(-1), "`-1`, expected a token id");
     check("tie_word_embeddings", json!("yes"), "`\"yes\"`, expected true or false");
-    check("model_type", json!("llama"), "`\"llama\"`, expected t5");
+}
+
+#[test]
+fn a_model_of_another_family_is_refused_by_its_name_and_nobody_is_told_to_rename_it() {
+    let check = |config: Value, name: &str| {
+        let error = Config::from_json(&config.to_string(), "config.json").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("config.json: the model is `{name}`, expected one of the T5 family (`model_type` t5, mt5 or umt5)")
+        );
+        assert!(!error.hint().unwrap().contains("set "));
+    };
+    for name in ["bart", "longt5", "switch_transformers", "t5gemma", "pegasus"] {
+        check(json!({ "model_type": name }), name);
+    }
+    check(json!({ "architectures": ["BartForConditionalGeneration"] }), "BartForConditionalGeneration");
+    check(json!({ "architectures": ["T5GemmaForConditionalGeneration"] }), "T5GemmaForConditionalGeneration");
+    for (config, family) in [
+        (json!({}), Family::T5),
+        (json!({ "architectures": ["T5WithLMHeadModel"] }), Family::T5),
+        (json!({ "architectures": ["UMT5ForConditionalGeneration"] }), Family::Umt5),
+        (json!({ "model_type": "mt5", "architectures": ["T5ForConditionalGeneration"] }), Family::Mt5),
+    ] {
+        let config = Config::from_json(&config.to_string(), "config.json").unwrap();
+        let written = config.to_json();
+        assert_eq!((config.family, &written["model_type"]), (family, &family.model_type().into()));
+        assert_eq!(written["architectures"], json!([family.architecture()]));
+    }
+}
+
+#[test]
+fn what_mt5_and_umt5_leave_out_is_what_transformers_fills_in() {
+    for family in [Family::Mt5, Family::Umt5] {
+        let config = json!({ "model_type": family.model_type(), "d_model": 768 });
+        let config = Config::from_json(&config.to_string(), "config.json").unwrap();
+        assert_eq!((config.vocab_size, config.num_layers, config.num_heads, config.d_ff), (250_112, 8, 6, 1024));
+        assert_eq!((config.dense_act_fn.as_str(), config.is_gated_act), ("gelu_new", true));
+        assert_eq!(config.scale_decoder_outputs, family == Family::Umt5);
+    }
+}
+
+#[test]
+fn files_of_pytorch_are_refused_with_the_command_that_converts_them() {
+    let (original, ..) = case("umt5_hub");
+    let whole = std::fs::read(original.join("pytorch_model.bin")).unwrap();
+    let check = |bytes: &[u8], expected: &str| {
+        let directory = copy(&original);
+        std::fs::write(directory.path().join("pytorch_model.bin"), bytes).unwrap();
+        let error = load(directory.path()).unwrap_err();
+        assert!(
+            error.to_string().contains(&format!("pytorch_model.bin: not a usable PyTorch file: {expected}")),
+            "{error}"
+        );
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("python3 -c") && hint.contains(directory.path().to_str().unwrap()), "{hint}");
+    };
+    check(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "it has the format that PyTorch wrote before version 1.6");
+    check(b"not a model", "it is no archive of PyTorch's");
+    check(&whole[..whole.len() / 2], "it is cut short");
+    let without = |name: &[u8]| {
+        let mut bytes = whole.clone();
+        while let Some(at) = bytes.windows(name.len()).position(|part| part == name) {
+            bytes[at] ^= 1;
+        }
+        bytes
+    };
+    check(&without(b"data.pkl"), "it is an archive without a `data.pkl`");
+    check(&without(b"collections\nOrderedDict"), "its pickle: ");
+    check(
+        &without(b"torch._utils\n_rebuild_tensor_v2"),
+        "its pickle: its entry `shared.weight` is an object that `uorch",
+    );
+    // Any damage: an error or other weights, never a panic.
+    for place in (0..whole.len()).step_by(97) {
+        let directory = copy(&original);
+        let mut bytes = whole.clone();
+        bytes[place] ^= 0x55;
+        std::fs::write(directory.path().join("pytorch_model.bin"), bytes).unwrap();
+        drop(load(directory.path()));
+    }
+}
+
+#[test]
+fn a_pointer_of_git_lfs_and_an_encoder_alone_are_said_as_what_they_are() {
+    let (original, ..) = case("v1_0_relu_tied");
+    let directory = copy(&original);
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    std::fs::write(directory.path().join("model.safetensors"), pointer).unwrap();
+    let error = load(directory.path()).unwrap_err();
+    assert!(error.to_string().ends_with("model.safetensors: a pointer of Git LFS, not the file itself"), "{error}");
+    let directory = copy(&original);
+    rewrite(directory.path(), |tensors| tensors.retain(|(name, _)| !name.starts_with("decoder.")));
+    let error = load(directory.path()).unwrap_err().to_string();
+    assert!(error.ends_with("its weights are those of an encoder, without a decoder"), "{error}");
 }
 
 #[test]

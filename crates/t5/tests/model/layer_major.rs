@@ -2,12 +2,17 @@
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
-use t5::{Config, Error, Files, Gradients, LayerMajor, MicroBatch, Observer, Part, StepContext, T5};
+use t5::{Config, Error, Family, Files, Gradients, LayerMajor, MicroBatch, Observer, Part, StepContext, T5};
 
 fn gated_untied() -> Config {
     let mut config = Config { tie_word_embeddings: false, scale_decoder_outputs: false, ..relu() };
     config.set_feed_forward_proj("gated-gelu").unwrap();
     config
+}
+
+/// A table of relative positions in every block.
+fn tables_everywhere() -> Config {
+    Config { family: Family::Umt5, ..relu() }
 }
 
 /// Seven samples of uneven length in micro-batches of 1, 4 and 2.
@@ -148,7 +153,7 @@ const EVERYTHING: [LayerMajor; 12] = [
 
 #[test]
 fn gradients_are_those_of_ordinary_accumulation() {
-    for config in [relu(), gated_untied()] {
+    for config in [relu(), gated_untied(), tables_everywhere()] {
         for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, 1e-5), (DType::BF16, 1e-5)] {
             for layers in &EVERYTHING {
                 check(&config, dtype, &|_| true, layers, tolerance);
@@ -168,7 +173,7 @@ fn what_is_frozen_has_no_gradient_and_what_trains_has_the_same() {
         &|part| matches!(part, Part::LmHead | Part::Shared),
         &|part| matches!(part, Part::Decoder { block: 1 } | Part::Encoder { block: 0 }),
     ];
-    for config in [relu(), gated_untied()] {
+    for config in [relu(), gated_untied(), tables_everywhere()] {
         for layers in &EVERYTHING {
             for trained in trained {
                 check(&config, DType::F64, trained, layers, 1e-10);

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value};
 use t5::{Config, EvalContext, GenerateOptions, T5};
 
-const CASES: [&str; 10] = [
+const CASES: [&str; 19] = [
     "v1_0_relu_tied",
     "v1_1_gated_gelu_untied",
     "odd_shapes_untied",
@@ -16,6 +16,16 @@ const CASES: [&str; 10] = [
     "sharded",
     "bf16_stored",
     "hub_layout",
+    // Families, as they are published.
+    "mt5",
+    "mt5_hub",
+    "umt5",
+    "umt5_hub",
+    "byt5",
+    "codet5",
+    "madlad",
+    "ul2",
+    "flan_f16",
 ];
 
 #[test]

@@ -1,5 +1,7 @@
 //! `train_low_mem eval`: what a model is worth on parquet rows.
 
+use std::path::Path;
+
 use candle_core::DType;
 use memory_policy::{Probe, SystemProbe};
 use planner::EvaluatedRows;
@@ -13,11 +15,12 @@ use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::open::{self, Opened};
 use crate::stop::Stop;
-use crate::{job, options, report, setup};
+use crate::{job, model_directory, options, report, setup};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
-    let config = config(flags)?;
+    let directory = model_directory::find(&flags.model)?;
+    let config = config(flags, &directory)?;
     let opened = Opened::new(&config, None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;
@@ -28,7 +31,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     };
     let options = options::trainer_options(&config, &opened.model, 1);
     let asked = Asked {
-        directory: &flags.model,
+        directory: &directory,
         config: &opened.model,
         device: &opened.device,
         activations: options.precision.activations(),
@@ -74,17 +77,17 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
 }
 
 /// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.
-fn config(flags: &EvalArgs) -> Outcome<Config> {
+fn config(flags: &EvalArgs, directory: &Path) -> Outcome<Config> {
     let mut values = Values::defaults();
     if let Some(path) = &flags.config {
         setup::apply_file(&mut values, path)?;
     }
     let mut set = |key: &str, value: Value, flag: &str| values.set(key, value, Origin::Flag(flag.to_string()));
-    set("model.init_from", Value::String(paths::to_text(flags.model.as_os_str())), "--model")?;
+    set("model.init_from", Value::String(paths::to_text(directory.as_os_str())), "--model")?;
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;
-    if dataloader::Tokenizer::in_directory(&flags.model).is_some() {
+    if dataloader::Tokenizer::in_directory(directory).is_some() {
         set("data.tokenizer", Value::String("auto".to_string()), "--model")?;
     }
     for (key, flag, text) in [

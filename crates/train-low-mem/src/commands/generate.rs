@@ -13,17 +13,18 @@ use t5::{GenerateOptions, T5};
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
-use crate::{open, options, report};
+use crate::{model_directory, open, options, report};
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
-    let path = Tokenizer::in_directory(&flags.model).unwrap_or_else(|| flags.model.join("tokenizer.json"));
+    let directory = model_directory::find(&flags.model)?;
+    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
-    let config = t5::Config::from_file(&flags.model.join("config.json"))?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?;
     let budget = options::budget(flags.weights.memory_budget.as_deref())?;
     let asked = Asked {
-        directory: &flags.model,
+        directory: &directory,
         config: &config,
         device: &device,
         activations: activations(flags),
@@ -87,7 +88,8 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
     let mut sources = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let most = flags.max_source_tokens.saturating_sub(1).max(1);
-        let mut ids = tokenizer.encode_start(prompt, most)?;
+        let mut ids = tokenizer.start_ids().to_vec();
+        ids.extend(tokenizer.encode_start(prompt, most)?);
         ids.truncate(most);
         ids.extend(eos);
         sources.push(ids);

@@ -6,14 +6,13 @@ use std::time::Instant;
 use memory_policy::Bytes;
 use planner::names;
 use serde_json::json;
-use trainer::checkpoint::{Checkpoints, TokenizerFiles, TokenizerJson};
+use trainer::checkpoint::{Checkpoints, TokenizerFiles};
 
 use super::{Session, milliseconds};
 use crate::bits::Kernels;
 use crate::failure::{Failure, Outcome};
-use crate::open::Opened;
 use crate::saved::Saved;
-use crate::{identity, setup};
+use crate::{identity, model_files, setup};
 
 impl Session {
     /// Saves where it is time: by steps, by the clock, on a signal, at the end.
@@ -48,7 +47,7 @@ impl Session {
         self.run.check()?;
         self.keep_page_map()?;
         self.stop.note_saving();
-        let (files, stop) = (tokenizer_files(&self.opened), self.stop.clone());
+        let (files, stop) = (model_files::of_tokenizer(&self.opened.tokenizer), self.stop.clone());
         let saved = self.checkpoints.save(&self.trainer, &state, Some(files), &|| stop.requested())?;
         self.stop.note_saved();
         self.saved_step = Some(step);
@@ -111,12 +110,6 @@ impl Session {
 
     /// The tokenizer, for beside a model.
     pub fn tokenizer_files(&self) -> TokenizerFiles<'_> {
-        tokenizer_files(&self.opened)
+        model_files::of_tokenizer(&self.opened.tokenizer)
     }
-}
-
-fn tokenizer_files(opened: &Opened) -> TokenizerFiles<'_> {
-    let tokenizer = &opened.tokenizer;
-    let json = tokenizer.converted().map_or(TokenizerJson::File(tokenizer.path()), TokenizerJson::Text);
-    TokenizerFiles { json, config: tokenizer.transformers_config() }
 }

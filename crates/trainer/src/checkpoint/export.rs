@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{MODEL_FILES, Manifest, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save, save::Place};
+use super::{Manifest, OPTIMIZER_FILE, STATE_FILE, TokenizerFiles, save, save::Place};
 use crate::error::Result;
 use crate::temporary;
 
@@ -27,7 +27,8 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     save::commit_or_remove(&place.path, target, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
-            if MODEL_FILES.contains(&name) || [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].contains(&name) {
+            // Everything but what a run goes on from belongs to the model.
+            if ![OPTIMIZER_FILE, STATE_FILE].contains(&name) {
                 let copied = save::copy(&checkpoint.join(name), &place, name)?;
                 manifest.check(checkpoint, &copied)?;
             }

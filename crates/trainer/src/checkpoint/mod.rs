@@ -72,6 +72,8 @@ pub struct TokenizerFiles<'a> {
     pub json: TokenizerJson<'a>,
     /// The text of its `tokenizer_config.json`.
     pub config: &'a str,
+    /// Further files of the tokenizer, copied as they are under their own names. One that is gone meanwhile is left out.
+    pub companions: &'a [PathBuf],
 }
 
 /// A `tokenizer.json`.
@@ -81,6 +83,8 @@ pub enum TokenizerJson<'a> {
     File(&'a Path),
     /// The text of one that is in no file.
     Text(&'a str),
+    /// None: the tokenizer is known by its class alone.
+    None,
 }
 
 /// The checkpoints of one run.

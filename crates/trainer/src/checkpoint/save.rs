@@ -117,11 +117,19 @@ pub(super) fn write_model(
         Ok(())
     })?;
     if let Some(tokenizer) = tokenizer {
-        entries.push(match tokenizer.json {
-            TokenizerJson::File(path) => copy(path, place, TOKENIZER_FILE)?,
-            TokenizerJson::Text(text) => write_text(place, TOKENIZER_FILE, text)?,
-        });
+        match tokenizer.json {
+            TokenizerJson::File(path) => entries.push(copy(path, place, TOKENIZER_FILE)?),
+            TokenizerJson::Text(text) => entries.push(write_text(place, TOKENIZER_FILE, text)?),
+            TokenizerJson::None => {}
+        }
         entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
+        for path in tokenizer.companions.iter().filter(|path| path.is_file()) {
+            let name = path.file_name().and_then(|name| name.to_str());
+            // A name that is taken would be a caller's mistake; what is written already counts.
+            if let Some(name) = name.filter(|name| entries.iter().all(|entry| entry.name != **name)) {
+                entries.push(copy(path, place, name)?);
+            }
+        }
     }
     Ok(entries)
 }

@@ -85,7 +85,11 @@ fn resume(found: &Found) -> Trainer {
 }
 
 fn tokenizer_files(json: &Path) -> TokenizerFiles<'_> {
-    TokenizerFiles { json: TokenizerJson::File(json), config: "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}" }
+    TokenizerFiles {
+        json: TokenizerJson::File(json),
+        config: "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}",
+        companions: &[],
+    }
 }
 
 /// A directory with the checkpoints of steps 1 and 2, and a trainer at step 2.

@@ -86,6 +86,7 @@ pub(super) struct Rehearsal {
     parameters: Vec<Parameter<Counted>>,
     /// Accumulators of everything that is trained: they are counted as gradients, not here.
     gradients: RefCell<Gradients<Counted>>,
+    trains_tables: [Vec<bool>; 2],
     cx: StepContext,
     /// For each block of encoder and decoder, the first that is like it.
     like: [Vec<usize>; 2],
@@ -128,8 +129,9 @@ impl Rehearsal {
             target_tokens: 1,
         };
         let like = [false, true].map(|decoder| alike(&specs, &trains, network.stack(decoder).blocks.len(), decoder));
-        let gradients = RefCell::new(gradients);
-        Ok(Rehearsal { ledger, network, parameters, gradients, cx, like, remembered: RefCell::default() })
+        let trains_tables = [false, true].map(|decoder| network.stack(decoder).trained_tables(&gradients));
+        let (gradients, remembered) = (RefCell::new(gradients), RefCell::default());
+        Ok(Rehearsal { ledger, network, parameters, gradients, trains_tables, cx, like, remembered })
     }
 
     pub fn ledger(&self) -> &Ledger {
@@ -149,9 +151,9 @@ impl Rehearsal {
         self.like[usize::from(decoder)].len()
     }
 
-    pub fn trains_tables(&self) -> [bool; 2] {
-        let gradients = self.gradients.borrow();
-        [false, true].map(|decoder| gradients.trains(&self.network.stack(decoder).table))
+    /// Of encoder and decoder.
+    pub fn trains_tables(&self) -> [&[bool]; 2] {
+        self.trains_tables.each_ref().map(Vec::as_slice)
     }
 
     /// The first unit that is like this one.
@@ -200,7 +202,7 @@ impl Rehearsal {
         };
         // A stack's own and cross attention need its bias and the encoder's output.
         let enter = |step: &mut Step<Counted>, decoder: bool| -> Result<()> {
-            let bias = |decoder| self.network.bias_of(&batches[0], decoder);
+            let bias = |decoder| self.network.bias_of(&batches[0], decoder, 0);
             step.set_stage(decoder, bias(decoder)?, decoder.then(|| x(false)));
             Ok(())
         };
@@ -248,8 +250,8 @@ impl Rehearsal {
                     Source::First => SourceGradient::Wanted(None),
                     Source::Later => SourceGradient::Wanted(Some(x(false))),
                 };
-                let has_dbias = scene.trains_table && !scene.is_first;
-                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder)).transpose()?;
+                let has_dbias = scene.trains_table && !scene.is_first && !self.network.stack(decoder).has_own_biases();
+                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder, 0)).transpose()?;
                 step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
                 Event::Backward(Backward {
                     unit: scene.unit,

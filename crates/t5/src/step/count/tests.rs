@@ -8,7 +8,7 @@ use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::run::{Interrupts, Observer, Offload, Step};
-use crate::{Error, StepContext, T5};
+use crate::{Error, Family, StepContext, T5};
 
 type Trains<'a> = &'a dyn Fn(Part) -> bool;
 
@@ -133,7 +133,8 @@ fn rehearse(
 #[test]
 fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
     let shapes = [(1, 6, 4), (3, 7, 5), (4, 3, 9), (5, 8, 8)];
-    for config in [relu(), gated_untied()] {
+    let tables_everywhere = Config { family: Family::Umt5, ..gated_untied() };
+    for config in [relu(), gated_untied(), tables_everywhere] {
         for (activations, dropout) in [(DType::F32, 0.1), (DType::BF16, 0.1), (DType::F32, 0.0)] {
             let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
             for trains in TRAINED {

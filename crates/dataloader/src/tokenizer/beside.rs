@@ -1,0 +1,107 @@
+//! [`Beside`]: the files of a model directory that say something about its tokenizer.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+pub(super) const CONFIG: &str = "tokenizer_config.json";
+const NAMES: &str = "special_tokens_map.json";
+const ADDED: &str = "added_tokens.json";
+const MODEL: &str = "config.json";
+
+/// None of these files is longer in any published model.
+const LARGEST_FILE_BYTES: u64 = 16 << 20;
+
+/// What they say, as far as they are there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beside {
+    /// The text of `tokenizer_config.json`.
+    pub config_text: Option<String>,
+    /// The same as an object.
+    pub config: Option<Map<String, Value>>,
+    /// `special_tokens_map.json`.
+    pub names: Option<Map<String, Value>>,
+    /// `added_tokens.json`: names to ids.
+    pub added: Option<Map<String, Value>>,
+    /// Of `config.json`: rows of the model's table, and the class of the tokenizer.
+    pub rows: Option<u64>,
+    pub model_class: Option<String>,
+}
+
+impl Beside {
+    /// Reads the files of a directory.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] where a file is there and cannot be read.
+    pub fn read(directory: &Path) -> Result<Self, Error> {
+        let config_text = text(&directory.join(CONFIG))?;
+        let config = config_text.as_deref().map(|text| object(&directory.join(CONFIG), text)).transpose()?;
+        let of = |name: &str| {
+            let path = directory.join(name);
+            text(&path)?.map(|text| object(&path, &text)).transpose()
+        };
+        // Whoever loads the model says what is wrong with its config.
+        let model = of(MODEL).unwrap_or_default().unwrap_or_default();
+        Ok(Self {
+            config_text,
+            config,
+            names: of(NAMES)?,
+            added: of(ADDED)?,
+            rows: model.get("vocab_size").and_then(Value::as_u64),
+            model_class: model.get("tokenizer_class").and_then(Value::as_str).map(str::to_owned),
+        })
+    }
+
+    /// The class of transformers that the files name.
+    pub fn class(&self) -> Option<&str> {
+        let of_config = self.config.as_ref().and_then(|config| config.get("tokenizer_class")).and_then(Value::as_str);
+        of_config.or(self.model_class.as_deref())
+    }
+
+    /// The list of all tokens that are found by name, by their ids: the newest form, which counts where it is there.
+    pub fn list(&self) -> Option<&Map<String, Value>> {
+        self.config.as_ref()?.get("added_tokens_decoder")?.as_object()
+    }
+
+    /// The token that the files name for a role such as `eos_token`: its name, or an object with its settings.
+    pub fn role(&self, role: &str) -> Option<&Value> {
+        let in_config = || self.config.as_ref()?.get(role).filter(|token| !token.is_null());
+        let in_names = || self.names.as_ref()?.get(role).filter(|token| !token.is_null());
+        if self.list().is_some() { in_config() } else { in_names().or_else(in_config) }
+    }
+
+    /// A setting of `tokenizer_config.json`.
+    pub fn setting(&self, key: &str) -> Option<&Value> {
+        self.config.as_ref()?.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Further special tokens.
+    pub fn further(&self) -> &[Value] {
+        let in_names = self.names.as_ref().filter(|_| self.list().is_none()).and_then(further_of);
+        in_names.or_else(|| self.config.as_ref().and_then(further_of)).unwrap_or_default()
+    }
+}
+
+fn further_of(object: &Map<String, Value>) -> Option<&[Value]> {
+    let mut lists =
+        ["extra_special_tokens", "additional_special_tokens"].into_iter().filter_map(|key| object.get(key)?.as_array());
+    lists.find(|list| !list.is_empty()).map(Vec::as_slice)
+}
+
+fn text(path: &Path) -> Result<Option<String>, Error> {
+    match regular_file::read_to_string(path, LARGEST_FILE_BYTES) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unusable(path, error)),
+    }
+}
+
+fn object(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
+    serde_json::from_str(text).map_err(|error| unusable(path, error))
+}
+
+fn unusable(path: &Path, reason: impl ToString) -> Error {
+    Error::Tokenizer { path: path.to_owned(), reason: reason.to_string() }
+}

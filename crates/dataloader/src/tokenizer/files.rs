@@ -1,0 +1,105 @@
+//! From the files of a model directory to its tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use super::beside::Beside;
+use super::utf8_bytes::{self, Utf8Bytes};
+use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, byte_pairs, sentence_piece, unusable};
+use crate::Error;
+
+/// The names under which transformers looks for a tokenizer, in its order.
+const FILE: &str = "tokenizer.json";
+const FILES: [&str; 3] = [FILE, sentence_piece::FILE, byte_pairs::VOCABULARY];
+/// Files of a model directory of which the tokenizer's are copied with it, whatever it is read from.
+const COPIED: [&str; 7] = [
+    sentence_piece::FILE,
+    byte_pairs::VOCABULARY,
+    byte_pairs::MERGES,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+impl Tokenizer {
+    /// Loads a tokenizer with what the files beside it say about it: a `tokenizer.json`, a `spiece.model`, a `vocab.json` with
+    /// the `merges.txt` beside it, or a model directory with any of these, or whose files name ByT5's tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or a file beside it cannot be read.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        if path.is_dir() {
+            return Self::load_directory(path);
+        }
+        let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
+        // A file of another name than the usual ones has none beside it: those there are another tokenizer's.
+        let is_published = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
+        let directory = path.parent().filter(|_| is_published);
+        let beside = directory.map(Beside::read).transpose()?.unwrap_or_default();
+        let made = |json: Result<String, String>| {
+            let json = json.map_err(|reason| unusable(path, reason))?;
+            let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
+            Ok::<_, Error>(Self { kind: Kind::Converted(json), ..tokenizer })
+        };
+        let mut tokenizer = match path.extension() {
+            Some(extension) if extension == "model" => {
+                made(sentence_piece::tokenizer_json(&bytes, beside.config_text.as_deref(), beside.rows))?
+            }
+            _ if path.file_name().is_some_and(|name| name == byte_pairs::VOCABULARY) => {
+                made(byte_pair_json(path, &bytes, &beside))?
+            }
+            _ => Self::from_bytes(&bytes, path)?,
+        };
+        if let Some(directory) = directory {
+            tokenizer.take_companions(directory);
+        }
+        if let Some(config) = beside.config_text {
+            tokenizer.transformers_config = config;
+        }
+        Ok(tokenizer)
+    }
+
+    fn load_directory(directory: &Path) -> Result<Self, Error> {
+        let beside = Beside::read(directory)?;
+        let file = FILES.map(|name| directory.join(name)).into_iter().find(|path| path.is_file());
+        match file {
+            Some(file) if beside.class() != Some(utf8_bytes::CLASS) => Self::load(&file),
+            _ if is_of_bytes(&beside) => {
+                let bytes = Utf8Bytes::new(&beside).map_err(|reason| unusable(directory, reason))?;
+                let tokenizer = Self::from_bytes(bytes.tokenizer_json().as_bytes(), directory)?;
+                let transformers_config = beside.config_text.unwrap_or_else(|| bytes.transformers_config());
+                let mut tokenizer = Self { kind: Kind::Bytes(bytes), transformers_config, ..tokenizer };
+                tokenizer.take_companions(directory);
+                Ok(tokenizer)
+            }
+            _ => Err(unusable(directory, format!("it has none: expected one of {}", FILES.join(", ")))),
+        }
+    }
+
+    /// The tokenizer of a model directory: `tokenizer.json`, `spiece.model` or `vocab.json`, or the directory itself where its
+    /// files name ByT5's, which has no file. `None` where it has no tokenizer.
+    pub fn in_directory(directory: &Path) -> Option<PathBuf> {
+        let beside = Beside::read(directory).unwrap_or_default();
+        let file = FILES.map(|name| directory.join(name)).into_iter().find(|path| path.is_file());
+        let file = file.filter(|_| beside.class() != Some(utf8_bytes::CLASS));
+        file.or_else(|| is_of_bytes(&beside).then(|| directory.to_owned()))
+    }
+
+    fn take_companions(&mut self, directory: &Path) {
+        self.companions = COPIED.map(|name| directory.join(name)).into_iter().filter(|path| path.is_file()).collect();
+    }
+}
+
+/// Whether the files of a directory without another tokenizer say that it is the one of bytes. ByT5 is the only one with a
+/// table of that many rows.
+fn is_of_bytes(beside: &Beside) -> bool {
+    beside.class().map_or(beside.rows == Some(utf8_bytes::USUAL_ROWS), |class| class == utf8_bytes::CLASS)
+}
+
+/// The `tokenizer.json` of a `vocab.json` with the `merges.txt` beside it.
+fn byte_pair_json(path: &Path, vocabulary: &[u8], beside: &Beside) -> Result<String, String> {
+    let merges = path.with_file_name(byte_pairs::MERGES);
+    let merges = regular_file::read_to_string(&merges, LARGEST_FILE_BYTES);
+    let merges = merges.map_err(|error| format!("{}: {error}", byte_pairs::MERGES))?;
+    let vocabulary = std::str::from_utf8(vocabulary).map_err(|error| error.to_string())?;
+    byte_pairs::tokenizer_json(vocabulary, &merges, beside)
+}

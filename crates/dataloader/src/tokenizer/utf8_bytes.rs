@@ -1,0 +1,291 @@
+//! ByT5's tokenizer: the bytes of UTF-8, three tokens before them and the sentinels after them.
+//!
+//! It has no file of its own. What is to be known stands in the files beside it: how many sentinels there are, and
+//! whether the three named tokens take the blanks beside them away. Ids are those of transformers' `ByT5Tokenizer` (5.23).
+//!
+//! Invariants: a text is read a stretch at a time, and no more is held of it than the ids that were asked for.
+
+use serde_json::{Map, Value, json};
+
+use super::beside::Beside;
+use super::windows::{Source, TextFault};
+
+/// The class by which the files of a model name this tokenizer.
+pub(super) const CLASS: &str = "ByT5Tokenizer";
+/// Rows of the tables that ByT5 was published with: 3, 256, and 125 sentinels.
+pub(super) const USUAL_ROWS: u64 = FIRST_SENTINEL as u64 + SENTINELS as u64;
+
+/// The tokens before the bytes, with the keys that the files have for them.
+const NAMED: [(&str, &str); 3] = [("pad_token", "<pad>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
+const FIRST_BYTE: u32 = NAMED.len() as u32;
+const FIRST_SENTINEL: u32 = FIRST_BYTE + 256;
+const SENTINELS: usize = 125;
+
+/// Bytes of text that are looked at together.
+const STEP_BYTES: usize = 4 << 10;
+/// The longest name of a token.
+const MOST_NAME_BYTES: usize = 256;
+const MOST_SENTINELS: u64 = 1 << 16;
+
+/// The tokenizer.
+pub(super) struct Utf8Bytes {
+    tokens: Vec<Named>,
+    longest_name: usize,
+}
+
+/// A token that is found by its name.
+#[derive(Clone, Debug)]
+struct Named {
+    name: String,
+    id: u32,
+    /// Whether the blanks before it, or after it, go.
+    strips: [bool; 2],
+    is_special: bool,
+}
+
+impl Utf8Bytes {
+    /// The tokenizer that these files describe.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn new(beside: &Beside) -> Result<Self, String> {
+        let mut tokens = Vec::new();
+        for ((key, usual), id) in NAMED.into_iter().zip(0..) {
+            // The list of all tokens is the newest form, and where it is there it counts.
+            let token = match beside.list() {
+                Some(list) => list.get(&id.to_string()),
+                None => beside.role(key),
+            };
+            let token = Named::of(token.unwrap_or(&Value::Null), usual, id)?;
+            tokens.push(Named { is_special: true, ..token });
+        }
+        match beside.list() {
+            Some(list) => {
+                let further = list.iter().filter_map(|(id, token)| Some((id.parse().ok()?, token)));
+                let mut further: Vec<(u32, &Value)> = further.filter(|(id, _)| *id >= FIRST_SENTINEL).collect();
+                further.sort_by_key(|(id, _)| *id);
+                for (id, token) in further {
+                    tokens.push(Named { strips: strips(token, false), ..Named::of(token, "", id)? });
+                }
+            }
+            None => {
+                let is_special = true;
+                let of_number = |number| format!("<extra_id_{number}>");
+                let sentinels = (0..sentinels(beside)?).map(of_number).zip(FIRST_SENTINEL..);
+                tokens.extend(sentinels.map(|(name, id)| Named { name, id, strips: [false; 2], is_special }));
+            }
+        }
+        tokens.retain(|token| !token.name.is_empty());
+        let longest_name = tokens.iter().map(|token| token.name.len()).max().unwrap_or(0);
+        if longest_name > MOST_NAME_BYTES {
+            return Err(format!("a token has a name of {longest_name} bytes, expected at most {MOST_NAME_BYTES}"));
+        }
+        Ok(Self { tokens, longest_name })
+    }
+
+    /// The same vocabulary as a `tokenizer.json`. It finds the same tokens, but for blanks beside named ones and broken UTF-8.
+    pub fn tokenizer_json(&self) -> String {
+        let mut vocabulary: Map<String, Value> =
+            byte_names().zip(FIRST_BYTE..).map(|(name, id)| (name, id.into())).collect();
+        vocabulary
+            .extend(self.tokens.iter().filter(|token| token.id < FIRST_BYTE).map(|t| (t.name.clone(), t.id.into())));
+        let added = self.tokens.iter().map(|token| {
+            json!({"id": token.id, "content": token.name, "single_word": false, "lstrip": token.strips[0],
+                   "rstrip": token.strips[1], "normalized": false, "special": token.is_special})
+        });
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        let model = json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary, "merges": []});
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": null, "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes, "model": model,
+        })
+        .to_string()
+    }
+
+    /// The `tokenizer_config.json` by which transformers knows this tokenizer.
+    pub fn transformers_config(&self) -> String {
+        let sentinels = self.tokens.iter().filter(|token| token.id >= FIRST_SENTINEL).count();
+        format!("{:#}\n", json!({"tokenizer_class": CLASS, "extra_ids": sentinels}))
+    }
+
+    /// The first `max_tokens` ids of a text, and one more if there are more.
+    pub fn encode(&self, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
+        let mut encoding = Encoding { ids: Vec::new(), blanks: Vec::new(), strips: false, max_tokens };
+        let (bytes, mut at) = (source.len(), 0);
+        while at < bytes && encoding.ids.len() <= max_tokens {
+            let end = bytes.min(at + STEP_BYTES + self.longest_name);
+            let text = source.stretch(at..end)?;
+            // A name may be cut off at the end of a stretch.
+            let certain = if end == bytes { text.len() } else { text.len().saturating_sub(self.longest_name + 4) };
+            at += self.add(text, certain, &mut encoding);
+        }
+        encoding.keep_blanks();
+        encoding.ids.truncate(max_tokens.saturating_add(1));
+        Ok(encoding.ids)
+    }
+
+    /// Adds the tokens that begin before `certain`. Returns where the last of them ends.
+    fn add(&self, text: &str, certain: usize, encoding: &mut Encoding) -> usize {
+        let mut at = 0;
+        while at < certain && encoding.ids.len() <= encoding.max_tokens {
+            let rest = &text[at..];
+            let named = self.tokens.iter().filter(|token| rest.starts_with(&token.name));
+            if let Some(token) = named.max_by_key(|token| token.name.len()) {
+                encoding.add_named(token);
+                at += token.name.len();
+                continue;
+            }
+            let Some(character) = rest.chars().next() else { break };
+            encoding.add(character);
+            at += character.len_utf8();
+        }
+        at
+    }
+
+    /// The text of `ids` without special tokens. Bytes that are no UTF-8 are left out, as Python's `errors="ignore"` does.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut bytes = Vec::with_capacity(ids.len());
+        for &id in ids {
+            match self.tokens.iter().find(|token| token.id == id) {
+                Some(token) if token.is_special => {}
+                Some(token) => bytes.extend(token.name.bytes()),
+                None => bytes.extend(id.checked_sub(FIRST_BYTE).and_then(|byte| u8::try_from(byte).ok())),
+            }
+        }
+        bytes.utf8_chunks().map(|chunk| chunk.valid()).collect()
+    }
+}
+
+impl Named {
+    fn of(token: &Value, usual: &str, id: u32) -> Result<Named, String> {
+        let name = match token {
+            Value::Null => usual,
+            Value::String(name) => name,
+            token => token["content"].as_str().ok_or_else(|| format!("the token {id} is {token}, expected a name"))?,
+        };
+        let is_special = token["special"].as_bool().unwrap_or(true);
+        Ok(Named { name: name.to_owned(), id, strips: strips(token, true), is_special })
+    }
+}
+
+/// Whether a token takes the blanks before it and after it away. `usual` where only its name is known.
+fn strips(token: &Value, usual: bool) -> [bool; 2] {
+    ["lstrip", "rstrip"].map(|key| if token.is_object() { token[key].as_bool().unwrap_or(false) } else { usual })
+}
+
+/// The number of sentinels: as the config says, or as many as ByT5 has where the table has room for them.
+fn sentinels(beside: &Beside) -> Result<usize, String> {
+    if let Some(said) = beside.setting("extra_ids") {
+        let number = said.as_u64().filter(|number| *number <= MOST_SENTINELS);
+        let number =
+            number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_SENTINELS}, got {said}"))?;
+        return Ok(number as usize);
+    }
+    let room = beside.rows.map_or(u64::MAX, |rows| rows.saturating_sub(u64::from(FIRST_SENTINEL)));
+    Ok(SENTINELS.min(usize::try_from(room).unwrap_or(usize::MAX)))
+}
+
+/// The letters that stand for the bytes 0 to 255 in byte-level vocabularies (`bytes_to_unicode` of GPT-2).
+fn byte_names() -> impl Iterator<Item = String> {
+    let mut substitutes = (256..).filter_map(char::from_u32);
+    (0..=255).map(move |byte: u8| match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte).to_string(),
+        _ => substitutes.next().map(String::from).unwrap_or_default(),
+    })
+}
+
+/// A text on its way to ids.
+struct Encoding {
+    ids: Vec<u32>,
+    /// Blanks that a token after them may take away. No more than could ever be returned.
+    blanks: Vec<u32>,
+    /// Whether blanks go: a token that takes them away stands before them.
+    strips: bool,
+    max_tokens: usize,
+}
+
+impl Encoding {
+    fn add_named(&mut self, token: &Named) {
+        let [before, after] = token.strips;
+        if before {
+            self.blanks.clear();
+        }
+        self.keep_blanks();
+        self.ids.push(token.id);
+        self.strips = after;
+    }
+
+    fn add(&mut self, character: char) {
+        let mut buffer = [0; 4];
+        let bytes = character.encode_utf8(&mut buffer).bytes().map(|byte| u32::from(byte) + FIRST_BYTE);
+        if !is_blank(character) {
+            self.keep_blanks();
+            self.strips = false;
+            self.ids.extend(bytes);
+        } else if !self.strips && self.ids.len() + self.blanks.len() <= self.max_tokens {
+            self.blanks.extend(bytes);
+        }
+    }
+
+    fn keep_blanks(&mut self) {
+        self.ids.append(&mut self.blanks);
+    }
+}
+
+/// What Python's `str.strip` takes away.
+fn is_blank(character: char) -> bool {
+    character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer(config: &Value) -> Utf8Bytes {
+        Utf8Bytes::new(&Beside { config: config.as_object().cloned(), ..Beside::default() }).unwrap()
+    }
+
+    #[test]
+    fn ids_are_bytes_after_three_named_tokens_and_before_the_sentinels() {
+        let bytes = tokenizer(&json!({}));
+        let check =
+            |text: &str, expected: &[u32]| assert_eq!(bytes.encode(&mut &*text, 99).unwrap(), expected, "{text:?}");
+        check("a\u{e9}", &[100, 198, 172]);
+        check("<extra_id_0> <extra_id_124>", &[259, 35, 383]);
+        check(" </s> \u{1f}b<pad><unk>", &[1, 101, 0, 2]);
+        check("</s", &[63, 50, 118]);
+        assert_eq!(bytes.decode(&[1, 198, 172, 259, 198, 35, 2, 900]), "\u{e9} ");
+    }
+
+    #[test]
+    fn names_and_blanks_may_lie_across_stretches() {
+        let bytes = tokenizer(&json!({}));
+        for before in STEP_BYTES - 20..STEP_BYTES + 20 {
+            let text = format!("{}   </s>   {}", "x".repeat(before), " ".repeat(3 * STEP_BYTES));
+            let ids = bytes.encode(&mut text.as_str(), usize::MAX).unwrap();
+            assert_eq!((ids.len(), ids[before]), (before + 1, 1));
+            assert_eq!(bytes.encode(&mut text.as_str(), 7).unwrap(), [123; 8]);
+        }
+    }
+
+    #[test]
+    fn a_small_table_has_fewer_sentinels_and_a_config_says_how_many() {
+        let sentinels = |config: &Value, rows| {
+            let bytes =
+                Utf8Bytes::new(&Beside { config: config.as_object().cloned(), rows, ..Beside::default() }).unwrap();
+            bytes.tokens.len() - NAMED.len()
+        };
+        assert_eq!(sentinels(&json!({}), Some(384)), 125);
+        assert_eq!(sentinels(&json!({}), Some(260)), 1);
+        assert_eq!(sentinels(&json!({"extra_ids": 3}), Some(384)), 3);
+        let huge = json!({"extra_ids": 1e18});
+        assert!(Utf8Bytes::new(&Beside { config: huge.as_object().cloned(), ..Beside::default() }).is_err());
+    }
+
+    #[test]
+    fn a_token_with_its_settings_keeps_the_blanks_that_it_does_not_strip() {
+        let bytes = tokenizer(&json!({"eos_token": {"content": "</s>", "lstrip": false, "rstrip": true}}));
+        assert_eq!(bytes.encode(&mut " </s> a", 9).unwrap(), [35, 1, 100]);
+    }
+}

@@ -1,0 +1,67 @@
+//! [`Family`]: the T5s that transformers keeps apart by `model_type`, and in what they differ beside sizes.
+//!
+//! ByT5, CodeT5, flan-T5, MADLAD-400 and UL2 are of [`Family::T5`], mT0 is of [`Family::Mt5`].
+
+/// A `model_type` of transformers that is a T5.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// `t5`: the decoder's output is scaled where the file says so, or else where the head is tied.
+    #[default]
+    T5,
+    /// `mt5`: the decoder's output is never scaled.
+    Mt5,
+    /// `umt5`: a table of relative positions in every block; the decoder's output is scaled.
+    Umt5,
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Family; 3] = [Family::T5, Family::Mt5, Family::Umt5];
+
+    /// The family with this `model_type`.
+    pub fn of_model_type(model_type: &str) -> Option<Family> {
+        Family::ALL.into_iter().find(|family| family.model_type() == model_type)
+    }
+
+    /// The family of an entry of `architectures`, whatever is on top of the T5: `MT5Model`, `T5WithLMHeadModel`.
+    pub fn of_architecture(architecture: &str) -> Option<Family> {
+        let is_of = |family: &Family| {
+            let class = architecture.strip_prefix(&family.model_type().to_uppercase());
+            class.is_some_and(|class| ["For", "With", "Model", "Encoder"].iter().any(|next| class.starts_with(next)))
+        };
+        Family::ALL.into_iter().find(is_of)
+    }
+
+    /// Its `model_type`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Family::T5 => "t5",
+            Family::Mt5 => "mt5",
+            Family::Umt5 => "umt5",
+        }
+    }
+
+    /// The class of transformers that has its encoder, decoder and head.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            Family::T5 => "T5ForConditionalGeneration",
+            Family::Mt5 => "MT5ForConditionalGeneration",
+            Family::Umt5 => "UMT5ForConditionalGeneration",
+        }
+    }
+
+    /// Whether each block has a table of relative positions, and not block 0 one for all.
+    pub fn has_a_table_in_every_block(self) -> bool {
+        self == Family::Umt5
+    }
+
+    /// Whether the decoder's output is scaled before the head, where the file does not say so and its `tie_word_embeddings`
+    /// is this. As transformers 5.23 does it: version 4 followed `tie_word_embeddings` in every family.
+    pub fn scales_decoder_outputs(self, tie_word_embeddings: bool) -> bool {
+        match self {
+            Family::T5 => tie_word_embeddings,
+            Family::Mt5 => false,
+            Family::Umt5 => true,
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! From what a user calls a model to its directory: the directory itself, the run that made it, or the id of a model in the
+//! local cache of the Hugging Face hub.
+//!
+//! Nothing is fetched. The cache is laid out as `huggingface_hub` does it: `models--ORG--NAME/refs/REVISION` names a
+//! directory of `models--ORG--NAME/snapshots`, whose files are links into `blobs`.
+
+use std::path::{Path, PathBuf};
+
+use dataloader::Tokenizer;
+
+use crate::failure::{Failure, Outcome};
+
+/// A file with a name of a revision is no longer.
+const LARGEST_REF_BYTES: u64 = 1 << 10;
+
+/// The directory of a model that a user named.
+pub fn find(named: &Path) -> Outcome<PathBuf> {
+    if named.is_dir() {
+        return of_directory(named);
+    }
+    if named.exists() {
+        let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        return Err(Failure::unusable(format!("{}: expected a model directory, found a file", named.display()))
+            .hint(format!("name the directory: `{}`", parent.display())));
+    }
+    match HubId::of(named) {
+        Some(id) => id.find(named),
+        None => Err(without_directory(named)),
+    }
+}
+
+/// The tokenizer that a user named: its file, or a model that has one.
+pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
+    if named.is_file() {
+        return Ok(named.to_owned());
+    }
+    let has_file_name = named.extension().is_some_and(|extension| extension == "json" || extension == "model");
+    if has_file_name && !named.exists() {
+        return Err(Failure::unusable(format!("{}: no such file, expected a tokenizer", named.display())));
+    }
+    // A directory of a tokenizer alone has no config.json.
+    let own = Some(named).filter(|named| named.is_dir()).and_then(Tokenizer::in_directory);
+    if let Some(tokenizer) = own {
+        return Ok(tokenizer);
+    }
+    let directory = find(named)?;
+    Tokenizer::in_directory(&directory).ok_or_else(|| without_tokenizer(&directory))
+}
+
+/// The error for a model without a tokenizer.
+pub fn without_tokenizer(directory: &Path) -> Failure {
+    // A new tokenizer under weights that were trained with another would make noise of them.
+    Failure::unusable(format!(
+        "{}: no tokenizer in it: expected tokenizer.json, spiece.model, or vocab.json with merges.txt",
+        directory.display()
+    ))
+    .hint("fetch the tokenizer that the model was published with, into the same directory")
+    .hint("or name its file: `--set data.tokenizer=FILE`")
+}
+
+fn of_directory(directory: &Path) -> Outcome<PathBuf> {
+    if directory.join("config.json").is_file() {
+        return Ok(directory.to_owned());
+    }
+    let of_run = directory.join("model");
+    if of_run.join("config.json").is_file() {
+        return Ok(of_run);
+    }
+    if directory.join("snapshots").is_dir() {
+        if let Some(snapshot) = snapshot(directory, None) {
+            return Ok(snapshot);
+        }
+    }
+    let shown = directory.display();
+    if let Some(newest) = newest_checkpoint(directory) {
+        return Err(Failure::unusable(format!("{shown}: a run that has not finished, so it has no model yet"))
+            .hint(format!("use its newest checkpoint: `{}`", newest.display()))
+            .hint(format!("or finish it: `--output {shown} --keep-training`")));
+    }
+    Err(Failure::unusable(format!("{shown}: expected a Hugging Face model directory, found no config.json in it"))
+        .hint("a model directory has config.json, the weights and the tokenizer"))
+}
+
+fn newest_checkpoint(run: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(run.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)).ok()?;
+    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
+    paths.filter(|path| path.join("config.json").is_file()).max()
+}
+
+/// The id of a model on the hub, such as `google/flan-t5-small` or `t5-small@main`.
+#[derive(Debug)]
+struct HubId {
+    id: String,
+    revision: Option<String>,
+}
+
+impl HubId {
+    fn of(named: &Path) -> Option<HubId> {
+        let text = named.to_str()?;
+        let (id, revision) = text.split_once('@').map_or((text, None), |(id, revision)| (id, Some(revision)));
+        let is_name = |name: &str| {
+            let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+            !name.is_empty() && name.len() <= 96 && !name.starts_with(['.', '-']) && name.chars().all(is_letter)
+        };
+        let is_id = id.split('/').count() <= 2 && id.split('/').all(is_name) && revision.is_none_or(is_name);
+        is_id.then(|| HubId { id: id.to_owned(), revision: revision.map(str::to_owned) })
+    }
+
+    fn find(&self, named: &Path) -> Outcome<PathBuf> {
+        let cache = cache();
+        let repository = cache.join(format!("models--{}", self.id.replace('/', "--")));
+        let found = snapshot(&repository, self.revision.as_deref());
+        if let Some(directory) = &found
+            && directory.join("config.json").is_file()
+        {
+            return Ok(directory.clone());
+        }
+        let download = match &self.revision {
+            None => format!("hf download {}", self.id),
+            Some(revision) => format!("hf download {} --revision {revision}", self.id),
+        };
+        if found.is_some() || repository.is_dir() {
+            let problem = format!("`{}` is not complete in the Hugging Face cache ({})", self.id, cache.display());
+            return Err(Failure::unusable(problem).hint(format!("fetch what is missing: `{download}`")));
+        }
+        // `runs/nosuch` has the form of an id.
+        let failure = without_directory(named);
+        let is_below_a_directory =
+            named.parent().is_some_and(|parent| parent.is_dir() && !parent.as_os_str().is_empty());
+        if is_below_a_directory {
+            return Err(failure);
+        }
+        Err(failure.hint(format!(
+            "if it is a model of the Hugging Face hub, fetch it into the cache ({}) and try again: `{download}`",
+            cache.display()
+        )))
+    }
+}
+
+/// Where `huggingface_hub` keeps what it fetched.
+fn cache() -> PathBuf {
+    let home = std::env::home_dir().unwrap_or_default();
+    let of = |variable: &str| {
+        let path = PathBuf::from(std::env::var_os(variable).filter(|path| !path.is_empty())?);
+        Some(path.strip_prefix("~").map(|rest| home.join(rest)).unwrap_or(path))
+    };
+    let in_home = || of("HF_HOME").map(|home| home.join("hub"));
+    let user = || of("XDG_CACHE_HOME").unwrap_or_else(|| home.join(".cache")).join("huggingface/hub");
+    of("HF_HUB_CACHE").or_else(|| of("HUGGINGFACE_HUB_CACHE")).or_else(in_home).unwrap_or_else(user)
+}
+
+/// The files of a revision; without one of `main`, or of the only revision that there is.
+fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
+    let snapshots = repository.join("snapshots");
+    let named = |name: &str| {
+        let is_plain = Path::new(name).file_name().is_some_and(|plain| plain == name);
+        Some(snapshots.join(name)).filter(|path| is_plain && path.is_dir())
+    };
+    let wanted = revision.unwrap_or("main");
+    let commit = regular_file::read_to_string(&repository.join("refs").join(wanted), LARGEST_REF_BYTES);
+    if let Some(path) = commit.ok().and_then(|commit| named(commit.trim())).or_else(|| named(wanted)) {
+        return Some(path);
+    }
+    let mut all = std::fs::read_dir(&snapshots).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    match (all.next(), all.next(), revision) {
+        (Some(only), None, None) => Some(only),
+        _ => None,
+    }
+}
+
+fn without_directory(named: &Path) -> Failure {
+    let failure = Failure::unusable(format!("{}: no such directory, expected a model", named.display()));
+    let Some(name) = named.file_name().map(|name| name.to_string_lossy().into_owned()) else { return failure };
+    let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directories = std::fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let alike = directories.filter(|path| path.is_dir()).filter_map(|path| {
+        let other = path.file_name()?.to_string_lossy().into_owned();
+        let likeness = strsim::jaro_winkler(&name, &other);
+        (likeness > 0.8).then_some((likeness, path))
+    });
+    match alike.max_by(|one, other| one.0.total_cmp(&other.0)) {
+        Some((_, path)) => failure.hint(format!("did you mean `{}`?", path.display())),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(path: &Path) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "{}").unwrap();
+    }
+
+    #[test]
+    fn a_run_is_its_model_and_a_directory_that_is_not_there_is_said_to_be_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = directory.path().join("runs/fine");
+        touch(&run.join("model/config.json"));
+        assert_eq!(find(&run).unwrap(), run.join("model"));
+        assert_eq!(find(&run.join("model")).unwrap(), run.join("model"));
+        let failure = find(&directory.path().join("runs/fin")).unwrap_err();
+        assert!(failure.message.ends_with("runs/fin: no such directory, expected a model"), "{}", failure.message);
+        assert!(failure.hints[0].starts_with("did you mean `") && failure.hints[0].ends_with("runs/fine`?"));
+        let open = directory.path().join("runs/open");
+        touch(&open.join("checkpoints/step-00000002/config.json"));
+        let failure = find(&open).unwrap_err();
+        assert!(failure.hints[0].contains("checkpoints/step-00000002"), "{:?}", failure.hints);
+        let failure = find(&run.join("model/config.json")).unwrap_err();
+        assert!(failure.message.contains("found a file"), "{}", failure.message);
+    }
+
+    #[test]
+    fn ids_of_the_hub_have_their_form() {
+        for text in ["google/flan-t5-small", "t5-small", "a/b@v1.0"] {
+            assert!(HubId::of(Path::new(text)).is_some(), "{text}");
+        }
+        for text in ["/a/b", "./a", "a/b/c", "../a", "a b", "a/", "a@", "模型"] {
+            assert!(HubId::of(Path::new(text)).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_revision_is_the_one_that_the_cache_names_or_the_only_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let repository = directory.path().join("models--a--b");
+        for commit in ["111", "222"] {
+            touch(&repository.join("snapshots").join(commit).join("config.json"));
+        }
+        let of = |revision: Option<&str>| {
+            snapshot(&repository, revision).map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        };
+        assert_eq!(of(None), None);
+        touch(&repository.join("refs/main"));
+        std::fs::write(repository.join("refs/main"), "222\n").unwrap();
+        assert_eq!(of(None).as_deref(), Some("222"));
+        assert_eq!(of(Some("111")).as_deref(), Some("111"));
+        assert_eq!(of(Some("v2")), None);
+        std::fs::write(repository.join("refs/main"), "../../elsewhere").unwrap();
+        assert_eq!(of(None), None);
+        assert_eq!(find(&repository).unwrap_err().hints.len(), 1);
+        std::fs::remove_dir_all(repository.join("snapshots/111")).unwrap();
+        assert_eq!(find(&repository).unwrap(), repository.join("snapshots/222"));
+    }
+}
