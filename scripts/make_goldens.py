@@ -6,7 +6,7 @@
     python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
 
 Groups: t5 (models, batches, logits, gradients, generation), families (the same of each family, as it is published), configs (config.json texts), adafactor, train
-(twelve whole steps), schedules, bleu, sentence-piece. Everything is seeded and runs on one CPU thread; the versions are
+(twelve whole steps), schedules, bleu, sentence-piece, tokenizers. Everything is seeded and runs on one CPU thread; the versions are
 asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
 environment and what each file holds.
 """
@@ -30,6 +30,7 @@ GROUPS = {
     "train": ("training", "crates/trainer/tests/goldens/train"),
     "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),
     "bleu": ("bleu", "crates/trainer/tests/goldens/bleu"),
+    "tokenizers": ("tokenizers", "crates/dataloader/tests/goldens/tokenizers"),
     "sentence-piece": ("sentence_piece", "crates/dataloader/tests/goldens/sentence_piece"),
 }
 

@@ -4,12 +4,13 @@ import json
 
 from tokenizers import ByteLevelBPETokenizer
 
+from .files import write_json
 from .sentence_piece import texts, train
 
 T5_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-def write(path, value):
+def write_file(path, value):
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -28,9 +29,9 @@ def spiece(model_type, pieces_only, sentinels=100, **files):
     def make(folder):
         train(folder, normalization_rule_name="nmt_nfkc")
         rows = len(piece_names(folder)) + (0 if pieces_only else sentinels) + 12
-        write(folder / "config.json", {"model_type": model_type, "vocab_size": rows, "d_model": 64})
+        write_file(folder / "config.json", {"model_type": model_type, "vocab_size": rows, "d_model": 64})
         for name, content in files.items():
-            write(folder / f"{name}.json", content)
+            write_file(folder / f"{name}.json", content)
 
     return make
 
@@ -56,9 +57,9 @@ def slow_t5(folder):
         "added_tokens_decoder": listed, "additional_special_tokens": sentinels, "extra_ids": 100, "legacy": True,
         "model_max_length": 512, "sp_model_kwargs": {}, "tokenizer_class": "T5Tokenizer",
     }  # fmt: skip
-    write(folder / "tokenizer_config.json", config)
-    write(folder / "added_tokens.json", {f"<extra_id_{number}>": first + 99 - number for number in range(100)})
-    write(folder / "special_tokens_map.json", T5_TOKENS | {"additional_special_tokens": sentinels})
+    write_file(folder / "tokenizer_config.json", config)
+    write_file(folder / "added_tokens.json", {f"<extra_id_{number}>": first + 99 - number for number in range(100)})
+    write_file(folder / "special_tokens_map.json", T5_TOKENS | {"additional_special_tokens": sentinels})
 
 
 def code_t5(folder):
@@ -76,16 +77,16 @@ def code_t5(folder):
         "add_prefix_space": False, "errors": "replace", "trim_offsets": True, "model_max_length": 512,
         "additional_special_tokens": sentinels, "tokenizer_class": "RobertaTokenizer",
     }  # fmt: skip
-    write(folder / "tokenizer_config.json", config)
-    write(folder / "special_tokens_map.json", tokens | {"additional_special_tokens": sentinels})
+    write_file(folder / "tokenizer_config.json", config)
+    write_file(folder / "special_tokens_map.json", tokens | {"additional_special_tokens": sentinels})
     first = len(json.loads((folder / "vocab.json").read_text()))
-    write(folder / "added_tokens.json", {name: first + index for index, name in enumerate(sentinels)})
+    write_file(folder / "added_tokens.json", {name: first + index for index, name in enumerate(sentinels)})
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
-    write(folder / "config.json", {"model_type": "t5", "vocab_size": first + 100, "d_model": 64} | ids)
+    write_file(folder / "config.json", {"model_type": "t5", "vocab_size": first + 100, "d_model": 64} | ids)
 
 
 def byt5(folder):
-    write(folder / "config.json", {"model_type": "t5", "vocab_size": 384, "d_model": 64, "tokenizer_class": "ByT5Tokenizer"})
+    write_file(folder / "config.json", {"model_type": "t5", "vocab_size": 384, "d_model": 64, "tokenizer_class": "ByT5Tokenizer"})
 
 
 def byt5_hub(folder):
@@ -96,8 +97,8 @@ def byt5_hub(folder):
     sentinels = [f"<extra_id_{number}>" for number in range(125)]
     typed = {role: token | {"__type": "AddedToken"} for role, token in tokens.items()}
     config = typed | {"extra_ids": 125, "additional_special_tokens": sentinels, "tokenizer_class": "ByT5Tokenizer"}
-    write(folder / "tokenizer_config.json", config)
-    write(folder / "special_tokens_map.json", tokens | {"additional_special_tokens": sentinels})
+    write_file(folder / "tokenizer_config.json", config)
+    write_file(folder / "special_tokens_map.json", tokens | {"additional_special_tokens": sentinels})
 
 
 MT5_CONFIG = T5_TOKENS | {"extra_ids": 0, "additional_special_tokens": None, "tokenizer_class": "T5Tokenizer"}
@@ -111,3 +112,18 @@ MAKERS = {
     "byt5": byt5,
     "byt5-hub": byt5_hub,
 }
+
+# Those whose ids are kept as goldens; `sentence_piece.py` has the kinds with `spiece.model` alone.
+KEPT = ("t5-slow", "codet5", "byt5", "byt5-hub")
+
+
+def write(folder):
+    for name in KEPT:
+        path = folder / name
+        path.mkdir()
+        MAKERS[name](path)
+        tokenizer = reference(path)
+        made = texts(300, 2)
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in made]
+        start = [token for token in tokenizer("a")["input_ids"] if token == tokenizer.bos_token_id][:1]
+        write_json(path / "ids.json", {"tokens": len(tokenizer), "start": start, "texts": made, "ids": ids})

@@ -33,6 +33,8 @@ pub struct Parser {
 
 const CONFIGS: &str = "crates/t5/tests/goldens/configs";
 const MODELS: &str = "crates/t5/tests/goldens/models";
+const FAMILIES: &str = "crates/t5/tests/goldens/families";
+const TOKENIZERS: &str = "crates/dataloader/tests/goldens/tokenizers";
 
 const fn inner(name: &'static str, parse: fn(&[u8], &Scratch) -> Result<(), String>) -> Parser {
     Parser { name, shape: Shape::Bytes, also: &[], parse, command: None }
@@ -69,6 +71,13 @@ pub const PARSERS: &[Parser] = &[
         command: None,
     },
     Parser {
+        name: "pytorch_weights",
+        shape: Shape::Bytes,
+        also: &[("crates/t5/tests/goldens/families/umt5_hub/pytorch_model.bin", "")],
+        parse: pytorch_weights,
+        command: None,
+    },
+    Parser {
         name: "weight_index",
         shape: Shape::Json,
         also: &[("crates/t5/tests/goldens/models/sharded/model.safetensors.index.json", "")],
@@ -102,6 +111,23 @@ pub const PARSERS: &[Parser] = &[
         parse: |bytes, _| {
             tries_texts(&Tokenizer::from_sentence_piece(bytes, None, Path::new("spiece.model")).map_err(refused)?)
         },
+        command: None,
+    },
+    Parser {
+        name: "byte_pairs",
+        shape: Shape::Json,
+        also: &[("crates/dataloader/tests/goldens/tokenizers/codet5/vocab.json", "")],
+        parse: |bytes, scratch| beside_merges(bytes, "vocab.json", scratch),
+        command: None,
+    },
+    Parser {
+        name: "tokenizer_config",
+        shape: Shape::Json,
+        also: &[
+            ("crates/dataloader/tests/goldens/tokenizers/codet5/tokenizer_config.json", ""),
+            ("crates/dataloader/tests/goldens/tokenizers/byt5-hub/tokenizer_config.json", ""),
+        ],
+        parse: |bytes, scratch| beside_merges(bytes, "tokenizer_config.json", scratch),
         command: None,
     },
     Parser {
@@ -212,12 +238,12 @@ fn safetensors(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes `model/` of one of the models in the repository, the first time.
+/// Makes `model/` of one of the directories in the repository, the first time.
 fn model_directory(scratch: &Scratch, golden: &str, file_of_input: &str) -> PathBuf {
     let model = scratch.path("model");
     scratch.prepare_once(|| {
         fs::create_dir(&model).expect("the temporary directory can be written");
-        let from = root().join(MODELS).join(golden);
+        let from = root().join(golden);
         for entry in fs::read_dir(from).expect("the repository is there") {
             let entry = entry.expect("the repository can be read");
             fs::copy(entry.path(), model.join(entry.file_name())).expect("the temporary directory can be written");
@@ -228,13 +254,26 @@ fn model_directory(scratch: &Scratch, golden: &str, file_of_input: &str) -> Path
 }
 
 fn model_weights(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
-    let model = model_directory(scratch, "long_positions_gelu", "model.safetensors");
+    let model = model_directory(scratch, &format!("{MODELS}/long_positions_gelu"), "model.safetensors");
     scratch.write("model/model.safetensors", bytes);
     t5::T5::load(&model, DType::F32, &Device::Cpu).map(|_| ()).map_err(refused)
 }
 
+fn pytorch_weights(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
+    let model = model_directory(scratch, &format!("{FAMILIES}/umt5_hub"), "pytorch_model.bin");
+    scratch.write("model/pytorch_model.bin", bytes);
+    t5::T5::load(&model, DType::F32, &Device::Cpu).map(|_| ()).map_err(refused)
+}
+
+/// One of the files of which a byte-level tokenizer is made.
+fn beside_merges(bytes: &[u8], name: &str, scratch: &Scratch) -> Result<(), String> {
+    let directory = model_directory(scratch, &format!("{TOKENIZERS}/codet5"), name);
+    scratch.write(&format!("model/{name}"), bytes);
+    tries_texts(&Tokenizer::load(&directory).map_err(refused)?)
+}
+
 fn weight_index(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
-    let model = model_directory(scratch, "sharded", "model.safetensors.index.json");
+    let model = model_directory(scratch, &format!("{MODELS}/sharded"), "model.safetensors.index.json");
     scratch.write("model/model.safetensors.index.json", bytes);
     t5::T5::load(&model, DType::F32, &Device::Cpu).map(|_| ()).map_err(refused)
 }
