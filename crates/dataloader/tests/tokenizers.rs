@@ -52,7 +52,11 @@ fn files_that_belong_to_a_tokenizer_go_with_it() {
         (names.collect::<Vec<_>>(), matches!(tokenizer.json(), TokenizerJson::None))
     };
     let check = |case: &str, expected: &[&str], is_known_by_class: bool| {
-        assert_eq!(names(case), (expected.iter().map(|name| (*name).to_owned()).collect(), is_known_by_class), "{case}");
+        assert_eq!(
+            names(case),
+            (expected.iter().map(|name| (*name).to_owned()).collect(), is_known_by_class),
+            "{case}"
+        );
     };
     check("t5-slow", &["spiece.model", "special_tokens_map.json", "added_tokens.json"], false);
     check("codet5", &["vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"], false);
