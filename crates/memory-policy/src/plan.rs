@@ -171,6 +171,17 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
     budget: Bytes,
     wanted: Budgets,
 ) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
+    plan_of(now, costs, budget, wanted, |_| true)
+}
+
+/// [`plan_within`] of the steps that are allowed. How fast a plan has to be is measured by all of them.
+pub(crate) fn plan_of<S: Setting, L: Setting>(
+    now: &MemorySnapshot,
+    costs: &Costs<S, L>,
+    budget: Bytes,
+    wanted: Budgets,
+    is_allowed: impl Fn(&S) -> bool,
+) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
     let (limit, limited_by) = limit_of(now, budget);
     let device = DeviceLimit::of(now, wanted.device);
     let candidates = candidates(costs);
@@ -191,7 +202,9 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
     let as_fast = fastest * (1.0 + percent / 100.0);
     let fits_host =
         |candidate: &Candidate<'_, S, L>| candidate.required() <= budget && candidate.needs_now() <= now.ceiling();
-    let fits = |candidate: &&Candidate<'_, S, L>| fits_host(candidate) && device.admits(candidate.device_peak);
+    let fits = |candidate: &&Candidate<'_, S, L>| {
+        fits_host(candidate) && device.admits(candidate.device_peak) && is_allowed(&candidate.step.what)
+    };
     let finished = |candidate: &Candidate<'_, S, L>, frame: Bill, limited_by: Limit| {
         let mut plan = candidate.plan(costs, frame, limited_by);
         plan.bill.next = candidate.next(&candidates, as_fast, wanted.process);

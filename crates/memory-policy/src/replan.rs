@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{limit_of, plan, plan_within};
+use crate::plan::{limit_of, plan, plan_of, plan_within};
 use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, MemorySnapshot, Plan, Setting};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
@@ -189,12 +189,10 @@ pub fn plan_again<S: Setting, L: Setting>(
         Budget::Explicit(bytes) => bytes == previous.budget,
         Budget::ShareOfAvailable => true,
     };
-    let mut same_step = costs.clone();
-    same_step.steps.retain(|step| step.what.does_the_same_as(&previous.step));
+    let is_same_step = |step: &S| step.does_the_same_as(&previous.step);
     if is_same_budget
         && budget.source() == previous.bill.budget_source
-        && !same_step.steps.is_empty()
-        && let Ok(plan) = plan(now, &same_step, budgets)
+        && let Ok(plan) = plan_of(now, costs, budget.resolve(now), budgets, is_same_step)
     {
         return Ok(Plan { limited_by: previous.limited_by, ..plan });
     }
@@ -382,6 +380,20 @@ mod tests {
         // The plan of a checkpoint comes back from JSON.
         let read: Plan = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
         assert_eq!(plan_again(&now, &lighter, tight, &read).unwrap(), again);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_is_fed_as_at_its_first_start() {
+        let mut costs = costs();
+        costs.steps.retain(|step| [4, 8].contains(&step.what.samples) && step.what.repeated == 0);
+        let of = |samples: usize| costs.steps.iter().find(|step| step.what.samples == samples).unwrap().relative_time;
+        // The kept step is slower than the fastest by nearly as much as a guest accepts: a slower loader is too slow for both.
+        let slower = 1.08 * of(8) / of(4);
+        costs.steps.iter_mut().filter(|step| step.what.samples == 4).for_each(|step| step.relative_time *= slower);
+        let guest = Budget::ShareOfAvailable;
+        let first = plan(&with_ceiling(40_000), &costs, guest).unwrap();
+        assert_eq!(first.step.samples, 4, "the smaller one, within a tenth");
+        assert_eq!(plan_again(&with_ceiling(40_000), &costs, guest, &first).unwrap().loader, first.loader);
     }
 
     #[test]

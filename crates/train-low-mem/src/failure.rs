@@ -79,6 +79,14 @@ impl Failure {
         self
     }
 
+    /// This failure and another one of the same kind, as one.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.message = format!("{}\n{}", self.message, other.message);
+        self.hints.extend(other.hints);
+        self
+    }
+
     /// Adds a `hint:` line where there is one.
     fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
         match hint {

@@ -152,7 +152,9 @@ mod tests {
         }
         assert_eq!(steps(&path), [1, 2, 3]);
         let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text.lines().nth(1), Some("{\"event\":\"step\",\"step\":2,\"loss\":\"NaN\"}"));
+        let line: Value = serde_json::from_str(text.lines().nth(1).expect("a second line")).expect("JSON");
+        assert_eq!((&line["event"], &line["step"], &line["loss"]), (&json!("step"), &json!(2), &json!("NaN")));
+        assert!(line["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{line}");
     }
 
     #[test]

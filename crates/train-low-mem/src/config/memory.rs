@@ -36,6 +36,9 @@ pub enum PricesFrom {
     Given(Prices),
 }
 
+/// Nothing runs in less; who names less forgot the unit.
+const LEAST_BUDGET: u64 = 1 << 20;
+
 /// The variable whose word counts where the config says nothing about prices.
 const PRICES_VARIABLE: &str = "LOW_MEM_T5_PRICES";
 
@@ -99,6 +102,13 @@ impl Memory {
                 setting.origin, setting.value
             ))
             .hint("copy the line from the resolved.toml of a run, or use `--set memory.prices=measured`"));
+        }
+        if let Some(bytes) = self.budget.filter(|bytes| *bytes < LEAST_BUDGET) {
+            return Err(Failure::usage(format!(
+                "{}: `memory.budget`: expected at least 1 MiB, got {bytes} bytes",
+                values.origin("memory.budget")
+            ))
+            .hint(format!("a number without a unit counts bytes; `{bytes}GiB` or `{bytes}MiB` has one")));
         }
         let Some(lever) = self.pins.contradiction() else { return Ok(()) };
         let key = format!("memory.{lever}");

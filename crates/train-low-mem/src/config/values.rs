@@ -67,24 +67,33 @@ impl Values {
     }
 
     /// Lays a config file's text over what is there. `file` is the name shown in errors.
+    ///
+    /// # Errors
+    /// All wrong keys and values at once, each with its line.
     pub fn apply_file(&mut self, file: &str, text: &str) -> Outcome<()> {
         let document = DeTable::parse(text).map_err(|error| syntax_error(file, text, &error))?;
         let whole: toml::Table = toml::from_str(text).map_err(|error| syntax_error(file, text, &error))?;
+        let mut failures = Vec::new();
         for (section, entries) in document.get_ref() {
             let at = |offset: usize| Origin::File(file.to_string(), line_of(text, offset));
             let name: &str = section.get_ref();
             let DeValue::Table(entries) = entries.get_ref() else {
-                return Err(unknown(&at(section.span().start), name));
+                failures.push((section.span().start, unknown(&at(section.span().start), name)));
+                continue;
             };
             if !KEYS.iter().any(|key| key.name.starts_with(&format!("{name}."))) {
-                return Err(unknown_section(&at(section.span().start), name));
+                failures.push((section.span().start, unknown_section(&at(section.span().start), name)));
+                continue;
             }
             for key in entries.keys() {
                 let value = whole[name][key.get_ref().as_ref()].clone();
-                self.set(&format!("{name}.{}", key.get_ref()), value, at(key.span().start))?;
+                let set = self.set(&format!("{name}.{}", key.get_ref()), value, at(key.span().start));
+                failures.extend(set.err().map(|failure| (key.span().start, failure)));
             }
         }
-        Ok(())
+        failures.sort_by_key(|(offset, _)| *offset);
+        let failures = failures.into_iter().map(|(_, failure)| failure);
+        failures.reduce(Failure::and).map_or(Ok(()), Err)
     }
 
     /// Lays one `--set KEY=VALUE` over what is there. The value is read as TOML where it is TOML, else
@@ -259,9 +268,9 @@ mod tests {
             ),
             (
                 "[train]\nepochs = 0\n",
-                "error: my.toml:2: `train.epochs`: expected a whole number of at least 1, got 0\nhint: ",
+                "error: my.toml:2: `train.epochs`: expected a whole number of at least 1, or \"none\", got 0\nhint: ",
             ),
-            ("[train]\nepochs = \"three\"\n", "`train.epochs`: expected a whole number of at least 1, got \"three\""),
+            ("[train]\nepochs = \"three\"\n", "`train.epochs`: expected a whole number of at least 1, or \"none\", got \"three\""),
             ("[train]\nprecision = \"f16\"", "`train.precision`: expected one of \"f32\", \"bf16\", got \"f16\""),
             ("[data]\ntrain = [1]", "`data.train`: expected a list of paths or globs, got [1]"),
             (
@@ -276,6 +285,10 @@ mod tests {
             ("epochs = 1", "error: my.toml:1: unknown key `epochs`\nhint: did you mean `train.epochs`"),
             ("[train]\nepochs = = 1", "error: my.toml:2: not valid TOML"),
             ("[train]\nepochs = 1\nepochs = 2", "error: my.toml:3: not valid TOML"),
+            (
+                "[train]\nepochs = 0\nbatchsize = 3\n",
+                "error: my.toml:2: `train.epochs`: expected a whole number of at least 1, or \"none\", got 0\nmy.toml:3: unknown key",
+            ),
         ] {
             let error = error_of(text);
             assert!(error.contains(expected), "{text}\n{error}");
