@@ -98,6 +98,39 @@ pub fn inspect(path: &Path) -> Result<Inspection, Error> {
     })
 }
 
+/// The names of a file's string columns, from its footer alone.
+///
+/// # Errors
+/// The file is no parquet file that can be read.
+pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
+    struct Names(Vec<String>);
+    impl Sink for Names {
+        fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
+            if leaf.is_string() && self.0.len() < MAX_COLUMNS {
+                self.0.push(leaf.path.to_owned());
+            }
+            Ok(())
+        }
+
+        fn end_of_schema(&mut self, _leaves: usize) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn wants(&self, _column: usize) -> bool {
+            false
+        }
+
+        fn row_group(&mut self, _: usize, _: i64, _: &[RawChunk], _: u64) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+    let mut files = Files::new(None);
+    let (handle, identity) = files.add(path)?;
+    let mut names = Names(Vec::new());
+    walk(path, &handle, identity.bytes, &mut names).map_err(|error| files.changed_or(0, error))?;
+    Ok(names.0)
+}
+
 /// No file is believed to have more columns when all of them are to be shown.
 const MAX_COLUMNS: usize = 200_000;
 

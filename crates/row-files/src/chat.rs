@@ -1,0 +1,221 @@
+//! Chats: a list of messages as a prompt and a response.
+//!
+//! The response is the last message of the assistant, the prompt is everything before it. Messages after it have no answer
+//! and are left out. The prompt is joined with line breaks: system messages as they are, and then the others. A single
+//! message stands as it is; of several each begins with `user: `, `assistant: ` or its own role.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// Messages of a chat that are read; a longer one is an error.
+const MOST_TURNS: usize = 4096;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// `user`, `assistant`, `system`, or another role as the file has it.
+    pub role: String,
+    /// Its text.
+    pub content: String,
+}
+
+/// The prompt and the response of a chat.
+///
+/// # Errors
+/// In words, where there is no message of the assistant, or none before it.
+pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
+    let is_answer = |turn: &Turn| turn.role == "assistant" && !turn.content.trim().is_empty();
+    let Some(last) = turns.iter().rposition(is_answer) else {
+        return Err("expected a message of the assistant, got none".to_owned());
+    };
+    let before = || turns[..last].iter().filter(|turn| !turn.content.is_empty());
+    let is_system = |turn: &&Turn| turn.role == "system";
+    let others = before().filter(|turn| !is_system(turn)).count();
+    if others == 0 {
+        return Err("expected a message before that of the assistant, got none".to_owned());
+    }
+    let mut prompt = String::new();
+    let mut add = |label: &str, content: &str| {
+        if !prompt.is_empty() {
+            prompt.push('\n');
+        }
+        if !label.is_empty() {
+            prompt.push_str(label);
+            prompt.push_str(": ");
+        }
+        prompt.push_str(content);
+    };
+    before().filter(is_system).for_each(|turn| add("", &turn.content));
+    before().filter(|turn| !is_system(turn)).for_each(|turn| {
+        add(if others > 1 { &turn.role } else { "" }, &turn.content);
+    });
+    Ok((prompt, &turns[last].content))
+}
+
+/// The role by its name in the OpenAI or the ShareGPT form.
+fn role(name: &str) -> String {
+    match name {
+        "human" | "user" | "User" => "user".to_owned(),
+        "gpt" | "assistant" | "Assistant" | "chatgpt" | "bing" | "bard" | "model" => "assistant".to_owned(),
+        "system" | "developer" => "system".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// Messages from a text that is JSON itself, as a CSV may hold them.
+pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
+    serde_json::from_str::<Turns>(text)
+        .map(|turns| turns.0)
+        .map_err(|error| format!("expected a list of messages as JSON: {}", crate::json::reason(&error)))
+}
+
+/// Reads a list of messages.
+pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
+    let mut turns = Vec::new();
+    while let Some(Message { role: name, content }) = list.next_element()? {
+        if turns.len() == MOST_TURNS {
+            return Err(A::Error::custom(format!("expected at most {MOST_TURNS} messages")));
+        }
+        turns.push(Turn { role: role(&name.0), content: content.0 });
+    }
+    Ok(turns)
+}
+
+struct Turns(Vec<Turn>);
+
+impl<'de> Deserialize<'de> for Turns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Turns;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of messages")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Turns, A::Error> {
+                turns(list).map(Turns)
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
+}
+
+/// A message in the OpenAI form, or in that of ShareGPT.
+#[derive(Deserialize)]
+#[serde(expecting = "a message with `role` and `content`")]
+struct Message {
+    #[serde(alias = "from")]
+    role: Content,
+    #[serde(alias = "value", default)]
+    content: Content,
+}
+
+/// A part of a message's content.
+#[derive(Deserialize)]
+#[serde(expecting = "a part of a message")]
+struct Part {
+    #[serde(default)]
+    text: Content,
+}
+
+/// A text: a string, or a list of parts of which those with a text count. Null is no text.
+#[derive(Default)]
+struct Content(String);
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl<'de> Visitor<'de> for Text {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+                Ok(Content(text.to_owned()))
+            }
+
+            fn visit_unit<E>(self) -> Result<Content, E> {
+                Ok(Content::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+                let mut content = String::new();
+                while let Some(Part { text }) = list.next_element()? {
+                    if !content.is_empty() && !text.0.is_empty() {
+                        content.push('\n');
+                    }
+                    content += &text.0;
+                }
+                Ok(Content(content))
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(json: &str) -> Result<(String, String), String> {
+        let turns = from_text(json)?;
+        prompt_and_response(&turns).map(|(prompt, response)| (prompt, response.to_owned()))
+    }
+
+    #[track_caller]
+    fn check(json: &str, prompt: &str, response: &str) {
+        assert_eq!(pair(json), Ok((prompt.to_owned(), response.to_owned())), "{json}");
+    }
+
+    #[test]
+    fn the_last_answer_is_the_response_and_everything_before_it_the_prompt() {
+        check(r#"[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]"#, "Hi", "Hello");
+        check(
+            r#"[{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"},{"role":"assistant","content":"Yo"}]"#,
+            "Be brief.\nHi",
+            "Yo",
+        );
+        check(
+            r#"[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},
+               {"role":"assistant","content":"d"},{"role":"user","content":"thanks"}]"#,
+            "user: a\nassistant: b\nuser: c",
+            "d",
+        );
+    }
+
+    #[test]
+    fn share_gpt_and_lists_of_parts_are_read_as_well() {
+        check(r#"[{"from":"human","value":"1+1"},{"from":"gpt","value":"2"}]"#, "1+1", "2");
+        check(
+            r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image"},{"type":"text","text":"b"}]},
+               {"role":"assistant","content":"c","tool_calls":[{"id":1}]}]"#,
+            "a\nb",
+            "c",
+        );
+        check(
+            r#"[{"role":"user","content":"q"},{"role":"assistant","content":"a"},{"role":"assistant","content":null}]"#,
+            "q",
+            "a",
+        );
+    }
+
+    #[test]
+    fn a_chat_without_an_answer_or_a_question_says_so() {
+        for (json, expected) in [
+            ("[]", "expected a message of the assistant"),
+            (r#"[{"role":"user","content":"q"}]"#, "expected a message of the assistant"),
+            (r#"[{"role":"assistant","content":"a"}]"#, "expected a message before"),
+            ("[1]", "expected a message with `role` and `content`"),
+            (r#"{"role":"user"}"#, "expected a list of messages"),
+            (r#"[{"content":"q"}]"#, "missing field `role`"),
+        ] {
+            let error = pair(json).unwrap_err();
+            assert!(error.contains(expected), "{json}: {error}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! [`Conversion`]: the rows of several files as pairs of texts, one after the other, for training or for validation.
+//!
+//! A row goes through these steps: its texts are taken from its columns, cleaned, compared with earlier rows, and assigned to
+//! training or validation. Rows that a step leaves out are counted there. A split by a count or a share needs the number of
+//! rows that are left, so the files are read twice then.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use crate::clean::clean;
+use crate::columns::{Chosen, Pairing};
+use crate::duplicates::Duplicates;
+use crate::error::{Error, RowError, RowFault};
+use crate::input::Digested;
+use crate::kind::Kind;
+use crate::row::Row;
+use crate::rows::Rows;
+use crate::split::{Share, Split};
+
+/// Rows between two looks at whether to stop.
+const LOOK_EVERY: u64 = 1024;
+
+/// Treatment of rows that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BadRows {
+    /// A malformed row ends the conversion. A row without text in a column is left out and counted.
+    #[default]
+    Usual,
+    /// Both end the conversion.
+    Error,
+    /// Both are left out and counted.
+    Skip,
+}
+
+impl BadRows {
+    fn is_error(self, fault: &RowFault) -> bool {
+        match self {
+            Self::Usual => fault.is_malformed(),
+            Self::Error => true,
+            Self::Skip => false,
+        }
+    }
+}
+
+/// The files of a conversion, looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// Each file with its kind, and where its texts come from.
+    pub sources: Vec<(PathBuf, Kind, Pairing)>,
+}
+
+/// The steps that rows go through.
+#[derive(Clone, Copy)]
+pub struct Settings<'a> {
+    /// Rows that cannot be used.
+    pub bad_rows: BadRows,
+    /// Whether texts are [cleaned](clean).
+    pub clean: bool,
+    /// Makes an empty table of duplicates, where they are to be left out.
+    pub duplicates: Option<&'a dyn Fn() -> Duplicates>,
+    /// Rows for validation, and the seed of their choice.
+    pub validation: Option<(Share, u64)>,
+    /// Rows that are read at most, where an estimate is enough.
+    pub most_rows: Option<u64>,
+    /// Asked now and then: whether to stop.
+    pub stop: &'a dyn Fn() -> bool,
+    /// Told now and then how far it is.
+    pub progress: &'a dyn Fn(&Counts),
+}
+
+impl Default for Settings<'_> {
+    fn default() -> Self {
+        let (stop, progress) = (&|| false, &|_: &Counts| ());
+        Self {
+            bad_rows: BadRows::default(),
+            clean: false,
+            duplicates: None,
+            validation: None,
+            most_rows: None,
+            stop,
+            progress,
+        }
+    }
+}
+
+/// Rows of a conversion, by what became of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Rows of the files.
+    pub read: u64,
+    /// Left out: broken.
+    pub malformed: u64,
+    /// Left out: null or empty in a column.
+    pub empty: u64,
+    /// Changed by cleaning.
+    pub cleaned: u64,
+    /// Left out: there before.
+    pub duplicates: u64,
+    /// For training.
+    pub train: u64,
+    /// For validation.
+    pub validation: u64,
+    /// The first row that was left out as malformed or empty.
+    pub first_bad: Option<RowError>,
+    /// The digests of the files, in their order; `None` for parquet.
+    pub digests: Vec<Option<Digested>>,
+    /// The share of the files' bytes that was read: 1, but for [`Settings::most_rows`].
+    pub share: f64,
+}
+
+/// What a row is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Training.
+    Train,
+    /// Validation.
+    Validation,
+}
+
+impl Conversion {
+    /// Looks at files: their kinds and columns.
+    ///
+    /// # Errors
+    /// A file cannot be read, is of no known kind, or lacks the columns; some hold pairs and others texts.
+    pub fn of(paths: &[PathBuf], chosen: &Chosen) -> Result<Self, Error> {
+        let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
+        for path in paths {
+            let kind = Kind::of(path)?;
+            let pairing = Pairing::of(&kind.columns, chosen).map_err(|missing| Error::Columns {
+                path: path.clone(),
+                missing,
+                columns: kind.columns.clone(),
+            })?;
+            sources.push((path.clone(), kind, pairing));
+        }
+        let find = |is_text| sources.iter().find(|(.., pairing)| pairing.is_text() == is_text);
+        match (find(true), find(false)) {
+            (Some((text, ..)), Some((pairs, ..))) => Err(Error::Mixed { text: text.clone(), pairs: pairs.clone() }),
+            _ => Ok(Self { sources }),
+        }
+    }
+
+    /// Whether a row is one text rather than a pair.
+    pub fn is_text(&self) -> bool {
+        self.sources.first().is_some_and(|(.., pairing)| pairing.is_text())
+    }
+
+    /// Reads all rows and hands them to `sink`: the part, the prompt and the response. Of a text the prompt is empty.
+    ///
+    /// # Errors
+    /// Those of reading and of `sink`, and [`Error::Row`] for a row that cannot be used, by [`Settings::bad_rows`].
+    pub fn run(
+        &self,
+        settings: &Settings<'_>,
+        sink: &mut dyn FnMut(Part, &str, &str) -> Result<(), Error>,
+    ) -> Result<Counts, Error> {
+        let split = match settings.validation {
+            None => Split::new(0, 0, 0),
+            Some((share, seed)) => {
+                let counts = self.each(settings, Split::new(0, 0, 0), &mut |_, _, _| Ok(()))?;
+                Split::new(seed, counts.train, share.rows(counts.train))
+            }
+        };
+        self.each(settings, split, sink)
+    }
+
+    fn each(
+        &self,
+        settings: &Settings<'_>,
+        split: Split,
+        sink: &mut dyn FnMut(Part, &str, &str) -> Result<(), Error>,
+    ) -> Result<Counts, Error> {
+        let mut counts = Counts::default();
+        let mut duplicates = settings.duplicates.map(|make| make());
+        let mut row = Row::default();
+        let (all, mut done) = (self.bytes(), 0);
+        for (path, kind, pairing) in &self.sources {
+            let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
+            while let Some(read) = rows.next(&mut row)? {
+                if settings.most_rows == Some(counts.read) {
+                    counts.share = share(done, rows.share_read(), file_bytes(path), all);
+                    return Ok(counts);
+                }
+                counts.read += 1;
+                if counts.read.is_multiple_of(LOOK_EVERY) {
+                    counts.share = share(done, rows.share_read(), file_bytes(path), all);
+                    (settings.progress)(&counts);
+                    if (settings.stop)() {
+                        return Err(Error::Stopped);
+                    }
+                }
+                let texts = read.and_then(|()| pairing.texts(&row).map_err(|fault| rows.error(&row, fault)));
+                let texts = texts.and_then(|texts| match settings.clean {
+                    true => cleaned(texts, pairing, &mut counts).map_err(|fault| rows.error(&row, fault)),
+                    false => Ok(texts),
+                });
+                match texts {
+                    Ok([prompt, response]) => {
+                        if let Some(duplicates) = &mut duplicates {
+                            let found = duplicates.is_duplicate(&prompt, &response);
+                            let full = |full: crate::duplicates::Full| Error::Duplicates {
+                                rows: full.rows,
+                                bytes: full.bytes,
+                            };
+                            if found.map_err(full)? {
+                                counts.duplicates += 1;
+                                continue;
+                            }
+                        }
+                        let (part, count) = match split.is_validation(counts.train + counts.validation) {
+                            true => (Part::Validation, &mut counts.validation),
+                            false => (Part::Train, &mut counts.train),
+                        };
+                        *count += 1;
+                        sink(part, &prompt, &response)?;
+                    }
+                    Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
+                    Err(error) => {
+                        *(if error.fault.is_malformed() { &mut counts.malformed } else { &mut counts.empty }) += 1;
+                        counts.first_bad.get_or_insert(error);
+                    }
+                }
+            }
+            counts.digests.push(rows.finish()?);
+            done += file_bytes(path);
+        }
+        counts.share = 1.;
+        Ok(counts)
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
+    }
+}
+
+fn file_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |file| file.len())
+}
+
+/// The share of `all` bytes that is read with `done` of earlier files and a share of this one.
+#[expect(clippy::cast_precision_loss, reason = "a share")]
+fn share(done: u64, of_file: f64, file: u64, all: u64) -> f64 {
+    ((done as f64 + of_file * file as f64) / all.max(1) as f64).clamp(f64::MIN_POSITIVE, 1.)
+}
+
+/// Both texts, cleaned; a text of which nothing is left is empty.
+fn cleaned<'a>(
+    [prompt, response]: [Cow<'a, str>; 2],
+    pairing: &Pairing,
+    counts: &mut Counts,
+) -> Result<[Cow<'a, str>; 2], RowFault> {
+    let columns = pairing.columns();
+    let name = |number: usize| columns.get(number).or(columns.first()).map_or_else(String::new, |c| c.name.clone());
+    let both = [(prompt, !pairing.is_text(), name(0)), (response, true, name(if pairing.is_text() { 0 } else { 1 }))];
+    let mut is_changed = false;
+    let mut one = |(text, is_wanted, column): (Cow<'a, str>, bool, String)| {
+        let done = clean(&text).into_owned();
+        is_changed |= *done != *text;
+        if is_wanted && done.is_empty() { Err(RowFault::Empty(column)) } else { Ok(Cow::Owned(done)) }
+    };
+    let [first, second] = both;
+    let texts = [one(first)?, one(second)?];
+    counts.cleaned += u64::from(is_changed);
+    Ok(texts)
+}

@@ -1,0 +1,279 @@
+//! Rows of CSV and TSV, as RFC 4180 and the readers of Python, pandas and spreadsheets have it.
+//!
+//! The first row names the columns. A field in quotes may hold the delimiter, line breaks and, written twice, quotes. A quote
+//! inside of a field that does not begin with one is a character like any other, and text after a closing quote belongs to
+//! the field. Rows end with a line feed, a carriage return, or both. Empty lines are passed over.
+//!
+//! Our own state machine rather than a crate's, because a quote that nothing closes has to be an error here: it would
+//! swallow every row that follows, and the readers of others do not say so.
+
+use crate::MOST_ROW_BYTES;
+use crate::columns::Column;
+use crate::error::{Error, RowFault};
+use crate::input::Input;
+use crate::row::{Cell, Row};
+
+/// Columns of a file at most.
+const MOST_FIELDS: usize = 100_000;
+
+/// Rows of a CSV or TSV file.
+pub(crate) struct DelimitedRows {
+    records: Records,
+    /// For each wanted column its place in the header.
+    places: Vec<Option<usize>>,
+    fields: usize,
+}
+
+impl DelimitedRows {
+    /// Reads the header.
+    pub fn new(input: Input, delimiter: u8, wanted: &[Column]) -> Result<Self, Error> {
+        let mut records = Records::new(input, delimiter);
+        let header = records.header()?;
+        let places = wanted.iter().map(|column| header.iter().position(|name| *name == column.name)).collect();
+        Ok(Self { records, places, fields: header.len() })
+    }
+
+    pub fn input(&self) -> &Input {
+        &self.records.input
+    }
+
+    pub fn into_input(self) -> Input {
+        self.records.input
+    }
+
+    /// Reads the next row; `None` at the end.
+    pub fn next(&mut self, row: &mut Row) -> Result<Option<Result<(), RowFault>>, Error> {
+        let Some(read) = self.records.next()? else { return Ok(None) };
+        row.line = self.records.first_line;
+        Ok(Some(read.and_then(|()| self.fill(row))))
+    }
+
+    fn fill(&self, row: &mut Row) -> Result<(), RowFault> {
+        let records = &self.records;
+        if records.ends.len() != self.fields {
+            return Err(RowFault::Fields { expected: self.fields, got: records.ends.len() });
+        }
+        let text = std::str::from_utf8(&records.bytes).map_err(|_| RowFault::NotUtf8)?;
+        row.cells.clear();
+        for place in &self.places {
+            let cell = place.map(|place| {
+                let start = place.checked_sub(1).map_or(0, |before| records.ends[before]);
+                Cell::Text(text[start..records.ends[place]].to_owned())
+            });
+            row.cells.push(cell.unwrap_or_default());
+        }
+        Ok(())
+    }
+}
+
+/// Rows as fields, header included.
+pub(crate) struct Records {
+    input: Input,
+    delimiter: u8,
+    /// The fields of the row, one after the other.
+    bytes: Vec<u8>,
+    /// Where each field ends.
+    ends: Vec<usize>,
+    /// The line on which the row begins, from 1.
+    pub first_line: u64,
+    /// The line that is read next.
+    line: u64,
+    /// Whether the last byte was a carriage return that ended a row.
+    after_return: bool,
+}
+
+/// Where in a field the next byte is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before it.
+    Start,
+    /// In a field without quotes, or after its closing quote.
+    Plain,
+    /// Between its quotes.
+    Quoted,
+    /// After a quote that either closes the field or is the first of two.
+    Quote,
+}
+
+impl Records {
+    pub fn new(input: Input, delimiter: u8) -> Self {
+        let (bytes, ends) = (Vec::new(), Vec::new());
+        Self { input, delimiter, bytes, ends, first_line: 1, line: 1, after_return: false }
+    }
+
+    /// The names of the columns.
+    pub fn header(&mut self) -> Result<Vec<String>, Error> {
+        let broken = |records: &Self, fault: RowFault| Error::Broken {
+            path: records.input.path().to_owned(),
+            line: records.first_line,
+            reason: format!("the header: {fault}"),
+        };
+        match self.next()? {
+            None => Ok(Vec::new()),
+            Some(Err(fault)) => Err(broken(self, fault)),
+            Some(Ok(())) => {
+                let text = std::str::from_utf8(&self.bytes).map_err(|_| broken(self, RowFault::NotUtf8))?;
+                let starts = std::iter::once(0).chain(self.ends.iter().copied());
+                Ok(starts.zip(&self.ends).map(|(start, &end)| text[start..end].trim().to_owned()).collect())
+            }
+        }
+    }
+
+    /// Reads the fields of the next row that is not empty; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<Result<(), RowFault>>, Error> {
+        loop {
+            if self.bytes.capacity() > 1 << 20 {
+                self.bytes = Vec::new();
+            }
+            self.bytes.clear();
+            self.ends.clear();
+            match self.read()? {
+                None => return Ok(None),
+                Some(Ok(())) if self.ends.len() == 1 && self.bytes.is_empty() => {}
+                Some(read) => return Ok(Some(read)),
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<Result<(), RowFault>>, Error> {
+        let (mut state, mut is_whole, mut is_begun) = (State::Start, true, false);
+        self.first_line = self.line;
+        loop {
+            let buffer = self.input.buffer()?;
+            if buffer.is_empty() {
+                if !is_begun {
+                    return Ok(None);
+                }
+                self.ends.push(self.bytes.len());
+                return Ok(Some(match (is_whole, state) {
+                    (_, State::Quoted) => Err(RowFault::UnclosedQuote),
+                    (true, _) => Ok(()),
+                    (false, _) => Err(RowFault::TooLong),
+                }));
+            }
+            let (mut at, mut is_over) = (0, false);
+            while at < buffer.len() && !is_over {
+                // Text up to the next byte that means something is taken at once.
+                let rest = &buffer[at..];
+                let plain = match state {
+                    State::Quoted => memchr::memchr(b'"', rest).unwrap_or(rest.len()),
+                    State::Plain => memchr::memchr3(self.delimiter, b'\n', b'\r', rest).unwrap_or(rest.len()),
+                    State::Start | State::Quote => 0,
+                };
+                if plain > 0 {
+                    let text = &rest[..plain];
+                    if state == State::Quoted {
+                        self.line += memchr::memchr_iter(b'\n', text).count() as u64;
+                    }
+                    match self.bytes.len() + plain <= MOST_ROW_BYTES {
+                        true => self.bytes.extend_from_slice(text),
+                        false => is_whole = false,
+                    }
+                    (at, is_begun, self.after_return) = (at + plain, true, false);
+                    continue;
+                }
+                let byte = rest[0];
+                at += 1;
+                if std::mem::take(&mut self.after_return) && byte == b'\n' {
+                    // The second half of a line break that has ended the row before.
+                    continue;
+                }
+                is_begun = true;
+                state = match (state, byte) {
+                    (State::Quoted, _) => State::Quote,
+                    (State::Start, b'"') => State::Quoted,
+                    (State::Quote, b'"') => {
+                        match self.bytes.len() < MOST_ROW_BYTES {
+                            true => self.bytes.push(byte),
+                            false => is_whole = false,
+                        }
+                        State::Quoted
+                    }
+                    (_, b'\n' | b'\r') => {
+                        (self.after_return, is_over) = (byte == b'\r', true);
+                        self.line += 1;
+                        State::Start
+                    }
+                    (_, byte) if byte == self.delimiter => {
+                        match self.ends.len() < MOST_FIELDS {
+                            true => self.ends.push(self.bytes.len()),
+                            false => is_whole = false,
+                        }
+                        State::Start
+                    }
+                    (_, byte) => {
+                        match self.bytes.len() < MOST_ROW_BYTES {
+                            true => self.bytes.push(byte),
+                            false => is_whole = false,
+                        }
+                        State::Plain
+                    }
+                };
+            }
+            self.input.consume(at);
+            if is_over {
+                self.ends.push(self.bytes.len());
+                return Ok(Some(if is_whole { Ok(()) } else { Err(RowFault::TooLong) }));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(text: &str) -> Vec<(u64, Result<Vec<String>, RowFault>)> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rows.csv");
+        std::fs::write(&path, text).unwrap();
+        let mut records = Records::new(Input::open(&path, false).unwrap(), b',');
+        let mut rows = Vec::new();
+        while let Some(read) = records.next().unwrap() {
+            let text = String::from_utf8(records.bytes.clone()).unwrap();
+            let starts = std::iter::once(0).chain(records.ends.iter().copied());
+            let fields = starts.zip(&records.ends).map(|(start, &end)| text[start..end].to_owned()).collect();
+            rows.push((records.first_line, read.map(|()| fields)));
+        }
+        rows
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &[(u64, &[&str])]) {
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(line, fields)| (*line, Ok(fields.iter().map(ToString::to_string).collect())))
+            .collect();
+        assert_eq!(rows(text), expected, "{text:?}");
+    }
+
+    #[test]
+    fn fields_in_quotes_hold_delimiters_line_breaks_and_quotes() {
+        check("a,b\n1,2\n", &[(1, &["a", "b"]), (2, &["1", "2"])]);
+        check("\"x,y\",\"1\n2\"\nz,\"say \"\"hi\"\"\"\n", &[(1, &["x,y", "1\n2"]), (3, &["z", "say \"hi\""])]);
+        check("a\"b,\"c\"d\n", &[(1, &["a\"b", "cd"])]);
+        check(",\n\"\",\"\"", &[(1, &["", ""]), (2, &["", ""])]);
+    }
+
+    #[test]
+    fn rows_end_with_a_line_feed_a_carriage_return_or_both_and_empty_lines_are_none() {
+        check("a\r\nb\r\r\nc\rd\n\n\ne", &[(1, &["a"]), (2, &["b"]), (4, &["c"]), (5, &["d"]), (8, &["e"])]);
+    }
+
+    #[test]
+    fn a_quote_that_nothing_closes_is_no_row() {
+        assert_eq!(
+            rows("a,b\n\"c,d\ne,f\n"),
+            [(1, Ok(vec!["a".to_owned(), "b".to_owned()])), (2, Err(RowFault::UnclosedQuote))]
+        );
+    }
+
+    #[test]
+    fn a_row_that_is_too_long_is_passed_over_and_the_next_one_is_read() {
+        let long = "x".repeat(MOST_ROW_BYTES + 1);
+        let quotes = "\"\"".repeat(MOST_ROW_BYTES + 1);
+        let read = rows(&format!("a\n{long}\nb\n\"{quotes}\"\nc\n"));
+        let faults: Vec<_> = read.iter().map(|(line, row)| (*line, row.is_err())).collect();
+        assert_eq!(faults, [(1, false), (2, true), (3, false), (4, true), (5, false)]);
+    }
+}

@@ -1,0 +1,246 @@
+//! Errors: a file that cannot be read as rows, and a row that cannot be used.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file that cannot be read as rows, or not to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system refused to open, read or write.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The attempted action: "open", "read".
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The content is of a kind that nobody here reads.
+    #[error("{}: {what}; expected parquet, JSONL, a JSON array, CSV or TSV, plain, .gz or .zst", path.display())]
+    Format {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// What it looks like.
+        what: String,
+        /// The way out.
+        hint: &'static str,
+    },
+    /// Compressed bytes that are damaged, end early, or would unpack to far more than anyone stores.
+    #[error("{}: {reason}", path.display())]
+    Compressed {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The problem.
+        reason: String,
+    },
+    /// The text around the rows is broken, so that nothing after this place can be read.
+    #[error("{}:{line}: {reason}", path.display())]
+    Broken {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The problem.
+        reason: String,
+    },
+    /// The file has no columns from which a prompt and a response could be taken.
+    #[error("{}: no column `{missing}`", path.display())]
+    Columns {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The column that was looked for.
+        missing: String,
+        /// The columns that are there.
+        columns: Vec<String>,
+    },
+    /// The file changed while it was read.
+    #[error("{}: changed while it was read", path.display())]
+    Changed {
+        /// The file, as it was given.
+        path: PathBuf,
+    },
+    /// Reading a parquet file failed.
+    #[error(transparent)]
+    Parquet(#[from] parquet_dataset::Error),
+    /// A row that cannot be used, where such rows end the conversion.
+    #[error("{0}")]
+    Row(RowError),
+    /// Some files hold pairs, and others texts alone.
+    #[error("{}: it has a text alone, and {} has prompts and responses", text.display(), pairs.display())]
+    Mixed {
+        /// A file of texts.
+        text: PathBuf,
+        /// A file of pairs.
+        pairs: PathBuf,
+    },
+    /// Rows could not be written.
+    #[error("cannot write rows: {0}")]
+    Write(io::Error),
+    /// The table of duplicates would need more memory than it may have.
+    #[error("finding duplicates among more than {rows} rows needs {bytes} bytes, more than the limit")]
+    Duplicates {
+        /// Rows that were read so far and are no duplicates.
+        rows: u64,
+        /// The bytes that the table would need.
+        bytes: u64,
+    },
+    /// Somebody asked to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// Columns that a message lists at most.
+const SHOWN_COLUMNS: usize = 12;
+
+impl Error {
+    pub(crate) fn io(path: &Path, action: &'static str, source: io::Error) -> Self {
+        // Decoders say what is wrong with compressed bytes by these kinds.
+        let reason = match source.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                format!("the compressed data ends early ({source})")
+            }
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other if action == "read" => {
+                format!("the compressed data is damaged: {source}")
+            }
+            _ => return Self::Io { path: path.to_owned(), action, source },
+        };
+        Self::Compressed { path: path.to_owned(), reason }
+    }
+
+    /// Advice for the `hint:` line under the error.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Format { hint, .. } => Some((*hint).to_owned()),
+            Self::Compressed { .. } => Some("copy or download the file again".to_owned()),
+            Self::Broken { .. } => Some("the file is damaged or was not written completely".to_owned()),
+            Self::Columns { columns, .. } => Some(match columns.as_slice() {
+                [] => "the file has no columns".to_owned(),
+                columns => format!(
+                    "name two of its columns with `data.prompt_column` and `data.response_column`: {}",
+                    listed(columns)
+                ),
+            }),
+            Self::Changed { .. } => Some("start again when no other process writes to the file".to_owned()),
+            Self::Parquet(error) => error.hint(),
+            Self::Row(row) => row.fault.hint().map(str::to_owned),
+            Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
+            Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
+            Self::Io { .. } | Self::Write(_) | Self::Stopped => None,
+        }
+    }
+}
+
+/// The first columns, and how many more there are.
+pub(crate) fn listed(columns: &[String]) -> String {
+    let shown = columns.iter().take(SHOWN_COLUMNS).map(|name| shortened(name)).collect::<Vec<_>>().join(", ");
+    match columns.len().checked_sub(SHOWN_COLUMNS + 1) {
+        Some(more) => format!("{shown} and {} more", more + 1),
+        None => shown,
+    }
+}
+
+/// A name of the file's author, short enough for a message.
+pub(crate) fn shortened(name: &str) -> String {
+    const MOST_CHARS: usize = 60;
+    let printable: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_CHARS + 1).collect();
+    match printable.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{}...", &printable[..end]),
+        None => printable,
+    }
+}
+
+/// A row that cannot be used, and where it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowError {
+    /// The file, as it was given.
+    pub path: PathBuf,
+    /// The line of the file on which the row begins, from 1; for parquet the row, from 0.
+    pub line: u64,
+    /// Whether `line` counts rows.
+    pub is_row: bool,
+    /// The problem.
+    pub fault: RowFault,
+}
+
+impl fmt::Display for RowError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, line, is_row, fault } = self;
+        match is_row {
+            true => write!(f, "{}: row {line}: {fault}", path.display()),
+            false => write!(f, "{}:{line}: {fault}", path.display()),
+        }
+    }
+}
+
+/// Why a row cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RowFault {
+    /// A line or an element is no JSON.
+    NotJson(String),
+    /// It is JSON, but no object.
+    NotAnObject(&'static str),
+    /// Its bytes are not UTF-8.
+    NotUtf8,
+    /// It is longer than a row may be.
+    TooLong,
+    /// A line of a CSV has fewer or more fields than the header.
+    Fields {
+        /// Fields of the header.
+        expected: usize,
+        /// Fields of the row.
+        got: usize,
+    },
+    /// A quote that nothing closes.
+    UnclosedQuote,
+    /// The value of this column is of a kind that is no text.
+    WrongType(String, &'static str),
+    /// The messages of this column are not what they should be.
+    Messages(String, String),
+    /// There is no value in this column, or it is null.
+    Null(String),
+    /// The value of this column is empty, or white space only.
+    Empty(String),
+}
+
+impl RowFault {
+    /// Whether the row is broken, rather than without text in a column.
+    pub fn is_malformed(&self) -> bool {
+        !matches!(self, Self::Null(_) | Self::Empty(_))
+    }
+
+    /// Advice for the `hint:` line under the error.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NotUtf8 => {
+                Some("save the file as UTF-8, for example `iconv -f GB18030 -t UTF-8 rows.csv > utf8.csv`")
+            }
+            Self::Fields { .. } | Self::UnclosedQuote => Some(
+                "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice",
+            ),
+            Self::WrongType(_, crate::json::OBJECT) => Some(
+                "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`",
+            ),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for RowFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotJson(reason) => write!(f, "not valid JSON: {reason}"),
+            Self::NotAnObject(got) => write!(f, "expected a JSON object, got {got}"),
+            Self::NotUtf8 => write!(f, "the row is not UTF-8"),
+            Self::TooLong => write!(f, "the row is longer than {} MiB", crate::MOST_ROW_BYTES >> 20),
+            Self::Fields { expected, got } => write!(f, "expected {expected} fields as in the header, got {got}"),
+            Self::UnclosedQuote => write!(f, "a quote that opens in this row is never closed"),
+            Self::WrongType(column, got) => write!(f, "column `{}`: expected text, got {got}", shortened(column)),
+            Self::Messages(column, reason) => write!(f, "column `{}`: {reason}", shortened(column)),
+            Self::Null(column) => write!(f, "column `{}` is null", shortened(column)),
+            Self::Empty(column) => write!(f, "column `{}` is empty", shortened(column)),
+        }
+    }
+}

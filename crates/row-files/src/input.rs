@@ -1,0 +1,263 @@
+//! [`Input`]: the text of a file, decompressed as it is read, with the digest of its bytes.
+//!
+//! Invariants:
+//! * Nothing is held but buffers of a fixed size, whatever the file says of itself.
+//! * A compressed file that unpacks to more than 500 times its size, and to more than 256 MiB, is an error.
+//! * The digest is of the file as it lies on the disk, of all its bytes.
+
+use std::cell::RefCell;
+use std::fs::{File, Metadata};
+use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use flate2::read::MultiGzDecoder;
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+
+/// Bytes of decompressed text that are read at a time.
+const BUFFER_BYTES: usize = 64 << 10;
+/// A window that a zstd frame may ask for: 32 MiB. `zstd` up to level 19 stays below.
+const MOST_ZSTD_WINDOW_LOG: u32 = 25;
+/// Text of a compressed file up to which its ratio does not matter.
+const UNSUSPICIOUS_BYTES: u64 = 256 << 20;
+/// Bytes of text to a compressed byte that no table of texts has.
+const MOST_RATIO: u64 = 500;
+
+/// How a file is compressed, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// It is not.
+    None,
+    /// gzip, one or more members.
+    Gzip,
+    /// Zstandard, one or more frames.
+    Zstd,
+}
+
+impl Compression {
+    /// By the magic bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        match bytes {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+}
+
+/// Length and SHA-256 of a file's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Digested {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// In hexadecimal.
+    pub sha256: String,
+}
+
+/// The text of a file.
+pub struct Input {
+    path: PathBuf,
+    reader: BufReader<Box<dyn Read>>,
+    raw: Rc<RefCell<Raw>>,
+    before: Metadata,
+    compression: Compression,
+}
+
+/// The file's bytes as they lie there, counted and digested.
+struct Raw {
+    file: File,
+    bytes: u64,
+    hash: Option<Sha256>,
+}
+
+impl Read for Raw {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.bytes += read as u64;
+        if let Some(hash) = &mut self.hash {
+            hash.update(&buffer[..read]);
+        }
+        Ok(read)
+    }
+}
+
+struct Shared(Rc<RefCell<Raw>>);
+
+impl Read for Shared {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.borrow_mut().read(buffer)
+    }
+}
+
+/// What a decoder gives, up to the ratio that is believed.
+struct Unpacked<R> {
+    decoder: R,
+    raw: Rc<RefCell<Raw>>,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(buffer)?;
+        self.bytes += read as u64;
+        if self.bytes > UNSUSPICIOUS_BYTES && self.bytes / self.raw.borrow().bytes.max(1) > MOST_RATIO {
+            let packed = self.raw.borrow().bytes;
+            return Err(io::Error::other(format!(
+                "{packed} bytes unpack to more than {} MiB: more than {MOST_RATIO} to 1",
+                self.bytes >> 20
+            )));
+        }
+        Ok(read)
+    }
+}
+
+impl Input {
+    /// Opens a file. With `digest` its bytes are summed as they are read.
+    pub fn open(path: &Path, digest: bool) -> Result<Self, Error> {
+        let failed = |source| Error::io(path, "open", source);
+        let mut file = regular_file::open(path).map_err(failed)?;
+        let before = file.metadata().map_err(failed)?;
+        let mut magic = Vec::with_capacity(4);
+        (&mut file).take(4).read_to_end(&mut magic).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        let raw = Rc::new(RefCell::new(Raw { file, bytes: 0, hash: digest.then(Sha256::new) }));
+        let shared = || BufReader::with_capacity(BUFFER_BYTES, Shared(Rc::clone(&raw)));
+        let unpacked = |decoder: Box<dyn Read>| Box::new(Unpacked { decoder, raw: Rc::clone(&raw), bytes: 0 });
+        let compression = Compression::of(&magic);
+        let reader: Box<dyn Read> = match compression {
+            Compression::None => Box::new(Shared(Rc::clone(&raw))),
+            Compression::Gzip => unpacked(Box::new(MultiGzDecoder::new(shared()))),
+            Compression::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(shared()).map_err(failed)?;
+                decoder.window_log_max(MOST_ZSTD_WINDOW_LOG).map_err(failed)?;
+                unpacked(Box::new(decoder))
+            }
+        };
+        let reader = BufReader::with_capacity(BUFFER_BYTES, reader);
+        let mut input = Self { path: path.to_owned(), reader, raw, before, compression };
+        // The mark that Windows puts before UTF-8.
+        if input.peek(3)?.starts_with(b"\xef\xbb\xbf") {
+            input.consume(3);
+        }
+        Ok(input)
+    }
+
+    /// The file, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The share of the file's bytes that were read, between 0 and 1.
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    pub fn share_read(&self) -> f64 {
+        (self.raw.borrow().bytes as f64 / self.before.len().max(1) as f64).min(1.)
+    }
+
+    /// The next bytes: none only at the end.
+    pub fn buffer(&mut self) -> Result<&[u8], Error> {
+        loop {
+            match self.reader.fill_buf() {
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(self.reader.buffer())
+    }
+
+    /// Passes over bytes of [`Input::buffer`].
+    pub fn consume(&mut self, bytes: usize) {
+        self.reader.consume(bytes);
+    }
+
+    /// The bytes to come that are in the buffer at the very start: `wanted` of them where the file has so many.
+    fn peek(&mut self, wanted: usize) -> Result<&[u8], Error> {
+        // A fresh buffer is filled by one read, which may be short only for a decoder's first block.
+        let bytes = self.buffer()?;
+        Ok(&bytes[..bytes.len().min(wanted)])
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        // A plain file cannot be damaged in compression.
+        if self.compression == Compression::None {
+            return Error::Io { path: self.path.clone(), action: "read", source: error };
+        }
+        if error.to_string().contains("too much memory") {
+            let reason =
+                "its zstd frame needs a window of more than 32 MiB: compress it again without `--ultra` or `--long`";
+            return Error::Compressed { path: self.path.clone(), reason: reason.to_owned() };
+        }
+        Error::io(&self.path, "read", error)
+    }
+
+    /// How the file is compressed.
+    pub fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    /// Appends the rest of the line to `line`, without its end, up to `most` bytes of it. `None` at the end of the file.
+    /// `Some(false)` where the line was longer: the rest was passed over.
+    pub fn read_line(&mut self, line: &mut Vec<u8>, most: usize) -> Result<Option<bool>, Error> {
+        let (mut is_whole, mut is_empty) = (true, true);
+        loop {
+            let buffer = self.buffer()?;
+            if buffer.is_empty() {
+                return Ok((!is_empty).then_some(is_whole));
+            }
+            is_empty = false;
+            let end = memchr::memchr(b'\n', buffer);
+            let part = &buffer[..end.unwrap_or(buffer.len())];
+            if line.len() + part.len() <= most {
+                line.extend_from_slice(part);
+            } else {
+                is_whole = false;
+            }
+            let used = end.map_or(buffer.len(), |end| end + 1);
+            self.consume(used);
+            if end.is_some() {
+                return Ok(Some(is_whole));
+            }
+        }
+    }
+
+    /// Reads what is left, and gives the digest of the whole file.
+    ///
+    /// # Errors
+    /// I/O errors; [`Error::Changed`] where the file is not what it was.
+    pub fn finish(self) -> Result<Digested, Error> {
+        let Self { path, reader, raw, before, .. } = self;
+        drop(reader);
+        let mut raw = raw.borrow_mut();
+        let failed = |source| Error::Io { path: path.clone(), action: "read", source };
+        let mut rest = vec![0; BUFFER_BYTES];
+        while raw.read(&mut rest).map_err(failed)? > 0 {}
+        let after = raw.file.metadata().map_err(failed)?;
+        if after.len() != raw.bytes || after.modified().ok() != before.modified().ok() {
+            return Err(Error::Changed { path });
+        }
+        let hash = raw.hash.take().unwrap_or_default().finalize();
+        Ok(Digested { bytes: raw.bytes, sha256: hexadecimal(&hash) })
+    }
+}
+
+/// The digest of a file's bytes.
+pub fn digest(path: &Path) -> Result<Digested, Error> {
+    let failed = |source| Error::Io { path: path.to_owned(), action: "read", source };
+    let file = regular_file::open(path).map_err(failed)?;
+    let mut raw = Raw { file, bytes: 0, hash: Some(Sha256::new()) };
+    let mut buffer = vec![0; 4 * BUFFER_BYTES];
+    while raw.read(&mut buffer).map_err(failed)? > 0 {}
+    let hash = raw.hash.take().unwrap_or_default().finalize();
+    Ok(Digested { bytes: raw.bytes, sha256: hexadecimal(&hash) })
+}
+
+/// The SHA-256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

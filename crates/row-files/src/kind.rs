@@ -1,0 +1,223 @@
+//! [`Kind`]: what sort of file it is, by its content first and by its name where the content leaves it open.
+
+use std::path::Path;
+
+use crate::delimited::Records;
+use crate::error::Error;
+use crate::input::{Compression, Input};
+use crate::json::{self, JsonRows, Layout};
+use crate::row::Row;
+
+/// How a file holds its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Apache Parquet.
+    Parquet,
+    /// JSON, in one of its layouts.
+    Json(Layout),
+    /// Fields between delimiters, with a header.
+    Delimited(u8),
+}
+
+/// A file that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// How it holds its rows.
+    pub form: Form,
+    /// How it is compressed.
+    pub compression: Compression,
+    /// The names of its columns: of JSON those that the first rows have; of parquet those of text.
+    pub columns: Vec<String>,
+}
+
+/// Text that is looked at to tell one form from another.
+const LOOK_BYTES: usize = 64 << 10;
+/// Rows of JSON whose keys count as columns.
+const LOOK_ROWS: usize = 1000;
+/// Bytes of those rows.
+const LOOK_ROW_BYTES: u64 = 4 << 20;
+/// Columns that are noted.
+const MOST_COLUMNS: usize = 10_000;
+
+/// File names that are taken from a directory end so, before `.gz` or `.zst`.
+pub const ENDINGS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
+
+/// The last part of a file's name before `.gz` or `.zst`, in lower case.
+pub fn ending(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_string_lossy().to_lowercase();
+    let name = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|packed| name.strip_suffix(packed)).unwrap_or(&name);
+    name.rsplit_once('.').map(|(_, ending)| ending.to_owned())
+}
+
+impl Form {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parquet => "parquet",
+            Self::Json(Layout::Lines) => "JSONL",
+            Self::Json(Layout::Array) => "a JSON array",
+            Self::Json(Layout::Objects) => "JSON objects",
+            Self::Delimited(b'\t') => "TSV",
+            Self::Delimited(_) => "CSV",
+        }
+    }
+}
+
+impl Kind {
+    /// Looks at the beginning of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is of a form that nobody here reads.
+    pub fn of(path: &Path) -> Result<Self, Error> {
+        let mut input = Input::open(path, false)?;
+        let compression = input.compression();
+        let beginning = beginning(&mut input)?;
+        drop(input);
+        let form = form(path, &beginning)?;
+        let columns = match form {
+            Form::Parquet if compression == Compression::None => parquet_dataset::string_columns(path)?,
+            Form::Parquet => Vec::new(),
+            Form::Json(layout) => keys(path, layout)?,
+            Form::Delimited(delimiter) => Records::new(Input::open(path, false)?, delimiter).header()?,
+        };
+        Ok(Self { form, compression, columns })
+    }
+}
+
+/// The first text of a file, up to [`LOOK_BYTES`].
+fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
+    let mut beginning = Vec::with_capacity(LOOK_BYTES);
+    while beginning.len() < LOOK_BYTES {
+        let buffer = input.buffer()?;
+        if buffer.is_empty() {
+            break;
+        }
+        let used = buffer.len().min(LOOK_BYTES - beginning.len());
+        beginning.extend_from_slice(&buffer[..used]);
+        input.consume(used);
+    }
+    Ok(beginning)
+}
+
+/// Other formats by their first bytes, and the way out.
+const OTHERS: [(&[u8], &str, &str); 8] = [
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", "unpack the archive, or save the sheet as CSV in UTF-8"),
+    (b"BZh", "compressed with bzip2", "unpack it: `bunzip2 FILE`"),
+    (b"\xfd7zXZ", "compressed with xz", "unpack it: `unxz FILE`"),
+    (b"ARROW1", "an Arrow file", "write it as parquet: `pyarrow.parquet.write_table(table, \"rows.parquet\")`"),
+    (b"SQLite format 3", "an SQLite database", "write the rows as CSV: `sqlite3 -header -csv FILE 'select ..'`"),
+    (b"\xff\xfe", "text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > utf8.csv`"),
+    (b"\xfe\xff", "text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > utf8.csv`"),
+    (b"\x80\x04", "a Python pickle", "write the rows as JSONL: one `json.dumps(row)` a line"),
+];
+
+fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
+    let refused = |what: String, hint| Err(Error::Format { path: path.to_owned(), what, hint });
+    if beginning.starts_with(b"PAR1") {
+        return Ok(Form::Parquet);
+    }
+    if let Some((_, what, hint)) = OTHERS.iter().find(|(magic, ..)| beginning.starts_with(magic)) {
+        return refused(format!("this is {what}"), hint);
+    }
+    let ending = ending(path).unwrap_or_default();
+    let text = beginning.trim_ascii_start();
+    if ending == "parquet" && !text.is_empty() {
+        return refused(
+            format!("not a parquet file: it begins with {:?}", String::from_utf8_lossy(&text[..text.len().min(8)])),
+            "the file is damaged or incomplete, or has the wrong name",
+        );
+    }
+    match (ending.as_str(), text.first()) {
+        ("csv", _) => return Ok(Form::Delimited(delimiter(text))),
+        ("tsv" | "tab", _) => return Ok(Form::Delimited(b'\t')),
+        ("json", Some(b'[')) => return Ok(Form::Json(Layout::Array)),
+        (_, Some(b'[')) => return Ok(Form::Json(array_or_lines(text))),
+        (_, Some(b'{')) => return object(path, text),
+        ("jsonl" | "ndjson" | "json", _) => return Ok(Form::Json(Layout::Lines)),
+        _ => {}
+    }
+    let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let is_text = std::str::from_utf8(first_line).is_ok_and(|line| !line.contains('\0'));
+    if is_text && [b'\t', b','].iter().any(|delimiter| first_line.contains(delimiter)) {
+        return Ok(Form::Delimited(delimiter(text)));
+    }
+    let what = if text.is_empty() { "the file is empty" } else { "no rows were recognised" };
+    refused(what.to_owned(), "name the file by its form, such as rows.jsonl or rows.csv")
+}
+
+/// The delimiter that the first line has most of: a comma, or the semicolon and the tab of some spreadsheets.
+fn delimiter(text: &[u8]) -> u8 {
+    let mut counts = [(b',', 0_usize), (b';', 0), (b'\t', 0)];
+    let mut is_quoted = false;
+    for &byte in text.iter().take_while(|byte| **byte != b'\n') {
+        is_quoted ^= byte == b'"';
+        if let Some(found) = counts.iter_mut().find(|(delimiter, _)| !is_quoted && *delimiter == byte) {
+            found.1 += 1;
+        }
+    }
+    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
+    counts.iter().find(|(_, count)| *count == most).map_or(b',', |(delimiter, _)| *delimiter)
+}
+
+/// Lines that are arrays, or one array.
+fn array_or_lines(text: &[u8]) -> Layout {
+    let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
+    let has_more = text.len() > first_line.len() + 1;
+    if has_more && serde_json::from_slice::<serde::de::IgnoredAny>(first_line).is_ok() {
+        Layout::Lines
+    } else {
+        Layout::Array
+    }
+}
+
+/// A file that begins with an object: a row a line, or objects over several lines.
+fn object(path: &Path, text: &[u8]) -> Result<Form, Error> {
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+    let first = lines.next().unwrap_or_default();
+    let is_whole = first.ends_with(b"\n") || text.len() < LOOK_BYTES;
+    // A file of a single row may be one of rows over several lines, too; both read it.
+    if !is_whole || json::names(first).is_some() {
+        return Ok(Form::Json(Layout::Lines));
+    }
+    let next_line = lines.next().map(<[u8]>::trim_ascii_start);
+    // A line that is broken, among lines that are rows, is a broken row and no other layout.
+    if next_line.is_some_and(|line| line.starts_with(b"{") && json::names(line.trim_ascii()).is_some()) {
+        return Ok(Form::Json(Layout::Lines));
+    }
+    if let Some(key) = first_key_of_a_list(text) {
+        let what = format!("one JSON object with the rows below `{}`", crate::error::shortened(&key));
+        let hint =
+            "write the rows themselves, one a line: `jq -c '.data[]' FILE > rows.jsonl`, with that name for `data`";
+        return Err(Error::Format { path: path.to_owned(), what, hint });
+    }
+    Ok(Form::Json(Layout::Objects))
+}
+
+/// The key of an object whose first value begins like a list of objects.
+fn first_key_of_a_list(text: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(text);
+    let (key, rest) = text.trim_start().strip_prefix('{')?.trim_start().strip_prefix('"')?.split_once('"')?;
+    let list = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('[')?;
+    // `messages` and `conversations` hold objects, too, and are a row.
+    let is_row = ["messages", "conversations"].contains(&key);
+    (list.trim_start().starts_with('{') && !is_row).then(|| key.to_owned())
+}
+
+/// The keys of the first rows, in the order in which they come up.
+fn keys(path: &Path, layout: Layout) -> Result<Vec<String>, Error> {
+    let mut rows = JsonRows::new(Input::open(path, false)?, layout, &[]);
+    let (mut keys, mut row, mut bytes): (Vec<String>, _, u64) = (Vec::new(), Row::default(), 0);
+    let mut known = std::collections::HashSet::new();
+    for _ in 0..LOOK_ROWS {
+        if rows.next(&mut row)?.is_none() || bytes > LOOK_ROW_BYTES {
+            break;
+        }
+        bytes += rows.text().len() as u64;
+        for (name, _) in json::names(rows.text()).unwrap_or_default() {
+            if keys.len() < MOST_COLUMNS && known.insert(name.clone()) {
+                keys.push(name);
+            }
+        }
+    }
+    Ok(keys)
+}
