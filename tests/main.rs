@@ -19,6 +19,7 @@ mod other_commands;
 mod own_files;
 mod prices;
 mod resume;
+mod row_files;
 mod same_bits;
 mod same_mathematics;
 mod shown_commands;

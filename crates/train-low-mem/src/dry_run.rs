@@ -20,7 +20,7 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
 use crate::stop::Stop;
-use crate::{machine, report, setup};
+use crate::{machine, report, row_data, setup};
 
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
@@ -28,7 +28,9 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let scratch = Scratch::create_in(&beside, &own_names())?;
     stop.is_dry_run_in(scratch.path().to_path_buf());
     let mut run = RunDir::lock(scratch.path())?;
-    let config = setup::place_embedded_files(config, &mut run)?;
+    let mut config = setup::place_embedded_files(config, &mut run)?;
+    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::in_the_open };
+    row_data::prepare(&mut config, &mut run, wanted)?;
     let opened = setup::open(&config, run.root(), false)?;
     let tried = RunDir::look_at(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);

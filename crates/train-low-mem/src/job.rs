@@ -40,7 +40,7 @@ impl<'a> RunJob<'a> {
             work: Work::Training(Training {
                 options,
                 disk_writes: config.memory.disk_writes,
-                evaluation: (!data.validation.is_empty()).then_some(evaluation),
+                evaluation: data.has_validation().then_some(evaluation),
                 wanted: self.wanted,
             }),
             samples: config.train.batch_size,

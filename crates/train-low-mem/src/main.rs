@@ -35,6 +35,7 @@ mod profile;
 mod progress;
 mod report;
 mod resume;
+mod row_data;
 mod run_dir;
 mod saved;
 mod session;

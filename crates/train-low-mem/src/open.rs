@@ -30,6 +30,8 @@ pub struct Opened {
     pub validation: Option<Arc<Dataset>>,
     /// The checksum at the end of the page map that an earlier run left.
     pub kept_page_map: Option<[u8; 32]>,
+    /// An event for each set of files that was turned into parquet.
+    pub turned: Vec<serde_json::Value>,
 }
 
 /// Facts about the training files from an earlier run.
@@ -69,7 +71,7 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map })
+        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map, turned: Vec::new() })
     }
 }
 
@@ -79,6 +81,10 @@ pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
     let mut found = Vec::new();
     for pattern in patterns {
         let path = paths::from_text(pattern);
+        if path.is_dir() {
+            found.extend(files_of(key, &path)?);
+            continue;
+        }
         if path.exists() {
             found.push(path);
             continue;
@@ -95,6 +101,27 @@ pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
                 .hint(format!("paths are relative to the directory where the command runs: {here}")));
         }
     }
+    Ok(found)
+}
+
+/// The files of a directory that may hold rows, by name. Hidden ones and other directories are left out.
+fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
+    let failed = |error| Failure::io("list it", directory, &error);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let may_hold_rows = row_files::ending(&path).is_some_and(|ending| row_files::ENDINGS.contains(&&*ending));
+        if !is_hidden && may_hold_rows && path.is_file() {
+            found.push(path);
+        }
+    }
+    if found.is_empty() {
+        let endings = row_files::ENDINGS.join(", .");
+        return Err(Failure::unusable(format!("`{key}`: no file with rows in the directory {}", directory.display()))
+            .hint(format!("expected files that end in .{endings}, plain, .gz or .zst")));
+    }
+    found.sort();
     Ok(found)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! OUTPUT/resolved.toml   the config as resolved
+//! OUTPUT/data/           rows of files that are no parquet, turned into it
 //! OUTPUT/metrics.jsonl   one line per event
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
@@ -10,7 +11,7 @@
 //!
 //! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only looks at it. A run that is refused, because of
 //! the directory, its data or its budget, leaves the directory as it was: nothing is written before [`RunDir::own`], but
-//! for the embedded data, which goes again.
+//! for the embedded data and turned rows, which go again.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,10 @@ use crate::failure::{Failure, Outcome};
 pub const RESOLVED: &str = "resolved.toml";
 /// Where the pages of the training files lie.
 pub const PAGE_MAP: &str = "page-map.bin";
+/// Where rows of files that are no parquet go.
+pub const ROWS: &str = "data";
+/// That directory, and every file in it.
+const TURNED: [&str; 5] = [ROWS, "train.parquet", "validation.parquet", "train.json", "validation.json"];
 const METRICS: &str = "metrics.jsonl";
 const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
@@ -35,7 +40,7 @@ const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
 /// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
 pub fn own_names() -> Vec<&'static str> {
-    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL].into_iter().chain(assets::names()).collect()
+    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL].into_iter().chain(assets::names()).chain(TURNED).collect()
 }
 
 /// An output directory.
@@ -61,7 +66,7 @@ impl RunDir {
     /// dry runs beside the directory that nobody runs any more.
     pub fn own(&mut self) -> Outcome<()> {
         if let Some(lock) = &mut self.lock {
-            lock.own(&[assets::DIRECTORY])?;
+            lock.own(&[assets::DIRECTORY, ROWS])?;
         }
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         // A dry run lies in the nearest directory that there was at its time.

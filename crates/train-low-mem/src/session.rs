@@ -159,7 +159,9 @@ impl Session {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))
         });
-        for (event, fields) in [(event, start), ("plan", pace.plan_json(&plan))].into_iter().chain(warned) {
+        let turned = opened.turned.iter().map(|turned| ("data", turned.clone()));
+        let first = [(event, start), ("plan", pace.plan_json(&plan))];
+        for (event, fields) in first.into_iter().chain(turned).chain(warned) {
             metrics.record(event, fields).inspect(|warning| report.warn(warning));
         }
 

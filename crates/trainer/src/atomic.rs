@@ -10,9 +10,9 @@
 //! # Ok::<(), trainer::Error>(())
 //! ```
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::directories::{parent_of, sync_directory};
 use crate::error::{Error, Result};
@@ -34,10 +34,52 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_directory(&parent)
 }
 
+/// A file that is written piece by piece, and has its name only once it is whole. Dropped before, nothing is left of it.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    file: File,
+    is_done: bool,
+}
+
+impl AtomicFile {
+    /// Begins a file that is to be `path`.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn create(path: &Path) -> Result<Self> {
+        let (temporary, file) = temporary::create_file(&parent_of(path))?;
+        Ok(Self { path: path.to_owned(), temporary, file, is_done: false })
+    }
+
+    /// The file, to be written.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file its name. What had the name before is replaced.
+    ///
+    /// # Errors
+    /// I/O errors. What had the name then has it still, or only the last sync failed.
+    pub fn commit(mut self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io("write", &self.path, e))?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| Error::io("replace", &self.path, e))?;
+        self.is_done = true;
+        sync_directory(&parent_of(&self.path))
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
 
     #[test]
@@ -47,6 +89,20 @@ mod tests {
         write_atomic(&path, b"old").unwrap();
         write_atomic(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_written_in_pieces_is_there_whole_or_not_at_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rows.parquet");
+        drop(AtomicFile::create(&path).unwrap());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        let file = AtomicFile::create(&path).unwrap();
+        file.file().write_all(b"rows").unwrap();
+        assert!(!path.exists());
+        file.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"rows");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 

@@ -31,7 +31,7 @@ mod temporary;
 mod trainer;
 mod update;
 
-pub use atomic::write_atomic;
+pub use atomic::{AtomicFile, write_atomic};
 pub use checkpoint::{Checkpoints, Found, Saved, export_checkpoint, export_model};
 pub use directories::create_directories;
 pub use error::{Error, Result};

@@ -14,13 +14,17 @@ use crate::evaluation::{Settings, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::open::{self, Opened};
+use crate::run_dir::RunDir;
 use crate::stop::Stop;
-use crate::{job, model_directory, options, report, setup};
+use crate::{job, model_directory, options, report, row_data, setup};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let directory = model_directory::find(&flags.model)?;
-    let config = config(flags, &directory)?;
+    let mut config = config(flags, &directory)?;
+    let scratch = row_data::scratch()?;
+    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &Stop::default(), say: report::note };
+    row_data::prepare(&mut config, &mut RunDir::look_at(scratch.path()), wanted)?;
     let opened = Opened::new(&config, None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;

@@ -11,9 +11,10 @@ use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
 use crate::pace::{Of, RunPace};
-use crate::run_dir::{RunDir, own_names};
+use crate::run_dir::RunDir;
 use crate::speed::Priced;
-use crate::{machine, open, options, report, setup, ways_out};
+use crate::stop::Stop;
+use crate::{machine, open, options, report, row_data, setup, ways_out};
 
 /// A plan, its pace, and the steps of the run where they are known.
 type PlannedRun = (Planned, RunPace, Option<u64>);
@@ -41,17 +42,27 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
 /// The plan of the config's run, its pace and its steps. Without data it is the plan as far as it is known then: the queue of
 /// batches, and no dataset.
 fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
-    let scratch = if config.data.train.is_empty() { None } else { Some(scratch()?) };
+    let scratch = if config.data.train.is_empty() { None } else { Some(row_data::scratch()?) };
     let (config, opened) = match &scratch {
         Some(scratch) => {
-            let config = setup::place_embedded_files(config, &mut RunDir::look_at(scratch.path()))?;
+            let mut run = RunDir::look_at(scratch.path());
+            let mut config = setup::place_embedded_files(config, &mut run)?;
+            let wanted = row_data::Wanted { resumes: false, to_plan: true, stop: &Stop::default(), say: report::note };
+            row_data::prepare(&mut config, &mut run, wanted)?;
             let opened = setup::open(&config, scratch.path(), false)?;
             (config, Some(opened))
         }
         None => (config, None),
     };
     let feed = opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0)).transpose()?;
-    let steps = feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps);
+    let steps = match config.data.estimated_rows {
+        None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
+        Some(rows) => {
+            let of_epochs =
+                rows.div_ceil(config.train.batch_size as u64).saturating_mul(config.train.epochs.unwrap_or(u64::MAX));
+            Some(of_epochs.min(config.train.max_steps.unwrap_or(u64::MAX)))
+        }
+    };
     let model = match &opened {
         Some(opened) => opened.model.clone(),
         None => open::model_without_data(&config)?,
@@ -70,13 +81,6 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     })?;
     let pace = RunPace::new(&of, &job.at(&now), &now, &planned.plan)?;
     Ok((planned, pace, steps))
-}
-
-/// A place for the embedded files, which have to lie somewhere while their footers are read.
-fn scratch() -> Outcome<trainer::Scratch> {
-    let (temporary, names) = (std::env::temp_dir(), own_names());
-    trainer::Scratch::remove_abandoned(&temporary, &names);
-    Ok(trainer::Scratch::create_in(&temporary, &names)?)
 }
 
 /// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.

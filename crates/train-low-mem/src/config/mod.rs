@@ -24,6 +24,7 @@ use std::path::PathBuf;
 
 pub use memory::{Memory, PricesFrom};
 pub use precedence::settle;
+use row_files::{Chosen, Share};
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 
@@ -91,6 +92,16 @@ pub struct Data {
     pub train: Vec<String>,
     /// Files and globs; may be empty.
     pub validation: Vec<String>,
+    /// Rows of `train` for validation.
+    pub validation_split: Option<Share>,
+    /// The columns that were named.
+    pub chosen: Chosen,
+    /// Whether the objective was named.
+    pub objective_is_chosen: bool,
+    /// Treatment of rows of text files that cannot be used.
+    pub bad_rows: row_files::BadRows,
+    /// Rows of `train` where only some of them were looked at, to plan.
+    pub estimated_rows: Option<u64>,
     /// Source column of `text-to-text`.
     pub prompt_column: String,
     /// Target column of `text-to-text`.
@@ -113,6 +124,13 @@ pub struct Data {
     pub window_blocks: u64,
     /// Skip and count bad rows, or stop.
     pub skip_bad_rows: bool,
+}
+
+impl Data {
+    /// Whether there are rows for validation.
+    pub fn has_validation(&self) -> bool {
+        !self.validation.is_empty() || self.validation_split.is_some()
+    }
 }
 
 /// The training task.
@@ -309,7 +327,15 @@ impl Config {
             ))
             .hint("use `--epochs N` or `--max-steps N`"));
         }
-        if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || self.data.validation.is_empty()) {
+        if self.data.validation_split.is_some() && !self.data.validation.is_empty() {
+            return Err(Failure::usage(format!(
+                "`data.validation_split` ({}) and `data.validation` ({}) are both set",
+                values.origin("data.validation_split"),
+                values.origin("data.validation")
+            ))
+            .hint("set one of them: rows of `data.train`, or files of their own"));
+        }
+        if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || !self.data.has_validation()) {
             return Err(Failure::usage(
                 "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
             )
@@ -359,9 +385,23 @@ fn data(values: &Values) -> Data {
     Data {
         train: values.list("data.train").unwrap_or_default(),
         validation: values.list("data.validation").unwrap_or_default(),
-        prompt_column: values.text("data.prompt_column").unwrap_or_default(),
-        response_column: values.text("data.response_column").unwrap_or_default(),
-        text_column: values.text("data.text_column").unwrap_or_default(),
+        validation_split: values.number("data.validation_split").and_then(share),
+        chosen: Chosen {
+            prompt: values.text("data.prompt_column"),
+            response: values.text("data.response_column"),
+            text: values.text("data.text_column"),
+            is_text: objective != Objective::TextToText,
+        },
+        objective_is_chosen: values.text("data.objective").is_some(),
+        bad_rows: match values.text("data.bad_rows").as_deref() {
+            Some("error") => row_files::BadRows::Error,
+            Some("skip") => row_files::BadRows::Skip,
+            _ => row_files::BadRows::Usual,
+        },
+        estimated_rows: None,
+        prompt_column: values.text("data.prompt_column").unwrap_or_else(|| "prompt".to_string()),
+        response_column: values.text("data.response_column").unwrap_or_else(|| "response".to_string()),
+        text_column: values.text("data.text_column").unwrap_or_else(|| "text".to_string()),
         tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
         objective,
         max_source_tokens: size(values, "data.max_source_tokens"),
@@ -369,7 +409,17 @@ fn data(values: &Values) -> Data {
         shuffle: values.switch("data.shuffle"),
         block_rows: required(values, "data.block_rows"),
         window_blocks: required(values, "data.window_blocks"),
-        skip_bad_rows: values.text("data.bad_rows").as_deref() == Some("skip"),
+        skip_bad_rows: values.text("data.bad_rows").as_deref() != Some("error"),
+    }
+}
+
+/// `data.validation_split`: below 1 a share, otherwise a count; 0 is none.
+fn share(number: f64) -> Option<Share> {
+    #[expect(clippy::cast_sign_loss, reason = "the table of keys has its range")]
+    match number {
+        0.0 => None,
+        share if share < 1.0 => Some(Share::Of(share)),
+        rows => Some(Share::Rows(rows as u64)),
     }
 }
 

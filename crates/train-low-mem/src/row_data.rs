@@ -1,0 +1,487 @@
+//! The rows of a run: parquet files as they are, and everything else turned into parquet once, beside the run.
+//!
+//! ```text
+//! OUTPUT/data/train.parquet        the rows of `data.train`
+//! OUTPUT/data/validation.parquet   the rows of `data.validation`, or those that `data.validation_split` took
+//! OUTPUT/data/train.json           which bytes and settings they were made from; written last
+//! ```
+//!
+//! Invariants:
+//! * Files that hold the two columns of text as parquet are read where they are, unless rows are split off.
+//! * What was turned is used again as long as the sources, the settings and the result are the same. A source counts as the
+//!   same if size, times and inode are, or else if its SHA-256 is.
+//! * A run that resumes never reads other rows unnoticed: if a source changed it is refused, with `--allow-changed data` as
+//!   the way out.
+
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use row_files::{Chosen, Compression, Conversion, Counts, Form, ParquetWriter, Part, Settings, Share, Sizes};
+use serde_json::{Value, json};
+use trainer::AtomicFile;
+
+use crate::config::{Config, Objective, paths};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::open;
+use crate::report;
+use crate::run_dir::{ROWS, RunDir, own_names};
+use crate::stop::Stop;
+
+const TRAIN: &str = "train";
+const VALIDATION: &str = "validation";
+/// A change in how rows are turned is another number: what was turned before is made again.
+const FORMAT: u64 = 1;
+/// A longer record is none.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+/// The end of a turned file, which its record knows: the footer and more.
+const TAIL_BYTES: u64 = 1 << 20;
+/// Rows that a plan looks at; the rest is estimated.
+const PLANNED_ROWS: u64 = 100_000;
+
+/// How the rows are wanted.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Whether the run resumes: it is then bound to the rows that it read before.
+    pub resumes: bool,
+    /// Whether an estimate of their number is enough.
+    pub to_plan: bool,
+    /// Whether somebody asked to stop.
+    pub stop: &'a Stop,
+    /// Where a line for a person goes.
+    pub say: fn(&str),
+}
+
+/// Finds the rows that the config names, and turns what is no parquet, or not of the two columns. The config then names the
+/// files and columns to read. Returns an event for each set of files that was turned.
+pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Vec<Value>> {
+    let train = open::files("data.train", &config.data.train)?;
+    let validation = match config.data.validation.is_empty() {
+        true => Vec::new(),
+        false => open::files("data.validation", &config.data.validation)?,
+    };
+    let mut events = Vec::new();
+    let columns_are_named = match config.data.chosen.is_text {
+        true => config.data.chosen.text.is_some(),
+        false => config.data.chosen.prompt.is_some() && config.data.chosen.response.is_some(),
+    };
+    let is_plain = |files: &[PathBuf]| files.iter().all(|file| is_parquet(file));
+    if columns_are_named && config.data.validation_split.is_none() && is_plain(&train) && is_plain(&validation) {
+        return Ok(events);
+    }
+    let train = Conversion::of(&train, &config.data.chosen).map_err(|error| unfit(error, config))?;
+    if train.is_text() && !config.data.chosen.is_text {
+        become_pretraining(config)?;
+    }
+    // Files that can be read in place say by their columns what is read; the turned ones have columns of ours.
+    let in_place = match config.data.validation_split {
+        None => common_columns(&train),
+        Some(_) => None,
+    };
+    let is_in_place = in_place.is_some();
+    let columns = in_place.unwrap_or_else(|| match train.is_text() {
+        true => vec!["text".to_string()],
+        false => vec!["prompt".to_string(), "response".to_string()],
+    });
+    let data = &mut config.data;
+    match columns.as_slice() {
+        [text] => data.text_column.clone_from(text),
+        [prompt, response, ..] => {
+            (data.prompt_column, data.response_column) = (prompt.clone(), response.clone());
+        }
+        [] => {}
+    }
+    if is_in_place {
+        say_columns(&train, &config.data.chosen, wanted.say);
+    } else {
+        let turned = turn("data.train", TRAIN, &train, &columns, config, run, wanted)?;
+        events.push(turned.event);
+        config.data.estimated_rows = turned.estimated_rows;
+        config.data.train = vec![paths::to_text(turned.train.as_os_str())];
+        if let Some(validation) = turned.validation {
+            config.data.validation = vec![paths::to_text(validation.as_os_str())];
+        }
+    }
+    if !validation.is_empty() {
+        let chosen = Chosen { is_text: train.is_text(), ..config.data.chosen.clone() };
+        let validation = Conversion::of(&validation, &chosen).map_err(|error| unfit(error, config))?;
+        if validation.is_text() != train.is_text() {
+            let (text, pairs) = (validation.sources[0].0.clone(), train.sources[0].0.clone());
+            return Err(row_files::Error::Mixed { text, pairs }.into());
+        }
+        if common_columns(&validation).as_ref() != Some(&columns) {
+            let turned = turn("data.validation", VALIDATION, &validation, &columns, config, run, wanted)?;
+            events.push(turned.event);
+            config.data.validation = vec![paths::to_text(turned.train.as_os_str())];
+        }
+    }
+    Ok(events)
+}
+
+/// A line among those of a run.
+pub fn in_the_open(text: &str) {
+    report::print(&format!("{text}\n"));
+}
+
+/// A text column alone is for pretraining, where the config does not say otherwise.
+fn become_pretraining(config: &mut Config) -> Outcome<()> {
+    if config.data.objective_is_chosen {
+        return Err(Failure::unusable(
+            "the training files have a column `text` alone, and `data.objective` is \"text-to-text\"",
+        )
+        .hint("name two columns with `data.prompt_column` and `data.response_column`")
+        .hint("or pretrain on the text: `--set data.objective=span-corruption`"));
+    }
+    let number = |name: &str| config.values.number(name).unwrap_or_default();
+    config.data.objective = Objective::SpanCorruption {
+        noise_density: number("data.noise_density"),
+        mean_span_tokens: number("data.mean_span_tokens"),
+    };
+    config.data.chosen.is_text = true;
+    Ok(())
+}
+
+/// An error in finding columns, with the key that names them.
+fn unfit(error: row_files::Error, config: &Config) -> Failure {
+    let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
+    let listed = match columns.len() {
+        0..=12 => columns.join(", "),
+        more => format!("{}, and {} more", columns[..12].join(", "), more - 12),
+    };
+    let failure = Failure::unusable(error.to_string());
+    if columns.is_empty() {
+        return failure.hint("the file has no columns of text");
+    }
+    if config.data.chosen.is_text {
+        return failure.hint(format!("set `data.text_column` to one of: {listed}"));
+    }
+    failure.hint(format!("set `data.prompt_column` and `data.response_column` to two of: {listed}")).hint(
+        "known without: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
+    )
+}
+
+/// Whether a file is plain parquet, by its first bytes. One that cannot be read is left to the reader of parquet.
+fn is_parquet(path: &Path) -> bool {
+    use std::io::Read;
+    let mut magic = [0; 4];
+    let read = regular_file::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Ok(()) => magic == *b"PAR1",
+        Err(_) => row_files::ending(path).as_deref() == Some("parquet"),
+    }
+}
+
+/// The columns that all files hold as plain parquet; nothing where a file has to be turned.
+fn common_columns(conversion: &Conversion) -> Option<Vec<String>> {
+    let mut columns: Option<Vec<String>> = None;
+    for (_, kind, pairing) in &conversion.sources {
+        let is_plain = kind.form == Form::Parquet && kind.compression == Compression::None;
+        let is_flat = pairing.is_text() || pairing.flat().is_some();
+        let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+        if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
+            return None;
+        }
+        columns = Some(of_file);
+    }
+    columns
+}
+
+/// Says which columns were found, where nobody named them and they are not the usual ones.
+fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
+    let Some((path, _, pairing)) = conversion.sources.first() else { return };
+    let is_usual = pairing.flat() == Some(("prompt", "response")) || chosen.is_text;
+    if !is_usual && chosen.prompt.is_none() && chosen.response.is_none() {
+        say(&format!("{}: {}", path.display(), pairing.in_words()));
+    }
+}
+
+/// A place for files that have to lie somewhere while a command reads them. It goes with the result.
+pub fn scratch() -> Outcome<trainer::Scratch> {
+    let (temporary, names) = (std::env::temp_dir(), own_names());
+    trainer::Scratch::remove_abandoned(&temporary, &names);
+    Ok(trainer::Scratch::create_in(&temporary, &names)?)
+}
+
+/// A set of files as parquet.
+struct Turned {
+    train: PathBuf,
+    validation: Option<PathBuf>,
+    event: Value,
+    estimated_rows: Option<u64>,
+}
+
+fn turn(
+    key: &str,
+    name: &'static str,
+    conversion: &Conversion,
+    columns: &[String],
+    config: &Config,
+    run: &mut RunDir,
+    wanted: Wanted<'_>,
+) -> Outcome<Turned> {
+    let split = config.data.validation_split.filter(|_| name == TRAIN);
+    let directory = run.root().join(ROWS);
+    let path = |name: &str| directory.join(format!("{name}.parquet"));
+    let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
+    let record_path = directory.join(format!("{name}.json"));
+    let settings = settings_json(conversion, columns, config, split);
+    let record = read_record(&record_path);
+    if let Some(record) = &record
+        && record["settings"] == settings
+        && holds(&record["outputs"], &train, validation.as_deref())
+        && are_the_same(conversion, &record["sources"])?
+    {
+        let rows = record["counts"]["train"].as_u64().unwrap_or(0);
+        (wanted.say)(&format!("{key}: {rows} rows, turned before into {}", train.display()));
+        return Ok(Turned { train, validation, event: event(key, record, true), estimated_rows: None });
+    }
+    let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
+    if is_bound {
+        let (path, ..) = &conversion.sources[0];
+        return Err(Failure::usage(format!(
+            "cannot resume: {}, or how its rows are read, changed since this run turned it into {}",
+            path.display(),
+            train.display()
+        ))
+        .hint("restore the files and settings that the run was started with, or start a new run with `--output DIR`")
+        .hint("to resume anyway, add `--allow-changed data`"));
+    }
+    for made in trainer::create_directories(&directory)? {
+        run.note_made(made);
+    }
+    let began = Instant::now();
+    let counts = write(conversion, columns, (config, split), &train, validation.as_deref(), wanted)
+        .map_err(|failure| or_skip(failure, config))?;
+    let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
+    outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
+    let record = json!({
+        "settings": settings,
+        "sources": conversion.sources.iter().zip(&counts.digests).map(|((path, ..), digest)| {
+            json!({"file": path.display().to_string(), "stat": stat(path), "bytes": digest.as_ref().map(|d| d.bytes),
+                   "sha256": digest.as_ref().map(|digest| digest.sha256.clone())})
+        }).collect::<Vec<_>>(),
+        "counts": counts_json(&counts),
+        "outputs": outputs.iter().map(|path| output_json(path)).collect::<Outcome<Vec<_>>>()?,
+    });
+    let is_partial = counts.share < 1.0;
+    if !is_partial {
+        trainer::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
+        run.note_made(record_path);
+    }
+    (wanted.say)(&in_words(key, conversion, &counts, began.elapsed().as_secs_f64()));
+    if let Some(first) = &counts.first_bad {
+        let left_out = counts.malformed + counts.empty;
+        report::warn(&format!("{key}: {left_out} of {} rows were skipped; the first: {first}", counts.read));
+    }
+    if counts.train == 0 {
+        return Err(no_rows(key, conversion, &counts));
+    }
+    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
+    let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
+    Ok(Turned { train, validation, event: event(key, &record, false), estimated_rows })
+}
+
+/// Reads the sources and writes the parquet files.
+fn write(
+    conversion: &Conversion,
+    columns: &[String],
+    (config, split): (&Config, Option<Share>),
+    train: &Path,
+    validation: Option<&Path>,
+    wanted: Wanted<'_>,
+) -> Outcome<Counts> {
+    let names: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let sizes = Sizes::for_bytes(conversion.bytes());
+    let begin = |path: &Path| -> Outcome<(AtomicFile, ParquetWriter<BufWriter<std::fs::File>>)> {
+        let file = AtomicFile::create(path)?;
+        let handle = file.file().try_clone().map_err(|error| Failure::io("write rows", path, &error))?;
+        let writer = ParquetWriter::new(BufWriter::new(handle), &names, sizes)
+            .map_err(|error| Failure::io("write rows", path, &error))?;
+        Ok((file, writer))
+    };
+    let mut writers = vec![begin(train)?];
+    if let Some(path) = validation {
+        writers.push(begin(path)?);
+    }
+    let stop = || wanted.stop.requested();
+    let settings = Settings {
+        bad_rows: config.data.bad_rows,
+        validation: split.map(|share| (share, config.run.seed)),
+        most_rows: wanted.to_plan.then_some(PLANNED_ROWS),
+        stop: &stop,
+        ..Settings::default()
+    };
+    let is_text = conversion.is_text();
+    let counts = conversion.run(&settings, &mut |part, prompt, response| {
+        let writer = &mut writers[usize::from(part == Part::Validation)].1;
+        let row: &[&str] = if is_text { &[response] } else { &[prompt, response] };
+        writer.write(row).map_err(row_files::Error::Write)
+    });
+    let counts = counts.map_err(|error| match error {
+        row_files::Error::Write(error) => Failure::io("write rows", train, &error),
+        row_files::Error::Stopped => {
+            Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
+                .hint("start the same command again")
+        }
+        error => error.into(),
+    })?;
+    for (file, writer) in writers {
+        writer.finish().map_err(|error| Failure::io("write rows", train, &error))?;
+        file.commit()?;
+    }
+    Ok(counts)
+}
+
+/// A row that ends the run, with the way around it.
+fn or_skip(failure: Failure, config: &Config) -> Failure {
+    match failure.exit == Exit::Unusable && config.data.bad_rows != row_files::BadRows::Skip {
+        true => failure.hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used"),
+        false => failure,
+    }
+}
+
+fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
+    let files = conversion.sources.iter().map(|(path, ..)| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let failure = Failure::unusable(format!("`{key}`: no usable row in {files}; {} were skipped", counts.read));
+    match &counts.first_bad {
+        Some(first) => failure.hint(format!("the first of them: {first}")),
+        None => failure.hint("expected at least one row"),
+    }
+}
+
+/// One line for a person: the files, where texts come from, and what became of the rows.
+fn in_words(key: &str, conversion: &Conversion, counts: &Counts, seconds: f64) -> String {
+    let (path, kind, pairing) = &conversion.sources[0];
+    let files = match conversion.sources.len() {
+        1 => path.display().to_string(),
+        files => format!("{files} files from {}", path.display()),
+    };
+    let rows = match (counts.share < 1.0, counts.validation) {
+        (true, _) => format!("the first {} rows were read to plan", counts.read),
+        (false, 0) => format!("{} rows", counts.train),
+        (false, validation) => format!("{} rows, {validation} more for validation", counts.train),
+    };
+    format!("{key}: {files}: {}, {}; {rows} ({seconds:.1} s)", kind.form.name(), pairing.in_words())
+}
+
+fn event(key: &str, record: &Value, is_reused: bool) -> Value {
+    json!({"key": key, "sources": record["sources"], "counts": record["counts"], "reused": is_reused})
+}
+
+/// Numbers of a conversion for records and events.
+pub fn counts_json(counts: &Counts) -> Value {
+    json!({
+        "read": counts.read, "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
+        "duplicates": counts.duplicates, "train": counts.train, "validation": counts.validation,
+        "first_skipped": counts.first_bad.as_ref().map(ToString::to_string),
+    })
+}
+
+/// Everything beside the sources that the result depends on.
+fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, split: Option<Share>) -> Value {
+    json!({
+        "format": FORMAT,
+        "columns": columns,
+        "texts": conversion.sources.iter().map(|(.., pairing)| pairing.in_words()).collect::<Vec<_>>(),
+        "bad_rows": format!("{:?}", config.data.bad_rows).to_lowercase(),
+        "validation": split.map(|share| match share {
+            Share::Of(share) => json!({"share": share, "seed": config.run.seed}),
+            Share::Rows(rows) => json!({"rows": rows, "seed": config.run.seed}),
+        }),
+    })
+}
+
+fn read_record(path: &Path) -> Option<Value> {
+    serde_json::from_slice(&regular_file::read(path, MAX_RECORD_BYTES).ok()?).ok()
+}
+
+/// A turned file as its record knows it.
+fn output_json(path: &Path) -> Outcome<Value> {
+    let tail = tail(path).map_err(|error| Failure::io("read it again", path, &error))?;
+    Ok(json!({"file": path.file_name().map(|name| name.to_string_lossy()), "bytes": tail.0, "tail_sha256": tail.1}))
+}
+
+/// The length of a file, and the digest of its end, where its footer is.
+fn tail(path: &Path) -> std::io::Result<(u64, String)> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut file = regular_file::open(path)?;
+    let bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(bytes.saturating_sub(TAIL_BYTES)))?;
+    let mut end = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut end)?;
+    Ok((bytes, row_files::sha256(&end)))
+}
+
+/// Whether the turned files are those of the record. Their pages have checksums, which are compared when they are read.
+fn holds(outputs: &Value, train: &Path, validation: Option<&Path>) -> bool {
+    let paths: Vec<&Path> = [Some(train), validation].into_iter().flatten().collect();
+    let Some(outputs) = outputs.as_array().filter(|outputs| outputs.len() == paths.len()) else { return false };
+    outputs.iter().zip(paths).all(|(output, path)| {
+        tail(path).is_ok_and(|(bytes, sha256)| {
+            output["bytes"].as_u64() == Some(bytes) && output["tail_sha256"].as_str() == Some(&sha256)
+        })
+    })
+}
+
+/// Whether the sources hold what they held when they were turned.
+fn are_the_same(conversion: &Conversion, sources: &Value) -> Outcome<bool> {
+    let Some(sources) = sources.as_array().filter(|sources| sources.len() == conversion.sources.len()) else {
+        return Ok(false);
+    };
+    for ((path, ..), source) in conversion.sources.iter().zip(sources) {
+        if source["stat"] == stat(path) {
+            continue;
+        }
+        let Some(sha256) = source["sha256"].as_str() else { return Ok(false) };
+        let bytes = std::fs::metadata(path).map(|file| file.len()).ok();
+        if source["bytes"].as_u64() != bytes || row_files::digest(path)?.sha256 != sha256 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Size, inode and times: the same for a file that nobody wrote to.
+fn stat(path: &Path) -> Value {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(path).map_or(Value::Null, |file| {
+            json!([
+                file.dev(),
+                file.ino(),
+                file.size(),
+                file.mtime(),
+                file.mtime_nsec(),
+                file.ctime(),
+                file.ctime_nsec()
+            ])
+        })
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        json!({"unknown": true})
+    }
+}
+
+impl From<row_files::Error> for Failure {
+    fn from(error: row_files::Error) -> Self {
+        use row_files::Error as E;
+        let error = match error {
+            E::Parquet(error) => return error.into(),
+            error => error,
+        };
+        let exit = match &error {
+            E::Write(_) => Exit::Internal,
+            E::Duplicates { .. } => Exit::DoesNotFit,
+            E::Stopped => Exit::Interrupted,
+            _ => Exit::Unusable,
+        };
+        let failure = Self::new(exit, error.to_string());
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
