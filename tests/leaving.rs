@@ -90,7 +90,7 @@ fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
         let mut running = scene.start(&short(&["--set", "train.eval_samples=0"]));
         assert!(running.wait_for(words));
         running.signal("TERM");
-        running.end().expect_code(75).expect_words(&["error: interrupted ", step, "nothing to save", "hint: "]);
+        running.end().expect_code(75).expect_words(&["interrupted ", step, "nothing to save", "hint: "]);
         assert!(!scene.path("run/checkpoints").exists());
     }
     scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);

@@ -263,14 +263,14 @@ mod tests {
             &starting,
             false,
             Some(75),
-            "error: interrupted before the first step; nothing to save\nhint: run the same command with `--keep-training` to start again",
+            "interrupted before the first step; nothing to save\nhint: run the same command with `--keep-training` to start again",
         );
         let resumed = Standing { step: Some(7), ..starting };
         check(
             &resumed,
             false,
             Some(75),
-            "error: interrupted before step 8; nothing to save\nhint: to resume, bit for bit, run the same command with `--keep-training`",
+            "interrupted before step 8; nothing to save\nhint: to resume, bit for bit, run the same command with `--keep-training`",
         );
         let before_a_step = Standing { doing: Doing::Training, ..resumed };
         check(
@@ -291,7 +291,7 @@ mod tests {
             "SIGTERM: stopping after the checkpoint of step 19 is written; a second signal exits at once and loses 1 step since the last checkpoint",
         );
         let tried = Standing { is_dry_run: true, ..steps.clone() };
-        check(&tried, false, Some(75), "error: interrupted; a dry run saves nothing");
+        check(&tried, false, Some(75), "interrupted; a dry run saves nothing");
         let saved = Standing { unsaved_steps: 0, ..steps };
         check(&saved, true, Some(143), "SIGTERM: exiting at once; this loses no step");
     }
