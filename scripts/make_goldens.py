@@ -5,9 +5,10 @@
     python scripts/make_goldens.py t5 bleu         # only these groups
     python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
 
-Groups: t5 (models, batches, logits, gradients, generation), families (the same of each family, as it is published), configs (config.json texts), adafactor, train
-(twelve whole steps), schedules, bleu, sentence-piece, tokenizers. Everything is seeded and runs on one CPU thread; the versions are
-asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
+Groups: t5 (models, batches, logits, gradients), families (the same of each family, as it is published), generation
+(greedy, beams, processors), configs (config.json texts), adafactor, train (twelve whole steps), schedules, bleu, metrics
+(chrF, ROUGE, labels, stems), sentence-piece, tokenizers. Everything is seeded and runs on one CPU thread; the versions
+are asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
 environment and what each file holds.
 """
 
@@ -18,19 +19,28 @@ import shutil
 import sys
 import tempfile
 
-VERSIONS = {"torch": "2.15", "transformers": "5.23", "sacrebleu": "2.6", "safetensors": "0.8"}
+VERSIONS = {
+    "torch": "2.15",
+    "transformers": "5.23",
+    "sacrebleu": "2.6",
+    "safetensors": "0.8",
+    "sklearn": "1.9",
+    "nltk": "3.10",
+}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 # group -> (module under golden_cases, folder that the group owns)
 GROUPS = {
     "t5": ("t5_models", "crates/t5/tests/goldens/models"),
     "families": ("families", "crates/t5/tests/goldens/families"),
+    "generation": ("generation", "crates/t5/tests/goldens/generation"),
     "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
     "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
     "train": ("training", "crates/trainer/tests/goldens/train"),
     "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),
-    "bleu": ("bleu", "crates/trainer/tests/goldens/bleu"),
     "tokenizers": ("tokenizers", "crates/dataloader/tests/goldens/tokenizers"),
+    "bleu": ("bleu", "crates/text-metrics/tests/goldens/bleu"),
+    "metrics": ("text_metrics", "crates/text-metrics/tests/goldens/metrics"),
     "sentence-piece": ("sentence_piece", "crates/dataloader/tests/goldens/sentence_piece"),
 }
 

@@ -9,7 +9,7 @@ use memory_policy::{CostRow, Name};
 use t5::costs;
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{InferenceCount, Precisions, Shape};
-use t5::{Levers, ParameterSpec, StoredWeights};
+use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
 use trainer::TrainerOptions;
 
 use crate::error::Result;
@@ -54,7 +54,7 @@ pub struct Counter<'a> {
     longest: (usize, usize),
     passes: t5::step::count::Counter,
     /// Many choices ask for the same, by samples and rows of logits at a time.
-    evaluated: RefCell<HashMap<(usize, usize, usize), EvaluationRows>>,
+    evaluated: RefCell<HashMap<(usize, usize, AnswerShape), EvaluationRows>>,
 }
 
 impl<'a> Counter<'a> {
@@ -91,15 +91,15 @@ impl<'a> Counter<'a> {
         held(costs::load(self.model, dtype).iter().map(|row| (Name::new(row.name), row.bytes)))
     }
 
-    /// The tensors of an evaluation, and of a generation of so many tokens.
-    pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, max_new_tokens: usize) -> EvaluationRows {
+    /// The tensors of an evaluation, and of a generation of such answers.
+    pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, answer: AnswerShape) -> EvaluationRows {
         let mut evaluated = self.evaluated.borrow_mut();
-        let rows = evaluated.entry((samples, loss_chunk_rows, max_new_tokens)).or_insert_with(|| {
+        let rows = evaluated.entry((samples, loss_chunk_rows, answer)).or_insert_with(|| {
             let InferenceCount { loss, workspace, packed, multiply_adds: of_evaluation, .. } =
                 self.passes.evaluation(self.shape(samples), loss_chunk_rows);
             let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
             let InferenceCount { cache, workspace, packed, multiply_adds: of_generation, .. } =
-                self.passes.generation(samples, self.longest.0, max_new_tokens);
+                self.passes.generation(samples, self.longest.0, &answer);
             let generation = held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)]);
             Rc::new(Evaluated { rows: [evaluation, generation], multiply_adds: [of_evaluation, of_generation] })
         });

@@ -78,7 +78,7 @@ impl Offer<'_> {
             if levers.has_weights_on_disk() { Vec::new() } else { self.counter.loading(inference.parameters) };
         let transit = transit.iter().map(|held| held.row("a tensor in transit"));
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
-        let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.max_new_tokens);
+        let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
         let [evaluation, generation] = &counted.rows;
         let mut other_phases = vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation)];
         if inference.has_targets {
@@ -118,7 +118,7 @@ impl Offer<'_> {
     #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
     fn time_of_a_sample(&self, levers: &Levers, [evaluation, generation]: [f64; 2]) -> f64 {
         let (prices, (source_tokens, target_tokens)) = (&self.job.prices, self.job.longest);
-        let new_tokens = self.inference.max_new_tokens.max(1) as f64;
+        let new_tokens = self.inference.answer.max_new_tokens.max(1) as f64;
         let samples = levers.micro_batch_samples as f64;
         let whole = self.counter.parameters(self.inference.parameters);
         let price = if whole <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
@@ -133,7 +133,8 @@ impl Offer<'_> {
             0.0
         };
         // The decoder, a half of the weights, is read for each token.
-        let answers = pass(generation, samples) + reading * f64::midpoint(1.0, new_tokens);
+        let answers =
+            pass(generation, samples * self.inference.answer.rows as f64) + reading * f64::midpoint(1.0, new_tokens);
         (loss + answers) / samples
     }
 }
@@ -141,7 +142,7 @@ impl Offer<'_> {
 #[cfg(test)]
 mod tests {
     use memory_policy::{Budget, Budgets, MemorySnapshot};
-    use t5::StoredWeights;
+    use t5::{AnswerShape, StoredWeights};
 
     use super::*;
     use crate::{Plan, Prices, plan};
@@ -162,7 +163,7 @@ mod tests {
 
     fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
         let activations = DType::F32;
-        Inference { activations, parameters, stored, max_new_tokens: 32, has_targets: true, rows: None }
+        Inference { activations, parameters, stored, answer: AnswerShape::greedy(32), has_targets: true, rows: None }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use memory_policy::{Budget, Budgets, Bytes, Place};
-use t5::StoredWeights;
+use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
 use crate::Plan;
@@ -60,8 +60,8 @@ pub struct Training<'a> {
 /// The evaluation of a run.
 #[derive(Clone)]
 pub struct Evaluation<'a> {
-    /// The longest answer in tokens.
-    pub max_new_tokens: usize,
+    /// The answers.
+    pub answer: AnswerShape,
     /// The rows that it reads, where they are known.
     pub rows: Option<EvaluatedRows<'a>>,
 }
@@ -81,8 +81,8 @@ pub struct Inference<'a> {
     pub parameters: DType,
     /// The weights in the model's files, where they may stay there. `None`: they have to be in memory.
     pub stored: Option<StoredWeights>,
-    /// The longest answer in tokens.
-    pub max_new_tokens: usize,
+    /// The answers.
+    pub answer: AnswerShape,
     /// Whether losses are computed, too.
     pub has_targets: bool,
     /// The rows that are read, where they come from a dataset.

@@ -70,7 +70,7 @@ fn infer(model: &T5, samples: &[Vec<u32>], activations: DType) -> Result<()> {
     let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
     let micro_batch = MicroBatch::new(&slices, &slices, &[0, 1, 2, 3], model.config(), model.device())?;
     model.loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
-    model.generate(&slices, &GenerateOptions { max_new_tokens: 2, activations })?;
+    model.generate(&slices, &GenerateOptions { max_new_tokens: 2, activations, ..GenerateOptions::default() })?;
     Ok(())
 }
 

@@ -227,7 +227,7 @@ impl<'a> Offer<'a> {
         levers: &Levers,
         evaluated: &Evaluation<'_>,
     ) -> crate::counted::EvaluationRows {
-        self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.max_new_tokens)
+        self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.answer)
     }
 }
 

@@ -73,6 +73,7 @@ pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
 };
+pub use ops::decoding::{copy_rows, scores};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
 pub use ops::linear::{
@@ -100,6 +101,7 @@ pub mod reference {
     pub use crate::ops::adafactor::reference::*;
     pub use crate::ops::attention::reference::*;
     pub use crate::ops::cross_entropy::reference::*;
+    pub use crate::ops::decoding::reference::*;
     pub use crate::ops::dropout::reference::*;
     pub use crate::ops::embedding::reference::*;
     pub use crate::ops::linear::reference::*;

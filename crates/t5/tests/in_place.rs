@@ -28,7 +28,9 @@ fn all_of_it(model: &T5, activations: DType) -> (u64, Vec<Vec<u32>>, u64) {
     let (one, two) = ([7u32, 8, 9, 120, 1], [33u32, 34, 1]);
     let batch = MicroBatch::new(&[&one, &two], &[&two, &one], &[0, 1], model.config(), model.device()).unwrap();
     let loss = model.loss(&batch, &EvalContext { activations, loss_chunk_rows: 4 }).unwrap();
-    let answers = model.generate(&[&one, &two], &GenerateOptions { max_new_tokens: 9, activations }).unwrap();
+    let answers = model
+        .generate(&[&one, &two], &GenerateOptions { max_new_tokens: 9, activations, ..Default::default() })
+        .unwrap();
     let encoded = model.encode(&batch, activations).unwrap().to_dtype(DType::F32).unwrap();
     let encoded = encoded.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let bits = encoded.iter().fold(0u64, |sum, x| sum.wrapping_mul(31).wrapping_add(u64::from(x.to_bits())));

@@ -6,7 +6,9 @@ use candle_core::{DType, Device};
 use heap::Allocator;
 use t5::costs::load;
 use t5::step::count::{Counter, Precisions, Shape};
-use t5::{Config, Gradients, Levers, MicroBatch, StepContext, T5};
+use t5::{
+    Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Processors, Sampling, Search, StepContext, T5,
+};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -68,6 +70,39 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                 }
                 assert!(held.last().is_some_and(is_close), "{held:?} bytes, {count:?}: {shape:?} {levers:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn generation_holds_at_its_peak_what_was_predicted_with_beams_too() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let config =
+        Config { vocab_size: 6000, num_layers: 2, num_decoder_layers: 3, ..Config::preset("t5-small").unwrap() };
+    let model = T5::init(&config, 1, DType::F32, &Device::Cpu).unwrap();
+    let source: Vec<u32> = (2..130).collect();
+    let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
+    // Beams that end too early would hold less than was predicted.
+    let processors = Processors { min_new_tokens: 100, ..Processors::default() };
+    let beams = |count| Search::Beams(Beams { count, ..Beams::default() });
+    for (search, sequences) in [(Search::Greedy, 1), (Search::Sample(sampling), 3), (beams(2), 1), (beams(5), 5)] {
+        for (samples, activations) in [(2, DType::F32), (7, DType::F32), (7, DType::BF16)] {
+            let options =
+                GenerateOptions { max_new_tokens: 100, activations, search, sequences, processors, scores: false };
+            let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+            let counter = Counter::new(&config, precisions, 0.0, &|_| false).unwrap();
+            let count = counter.generation(samples, source.len(), &options.shape());
+            let predicted = (count.total() - count.packed) as f64;
+            let sources = vec![source.as_slice(); samples];
+            let is_close = |held: &f64| (predicted / held - 1.0).abs() < 0.08;
+            let mut held = Vec::new();
+            while held.len() < 3 && !held.last().is_some_and(is_close) {
+                heap::release_unused();
+                let before = heap::held().live as u64;
+                model.generate(&sources, &options).unwrap();
+                held.push((heap::held().most_live as u64 - before) as f64);
+            }
+            assert!(held.last().is_some_and(is_close), "{held:?} bytes, {count:?}: {samples} samples, {options:?}");
         }
     }
 }

@@ -1,17 +1,16 @@
 //! Evaluation on parquet rows: the same figures from the loop and from `train_low_mem eval`.
 //!
-//! The first rows of the validation files in file order, streamed: loss over all of them, BLEU and exact
-//! match over the first of them, because generating costs far more than scoring.
+//! The first rows of the validation files in file order, streamed: loss over all of them, the scores of answers
+//! over the first of them, because generating costs far more than scoring.
 
 use std::sync::Arc;
 
-use candle_core::DType;
 use dataloader::{DataLoader, LoaderOptions, Position, Tokenizer};
 use parquet_dataset::Dataset;
 use planner::{NOTHING_AHEAD, in_file_order};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
-use trainer::bleu::Tokenization;
+use text_metrics::Metric;
 use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 
 use crate::failure::Outcome;
@@ -29,12 +28,12 @@ pub struct Settings {
     pub micro_batch_samples: usize,
     /// Rows of logits that exist at a time.
     pub loss_chunk_rows: usize,
-    /// Longest generation in tokens.
-    pub max_new_tokens: usize,
-    /// Dtype of activations.
-    pub activations: DType,
-    /// BLEU's tokenizer.
-    pub tokenization: Tokenization,
+    /// How answers are generated, and the dtype of activations.
+    pub generate: GenerateOptions,
+    /// The scores that are wanted. BLEU and exact match are computed anyway.
+    pub metrics: Vec<Metric>,
+    /// Settings of the scores.
+    pub of_metrics: text_metrics::Settings,
     /// Generations to keep for showing.
     pub examples: usize,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
@@ -56,12 +55,12 @@ pub struct Figures {
     pub perplexity: f64,
     /// Rows generated.
     pub generated_samples: u64,
-    /// Corpus BLEU-4, 0 to 100.
-    pub bleu: f64,
-    /// sacreBLEU's signature.
-    pub bleu_signature: String,
-    /// Share of answers that are the reference, 0 to 1.
-    pub exact_match: f64,
+    /// The scores of the answers, BLEU and exact match among them.
+    pub values: Vec<(Metric, f64)>,
+    /// The settings of scores that have some.
+    pub signatures: Vec<(Metric, String)>,
+    /// The scores that were asked for.
+    pub wanted: Vec<Metric>,
     /// A few answers.
     pub examples: Vec<Example>,
 }
@@ -111,17 +110,20 @@ pub fn evaluate(
     if interrupted() {
         return Ok(None);
     }
-    Ok(Some(Figures::sum(generated.finish(), &scored.finish(), bad_rows)))
+    Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
 }
 
 impl Settings {
     fn options(&self, generate: bool) -> EvaluateOptions {
+        let mut metrics = [&[Metric::Bleu, Metric::ExactMatch], self.metrics.as_slice()].concat();
+        metrics.sort_unstable();
+        metrics.dedup();
         EvaluateOptions {
             micro_batch_samples: self.micro_batch_samples,
-            context: EvalContext { activations: self.activations, loss_chunk_rows: self.loss_chunk_rows },
-            generate: generate
-                .then_some(GenerateOptions { max_new_tokens: self.max_new_tokens, activations: self.activations }),
-            tokenization: self.tokenization,
+            context: EvalContext { activations: self.generate.activations, loss_chunk_rows: self.loss_chunk_rows },
+            generate: generate.then_some(self.generate),
+            metrics,
+            settings: self.of_metrics,
             examples: self.examples,
         }
     }
@@ -140,7 +142,7 @@ impl Settings {
 
 impl Figures {
     /// Both parts together, each target token weighing the same.
-    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Self {
+    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, wanted: &[Metric]) -> Self {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
             #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
@@ -148,7 +150,10 @@ impl Figures {
         };
         #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
         let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
-        let answers = generated.generation;
+        let (values, signatures, examples) = match generated.generation {
+            Some(answers) => (answers.values, answers.signatures, answers.examples),
+            None => Default::default(),
+        };
         Self {
             samples: generated.samples + scored.samples,
             bad_rows,
@@ -156,39 +161,65 @@ impl Figures {
             loss,
             perplexity: loss.exp(),
             generated_samples: generated.samples,
-            bleu: answers.as_ref().map_or(0.0, |answers| answers.bleu.score),
-            bleu_signature: answers.as_ref().map(|answers| answers.bleu_signature.clone()).unwrap_or_default(),
-            exact_match: answers.as_ref().map_or(0.0, |answers| answers.exact_match),
-            examples: answers.map(|answers| answers.examples).unwrap_or_default(),
+            values,
+            signatures,
+            wanted: wanted.to_vec(),
+            examples,
         }
+    }
+
+    /// A score of the answers; 0 where there are none.
+    pub fn value(&self, metric: Metric) -> f64 {
+        self.values.iter().find(|(other, _)| *other == metric).map_or(0.0, |(_, value)| *value)
     }
 
     /// The `eval` event's fields, and what `eval --json` prints.
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut json = json!({
             "loss": number(self.loss),
             "perplexity": number(self.perplexity),
-            "bleu": self.bleu,
-            "exact_match": self.exact_match,
+            "bleu": self.value(Metric::Bleu),
+            "exact_match": self.value(Metric::ExactMatch),
             "samples": self.samples,
             "generated_samples": self.generated_samples,
             "target_tokens": self.target_tokens,
             "bad_rows": self.bad_rows,
-            "bleu_signature": self.bleu_signature,
-        })
+        });
+        for (metric, value) in &self.values {
+            json[metric.name()] = json!(value);
+        }
+        for (metric, signature) in &self.signatures {
+            json[format!("{metric}_signature")] = json!(signature);
+        }
+        json
     }
 
     /// One line for reading.
     pub fn line(&self) -> String {
+        let scores: String = self
+            .wanted
+            .iter()
+            .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
+            .collect();
         format!(
-            "loss {:.4}  perplexity {}  BLEU-4 {:.2}  exact match {:.1} %  ({} rows, {} generated)",
+            "loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
             self.loss,
             perplexity(self.perplexity),
-            self.bleu,
-            100.0 * self.exact_match,
             self.samples,
             self.generated_samples
         )
+    }
+
+    /// The settings of the scores that were asked for, a line each.
+    pub fn signature_lines(&self) -> String {
+        let is_wanted = |metric: &Metric| self.wanted.contains(metric);
+        let mut lines: Vec<String> = Vec::new();
+        for (_, signature) in self.signatures.iter().filter(|(metric, _)| is_wanted(metric)) {
+            if !lines.contains(signature) {
+                lines.push(signature.clone());
+            }
+        }
+        lines.join("\n")
     }
 
     /// The examples, for reading.

@@ -174,7 +174,8 @@ impl From<trainer::Error> for Failure {
             | E::NoValidCheckpoint { .. }
             | E::Torn { .. }
             | E::Unreadable { .. }
-            | E::LaterFormat { .. } => Exit::Unusable,
+            | E::LaterFormat { .. }
+            | E::NoLabels(_) => Exit::Unusable,
             _ => Exit::Internal,
         };
         let hint = error.hint();

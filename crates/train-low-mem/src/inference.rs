@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use memory_policy::{Budget, Bytes, MemorySnapshot, SystemProbe};
 use planner::{Inference, Job, Pins, Plan};
-use t5::{StoredWeights, T5};
+use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::cli::WeightFlags;
 use crate::failure::{Exit, Failure, Outcome};
@@ -33,8 +33,8 @@ pub struct Shape {
     pub samples: usize,
     /// The longest source and target in tokens.
     pub longest: (usize, usize),
-    /// The longest answer in tokens.
-    pub max_new_tokens: usize,
+    /// The answers.
+    pub answer: AnswerShape,
 }
 
 /// A plan for a model, and what is needed to load it.
@@ -64,7 +64,7 @@ impl<'a> Asked<'a> {
             activations: self.activations,
             parameters,
             stored,
-            max_new_tokens: shape.max_new_tokens,
+            answer: shape.answer,
             has_targets: rows.is_some(),
             rows,
         };

@@ -9,6 +9,7 @@ use trainer::TrainerOptions;
 
 use crate::config::Config;
 use crate::open::{self, Opened};
+use crate::options;
 
 /// The computation of a run.
 #[derive(Clone, Copy)]
@@ -34,7 +35,7 @@ impl<'a> RunJob<'a> {
     pub fn at(&self, now: &MemorySnapshot) -> Job<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
-        let evaluation = Evaluation { max_new_tokens: config.train.eval_max_new_tokens, rows: self.evaluated_rows() };
+        let evaluation = Evaluation { answer: options::answers(config).shape(), rows: self.evaluated_rows() };
         Job {
             model,
             work: Work::Training(Training {

@@ -3,8 +3,9 @@
 use candle_core::DType;
 use memory_policy::Budget;
 use planner::Plan;
+use t5::GenerateOptions;
+use text_metrics::bleu::Tokenization;
 use trainer::adafactor::AdafactorOptions;
-use trainer::bleu::Tokenization;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{Precision, TrainerOptions};
 
@@ -64,11 +65,23 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
         generate_samples: config.train.eval_generate_samples,
         micro_batch_samples: plan.step.evaluation_samples.max(1),
         loss_chunk_rows: plan.step.levers.loss_chunk_rows,
-        max_new_tokens: config.train.eval_max_new_tokens,
-        activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },
-        tokenization: tokenization(&config.train.bleu_tokenizer),
+        generate: answers(config),
+        metrics: config.train.eval_metrics.clone(),
+        of_metrics: text_metrics::Settings {
+            tokenization: tokenization(&config.train.bleu_tokenizer),
+            rouge_stems: config.train.rouge_stemmer,
+        },
         examples: config.train.sample_generations,
         loader: crate::open::loader_options(config, model),
+    }
+}
+
+/// How an evaluation generates.
+pub fn answers(config: &Config) -> GenerateOptions {
+    GenerateOptions {
+        max_new_tokens: config.train.eval_max_new_tokens,
+        activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },
+        ..GenerateOptions::default()
     }
 }
 

@@ -41,6 +41,9 @@ pub enum Error {
         /// Number of targets (or of references).
         targets: usize,
     },
+    /// Macro-F1 is wanted of texts that are no labels.
+    #[error("macro-F1: {0}")]
+    NoLabels(#[from] text_metrics::labels::NoLabels),
     /// Loss or gradient was not finite so often in a row that waiting is no use. Parameters are those of the last
     /// finite step.
     #[error(
@@ -173,6 +176,7 @@ impl Error {
             Error::LockLost { .. } => {
                 "look for another run with this `--output`; resume from the newest checkpoint with `--keep-training`"
             }
+            Error::NoLabels(_) => "leave out `macro_f1`: it is for references that are a few labels",
             Error::LaterFormat { .. } => "resume with that version, or start again in another `--output`",
             Error::Unreadable { .. } => {
                 "nothing was changed; make the file readable or check the disk, then run the same command again"

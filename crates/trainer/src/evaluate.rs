@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * Token-weighted: losses and token counts are summed over all batches and divided once, so a batch of short answers
-//!   weighs what its tokens weigh. BLEU is the corpus's.
+//!   weighs what its tokens weigh. Scores of answers are the corpus's.
 //! * Streaming: nothing is kept of a batch but counters and the first few examples.
 //! * No dropout; parameters are only read.
 //!
@@ -12,14 +12,14 @@
 //! let mut evaluation = Evaluation::new(EvaluateOptions::default());
 //! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
 //! evaluation.add(model, &batch, &|ids| format!("{ids:?}"), &|| false)?;
-//! println!("loss {}", evaluation.finish().loss);
+//! println!("loss {}", evaluation.finish()?.loss);
 //! # Ok(())
 //! # }
 //! ```
 
-use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
+use t5::{Answer, EvalContext, GenerateOptions, MicroBatch, T5, Watch};
+use text_metrics::{Metric, RowScores, Scores, Settings};
 
-use crate::bleu::{Bleu, BleuScore, Tokenization};
 use crate::error::{Error, Result};
 use crate::micro_batches;
 
@@ -32,8 +32,10 @@ pub struct EvaluateOptions {
     pub context: EvalContext,
     /// How answers are generated; `None` measures the loss alone.
     pub generate: Option<GenerateOptions>,
-    /// BLEU's tokenizer.
-    pub tokenization: Tokenization,
+    /// The scores of answers.
+    pub metrics: Vec<Metric>,
+    /// Their settings.
+    pub settings: Settings,
     /// How many generated examples the report shows.
     pub examples: usize,
 }
@@ -44,7 +46,8 @@ impl Default for EvaluateOptions {
             micro_batch_samples: 8,
             context: EvalContext::default(),
             generate: Some(GenerateOptions::default()),
-            tokenization: Tokenization::V13a,
+            metrics: vec![Metric::Bleu, Metric::ExactMatch],
+            settings: Settings::default(),
             examples: 3,
         }
     }
@@ -72,6 +75,21 @@ pub struct Example {
     pub hypothesis: String,
 }
 
+/// The answer to a sample of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answered<'a> {
+    /// Which sample of the batch.
+    pub sample: usize,
+    /// The generated text.
+    pub hypothesis: &'a str,
+    /// The right answer.
+    pub reference: &'a str,
+    /// The model's score of it, where a beam search found it.
+    pub model_score: Option<f64>,
+    /// Its scores, of the metrics that mean something for one answer.
+    pub scores: RowScores,
+}
+
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub struct EvaluationReport {
@@ -90,14 +108,19 @@ pub struct EvaluationReport {
 /// Scores of generated answers.
 #[derive(Clone, Debug)]
 pub struct GenerationReport {
-    /// Corpus BLEU-4.
-    pub bleu: BleuScore,
-    /// sacreBLEU's signature of the settings.
-    pub bleu_signature: String,
-    /// The share of answers equal to their reference, white space at the ends aside: 0 to 1.
-    pub exact_match: f64,
+    /// The value of each metric.
+    pub values: Vec<(Metric, f64)>,
+    /// The settings of metrics that have some.
+    pub signatures: Vec<(Metric, String)>,
     /// The first few answers.
     pub examples: Vec<Example>,
+}
+
+impl GenerationReport {
+    /// The value of a metric that was asked for.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        self.values.iter().find(|(other, _)| *other == metric).map(|(_, value)| *value)
+    }
 }
 
 /// An evaluation under way.
@@ -107,8 +130,7 @@ pub struct Evaluation {
     loss_sum: f64,
     target_tokens: u64,
     samples: u64,
-    bleu: Bleu,
-    exact_matches: u64,
+    scores: Scores,
     examples: Vec<Example>,
 }
 
@@ -116,12 +138,11 @@ impl Evaluation {
     /// An evaluation that has seen nothing.
     pub fn new(options: EvaluateOptions) -> Self {
         Evaluation {
-            bleu: Bleu::new(options.tokenization),
+            scores: Scores::new(&options.metrics, options.settings),
             options,
             loss_sum: 0.0,
             target_tokens: 0,
             samples: 0,
-            exact_matches: 0,
             examples: Vec::new(),
         }
     }
@@ -138,30 +159,48 @@ impl Evaluation {
         decode: &dyn Fn(&[u32]) -> String,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()> {
+        self.add_and_show(model, batch, decode, interrupted, &mut |_| {})
+    }
+
+    /// [`Evaluation::add`] that shows each answer, in the order of the batch.
+    ///
+    /// # Errors
+    /// As [`Evaluation::add`].
+    pub fn add_and_show(
+        &mut self,
+        model: &T5,
+        batch: &EvaluationBatch,
+        decode: &dyn Fn(&[u32]) -> String,
+        interrupted: &dyn Fn() -> bool,
+        show: &mut dyn FnMut(&Answered),
+    ) -> Result<()> {
         let sources = batch.sources.len();
         let targets = batch.references.map_or(batch.targets.len(), <[String]>::len);
         if batch.targets.len() != sources || targets != sources {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
         let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
-        let mut hypotheses = vec![Vec::new(); sources];
+        let mut answers = vec![Answer { ids: Vec::new(), score: None }; sources];
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
             if !self.add_loss(model, batch, &samples, interrupted)? {
                 return Ok(());
             }
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
-                let Some(answers) = model.generate_unless(&sources, generate, interrupted)? else { return Ok(()) };
-                for (&i, ids) in samples.iter().zip(answers) {
-                    hypotheses[i] = ids;
+                // What is drawn for a sample follows from its place among all samples.
+                let number = |source: usize| self.samples + samples[source] as u64;
+                let watch = Watch { interrupted, number: &number, ..Watch::default() };
+                let Some(found) = model.answers(&sources, generate, &watch)? else { return Ok(()) };
+                for (&i, found) in samples.iter().zip(found) {
+                    answers[i] = found.into_iter().next().expect("at least one answer");
                 }
             }
         }
         self.samples += sources as u64;
         if self.options.generate.is_some() {
             // In the order of the batch, so that the examples do not depend on the cut.
-            for (i, ids) in hypotheses.iter().enumerate() {
-                self.add_answer(batch, i, decode(ids), decode);
+            for (sample, answer) in answers.iter().enumerate() {
+                self.add_answer(batch, sample, answer, decode, show);
             }
         }
         Ok(())
@@ -187,34 +226,49 @@ impl Evaluation {
         Ok(true)
     }
 
-    fn add_answer(&mut self, batch: &EvaluationBatch, i: usize, hypothesis: String, decode: &dyn Fn(&[u32]) -> String) {
+    fn add_answer(
+        &mut self,
+        batch: &EvaluationBatch,
+        sample: usize,
+        answer: &Answer,
+        decode: &dyn Fn(&[u32]) -> String,
+        show: &mut dyn FnMut(&Answered),
+    ) {
+        let hypothesis = decode(&answer.ids);
         let reference = match batch.references {
-            Some(references) => references[i].clone(),
-            None => decode(&batch.targets[i]),
+            Some(references) => references[sample].clone(),
+            None => decode(&batch.targets[sample]),
         };
-        self.bleu.add(&hypothesis, &reference);
-        self.exact_matches += u64::from(hypothesis.trim() == reference.trim());
+        let scores = self.scores.add(&hypothesis, &reference);
+        let (hypothesis_text, reference_text) = (hypothesis.as_str(), reference.as_str());
+        let model_score = answer.score;
+        show(&Answered { sample, hypothesis: hypothesis_text, reference: reference_text, model_score, scores });
         if self.examples.len() < self.options.examples {
-            self.examples.push(Example { source: decode(&batch.sources[i]), reference, hypothesis });
+            self.examples.push(Example { source: decode(&batch.sources[sample]), reference, hypothesis });
         }
     }
 
     /// The figures of everything added.
-    pub fn finish(self) -> EvaluationReport {
+    ///
+    /// # Errors
+    /// [`Error::NoLabels`] where macro-F1 is wanted and the references are none.
+    pub fn finish(self) -> Result<EvaluationReport> {
         let loss = self.loss_sum / self.target_tokens as f64;
-        let generation = self.options.generate.is_some().then(|| GenerationReport {
-            bleu: self.bleu.score(),
-            bleu_signature: self.bleu.signature(),
-            exact_match: self.exact_matches as f64 / self.samples.max(1) as f64,
-            examples: self.examples,
-        });
-        EvaluationReport {
+        let generation = match &self.options.generate {
+            None => None,
+            Some(_) => Some(GenerationReport {
+                values: self.scores.values()?,
+                signatures: self.scores.signatures(),
+                examples: self.examples,
+            }),
+        };
+        Ok(EvaluationReport {
             samples: self.samples,
             target_tokens: self.target_tokens,
             loss,
             perplexity: loss.exp(),
             generation,
-        }
+        })
     }
 }
 
@@ -260,7 +314,7 @@ mod tests {
         for (sources, targets) in sources.chunks(batch).zip(targets.chunks(batch)) {
             evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode, &|| false).unwrap();
         }
-        evaluation.finish()
+        evaluation.finish().unwrap()
     }
 
     #[test]
@@ -288,13 +342,13 @@ mod tests {
         let whole = evaluate(&model, options(9), 9).generation.unwrap();
         for (micro_batch_samples, batch) in [(1, 9), (4, 3), (100, 1)] {
             let cut = evaluate(&model, options(micro_batch_samples), batch).generation.unwrap();
-            assert_eq!((&cut.bleu, cut.exact_match), (&whole.bleu, whole.exact_match));
+            assert_eq!(cut.values, whole.values);
             assert_eq!(cut.examples, whole.examples);
         }
         assert_eq!(whole.examples.len(), 2);
         assert_eq!(whole.examples[1].source, decode(&samples().0[1]));
         assert_eq!(whole.examples[1].reference, decode(&samples().1[1]));
-        assert!(whole.bleu_signature.contains("tok:13a"));
+        assert!(whole.signatures[0].1.contains("tok:13a"));
     }
 
     #[test]
@@ -310,9 +364,10 @@ mod tests {
         let mut evaluation = Evaluation::new(options(3));
         let batch = EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references) };
         evaluation.add(&model, &batch, &decode, &|| false).unwrap();
-        let generation = evaluation.finish().generation.unwrap();
-        assert_eq!(generation.exact_match, 1.0);
-        assert!((generation.bleu.score - 100.0).abs() < 1e-9, "{:?}", generation.bleu);
+        let generation = evaluation.finish().unwrap().generation.unwrap();
+        assert_eq!(generation.value(Metric::ExactMatch), Some(1.0));
+        let bleu = generation.value(Metric::Bleu).unwrap();
+        assert!((bleu - 100.0).abs() < 1e-9, "{bleu}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor ([`adafactor`]), a
 //!   [`schedule`], freezing by name ([`freeze`]).
-//! * [`evaluate`]: loss, perplexity, corpus BLEU ([`bleu`]) and exact match, streaming.
+//! * [`evaluate`]: loss, perplexity, and the scores of answers ([`text_metrics`]), streaming.
 //! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
 //!   [`write_atomic`]: the one way in which the house writes small files.
 //! * [`costs`]: the trainer's rows of the memory bill.
@@ -12,7 +12,6 @@
 
 pub mod adafactor;
 mod atomic;
-pub mod bleu;
 pub mod checkpoint;
 pub mod costs;
 mod directories;

@@ -1,4 +1,4 @@
-//! The trainer beside what it must equal: sacreBLEU, torch's and transformers' schedules, transformers' Adafactor, and
+//! The trainer beside what it must equal: torch's and transformers' schedules, transformers' Adafactor, and
 //! whole training steps. The goldens come from `scripts/make_goldens.py`.
 
 use std::fs;
@@ -10,7 +10,6 @@ use t5::safetensors::Reader;
 use t5::{Parameter, Part, T5};
 use t5_ops::SquareSums;
 use trainer::adafactor::{Adafactor, AdafactorOptions};
-use trainer::bleu::{Bleu, Tokenization};
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
@@ -20,10 +19,6 @@ fn goldens(path: &str) -> PathBuf {
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
-}
-
-fn strings(value: &Value) -> Vec<&str> {
-    value.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
 }
 
 fn floats(value: &Value) -> Vec<f64> {
@@ -67,43 +62,6 @@ fn schedules_are_those_of_torch_and_transformers() {
                 "{}, step {step}: {got}, expected {expected}",
                 golden["name"]
             );
-        }
-    }
-}
-
-#[test]
-fn bleu_is_that_of_sacrebleu_token_by_token() {
-    let goldens = json(&goldens("bleu/bleu.json"));
-    for golden in goldens.as_array().unwrap() {
-        let (hypotheses, references) = (strings(&golden["hypotheses"]), strings(&golden["references"]));
-        for (name, expected) in golden["scores"].as_object().unwrap() {
-            let place = format!("{}, {name}", golden["name"]);
-            let tokenization: Tokenization = name.parse().unwrap();
-            let mut bleu = Bleu::new(tokenization);
-            for (i, (hypothesis, reference)) in hypotheses.iter().zip(&references).enumerate() {
-                assert_eq!(
-                    tokens(&tokenization.tokenize(hypothesis)),
-                    tokens(strings(&expected["tokenized"]["hypotheses"])[i]),
-                    "{place}"
-                );
-                assert_eq!(
-                    tokens(&tokenization.tokenize(reference)),
-                    tokens(strings(&expected["tokenized"]["references"])[i]),
-                    "{place}"
-                );
-                bleu.add(hypothesis, reference);
-            }
-            let score = bleu.score();
-            assert_eq!(bleu.signature(), expected["signature"], "{place}");
-            assert_eq!(score.matches.to_vec(), counts(&expected["counts"]), "{place}");
-            assert_eq!(score.totals.to_vec(), counts(&expected["totals"]), "{place}");
-            assert_eq!(score.hypothesis_tokens, expected["hypothesis_length"], "{place}");
-            assert_eq!(score.reference_tokens, expected["reference_length"], "{place}");
-            close(score.brevity_penalty, expected["brevity_penalty"].as_f64().unwrap(), 1e-12, &place);
-            close(score.score, expected["score"].as_f64().unwrap(), 1e-10, &place);
-            for (got, expected) in score.precisions.into_iter().zip(floats(&expected["precisions"])) {
-                close(got, expected, 1e-12, &place);
-            }
         }
     }
 }
@@ -235,12 +193,6 @@ fn whole_steps_are_those_of_transformers() {
             tensors_close(&parameter.tensor, &expected, 1e-5, &format!("{case}, {}", parameter.name));
         }
     }
-}
-
-fn tokens(line: &str) -> Vec<&str> {
-    line.split(|c: char| c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c))
-        .filter(|word| !word.is_empty())
-        .collect()
 }
 
 /// Within a relative tolerance, or both (nearly) nothing.

@@ -51,7 +51,7 @@ fn evaluated(model: &T5, activations: DType) -> (f64, Vec<Vec<u32>>) {
     let [sources, targets]: [[&[u32]; 3]; 2] = [[&[7, 90, 3, 1], &[149, 1], &[1]], [&[4, 1], &[60, 5, 6, 1], &[8, 1]]];
     let batch = MicroBatch::new(&sources, &targets, &[0, 1, 2], model.config(), &Device::Cpu).unwrap();
     let loss = model.loss(&batch, &EvalContext { activations, loss_chunk_rows: 4 }).unwrap();
-    (loss, model.generate(&sources, &GenerateOptions { max_new_tokens: 5, activations }).unwrap())
+    (loss, model.generate(&sources, &GenerateOptions { max_new_tokens: 5, activations, ..Default::default() }).unwrap())
 }
 
 fn in_files(model: &T5) -> usize {

@@ -5,6 +5,7 @@ pub(crate) mod activation;
 pub(crate) mod adafactor;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod decoding;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod linear;

@@ -214,6 +214,14 @@ impl Ops for Tensor {
         Ok(self.index_select(&rows, 0)?)
     }
 
+    fn copy_rows(&self, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
+        Ok(t5_ops::copy_rows(self, pairs, positions)?)
+    }
+
+    fn scores(&self, normalised: bool) -> Result<Vec<f32>> {
+        Ok(t5_ops::scores(self, normalised)?)
+    }
+
     fn largest(&self) -> Result<Vec<u32>> {
         let rows = self.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         let argmax = |row: &Vec<f32>| {

@@ -159,6 +159,10 @@ pub trait Ops: Clone + Debug + Sized {
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
     /// Samples `rows` of `self` (B, ..).
     fn select(&self, rows: &[u32]) -> Result<Self>;
+    /// Copies the first `positions` of samples of `self` (B, T, D) over those of others: of each pair the first to the second.
+    fn copy_rows(&self, pairs: &[(usize, usize)], positions: usize) -> Result<()>;
+    /// The values of (R, V) as f32, row after row; normalised: their log-softmax.
+    fn scores(&self, normalised: bool) -> Result<Vec<f32>>;
     /// The index of the largest value of each row of (R, V); of equal ones the first.
     fn largest(&self) -> Result<Vec<u32>>;
 }

@@ -35,10 +35,11 @@ use crate::config::Config;
 use crate::context::StepContext;
 use crate::costs::{Trained, WeightsOnDisk};
 use crate::error::Result;
-use crate::generate::{Decoding, GenerateOptions};
+use crate::generate::cache::Decoding;
+use crate::generate::{AnswerShape, GenerateOptions};
 use crate::levers::{LayerMajor, Levers};
 use crate::micro_batch::MicroBatch;
-use crate::ops::Counted;
+use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use rehearsal::Rehearsal;
@@ -281,12 +282,14 @@ impl Counter {
     }
 
     /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
-    pub fn generation(&self, samples: usize, source_tokens: usize, max_new_tokens: usize) -> InferenceCount {
+    pub fn generation(&self, samples: usize, source_tokens: usize, answer: &AnswerShape) -> InferenceCount {
+        let &AnswerShape { max_new_tokens, rows, .. } = answer;
         if max_new_tokens == 0 || samples == 0 {
             return InferenceCount::default();
         }
         let (ledger, network) = (self.rehearsal.ledger(), self.rehearsal.network());
-        let options = GenerateOptions { max_new_tokens, activations: self.precisions.activations };
+        let activations = self.precisions.activations;
+        let options = GenerateOptions { max_new_tokens, activations, sequences: rows, ..GenerateOptions::default() };
         let decoding = Decoding { network, options, has_paged_weights: false };
         let sources = ledger.beside(&[samples, source_tokens], DType::U32);
         ledger.begin();
@@ -294,12 +297,18 @@ impl Counter {
         let batch = MicroBatch::of_sources(sources, Vec::new());
         let cache = decoding.begin(batch, &self.config, &|| false).expect("counting cannot fail");
         let mut cache = cache.expect("nobody interrupts");
-        let ids: Counted = ledger.beside(&[samples, 1], DType::U32);
+        let ids: Counted = ledger.beside(&[samples * rows, 1], DType::U32);
         // A token at each size of the cache: between them nothing changes.
         let (mut position, mut multiply_adds) = (0, ledger.work().all);
         loop {
             let before = ledger.work().all;
-            decoding.next_tokens(&ids, position, &mut cache).expect("counting cannot fail");
+            let logits = decoding.step(&ids, position, &mut cache).expect("counting cannot fail");
+            match answer.looks_at_scores {
+                true => logits.scores(false).map(drop),
+                false => logits.largest().map(drop),
+            }
+            .expect("counting cannot fail");
+            drop(logits);
             let end = cache.capacity().min(max_new_tokens);
             multiply_adds += (ledger.work().all - before) * (end - position) as f64;
             if end == max_new_tokens {
@@ -308,6 +317,8 @@ impl Counter {
             position = end;
         }
         let (peak, cache) = (ledger.peak() - live, cache.bytes());
-        InferenceCount { cache, loss: 0, workspace: peak - cache, packed: ledger.kept().total(), multiply_adds }
+        let beside = answer.bytes_beside(samples, self.config.vocab_size);
+        let packed = ledger.kept().total();
+        InferenceCount { cache, loss: 0, workspace: peak - cache + beside, packed, multiply_adds }
     }
 }

@@ -3,6 +3,7 @@
 
 mod autograd;
 mod candle;
+mod decoding;
 mod directories;
 mod layer_major;
 mod properties;

@@ -181,7 +181,7 @@ fn generation_with_a_cache_is_generation_without_one() {
         let model = T5::init(&config, seed, DType::F64, &Device::Cpu).unwrap();
         let (sources, _) = data();
         // Beyond the first capacity of the cache, and not a multiple of it.
-        let options = GenerateOptions { max_new_tokens: 75, activations: DType::F64 };
+        let options = GenerateOptions { max_new_tokens: 75, activations: DType::F64, ..Default::default() };
         let batched = model.generate(&slices(&sources), &options).unwrap();
         for (source, answer) in sources.iter().zip(&batched) {
             assert_eq!(answer, &generate_without_cache(&model, source, 75));
@@ -193,7 +193,7 @@ fn generation_with_a_cache_is_generation_without_one() {
 fn generation_stops_at_any_eos_while_others_go_on() {
     let model = T5::init(&relu(), 2, DType::F64, &Device::Cpu).unwrap();
     let (sources, _) = data();
-    let options = |max_new_tokens| GenerateOptions { max_new_tokens, activations: DType::F64 };
+    let options = |max_new_tokens| GenerateOptions { max_new_tokens, activations: DType::F64, ..Default::default() };
     let free = model.generate(&slices(&sources), &options(40)).unwrap();
     // Make tokens that were generated the ends: answers must be the same up to their first one.
     let eos: Vec<u32> = vec![free[0][3], free[1][10], free[2][0]];

@@ -45,7 +45,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let shape = Shape {
         samples: flags.batch_samples,
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
-        max_new_tokens: config.train.eval_max_new_tokens,
+        answer: options::answers(&config).shape(),
     };
     let planned = asked.plan(&shape, Some(rows), (job::budgets(&config).process, &config.memory.pins))?;
     if flags.weights.dry_run {
@@ -73,7 +73,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         report::result(&format!("{json}\n"))?;
         return Ok(());
     }
-    report::result(&format!("{}\n{}\n", figures.line(), figures.bleu_signature))?;
+    report::result(&format!("{}\n{}\n", figures.line(), figures.signature_lines()))?;
     if !figures.examples.is_empty() {
         report::result(&format!("{}\n", figures.examples_text()))?;
     }

@@ -13,7 +13,7 @@ use t5::{GenerateOptions, T5};
 use crate::cli::GenerateArgs;
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
-use crate::{model_directory, open, options, report};
+use crate::{model_directory, open, report};
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
@@ -22,7 +22,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
     let config = t5::Config::from_file(&directory.join("config.json"))?;
-    let budget = options::budget(flags.weights.memory_budget.as_deref())?;
+    let budget = crate::options::budget(flags.weights.memory_budget.as_deref())?;
     let asked = Asked {
         directory: &directory,
         config: &config,
@@ -31,11 +31,8 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         parameters: None,
         flags: &flags.weights,
     };
-    let shape = Shape {
-        samples: flags.batch_samples,
-        longest: (flags.max_source_tokens, 1),
-        max_new_tokens: flags.max_new_tokens,
-    };
+    let shape =
+        Shape { samples: flags.batch_samples, longest: (flags.max_source_tokens, 1), answer: options(flags).shape() };
     let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
@@ -47,6 +44,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));
     }
     Ok(())
+}
+
+fn options(flags: &GenerateArgs) -> GenerateOptions {
+    GenerateOptions {
+        max_new_tokens: flags.max_new_tokens,
+        activations: activations(flags),
+        ..GenerateOptions::default()
+    }
 }
 
 fn activations(flags: &GenerateArgs) -> DType {
@@ -95,8 +100,7 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
         sources.push(ids);
     }
     let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
-    let options = GenerateOptions { max_new_tokens: flags.max_new_tokens, activations: activations(flags) };
-    for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options)?) {
+    for (prompt, ids) in prompts.iter().zip(model.generate(&sources, &options(flags))?) {
         let response = tokenizer.decode(&ids)?;
         let line = if flags.json { json!({"prompt": prompt, "response": response}).to_string() } else { response };
         report::result(&format!("{line}\n"))?;

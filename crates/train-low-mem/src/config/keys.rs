@@ -25,6 +25,8 @@ pub enum Kind {
     OneOf(&'static [&'static str]),
     /// A list of these words.
     Words(&'static [&'static str]),
+    /// A list of metrics of texts.
+    Metrics,
     /// A list of paths or globs; a single string is accepted as a list of one.
     Paths,
     /// A list of parts, blocks or globs of parameter names; a string is split at its commas.
@@ -67,7 +69,7 @@ const fn key(
 /// The changes that `run.allow_changes` and `--allow-changed` accept.
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed"];
 
-use Kind::{Integer, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
+use Kind::{Integer, Metrics, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
 
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
@@ -135,6 +137,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.eval_samples", Integer(0, MANY), &[], "256", "validation rows per evaluation, starting with the first; 0: all"),
     key("train.eval_generate_samples", Integer(0, MANY), &[], "64", "rows of each evaluation that are also generated, for BLEU and exact match"),
     key("train.eval_max_new_tokens", Integer(1, 1 << 20), AUTO, "\"auto\"", "longest generated answer in tokens; auto: data.max_target_tokens"),
+    key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1"),
+    key("train.rouge_stemmer", Switch, &[], "false", "stem words for ROUGE, as google's rouge-score does with use_stemmer"),
     key("train.bleu_tokenizer", OneOf(&["13a", "zh", "char", "none"]), &[], "\"13a\"", "sacreBLEU's tokenizer"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),
 
@@ -222,6 +226,7 @@ impl Key {
             Text => "a string".to_string(),
             OneOf(words) => format!("one of {}", quoted(words)),
             Words(words) => format!("a list of {}", quoted(words)),
+            Metrics => format!("a list of {}", text_metrics::Metric::names()),
             Paths => "a list of paths or globs".to_string(),
             Parts => "a list of parts, blocks or globs of parameter names".to_string(),
             Size(_) => "a size such as \"512MiB\" or \"4GiB\"".to_string(),

@@ -25,6 +25,7 @@ use std::path::PathBuf;
 pub use memory::{Memory, PricesFrom};
 pub use precedence::settle;
 use row_files::{Chosen, Share};
+use text_metrics::Metric;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 
@@ -178,6 +179,10 @@ pub struct Train {
     pub eval_generate_samples: u64,
     /// Longest generation in tokens.
     pub eval_max_new_tokens: usize,
+    /// The scores of answers that are shown.
+    pub eval_metrics: Vec<Metric>,
+    /// Whether ROUGE stems words.
+    pub rouge_stemmer: bool,
     /// sacreBLEU's name.
     pub bleu_tokenizer: String,
     /// Generations shown after each evaluation.
@@ -449,9 +454,16 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         eval_samples: required(values, "train.eval_samples"),
         eval_generate_samples: required(values, "train.eval_generate_samples"),
         eval_max_new_tokens: pin(values, "train.eval_max_new_tokens").unwrap_or(data.max_target_tokens),
+        eval_metrics: metrics(values),
+        rouge_stemmer: values.switch("train.rouge_stemmer"),
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
         sample_generations: size(values, "train.sample_generations"),
     })
+}
+
+fn metrics(values: &Values) -> Vec<Metric> {
+    let names = values.list("train.eval_metrics").unwrap_or_default();
+    Metric::list(&names.join(",")).expect("names are checked on the way in")
 }
 
 /// One number from the two ways of saying it: `batch_size`, or per device x accumulation steps.

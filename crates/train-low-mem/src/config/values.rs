@@ -205,6 +205,11 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
             let items: Vec<&str> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
             if items.iter().all(|item| words.contains(item)) { Ok(Value::from(items)) } else { Err(got(&value)) }
         }
+        (Kind::Metrics, Value::String(text)) => metric_names(text).ok_or_else(|| got(&value)),
+        (Kind::Metrics, Value::Array(items)) => {
+            let names: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+            names.and_then(|names| metric_names(&names.join(","))).ok_or_else(|| got(&value))
+        }
         (Kind::Parts, Value::String(text)) => {
             Ok(Value::from(text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect::<Vec<_>>()))
         }
@@ -214,6 +219,12 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
     }
+}
+
+/// A list of metrics under their own names.
+fn metric_names(text: &str) -> Option<Value> {
+    let metrics = text_metrics::Metric::list(text).ok()?;
+    Some(Value::from(metrics.into_iter().map(text_metrics::Metric::name).collect::<Vec<_>>()))
 }
 
 /// Bytes of a size such as `512MiB`, `4GiB` or `4G`.

@@ -9,7 +9,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::python::is_space as is_python_space;
+
+/// A name that no tokenizer has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("BLEU tokenizer: expected one of 13a, zh, char, none, got `{0}`")]
+pub struct UnknownTokenization(String);
 
 /// How BLEU cuts a sentence into tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,15 +44,15 @@ impl fmt::Display for Tokenization {
 }
 
 impl FromStr for Tokenization {
-    type Err = Error;
+    type Err = UnknownTokenization;
 
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self, UnknownTokenization> {
         match name {
             "13a" => Ok(Tokenization::V13a),
             "zh" => Ok(Tokenization::Zh),
             "char" => Ok(Tokenization::Char),
             "none" => Ok(Tokenization::None),
-            _ => Err(Error::invalid_option("BLEU tokenizer", "one of 13a, zh, char, none", name)),
+            _ => Err(UnknownTokenization(name.to_owned())),
         }
     }
 }
@@ -78,11 +83,6 @@ impl Tokenization {
             Tokenization::None => sentence.to_owned(),
         }
     }
-}
-
-/// The white space of Python's `str.split()` and `str.strip()`.
-pub(super) fn is_python_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
 /// The four substitutions of sacreBLEU's `TokenizerRegexp`, each over the result of the one before.

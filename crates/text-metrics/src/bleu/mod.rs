@@ -7,7 +7,7 @@
 //! * The brevity penalty is never above 1.
 //!
 //! ```
-//! use trainer::bleu::{Bleu, Tokenization};
+//! use text_metrics::bleu::{Bleu, Tokenization};
 //! let mut bleu = Bleu::new(Tokenization::V13a);
 //! bleu.add("the cat sat on the mat.", "the cat sat on the mat.");
 //! assert!((bleu.score().score - 100.0).abs() < 1e-9);
@@ -15,9 +15,10 @@
 
 mod tokenize;
 
-use std::collections::HashMap;
+pub use tokenize::{Tokenization, UnknownTokenization};
 
-pub use tokenize::Tokenization;
+use crate::ngrams::overlap;
+use crate::python::words;
 
 /// The longest n-gram that is counted.
 const MAX_ORDER: usize = 4;
@@ -69,20 +70,9 @@ impl Bleu {
         self.hypothesis_tokens += hypothesis.len() as u64;
         self.reference_tokens += reference.len() as u64;
         for n in 1..=MAX_ORDER {
-            let mut available: HashMap<&[&str], u64> = HashMap::new();
-            for ngram in reference.windows(n) {
-                *available.entry(ngram).or_default() += 1;
-            }
-            for ngram in hypothesis.windows(n) {
-                self.totals[n - 1] += 1;
-                // Each reference n-gram can be matched once: the clipped count.
-                if let Some(count) = available.get_mut(ngram)
-                    && *count > 0
-                {
-                    *count -= 1;
-                    self.matches[n - 1] += 1;
-                }
-            }
+            let counts = overlap(&hypothesis, &reference, n);
+            self.totals[n - 1] += counts.hypothesis;
+            self.matches[n - 1] += counts.matches;
         }
     }
 
@@ -132,10 +122,6 @@ impl Bleu {
     pub fn signature(&self) -> String {
         format!("nrefs:1|case:mixed|eff:no|tok:{}|smooth:exp|version:{SACREBLEU_VERSION}", self.tokenization)
     }
-}
-
-fn words(line: &str) -> impl Iterator<Item = &str> {
-    line.split(tokenize::is_python_space).filter(|word| !word.is_empty())
 }
 
 #[cfg(test)]

@@ -1,17 +1,14 @@
-//! Greedy generation with a key/value cache.
+//! The key/value cache, and a step of every row of it.
 //!
-//! The cache holds, for each decoder block, the keys and values of the tokens generated so far (space for a
-//! power of two of them, doubled when full) and of the source. Samples that are done leave the batch when
-//! half of it is done. [`crate::step::count`] rehearses it for the bill.
+//! A source has as many rows as answers are made of it at a time. Keys and values of the source are there once for all of them:
+//! to its cross attention the rows are queries of one sample.
 
-use candle_core::{DType, Tensor};
-
+use super::GenerateOptions;
 use crate::config::Config;
 use crate::context::Noise;
 use crate::error::Result;
 use crate::layers::attention::Attention;
-use crate::micro_batch::{MicroBatch, pad};
-use crate::model::T5;
+use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::Ops;
 use crate::step::run::{infer, without_dropout};
@@ -19,82 +16,6 @@ use crate::step::schedule::Outline;
 
 /// Positions that a new cache has space for.
 const FIRST_CAPACITY: usize = 32;
-
-/// How to generate.
-#[derive(Clone, Copy, Debug)]
-pub struct GenerateOptions {
-    /// Most tokens generated for a source, EOS included.
-    pub max_new_tokens: usize,
-    /// Dtype in which activations are computed and cached.
-    pub activations: DType,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        GenerateOptions { max_new_tokens: 128, activations: DType::F32 }
-    }
-}
-
-impl T5 {
-    /// The likeliest next token, again and again, for each source (token ids, EOS included): the tokens
-    /// generated after the decoder's start token, up to and including EOS.
-    ///
-    /// All sources run as one batch, padded to the longest; a source's answer does not depend on the
-    /// others up to rounding.
-    ///
-    /// # Errors
-    /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary.
-    pub fn generate(&self, sources: &[&[u32]], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
-        Ok(self.generate_unless(sources, options, &|| false)?.expect("nobody interrupts"))
-    }
-
-    /// [`T5::generate`] that ends early, with `None`, when `interrupted` says so. It is asked before every block of the
-    /// encoder and before every token.
-    ///
-    /// # Errors
-    /// As [`T5::generate`].
-    pub fn generate_unless(
-        &self,
-        sources: &[&[u32]],
-        options: &GenerateOptions,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Vec<u32>>>> {
-        let mut answers = vec![Vec::new(); sources.len()];
-        if sources.is_empty() || options.max_new_tokens == 0 {
-            return Ok(Some(answers));
-        }
-        let samples: Vec<u32> = (0..sources.len() as u32).collect();
-        let (ids, lengths) = pad(sources, "source", &samples, self.config(), self.device())?;
-        let decoding = Decoding { network: &self.network, options: *options, has_paged_weights: self.is_in_file() };
-        let batch = MicroBatch::of_sources(ids, lengths);
-        let Some(mut cache) = decoding.begin(batch, self.config(), interrupted)? else { return Ok(None) };
-        let mut active: Vec<usize> = (0..sources.len()).collect(); // the sample of each row of the cache
-        let mut tokens = vec![self.config().decoder_start_token_id; sources.len()];
-        for position in 0..options.max_new_tokens {
-            if interrupted() {
-                return Ok(None);
-            }
-            let ids = Tensor::from_slice(&tokens, (tokens.len(), 1), self.device())?;
-            tokens = decoding.next_tokens(&ids, position, &mut cache)?;
-            let is_done = |answer: &[u32]| answer.last().is_some_and(|id| self.config().eos_token_ids.contains(id));
-            for (&sample, &token) in active.iter().zip(&tokens) {
-                if !is_done(&answers[sample]) {
-                    answers[sample].push(token);
-                }
-            }
-            let rows: Vec<usize> = (0..active.len()).filter(|&row| !is_done(&answers[active[row]])).collect();
-            if rows.is_empty() {
-                break;
-            }
-            if rows.len() * 2 <= active.len() {
-                cache.keep_rows(&rows)?;
-                active = rows.iter().map(|&row| active[row]).collect();
-                tokens = rows.iter().map(|&row| tokens[row]).collect();
-            }
-        }
-        Ok(Some(answers))
-    }
-}
 
 /// Generation by a network, over tensors or counted tensors.
 pub(crate) struct Decoding<'a, T> {
@@ -111,7 +32,8 @@ impl<T: Ops> Decoding<'_, T> {
         config: &Config,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Cache<T>>> {
-        let GenerateOptions { max_new_tokens, activations } = self.options;
+        let GenerateOptions { max_new_tokens, activations, .. } = self.options;
+        let rows_of_source = self.options.shape().rows;
         let events = Outline::inference(config, self.has_paged_weights).forward_only(false);
         let encoder = infer(self.network, &events, &without_dropout(activations, 1), &batch, interrupted)?;
         let Some(encoded) = encoder.and_then(|mut step| step.take_output()) else { return Ok(None) };
@@ -124,20 +46,20 @@ impl<T: Ops> Decoding<'_, T> {
         for block in &self.network.decoder.blocks {
             let Some(cross) = &block.cross else { continue };
             [&cross.k, &cross.v].into_iter().for_each(|linear| linear.weight.tensor.page_in());
-            let empty = || encoded.zeros(&[samples, capacity, config.inner_dim()], activations);
+            let empty = || encoded.zeros(&[samples * rows_of_source, capacity, config.inner_dim()], activations);
             let own = KeysValues { k: empty()?, v: empty()? };
             blocks.push(CachedBlock { own, source: keys_values(cross)? });
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
         let source_lengths = batch.lengths(false).to_vec();
-        Ok(Some(Cache { blocks, source_lengths, capacity, most: max_new_tokens }))
+        Ok(Some(Cache { blocks, source_lengths, rows_of_source, capacity, most: max_new_tokens }))
     }
 
-    /// One step of all rows: the token after `ids` (B, 1), which are at `position`.
-    pub fn next_tokens(&self, ids: &T, position: usize, cache: &mut Cache<T>) -> Result<Vec<u32>> {
+    /// One step of all rows: the logits (R, V) after `ids` (R, 1), which are at `position`.
+    pub fn step(&self, ids: &T, position: usize, cache: &mut Cache<T>) -> Result<T> {
         cache.make_space(position)?;
         let Network { shared, decoder, head, .. } = self.network;
-        let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (B, 1, D)
+        let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
         shared.tensor.page_out();
         let mut bias = decoder.position_bias(0, 1, cache.capacity, position)?; // (H, capacity)
         let lengths = vec![position + 1; ids.dims()[0]];
@@ -158,20 +80,24 @@ impl<T: Ops> Decoding<'_, T> {
             if let Some(cross) = &block.cross {
                 let (n, _) = cross.norm.forward(&x)?;
                 let q = cross.q.forward(&n)?;
-                x = cross.attend(&x, &q, &cached.source.k, &cached.source.v, None, &cache.source_lengths)?;
+                // The rows of a source are queries of one sample: (B, R / B, D).
+                let beside = |x: &T| x.shaped(&[x.dims()[0] / cache.rows_of_source, cache.rows_of_source, x.dims()[2]]);
+                let (k, v) = (&cached.source.k, &cached.source.v);
+                x = cross.attend(&beside(&x)?, &beside(&q)?, k, v, None, &cache.source_lengths)?;
+                x = x.shaped(&[ids.dims()[0], 1, x.dims()[2]])?;
             }
             x = block.feed_forward.infer(&x)?;
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
-        let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (B, D)
+        let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (R, D)
         head.tensor.page_in();
-        let next = self.network.logits(&z)?.largest()?;
+        let logits = self.network.logits(&z)?;
         head.tensor.page_out();
-        Ok(next)
+        Ok(logits)
     }
 }
 
-/// Keys and values, (B, length, HK) each.
+/// Keys and values, (R, length, HK) each; of a source (B, length, HK).
 struct KeysValues<T> {
     k: T,
     v: T,
@@ -186,6 +112,7 @@ struct CachedBlock<T> {
 pub(crate) struct Cache<T> {
     blocks: Vec<CachedBlock<T>>,
     source_lengths: Vec<usize>,
+    rows_of_source: usize,
     /// Positions that `own` has space for.
     capacity: usize,
     most: usize,
@@ -222,15 +149,27 @@ impl<T: Ops> Cache<T> {
         Ok(())
     }
 
-    /// Drops the rows of samples that are done.
-    fn keep_rows(&mut self, rows: &[usize]) -> Result<()> {
-        let indices: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+    /// Copies rows over others, up to `positions`: of each pair the first over the second.
+    pub fn copy_rows(&self, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
+        for block in self.blocks.iter().filter(|_| !pairs.is_empty()) {
+            block.own.k.copy_rows(pairs, positions)?;
+            block.own.v.copy_rows(pairs, positions)?;
+        }
+        Ok(())
+    }
+
+    /// Drops all sources but these.
+    pub fn keep_sources(&mut self, sources: &[usize]) -> Result<()> {
+        let of_source = |source: usize| source * self.rows_of_source..(source + 1) * self.rows_of_source;
+        let rows: Vec<u32> = sources.iter().flat_map(|&source| of_source(source)).map(|row| row as u32).collect();
+        let parts: Vec<u32> = sources.iter().map(|&source| source as u32).collect();
         for block in &mut self.blocks {
-            for cached in [&mut block.own.k, &mut block.own.v, &mut block.source.k, &mut block.source.v] {
-                *cached = cached.select(&indices)?;
+            for (cached, indices) in [(&mut block.own, &rows), (&mut block.source, &parts)] {
+                cached.k = cached.k.select(indices)?;
+                cached.v = cached.v.select(indices)?;
             }
         }
-        self.source_lengths = rows.iter().map(|&row| self.source_lengths[row]).collect();
+        self.source_lengths = sources.iter().map(|&source| self.source_lengths[source]).collect();
         Ok(())
     }
 }

@@ -1,0 +1,348 @@
+//! Beam search over one source, step by step, as `_beam_search` of transformers 5.23 does it for a batch of one.
+//!
+//! The search is given the log-probabilities of the next token of each beam and says which beams go on. It knows no model, so it
+//! can be tried on any numbers. Scores are kept in f32, as there.
+//!
+//! A beam's keys and values lie in a *slot* of the cache. Of the beams that come from one beam, the first keeps its slot; the
+//! others are copied to slots whose beams ended. So a step copies as little as possible, and in place.
+
+use super::sampling::{Draw, Sampling};
+
+/// The settings of a search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beams {
+    /// Beams for each source.
+    pub count: usize,
+    /// The sum of an answer's log-probabilities is divided by its length to this power.
+    pub length_penalty: f64,
+    /// When a search is over before the longest answer.
+    pub early_stopping: EarlyStopping,
+    /// Where set, beams go on with tokens drawn at random in place of the likeliest.
+    pub sampling: Option<Sampling>,
+}
+
+impl Default for Beams {
+    fn default() -> Self {
+        Beams { count: 4, length_penalty: 1.0, early_stopping: EarlyStopping::default(), sampling: None }
+    }
+}
+
+/// When a search is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlyStopping {
+    /// As many answers as beams are finished, and the best beam, at its length so far, is worse than the worst of them.
+    #[default]
+    No,
+    /// As many answers as beams are finished.
+    Yes,
+    /// As many answers as beams are finished, and the best beam can become no better than the worst of them, whatever comes.
+    Never,
+}
+
+/// The score of an answer that is not there.
+const NOTHING: f32 = -1e9;
+
+/// Facts about the answers that a search is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    /// Tokens that end an answer.
+    pub eos: &'a [u32],
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Number of the source among all, for what is drawn.
+    pub source: u64,
+}
+
+/// A search under way.
+#[derive(Clone, Debug)]
+pub struct BeamSearch {
+    options: Beams,
+    running: Vec<Beam>,
+    finished: Vec<Finished>,
+    is_done: bool,
+}
+
+/// An answer in the making.
+#[derive(Clone, Debug)]
+pub struct Beam {
+    /// The decoder's start token and the tokens so far.
+    pub history: Vec<u32>,
+    /// The sum of their log-probabilities.
+    score: f32,
+    /// The row of the source's part of the cache.
+    pub slot: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Finished {
+    tokens: Vec<u32>,
+    score: f32,
+    is_answer: bool,
+}
+
+/// A beam that goes on with a token.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    beam: usize,
+    token: u32,
+    score: f32,
+    ends: bool,
+}
+
+impl BeamSearch {
+    /// A search that has seen nothing.
+    pub fn new(options: Beams, start_token: u32) -> Self {
+        let beam = |slot| Beam { history: vec![start_token], score: if slot == 0 { 0.0 } else { NOTHING }, slot };
+        let nothing = Finished { tokens: Vec::new(), score: NOTHING, is_answer: false };
+        BeamSearch {
+            running: (0..options.count).map(beam).collect(),
+            finished: vec![nothing; options.count],
+            options,
+            is_done: false,
+        }
+    }
+
+    /// The beams that are given a token each.
+    pub fn running(&self) -> &[Beam] {
+        &self.running
+    }
+
+    /// Whether nothing better is expected.
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Goes on by one token. `scores` are the log-probabilities (slots, V) of the next token, after what forbids or favours
+    /// any. `is_end` says of a history whether it ends there for another reason than a token or its length. Returns the slots
+    /// that the cache has to copy, from and to.
+    pub fn advance(&mut self, scores: &[f32], ends: &Ends, is_end: &dyn Fn(&[u32]) -> bool) -> Vec<(usize, usize)> {
+        let count = self.options.count;
+        let wanted = count * (ends.eos.len() + 1).max(2);
+        let mut candidates = self.candidates(scores, wanted, ends);
+        let length = self.running[0].history.len(); // of the answers with this token
+        for candidate in &mut candidates {
+            candidate.ends = ends.eos.contains(&candidate.token) || length >= ends.max_new_tokens || {
+                let mut history = self.running[candidate.beam].history.clone();
+                history.push(candidate.token);
+                is_end(&history)
+            };
+        }
+        let finished = self.merged(&candidates, length);
+        // What ended is far behind, and goes on only where there is nothing else.
+        let behind = |candidate: &Candidate| candidate.score + if candidate.ends { NOTHING } else { 0.0 };
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by(|&a, &b| behind(&candidates[b]).total_cmp(&behind(&candidates[a])));
+        let next: Vec<Candidate> = order[..count.min(order.len())]
+            .iter()
+            .map(|&i| Candidate { score: behind(&candidates[i]), ..candidates[i] })
+            .collect();
+        let copies = self.follow(&next);
+        self.finished = finished;
+        self.is_done = candidates.iter().all(|candidate| candidate.ends) || !self.can_improve(length, ends);
+        copies
+    }
+
+    /// The best candidates, best first; drawn without replacement where beams are sampled.
+    fn candidates(&self, scores: &[f32], wanted: usize, ends: &Ends) -> Vec<Candidate> {
+        let width = scores.len() / self.options.count;
+        let position = self.running[0].history.len() as u64 - 1;
+        let draw = Draw { source: ends.source, sequence: 0, position };
+        let mut best: Vec<(f64, Candidate)> = Vec::with_capacity(wanted + 1);
+        for (number, beam) in self.running.iter().enumerate() {
+            let row = &scores[beam.slot * width..][..width];
+            for (token, &score) in row.iter().enumerate() {
+                let score = if score.is_nan() { f32::NEG_INFINITY } else { score + beam.score };
+                let key = match &self.options.sampling {
+                    Some(_) if score == f32::NEG_INFINITY => f64::NEG_INFINITY,
+                    Some(sampling) => f64::from(score) + sampling.gumbel(draw, (number * width + token) as u64),
+                    None => f64::from(score),
+                };
+                // Of equal ones the first comes first.
+                if best.len() == wanted && best[wanted - 1].0 >= key {
+                    continue;
+                }
+                let at = best.partition_point(|(other, _)| *other >= key);
+                best.insert(at, (key, Candidate { beam: number, token: token as u32, score, ends: false }));
+                best.truncate(wanted);
+            }
+        }
+        best.into_iter().map(|(_, candidate)| candidate).collect()
+    }
+
+    /// The best answers with those that end now. Only the first candidates count: the others are there to go on.
+    fn merged(&self, candidates: &[Candidate], length: usize) -> Vec<Finished> {
+        let is_full =
+            self.options.early_stopping == EarlyStopping::Yes && self.finished.iter().all(|one| one.is_answer);
+        let divisor = (length as f64).powf(self.options.length_penalty) as f32;
+        let mut all = self.finished.clone();
+        for candidate in candidates.iter().take(self.options.count).filter(|candidate| candidate.ends && !is_full) {
+            let beam = &self.running[candidate.beam];
+            let tokens = beam.history[1..].iter().copied().chain([candidate.token]).collect();
+            all.push(Finished { tokens, score: candidate.score / divisor, is_answer: true });
+        }
+        // Stable: of equal ones the older comes first.
+        all.sort_by(|a, b| b.score.total_cmp(&a.score));
+        all.truncate(self.options.count);
+        all
+    }
+
+    /// Makes the candidates the running beams, and gives each its slot.
+    fn follow(&mut self, next: &[Candidate]) -> Vec<(usize, usize)> {
+        let before = std::mem::take(&mut self.running);
+        let mut is_taken = vec![false; before.len()];
+        let keeps: Vec<bool> =
+            next.iter().map(|next| !std::mem::replace(&mut is_taken[before[next.beam].slot], true)).collect();
+        let mut free = (0..before.len()).filter(|&slot| !is_taken[slot]);
+        let mut copies = Vec::new();
+        self.running = next
+            .iter()
+            .zip(keeps)
+            .map(|(next, keeps)| {
+                let parent = &before[next.beam];
+                let slot = if keeps { parent.slot } else { free.next().expect("as many slots as beams") };
+                if slot != parent.slot {
+                    copies.push((parent.slot, slot));
+                }
+                let history = parent.history.iter().copied().chain([next.token]).collect();
+                Beam { history, score: next.score, slot }
+            })
+            .collect();
+        copies
+    }
+
+    /// Whether a beam may still become better than an answer.
+    fn can_improve(&self, length: usize, ends: &Ends) -> bool {
+        let Beams { length_penalty, early_stopping, .. } = self.options;
+        if early_stopping == EarlyStopping::Yes && self.finished.iter().all(|one| one.is_answer) {
+            return false;
+        }
+        let is_hopeful = early_stopping == EarlyStopping::Never && length_penalty > 0.0;
+        let best_length = if is_hopeful { ends.max_new_tokens } else { length };
+        let best = self.running[0].score / (best_length as f64).powf(length_penalty) as f32;
+        // While an answer is missing, that is less than anything.
+        let worst = self.finished.iter().map(|one| one.score).fold(f32::INFINITY, f32::min);
+        best > worst
+    }
+
+    /// The answers, best first, with their scores.
+    pub fn into_answers(self) -> impl Iterator<Item = (Vec<u32>, f32)> {
+        self.finished.into_iter().map(|one| (one.tokens, one.score))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: usize = 6;
+
+    /// Log-probabilities that follow from the history alone.
+    fn model(history: &[u32]) -> Vec<f32> {
+        let hash = |token: usize| {
+            let words = history.iter().fold(7_u64, |hash, &word| t5_ops::keys::mix(hash ^ u64::from(word)));
+            (t5_ops::keys::mix(words ^ token as u64) % 1000) as f32 / 250.0
+        };
+        let logits: Vec<f32> = (0..V).map(hash).collect();
+        let total = logits.iter().map(|x| x.exp()).sum::<f32>().ln();
+        logits.iter().map(|x| x - total).collect()
+    }
+
+    fn searched(options: Beams, max_new_tokens: usize) -> (Vec<(Vec<u32>, f32)>, usize) {
+        let ends = Ends { eos: &[1], max_new_tokens, source: 0 };
+        let mut search = BeamSearch::new(options, 0);
+        // The history in each slot, copied as a cache would be.
+        let mut slots = vec![vec![0_u32]; options.count];
+        let mut copied = 0;
+        while !search.is_done() {
+            let mut scores = vec![0.0; options.count * V];
+            for beam in search.running() {
+                assert_eq!(slots[beam.slot], beam.history[..slots[beam.slot].len()], "a slot has its beam's past");
+                slots[beam.slot].clone_from(&beam.history);
+                scores[beam.slot * V..][..V].copy_from_slice(&model(&beam.history));
+            }
+            for (from, to) in search.advance(&scores, &ends, &|_| false) {
+                slots[to] = slots[from].clone();
+                copied += 1;
+            }
+        }
+        (search.into_answers().collect(), copied)
+    }
+
+    /// Every answer of at most so many tokens, with the sum of its log-probabilities.
+    fn all_answers(history: &[u32], sum: f32, most: usize) -> Vec<(Vec<u32>, f32)> {
+        let scores = model(history);
+        let next = |token: usize| {
+            let (longer, sum) = ([history, &[token as u32]].concat(), sum + scores[token]);
+            if token == 1 || longer.len() > most {
+                vec![(longer[1..].to_vec(), sum)]
+            } else {
+                all_answers(&longer, sum, most)
+            }
+        };
+        (0..V).flat_map(next).collect()
+    }
+
+    #[test]
+    fn a_search_with_as_many_beams_as_answers_finds_the_best_ones() {
+        let mut all = all_answers(&[0], 0.0, 3);
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let options = Beams { count: 150, length_penalty: 0.0, early_stopping: EarlyStopping::Never, sampling: None };
+        let (found, _) = searched(options, 3);
+        for ((tokens, score), (expected, sum)) in found.iter().zip(&all).take(20) {
+            assert!(
+                tokens == expected && (score - sum).abs() < 1e-5,
+                "{tokens:?} {score}, expected {expected:?} {sum}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_beam_is_greedy_and_copies_nothing() {
+        let (found, copied) = searched(Beams { count: 1, ..Beams::default() }, 9);
+        let mut history = vec![0];
+        while history.len() <= 9 && history.last() != Some(&1) {
+            let scores = model(&history);
+            history.push((0..V).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap() as u32);
+        }
+        // One beam keeps two candidates: an end is an answer only while it is the best.
+        assert!(copied == 0 && found[0].0.len() <= 9, "{found:?}");
+        assert_eq!(found[0].0[0], history[1]);
+    }
+
+    #[test]
+    fn a_step_copies_fewer_slots_than_there_are_beams() {
+        for count in [2, 3, 5] {
+            let (found, copied) = searched(Beams { count, ..Beams::default() }, 12);
+            assert_eq!(found.len(), count);
+            assert!(copied <= 12 * (count - 1), "{copied}");
+            assert!(found.windows(2).all(|pair| pair[0].1 >= pair[1].1), "best first");
+        }
+    }
+
+    #[test]
+    fn stopping_early_takes_the_first_answers_and_never_takes_at_least_as_good_ones() {
+        let best = |early_stopping| searched(Beams { count: 3, early_stopping, ..Beams::default() }, 10).0[0].1;
+        let [yes, no, never] = [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never].map(best);
+        assert!(yes <= never && no <= never, "{yes} {no} {never}");
+    }
+
+    #[test]
+    fn sampled_beams_follow_from_the_seed() {
+        let found = |seed| {
+            let sampling = Some(Sampling { seed, temperature: 2.0, ..Sampling::default() });
+            searched(Beams { count: 3, sampling, ..Beams::default() }, 8).0
+        };
+        assert_eq!(found(1), found(1));
+        assert!((2..12).any(|seed| found(seed) != found(1)));
+    }
+
+    #[test]
+    fn scores_that_are_not_numbers_end_in_an_answer_and_no_panic() {
+        let mut search = BeamSearch::new(Beams::default(), 0);
+        let ends = Ends { eos: &[1], max_new_tokens: 3, source: 0 };
+        while !search.is_done() {
+            search.advance(&[f32::NAN; 4 * V], &ends, &|_| false);
+        }
+        assert_eq!(search.into_answers().count(), 4);
+    }
+}

@@ -1,0 +1,199 @@
+//! Generation with a key/value cache: greedy, sampled, or by beam search, as transformers 5.23 generates.
+//!
+//! The cache holds, for each decoder block, the keys and values of the tokens generated so far (space for a power of two of
+//! them, doubled when full) and of the source. Sources that are done leave the batch when half of it is done.
+//! [`crate::step::count`] rehearses it for the bill. How tokens are chosen is in [`processors`], [`sampling`] and [`beams`],
+//! which know no model.
+
+pub(crate) mod beams;
+pub(crate) mod cache;
+mod options;
+pub(crate) mod processors;
+mod rows;
+pub(crate) mod sampling;
+
+use candle_core::Tensor;
+
+use self::beams::{BeamSearch, Ends};
+use self::cache::{Cache, Decoding};
+pub use self::options::{AnswerShape, GenerateOptions, Search};
+use self::rows::Rows;
+use crate::error::Result;
+use crate::micro_batch::{MicroBatch, pad};
+use crate::model::T5;
+use crate::ops::Ops;
+
+/// An answer to a source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The tokens after the decoder's start token, up to and including the end of the sequence.
+    pub ids: Vec<u32>,
+    /// Of a beam search: the sum of the tokens' log-probabilities over the length to the length penalty. Otherwise, where
+    /// scores are asked for, their mean. They are those after processors and filters.
+    pub score: Option<f64>,
+}
+
+/// What the caller says and sees while answers are made.
+#[derive(Clone, Copy)]
+pub struct Watch<'a> {
+    /// Whether to end early, without answers. Asked before every block of the encoder and before every token.
+    pub interrupted: &'a dyn Fn() -> bool,
+    /// Whether an answer that is no longer than this ends here.
+    pub is_end: &'a dyn Fn(&[u32]) -> bool,
+    /// Told the tokens of the answer to a source, one more each time. A beam search tells nothing: its answers are known at
+    /// the end.
+    pub progress: &'a dyn Fn(usize, &[u32]),
+    /// The number of a source among all that are ever asked: what is drawn follows from it.
+    pub number: &'a dyn Fn(usize) -> u64,
+}
+
+impl Default for Watch<'_> {
+    fn default() -> Self {
+        Watch { interrupted: &|| false, is_end: &|_| false, progress: &|_, _| {}, number: &|source| source as u64 }
+    }
+}
+
+impl T5 {
+    /// The best answer to each source (token ids, EOS included): the tokens generated after the decoder's start token, up
+    /// to and including EOS.
+    ///
+    /// All sources run as one batch, padded to the longest; a source's answer does not depend on the
+    /// others up to rounding.
+    ///
+    /// # Errors
+    /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary, or options that contradict each other.
+    pub fn generate(&self, sources: &[&[u32]], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
+        let answers = self.answers(sources, options, &Watch::default())?.expect("nobody interrupts");
+        Ok(answers
+            .into_iter()
+            .map(|answers| answers.into_iter().next().map_or_else(Vec::new, |best| best.ids))
+            .collect())
+    }
+
+    /// All answers to each source, the best first. `None` where `watch` interrupted it.
+    ///
+    /// # Errors
+    /// As [`T5::generate`].
+    pub fn answers(
+        &self,
+        sources: &[&[u32]],
+        options: &GenerateOptions,
+        watch: &Watch,
+    ) -> Result<Option<Vec<Vec<Answer>>>> {
+        options.check(self.config().vocab_size)?;
+        if sources.is_empty() || options.max_new_tokens == 0 {
+            let nothing = Answer { ids: Vec::new(), score: None };
+            return Ok(Some(vec![vec![nothing; options.sequences]; sources.len()]));
+        }
+        let samples: Vec<u32> = (0..sources.len() as u32).collect();
+        let (ids, lengths) = pad(sources, "source", &samples, self.config(), self.device())?;
+        let decoding = Decoding { network: &self.network, options: *options, has_paged_weights: self.is_in_file() };
+        let batch = MicroBatch::of_sources(ids, lengths);
+        let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
+        let mut answering = Answering { model: self, decoding, cache, options, watch, position: 0 };
+        match options.search {
+            Search::Beams(beams) => answering.search(beams, sources.len()),
+            _ => answering.choose(sources.len()),
+        }
+    }
+}
+
+/// A batch of sources that is being answered.
+struct Answering<'a> {
+    model: &'a T5,
+    decoding: Decoding<'a, Tensor>,
+    cache: Cache<Tensor>,
+    options: &'a GenerateOptions,
+    watch: &'a Watch<'a>,
+    position: usize,
+}
+
+impl Answering<'_> {
+    /// The logits (R, V) after one more token of each row. `None` when interrupted.
+    fn logits(&mut self, tokens: &[u32]) -> Result<Option<Tensor>> {
+        if (self.watch.interrupted)() {
+            return Ok(None);
+        }
+        let ids = Tensor::from_slice(tokens, (tokens.len(), 1), self.model.device())?;
+        let logits = self.decoding.step(&ids, self.position, &mut self.cache)?;
+        self.position += 1;
+        Ok(Some(logits))
+    }
+
+    /// Drops the sources that are done from the batch, once they are half of it. `active` are those that the cache has.
+    fn drop_done(&mut self, active: &mut Vec<usize>, is_done: impl Fn(usize) -> bool) -> Result<()> {
+        let left: Vec<usize> = (0..active.len()).filter(|&place| !is_done(active[place])).collect();
+        if !left.is_empty() && left.len() * 2 <= active.len() {
+            self.cache.keep_sources(&left)?;
+            *active = left.iter().map(|&place| active[place]).collect();
+        }
+        Ok(())
+    }
+
+    /// The likeliest token, or one that is drawn, again and again.
+    fn choose(&mut self, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
+        let config = self.model.config();
+        let mut rows = Rows::new(self.options, config.decoder_start_token_id, sources);
+        let mut active: Vec<usize> = (0..sources).collect(); // the source of each part of the cache
+        while rows.have_more(&active) && self.position < self.options.max_new_tokens {
+            let Some(logits) = self.logits(&rows.last_tokens(&active))? else { return Ok(None) };
+            if self.options.looks_at_scores() {
+                let scores = logits.scores(false)?;
+                drop(logits);
+                rows.choose(&active, scores, config, self.watch);
+            } else {
+                rows.take(&active, &logits.largest()?, config, self.watch);
+            }
+            self.drop_done(&mut active, |source| rows.is_done(source))?;
+        }
+        Ok(Some(rows.into_answers()))
+    }
+
+    /// Beam search.
+    fn search(&mut self, beams: beams::Beams, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
+        let config = self.model.config();
+        let start = config.decoder_start_token_id;
+        let mut searches = vec![BeamSearch::new(beams, start); sources];
+        let mut active: Vec<usize> = (0..sources).collect();
+        while active.iter().any(|&source| !searches[source].is_done()) {
+            let mut tokens = vec![start; active.len() * beams.count];
+            for (place, &source) in active.iter().enumerate() {
+                for beam in searches[source].running() {
+                    tokens[place * beams.count + beam.slot] = *beam.history.last().unwrap_or(&start);
+                }
+            }
+            let Some(logits) = self.logits(&tokens)? else { return Ok(None) };
+            let mut scores = logits.scores(true)?;
+            drop(logits);
+            let width = scores.len() / tokens.len();
+            let mut copies = Vec::new();
+            for ((place, &source), scores) in active.iter().enumerate().zip(scores.chunks_mut(beams.count * width)) {
+                let search = &mut searches[source];
+                if search.is_done() {
+                    continue;
+                }
+                for beam in search.running() {
+                    let row = &mut scores[beam.slot * width..][..width];
+                    self.options.processors.apply(&beam.history, &config.eos_token_ids, row);
+                    if let Some(sampling) = &beams.sampling {
+                        sampling.filter(row, config.eos_token_ids.len() + 1);
+                    }
+                }
+                let ends = Ends {
+                    eos: &config.eos_token_ids,
+                    max_new_tokens: self.options.max_new_tokens,
+                    source: (self.watch.number)(source),
+                };
+                let is_end = |history: &[u32]| (self.watch.is_end)(&history[1..]);
+                let of_source = search.advance(scores, &ends, &is_end).into_iter();
+                copies.extend(of_source.map(|(from, to)| (place * beams.count + from, place * beams.count + to)));
+            }
+            self.cache.copy_rows(&copies, self.position)?;
+            self.drop_done(&mut active, |source| searches[source].is_done())?;
+        }
+        let answer = |(ids, score)| Answer { ids, score: Some(f64::from(score)) };
+        let answers =
+            searches.into_iter().map(|search| search.into_answers().take(self.options.sequences).map(answer).collect());
+        Ok(Some(answers.collect()))
+    }
+}

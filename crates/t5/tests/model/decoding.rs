@@ -1,0 +1,218 @@
+//! Generation beside transformers: 100 prompts under many settings, token for token.
+
+use std::path::PathBuf;
+
+use candle_core::{DType, Device};
+use serde_json::Value;
+use t5::{Answer, Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search, T5, Watch};
+
+use crate::support::*;
+
+fn folder() -> PathBuf {
+    goldens().join("generation")
+}
+
+fn golden(file: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(folder().join(file)).unwrap()).unwrap()
+}
+
+fn lists(value: &Value) -> Vec<Vec<u32>> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// The model, with the tokens that the settings take for an end.
+fn model(settings: &Value) -> T5 {
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        std::fs::copy(folder().join(file), directory.path().join(file)).unwrap();
+    }
+    if let Some(ends) = settings.get("eos_token_id") {
+        let path = directory.path().join("generation_config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["eos_token_id"] = ends.clone();
+        std::fs::write(&path, config.to_string()).unwrap();
+    }
+    T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap()
+}
+
+/// Settings under transformers' names.
+fn options(settings: &Value) -> GenerateOptions {
+    let number = |name: &str| settings[name].as_f64();
+    let count = |name: &str| settings[name].as_u64().map(|count| count as usize);
+    let sampling = settings["do_sample"].as_bool().map(|_| Sampling {
+        temperature: number("temperature").unwrap_or(1.0) as f32,
+        top_k: count("top_k").unwrap_or(0),
+        top_p: number("top_p").unwrap_or(1.0) as f32,
+        seed: 1,
+    });
+    let early_stopping = match &settings["early_stopping"] {
+        Value::Bool(true) => EarlyStopping::Yes,
+        Value::String(_) => EarlyStopping::Never,
+        _ => EarlyStopping::No,
+    };
+    let length_penalty = number("length_penalty").unwrap_or(1.0);
+    let search = match (count("num_beams"), sampling) {
+        (Some(count), sampling) => Search::Beams(Beams { count, length_penalty, early_stopping, sampling }),
+        (None, Some(sampling)) => Search::Sample(sampling),
+        (None, None) => Search::Greedy,
+    };
+    GenerateOptions {
+        processors: Processors {
+            repetition_penalty: number("repetition_penalty").unwrap_or(1.0) as f32,
+            no_repeat_ngram: count("no_repeat_ngram_size").unwrap_or(0),
+            min_new_tokens: count("min_new_tokens").unwrap_or(0),
+        },
+        search,
+        sequences: count("num_return_sequences").unwrap_or(1),
+        max_new_tokens: golden_length(),
+        ..GenerateOptions::default()
+    }
+}
+
+fn golden_length() -> usize {
+    14
+}
+
+fn ids(answers: &[Answer]) -> Vec<Vec<u32>> {
+    answers.iter().map(|answer| answer.ids.clone()).collect()
+}
+
+#[test]
+fn a_hundred_prompts_are_answered_token_for_token_as_by_transformers_alone_and_in_padded_batches() {
+    let golden = golden("answers.json");
+    assert_eq!(golden["max_new_tokens"], golden_length());
+    let sources = lists(&golden["sources"]);
+    assert_eq!(sources.len(), 100);
+    for case in golden["cases"].as_array().unwrap() {
+        let settings = &case["settings"];
+        let (model, options) = (model(settings), options(settings));
+        for batch in [1, 7, 100] {
+            let mut answered = Vec::new();
+            for sources in sources.chunks(batch) {
+                answered.extend(model.answers(&slices(sources), &options, &Watch::default()).unwrap().unwrap());
+            }
+            for (number, (answers, expected)) in answered.iter().zip(case["answers"].as_array().unwrap()).enumerate() {
+                assert_eq!(ids(answers), lists(expected), "{settings}, prompt {number}, {batch} at a time");
+                for (place, answer) in answers.iter().enumerate().filter(|_| case.get("scores").is_some()) {
+                    let (got, expected) = (answer.score.unwrap(), case["scores"][number][place].as_f64().unwrap());
+                    assert!((got - expected).abs() < 2e-5, "{settings}, prompt {number}: {got}, expected {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn processors_and_filters_are_those_of_transformers() {
+    for case in golden("processors.json").as_array().unwrap() {
+        let settings = &case["settings"];
+        let options = options(settings);
+        let mut scores: Vec<f32> = serde_json::from_value(case["scores"].clone()).unwrap();
+        let history: Vec<u32> = serde_json::from_value(case["history"].clone()).unwrap();
+        options.processors.apply(&history, &[1], &mut scores);
+        match options.search {
+            Search::Sample(sampling) => sampling.filter(&mut scores, 1),
+            Search::Beams(Beams { sampling: Some(sampling), .. }) => sampling.filter(&mut scores, 2),
+            _ => {}
+        }
+        for (token, (got, expected)) in scores.iter().zip(case["expected"].as_array().unwrap()).enumerate() {
+            let expected = expected.as_f64().map_or(f32::NEG_INFINITY, |value| value as f32);
+            let is_same = *got == expected || (got - expected).abs() <= 1e-6 * expected.abs();
+            assert!(is_same, "{settings}: token {token}: {got}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn sampled_answers_follow_from_seed_and_number_and_not_from_the_batch() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = model(&Value::Null);
+    let sampling = Sampling { temperature: 1.3, top_k: 20, top_p: 0.95, seed: 5 };
+    let options =
+        GenerateOptions { max_new_tokens: 9, search: Search::Sample(sampling), sequences: 3, ..Default::default() };
+    let sampled = |batch: usize, options: &GenerateOptions| -> Vec<Vec<Vec<u32>>> {
+        let mut all = Vec::new();
+        for (first, sources) in sources[..40].chunks(batch).enumerate() {
+            let number = |source: usize| (first * batch + source) as u64;
+            let watch = Watch { number: &number, ..Watch::default() };
+            all.extend(model.answers(&slices(sources), options, &watch).unwrap().unwrap().iter().map(|all| ids(all)));
+        }
+        all
+    };
+    let whole = sampled(40, &options);
+    assert_eq!(whole, sampled(1, &options));
+    assert_eq!(whole, sampled(7, &options));
+    let another = GenerateOptions { search: Search::Sample(Sampling { seed: 6, ..sampling }), ..options };
+    assert_ne!(whole, sampled(40, &another));
+    assert!(whole.iter().any(|answers| answers[0] != answers[1]), "answers to a source are drawn apart");
+    let beams = Beams { count: 3, sampling: Some(sampling), ..Beams::default() };
+    let beams = GenerateOptions { search: Search::Beams(beams), ..options };
+    assert_eq!(sampled(40, &beams), sampled(3, &beams));
+}
+
+#[test]
+fn the_first_tokens_of_many_answers_have_the_model_s_distribution() {
+    let source = lists(&golden("answers.json")["sources"]).swap_remove(0);
+    let model = model(&Value::Null);
+    let first = |search, sequences, seed_step: u64| {
+        let options = GenerateOptions { max_new_tokens: 1, search, sequences, scores: true, ..Default::default() };
+        let number = |_: usize| seed_step;
+        let watch = Watch { number: &number, ..Watch::default() };
+        model.answers(&[&source], &options, &watch).unwrap().unwrap().swap_remove(0)
+    };
+    // The score of one token is its log-probability.
+    let sampling = Sampling { temperature: 1.5, top_k: 12, ..Sampling::default() };
+    let (mut counts, mut shares) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
+    for number in 0..20 {
+        for answer in first(Search::Sample(sampling), 100, number) {
+            *counts.entry(answer.ids[0]).or_insert(0u32) += 1;
+            shares.insert(answer.ids[0], answer.score.unwrap().exp());
+        }
+    }
+    let total: f64 = shares.values().sum();
+    assert!(counts.len() <= 12 && total > 0.97 && total < 1.0 + 1e-6, "{shares:?}");
+    let statistic: f64 = counts
+        .iter()
+        .map(|(token, &count)| (f64::from(count) - 2000.0 * shares[token]).powi(2) / (2000.0 * shares[token]))
+        .sum();
+    assert!(statistic < 11.0 + 5.0 * 22f64.sqrt(), "{statistic}: {counts:?} {shares:?}");
+}
+
+#[test]
+fn an_answer_ends_where_the_caller_says_and_progress_is_told_token_by_token() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = model(&Value::Null);
+    for search in [Search::Greedy, Search::Beams(Beams::default())] {
+        let options = GenerateOptions { max_new_tokens: 14, search, ..Default::default() };
+        let plain = model.generate(&slices(&sources[..20]), &options).unwrap();
+        let seen = std::cell::RefCell::new(vec![Vec::new(); 20]);
+        let progress = |source: usize, answer: &[u32]| {
+            let before = seen.borrow()[source].len();
+            assert_eq!(answer.len(), before + 1);
+            seen.borrow_mut()[source] = answer.to_vec();
+        };
+        let watch = Watch { is_end: &|answer| answer.len() == 2, progress: &progress, ..Watch::default() };
+        let answers = model.answers(&slices(&sources[..20]), &options, &watch).unwrap().unwrap();
+        for (answers, plain) in answers.iter().zip(&plain) {
+            assert!(answers[0].ids.len() <= 2);
+            assert!(search != Search::Greedy || plain.starts_with(&answers[0].ids));
+        }
+        if search == Search::Greedy {
+            assert_eq!(*seen.borrow(), answers.iter().map(|answers| answers[0].ids.clone()).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn greedy_answers_with_scores_are_those_without() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = model(&Value::Null);
+    let greedy = GenerateOptions { max_new_tokens: 14, ..Default::default() };
+    let scored = GenerateOptions { scores: true, ..greedy };
+    let answers = model.answers(&slices(&sources), &scored, &Watch::default()).unwrap().unwrap();
+    assert_eq!(
+        answers.iter().map(|all| all[0].ids.clone()).collect::<Vec<_>>(),
+        model.generate(&slices(&sources), &greedy).unwrap()
+    );
+    assert!(answers.iter().all(|all| all[0].score.is_some_and(|score| score < 0.0)));
+}

@@ -1,0 +1,35 @@
+//! Scores of texts beside their references, each equal to the implementation that papers cite.
+//!
+//! | metric | equals |
+//! | --- | --- |
+//! | [`bleu`] | sacreBLEU's `BLEU(tokenize=..)` |
+//! | [`chrf`] | sacreBLEU's `CHRF(word_order=0 or 2)` |
+//! | [`rouge`] | google's `rouge_score`, averaged over the rows |
+//! | [`labels`] | scikit-learn's `accuracy_score` and `f1_score(average="macro")` over the references' labels |
+//!
+//! [`Scores`] adds up any of them in one pass over a corpus.
+//!
+//! Invariants: a corpus of any size costs the memory of one row, and of the distinct labels where labels are counted. The
+//! order of the rows does not matter, but for the last bits of a mean.
+//!
+//! ```
+//! use text_metrics::{Metric, Scores, Settings};
+//! let metrics = Metric::list("bleu,chrf,rouge").unwrap();
+//! let mut scores = Scores::new(&metrics, Settings::default());
+//! scores.add("the cat sat on the mat.", "the cat is on the mat.");
+//! assert_eq!(scores.values().unwrap()[2], (Metric::Rouge1, 5.0 / 6.0));
+//! ```
+
+pub mod bleu;
+pub mod chrf;
+pub mod labels;
+mod metric;
+mod ngrams;
+mod porter;
+mod python;
+pub mod rouge;
+mod scores;
+
+pub use metric::{Metric, UnknownMetric};
+pub use porter::stem;
+pub use scores::{RowScores, Scores, Settings};

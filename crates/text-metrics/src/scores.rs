@@ -1,0 +1,144 @@
+//! Any of the metrics over a corpus, in one pass.
+
+use crate::bleu::{Bleu, Tokenization};
+use crate::chrf::{CHRF_PLUS_PLUS, Chrf};
+use crate::labels::{Labels, NoLabels};
+use crate::metric::Metric;
+use crate::rouge::Rouge;
+
+/// The settings of metrics that have some.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// BLEU's tokenizer.
+    pub tokenization: Tokenization,
+    /// Whether ROUGE stems words.
+    pub rouge_stems: bool,
+}
+
+/// The metrics of a corpus.
+#[derive(Clone, Debug)]
+pub struct Scores {
+    metrics: Vec<Metric>,
+    rows: u64,
+    bleu: Bleu,
+    chrf: Chrf,
+    chrf_plus_plus: Chrf,
+    rouge: Rouge,
+    /// Sums over the rows.
+    rouge_sums: [f64; 4],
+    exact_matches: u64,
+    labels: Labels,
+}
+
+/// Scores of one row, of the metrics that mean something for one.
+pub type RowScores = Vec<(Metric, f64)>;
+
+impl Scores {
+    /// An empty corpus, for these metrics.
+    pub fn new(metrics: &[Metric], settings: Settings) -> Self {
+        Scores {
+            metrics: metrics.to_vec(),
+            rows: 0,
+            bleu: Bleu::new(settings.tokenization),
+            chrf: Chrf::new(0),
+            chrf_plus_plus: Chrf::new(CHRF_PLUS_PLUS),
+            rouge: Rouge { stems: settings.rouge_stems },
+            rouge_sums: [0.0; 4],
+            exact_matches: 0,
+            labels: Labels::default(),
+        }
+    }
+
+    /// Counts one row, and returns its own scores: all but BLEU, which is a corpus's, and those of labels.
+    pub fn add(&mut self, hypothesis: &str, reference: &str) -> RowScores {
+        let mut row = RowScores::new();
+        self.rows += 1;
+        let is_any = |of: &[Metric]| self.metrics.iter().any(|metric| of.contains(metric));
+        if is_any(&[Metric::Bleu]) {
+            self.bleu.add(hypothesis, reference);
+        }
+        if is_any(&[Metric::Chrf]) {
+            row.push((Metric::Chrf, self.chrf.add(hypothesis, reference)));
+        }
+        if is_any(&[Metric::ChrfPlusPlus]) {
+            row.push((Metric::ChrfPlusPlus, self.chrf_plus_plus.add(hypothesis, reference)));
+        }
+        if is_any(&ROUGE) {
+            let score = self.rouge.score(hypothesis, reference);
+            let values = [score.rouge1, score.rouge2, score.rouge_l, score.rouge_l_sum];
+            for (i, (metric, value)) in ROUGE.into_iter().zip(values).enumerate() {
+                self.rouge_sums[i] += value;
+                if self.metrics.contains(&metric) {
+                    row.push((metric, value));
+                }
+            }
+        }
+        if is_any(&[Metric::ExactMatch]) {
+            let is_exact = hypothesis.trim() == reference.trim();
+            self.exact_matches += u64::from(is_exact);
+            row.push((Metric::ExactMatch, f64::from(u8::from(is_exact))));
+        }
+        if is_any(&[Metric::Accuracy, Metric::MacroF1]) {
+            self.labels.add(hypothesis, reference);
+        }
+        row
+    }
+
+    /// The values over everything added so far; 0 for an empty corpus.
+    ///
+    /// # Errors
+    /// Macro-F1 is wanted, and the references are no labels.
+    pub fn values(&self) -> Result<Vec<(Metric, f64)>, NoLabels> {
+        self.metrics.iter().map(|&metric| Ok((metric, self.value(metric)?))).collect()
+    }
+
+    fn value(&self, metric: Metric) -> Result<f64, NoLabels> {
+        let mean = |sum: f64| sum / self.rows.max(1) as f64;
+        Ok(match metric {
+            Metric::Bleu => self.bleu.score().score,
+            Metric::Chrf => self.chrf.score(),
+            Metric::ChrfPlusPlus => self.chrf_plus_plus.score(),
+            Metric::Rouge1 => mean(self.rouge_sums[0]),
+            Metric::Rouge2 => mean(self.rouge_sums[1]),
+            Metric::RougeL => mean(self.rouge_sums[2]),
+            Metric::RougeLsum => mean(self.rouge_sums[3]),
+            Metric::ExactMatch => mean(self.exact_matches as f64),
+            Metric::Accuracy => self.labels.accuracy(),
+            Metric::MacroF1 => self.labels.macro_f1()?,
+        })
+    }
+
+    /// The settings of the corpus metrics, as sacreBLEU writes them, and ROUGE's.
+    pub fn signatures(&self) -> Vec<(Metric, String)> {
+        let stems = if self.rouge.stems { "yes" } else { "no" };
+        let signature = |metric| match metric {
+            Metric::Bleu => Some(self.bleu.signature()),
+            Metric::Chrf => Some(self.chrf.signature()),
+            Metric::ChrfPlusPlus => Some(self.chrf_plus_plus.signature()),
+            metric if ROUGE.contains(&metric) => Some(format!("stemmer:{stems}|split:newline|f-measure|mean")),
+            _ => None,
+        };
+        self.metrics.iter().filter_map(|&metric| Some((metric, signature(metric)?))).collect()
+    }
+}
+
+/// In the order of the sums.
+const ROUGE: [Metric; 4] = [Metric::Rouge1, Metric::Rouge2, Metric::RougeL, Metric::RougeLsum];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_corpus_agree_for_means_and_only_wanted_metrics_are_there() {
+        let metrics = Metric::list("rougeL,exact_match,macro_f1").unwrap();
+        let mut scores = Scores::new(&metrics, Settings::default());
+        let rows = [("a b", "a b"), ("a c", "a b"), ("", "a b")].map(|(h, r)| scores.add(h, r));
+        assert_eq!(rows[0], [(Metric::RougeL, 1.0), (Metric::ExactMatch, 1.0)]);
+        let values = scores.values().unwrap();
+        assert_eq!(values.iter().map(|(metric, _)| *metric).collect::<Vec<_>>(), metrics);
+        let mean = rows.iter().map(|row| row[0].1).sum::<f64>() / 3.0;
+        assert!((values[0].1 - mean).abs() < 1e-12 && values[1].1 == 1.0 / 3.0, "{values:?}");
+        assert_eq!(values[2].1, 0.5);
+    }
+}

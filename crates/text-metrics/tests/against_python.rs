@@ -1,0 +1,154 @@
+//! The metrics beside what they must equal: sacreBLEU, google's rouge-score, scikit-learn and NLTK. The goldens come from
+//! `scripts/make_goldens.py`.
+
+use std::path::Path;
+
+use serde_json::Value;
+use text_metrics::bleu::{Bleu, Tokenization};
+use text_metrics::chrf::{CHRF_PLUS_PLUS, Chrf};
+use text_metrics::labels::Labels;
+use text_metrics::rouge::{Rouge, RougeScore};
+use text_metrics::{Metric, Scores, Settings};
+
+fn goldens(path: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path);
+    serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    value.as_array().unwrap().iter().map(text).collect()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn counts(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
+}
+
+/// Within a relative tolerance, or both (nearly) nothing.
+#[track_caller]
+fn close(got: f64, expected: f64, tolerance: f64, place: &str) {
+    let error = (got - expected).abs();
+    assert!(error <= tolerance * expected.abs().max(1e-3), "{place}: {got}, expected {expected}");
+}
+
+fn tokens(line: &str) -> Vec<&str> {
+    line.split(|c: char| c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c))
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+#[test]
+fn bleu_is_that_of_sacrebleu_token_by_token() {
+    let goldens = goldens("bleu/bleu.json");
+    for golden in goldens.as_array().unwrap() {
+        let (hypotheses, references) = (strings(&golden["hypotheses"]), strings(&golden["references"]));
+        for (name, expected) in golden["scores"].as_object().unwrap() {
+            let place = format!("{}, {name}", golden["name"]);
+            let tokenization: Tokenization = name.parse().unwrap();
+            let mut bleu = Bleu::new(tokenization);
+            for (i, (hypothesis, reference)) in hypotheses.iter().zip(&references).enumerate() {
+                assert_eq!(
+                    tokens(&tokenization.tokenize(hypothesis)),
+                    tokens(strings(&expected["tokenized"]["hypotheses"])[i]),
+                    "{place}"
+                );
+                assert_eq!(
+                    tokens(&tokenization.tokenize(reference)),
+                    tokens(strings(&expected["tokenized"]["references"])[i]),
+                    "{place}"
+                );
+                bleu.add(hypothesis, reference);
+            }
+            let score = bleu.score();
+            assert_eq!(bleu.signature(), expected["signature"], "{place}");
+            assert_eq!(score.matches.to_vec(), counts(&expected["counts"]), "{place}");
+            assert_eq!(score.totals.to_vec(), counts(&expected["totals"]), "{place}");
+            assert_eq!(score.hypothesis_tokens, expected["hypothesis_length"], "{place}");
+            assert_eq!(score.reference_tokens, expected["reference_length"], "{place}");
+            close(score.brevity_penalty, expected["brevity_penalty"].as_f64().unwrap(), 1e-12, &place);
+            close(score.score, expected["score"].as_f64().unwrap(), 1e-10, &place);
+            for (got, expected) in score.precisions.into_iter().zip(floats(&expected["precisions"])) {
+                close(got, expected, 1e-12, &place);
+            }
+        }
+    }
+}
+
+fn values(score: RougeScore) -> [f64; 4] {
+    [score.rouge1, score.rouge2, score.rouge_l, score.rouge_l_sum]
+}
+
+#[test]
+fn chrf_and_rouge_are_those_of_sacrebleu_and_google_on_every_row() {
+    let goldens = goldens("metrics/rows.json");
+    let rows = goldens["rows"].as_array().unwrap();
+    assert!(rows.len() > 200);
+    for (number, row) in rows.iter().enumerate() {
+        let (hypothesis, reference) = (text(&row["hypothesis"]), text(&row["reference"]));
+        let place = format!("row {number}: {hypothesis:?} beside {reference:?}");
+        for (name, word_order) in [("chrf", 0), ("chrf++", CHRF_PLUS_PLUS)] {
+            let score = Chrf::new(word_order).add(hypothesis, reference);
+            close(score, row[name].as_f64().unwrap(), 1e-13, &format!("{name}, {place}"));
+        }
+        for (name, stems) in [("rouge", false), ("rouge_stemmed", true)] {
+            let score = values(Rouge { stems }.score(hypothesis, reference));
+            for (got, expected) in score.into_iter().zip(floats(&row[name])) {
+                assert_eq!(got, expected, "{name}, {place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn corpus_scores_and_signatures_are_those_of_the_references() {
+    let goldens = goldens("metrics/rows.json");
+    let corpus = &goldens["corpus"];
+    let all = Metric::list("bleu,chrf,chrf++,rouge").unwrap();
+    for (tokenizer, rouge_stems) in [("13a", false), ("zh", true), ("char", false), ("none", true)] {
+        let settings = Settings { tokenization: tokenizer.parse().unwrap(), rouge_stems };
+        let mut scores = Scores::new(&all, settings);
+        for row in goldens["rows"].as_array().unwrap() {
+            scores.add(text(&row["hypothesis"]), text(&row["reference"]));
+        }
+        let got = scores.values().unwrap();
+        let names = [format!("bleu {tokenizer}"), "chrf".to_owned(), "chrf++".to_owned()];
+        for ((name, (_, got)), (_, signature)) in names.iter().zip(&got).zip(scores.signatures()) {
+            close(*got, corpus[name]["score"].as_f64().unwrap(), 1e-12, name);
+            assert_eq!(signature, corpus[name]["signature"], "{name}");
+        }
+        let rouge = floats(&corpus[if rouge_stems { "rouge_stemmed" } else { "rouge" }]);
+        for ((metric, got), expected) in got[3..].iter().zip(rouge) {
+            close(*got, expected, 1e-13, metric.name());
+        }
+    }
+}
+
+#[test]
+fn accuracy_and_macro_f1_are_those_of_scikit_learn() {
+    for (number, golden) in goldens("metrics/labels.json").as_array().unwrap().iter().enumerate() {
+        let mut labels = Labels::default();
+        for (hypothesis, reference) in strings(&golden["hypotheses"]).iter().zip(strings(&golden["references"])) {
+            labels.add(hypothesis, reference);
+        }
+        let place = format!("case {number}");
+        close(labels.accuracy(), golden["accuracy"].as_f64().unwrap(), 1e-14, &place);
+        close(labels.macro_f1().unwrap(), golden["macro_f1"].as_f64().unwrap(), 1e-14, &place);
+    }
+}
+
+#[test]
+fn stems_are_those_of_nltk() {
+    let goldens = goldens("metrics/stems.json");
+    let stems = goldens.as_object().unwrap();
+    assert!(stems.len() > 300);
+    for (word, stem) in stems {
+        assert_eq!(text_metrics::stem(word), text(stem), "{word}");
+    }
+}
