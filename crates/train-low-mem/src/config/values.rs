@@ -281,7 +281,10 @@ mod tests {
                 "[train]\nepochs = 0\n",
                 "error: my.toml:2: `train.epochs`: expected a whole number of at least 1, or \"none\", got 0\nhint: ",
             ),
-            ("[train]\nepochs = \"three\"\n", "`train.epochs`: expected a whole number of at least 1, or \"none\", got \"three\""),
+            (
+                "[train]\nepochs = \"three\"\n",
+                "`train.epochs`: expected a whole number of at least 1, or \"none\", got \"three\"",
+            ),
             ("[train]\nprecision = \"f16\"", "`train.precision`: expected one of \"f32\", \"bf16\", got \"f16\""),
             ("[data]\ntrain = [1]", "`data.train`: expected a list of paths or globs, got [1]"),
             (
