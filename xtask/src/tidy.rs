@@ -9,6 +9,7 @@ mod modules;
 mod prose;
 mod sources;
 mod text;
+mod translations;
 mod tree;
 
 use std::fmt;
@@ -64,6 +65,7 @@ const RULES: &[Rule] = &[
     prose::documents_and_help_use_plain_words,
     text::no_text_names_a_path_of_one_machine,
     text::documents_name_files_that_exist,
+    translations::a_translation_shows_the_commands_of_its_original,
 ];
 
 /// Checks the repository at `root`.

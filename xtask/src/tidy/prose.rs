@@ -1,7 +1,7 @@
 //! Rules about English: documents and help have short sentences, and words that a reader knows.
 //!
 //! Only prose is read: code blocks, tables, headings and the text between backticks are not. The log below `docs/log`
-//! keeps its old entries, and `bench/runs` its records.
+//! keeps its old entries, and `bench/runs` its records. Translations (`NAME.zh.md`) are not English.
 
 use super::{Finding, Tree};
 
@@ -68,7 +68,8 @@ fn outside_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn is_document(path: &str) -> bool {
-    path.ends_with(".md") && !["docs/log/", "bench/runs/", "fuzz/"].iter().any(|old| path.starts_with(old))
+    let is_english = path.ends_with(".md") && !path.ends_with(".zh.md");
+    is_english && !["docs/log/", "bench/runs/", "fuzz/"].iter().any(|old| path.starts_with(old))
 }
 
 /// The paragraphs and list items of a document, each with the number of its first line.
