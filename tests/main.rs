@@ -9,6 +9,7 @@ mod run;
 
 mod budget;
 mod configs;
+mod convert;
 mod finetune;
 mod inference;
 mod leaving;

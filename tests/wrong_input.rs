@@ -50,7 +50,7 @@ fn unusable_data_names_the_file_and_what_was_expected() {
     let scene = Scene::new();
     let pair = || [("prompt", vec![Some("a"), Some("b")]), ("response", vec![Some("1"), Some("2")])];
     files::write_rows(&scene.path("good.parquet"), &pair());
-    files::write_rows(&scene.path("other.parquet"), &[("question", vec![Some("a")]), ("answer", vec![Some("1")])]);
+    files::write_rows(&scene.path("other.parquet"), &[("frage", vec![Some("a")]), ("antwort", vec![Some("1")])]);
     files::write_rows(&scene.path("empty.parquet"), &[("prompt", vec![]), ("response", vec![])]);
     files::write_numbers(&scene.path("numbers.parquet"));
     let good = scene.read("good.parquet");
@@ -60,7 +60,7 @@ fn unusable_data_names_the_file_and_what_was_expected() {
     for (file, words) in [
         ("absent.parquet", &["absent.parquet"][..]),
         ("rows-*.parquet", &["no file matches", "rows-*.parquet"]),
-        ("other.parquet", &["other.parquet", "prompt", "question, answer"]),
+        ("other.parquet", &["other.parquet", "prompt", "frage, antwort"]),
         ("numbers.parquet", &["numbers.parquet", "response", "INT64"]),
         ("empty.parquet", &["empty.parquet", "rows"]),
         ("cut.parquet", &["cut.parquet"]),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
-use crate::objective::{Prepared, Refused, SampleLimits};
+use crate::objective::{Objective, Prepared, Refused, SampleLimits};
 use crate::order::Order;
 use crate::random::Key;
-use crate::row_text::Place;
+use crate::row_text::{Place, Prefixed};
 use crate::tokenizer::TextFault;
 use crate::{Error, LoaderOptions, Tokenizer};
 
@@ -204,7 +204,11 @@ impl BatchMaker {
         }
         let mut ids = Vec::with_capacity(texts.len());
         for (number, text) in texts.iter_mut().enumerate() {
-            let of_text = self.tokenizer.encode_source(text, self.objective.most_tokens(number));
+            let (prefix, most) = (self.prefix(number), self.objective.most_tokens(number));
+            let of_text = match prefix.is_empty() {
+                true => self.tokenizer.encode_source(text, most),
+                false => self.tokenizer.encode_source(&mut Prefixed::new(prefix, text), most),
+            };
             let of_text = of_text.map_err(|fault| NoSample::of(fault, number))?;
             if of_text.is_empty() {
                 // White space that the tokenizer strips, for one.
@@ -224,6 +228,14 @@ impl BatchMaker {
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
         Ok(())
+    }
+
+    /// What stands before the texts of a column.
+    fn prefix(&self, number: usize) -> &str {
+        match self.options.objective {
+            Objective::TextToText { .. } if number == 0 => &self.options.source_prefix,
+            _ => "",
+        }
     }
 
     fn refuse(&self, batch: &mut Batch, row: u64, refused: Refused) -> Result<(), Error> {

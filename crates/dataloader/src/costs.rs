@@ -58,7 +58,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
     let decoder_bytes = rows_bytes(options, dataset, &read)
         + (0..columns.len())
-            .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number]))
+            .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number] + prefix_bytes(options, number)))
             .max()
             .unwrap_or(0)
         + if largest.iter().zip(&read).any(|(largest, read)| largest > read) { later_bytes(options) } else { 0 }
@@ -93,6 +93,11 @@ fn later_bytes(options: &LoaderOptions) -> u64 {
         Objective::TextToText { .. } => STRETCH_BYTES as u64 * 9 / 4,
         Objective::SpanCorruption { .. } => 0,
     }
+}
+
+/// Bytes before the texts of a column.
+fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
+    if column == 0 { options.source_prefix.len() as u64 } else { 0 }
 }
 
 /// Memory for tokenizing a text of `largest` bytes.

@@ -8,6 +8,9 @@ pub enum Error {
     /// Reading rows failed.
     #[error(transparent)]
     Dataset(#[from] parquet_dataset::Error),
+    /// Reading rows of a file that is no parquet failed.
+    #[error(transparent)]
+    Rows(#[from] row_files::Error),
     /// A row cannot be a sample and [`BadRows::Error`](crate::BadRows::Error) is in force.
     #[error("{0}")]
     BadRow(BadRow),

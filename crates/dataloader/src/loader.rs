@@ -64,6 +64,8 @@ pub struct LoaderOptions {
     pub max_target_tokens: usize,
     /// Ends every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
     pub eos_id: u32,
+    /// Put before the text of every source of [`Objective::TextToText`], such as `summarize: `.
+    pub source_prefix: String,
     /// Treatment of rows that cannot be samples.
     pub bad_rows: BadRows,
     /// Keep the text of each sample's last column beside its ids, for evaluation.
@@ -80,6 +82,7 @@ impl Default for LoaderOptions {
             max_source_tokens: 512,
             max_target_tokens: 512,
             eos_id: 1,
+            source_prefix: String::new(),
             bad_rows: BadRows::default(),
             keep_texts: false,
         }

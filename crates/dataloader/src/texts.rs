@@ -1,6 +1,6 @@
 //! The texts of files, one after the other, in little memory: what a tokenizer is trained on.
 //!
-//! A file is parquet if it begins like one, and text otherwise. Text is looked at as it is read: what is mostly no text (zero
+//! A file is parquet if it begins like one, rows if its name or its beginning says JSON, CSV or TSV, and text otherwise. Text is looked at as it is read: what is mostly no text (zero
 //! bytes, control characters, bytes that are not UTF-8) is an error that says so, because a tokenizer that learned it
 //! would be of no use, and nobody would notice.
 
@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows, inspect};
+use row_files::{Chosen, Compression, ENDINGS, Form, Kind, Pairing, Row};
 
 use crate::Error;
 use crate::row_text::as_text;
@@ -34,7 +35,11 @@ pub struct TextFiles {
 enum Input {
     Lines(PathBuf),
     Values(PathBuf, Vec<String>),
+    Rows(PathBuf, Kind, Pairing),
 }
+
+/// Bytes that reading rows holds for a row of the largest size: the line, its texts, and room.
+const ROW_COPIES: u64 = 3;
 
 impl TextFiles {
     /// Looks at each file: whether it is there, and is parquet with these columns (all string columns where none is named).
@@ -53,6 +58,15 @@ impl TextFiles {
                 let read =
                     dataset.most_read_bytes(READ_ROWS as usize, READ_BYTES).min(READ_BYTES * columns.len() as u64);
                 files.reading_bytes = files.reading_bytes.max(decoding + read * 9 / 4);
+            }
+            if let Input::Rows(path, kind, _) = &input {
+                let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+                let largest = match kind.compression {
+                    Compression::None => bytes.min(row_files::MOST_ROW_BYTES as u64),
+                    // It may hold a row of any size.
+                    Compression::Gzip | Compression::Zstd => row_files::MOST_ROW_BYTES as u64,
+                };
+                files.reading_bytes = files.reading_bytes.max(ROW_COPIES * largest + 4 * BLOCK_BYTES as u64);
             }
             files.inputs.push(input);
         }
@@ -82,6 +96,9 @@ impl TextFiles {
 
 fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     let failed = |source| Error::Text { path: path.to_owned(), source };
+    if let Some(input) = rows_of(path, columns)? {
+        return Ok(input);
+    }
     let mut file = regular_file::open(path).map_err(failed)?;
     let mut magic = [0; 4];
     let bytes = file.metadata().map_err(failed)?.len();
@@ -110,6 +127,28 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     Ok(Input::Values(path.to_owned(), columns))
 }
 
+/// A file of rows, by its name: of JSON, CSV or TSV. With columns that are not named its prompts and responses, or else all.
+fn rows_of(path: &Path, columns: &[String]) -> Result<Option<Input>, Error> {
+    let is_named = row_files::ending(path).is_some_and(|ending| ending != "parquet" && ENDINGS.contains(&&*ending));
+    if !is_named {
+        return Ok(None);
+    }
+    let kind = Kind::of(path)?;
+    if kind.form == Form::Parquet {
+        return Ok(None);
+    }
+    let pairing = match columns {
+        [] => Pairing::of(&kind.columns, &Chosen::default())
+            .unwrap_or_else(|_| Pairing::Each { columns: kind.columns.clone() }),
+        columns => Pairing::Each { columns: columns.to_vec() },
+    };
+    if let Some(missing) = pairing.columns().into_iter().find(|column| !kind.columns.contains(&column.name)) {
+        let (path, columns) = (path.to_owned(), kind.columns);
+        return Err(row_files::Error::Columns { path, missing: missing.name, columns }.into());
+    }
+    Ok(Some(Input::Rows(path.to_owned(), kind, pairing)))
+}
+
 fn dataset(path: &Path, columns: &[String]) -> Result<Dataset, Error> {
     Ok(Dataset::open(&[path.to_owned()], &DatasetOptions::new(columns.iter().cloned()))?)
 }
@@ -124,6 +163,10 @@ fn open<'a>(
             Box::new(Lines::new(path, file))
         }
         Input::Values(path, columns) => Box::new(Values::new(dataset(path, columns)?, long_values)),
+        Input::Rows(path, kind, pairing) => {
+            let rows = row_files::Rows::open(path, kind, &pairing.columns(), false)?;
+            Box::new(RowTexts { rows, pairing: pairing.clone(), row: Row::default(), left: Vec::new(), is_over: false })
+        }
     })
 }
 
@@ -215,6 +258,38 @@ impl Iterator for Lines {
             }
             Err(source) => Some(Err(self.failed(source))),
         }
+    }
+}
+
+/// Texts of rows. A row that is broken is an error; columns without text are passed over.
+struct RowTexts {
+    rows: row_files::Rows,
+    pairing: Pairing,
+    row: Row,
+    /// Texts of the row that was read last, the last one first.
+    left: Vec<String>,
+    is_over: bool,
+}
+
+impl Iterator for RowTexts {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.left.is_empty() && !self.is_over {
+            match self.rows.next(&mut self.row) {
+                Ok(Some(Ok(()))) => self.left = self.pairing.all_texts(&mut self.row),
+                Ok(Some(Err(error))) => {
+                    self.is_over = true;
+                    return Some(Err(row_files::Error::Row(error).into()));
+                }
+                Ok(None) => self.is_over = true,
+                Err(error) => {
+                    self.is_over = true;
+                    return Some(Err(error.into()));
+                }
+            }
+        }
+        self.left.pop().map(Ok)
     }
 }
 
@@ -453,5 +528,25 @@ mod tests {
         assert!(all.starts_with(&format!("a{long}b")) && all.ends_with("bend"));
         assert_eq!(long_values.get(), 1);
         assert!(files.reading_bytes() < 24 << 20, "{}", files.reading_bytes());
+    }
+
+    #[test]
+    fn rows_of_other_forms_give_the_texts_of_their_columns() {
+        let directory = tempfile::tempdir().unwrap();
+        let with = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            vec![path]
+        };
+        let pairs = "{\"prompt\":\"a\",\"id\":\"x\",\"response\":\"b\"}\n{\"prompt\":null,\"response\":\"c\"}\n";
+        assert_eq!(texts(&with("a.jsonl", pairs), &[]), ["a", "b", "c"]);
+        assert_eq!(texts(&with("a.jsonl", pairs), &["id"]), ["x"]);
+        assert_eq!(texts(&with("a.csv", "foo,bar\n1,\"2\n3\"\n"), &[]), ["1", "2\n3"]);
+        assert_eq!(texts(&with("a.txt", "foo,bar\n1\n"), &[]), ["foo,bar", "1"]);
+        let error = TextFiles::open(&with("a.jsonl", pairs), &["none".to_owned()]).err().unwrap();
+        assert!(error.to_string().contains("no column `none`"), "{error}");
+        let files = TextFiles::open(&with("a.jsonl", "{\"prompt\": 1}\n{\n"), &["prompt".to_owned()]).unwrap();
+        let error = files.texts(&Cell::new(0)).find_map(Result::err).unwrap();
+        assert!(error.to_string().contains("a.jsonl:2: not valid JSON"), "{error}");
     }
 }

@@ -9,6 +9,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
+use crate::error::reason;
+
 /// Messages of a chat that are read; a longer one is an error.
 const MOST_TURNS: usize = 4096;
 
@@ -68,7 +70,7 @@ fn role(name: &str) -> String {
 pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
     serde_json::from_str::<Turns>(text)
         .map(|turns| turns.0)
-        .map_err(|error| format!("expected a list of messages as JSON: {}", crate::json::reason(&error)))
+        .map_err(|error| format!("expected a list of messages as JSON: {}", reason(&error)))
 }
 
 /// Reads a list of messages.

@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 
 use crate::chat;
-use crate::error::RowFault;
+use crate::error::{RowFault, listed};
 use crate::row::{Cell, Row};
 
 /// A column of a file.
@@ -61,6 +61,11 @@ pub enum Pairing {
     Text {
         /// The column.
         column: String,
+    },
+    /// Any columns, for who wants texts and no pairs; see [`Pairing::all_texts`].
+    Each {
+        /// The columns.
+        columns: Vec<String>,
     },
 }
 
@@ -133,7 +138,26 @@ impl Pairing {
             }
             Self::Chat { column } => vec![Column { name: column.clone(), is_chat: true }],
             Self::Text { column } => vec![Column::text(column)],
+            Self::Each { columns } => columns.iter().map(Column::text).collect(),
         }
+    }
+
+    /// All texts of a row, the last one first. Columns without text give none.
+    pub fn all_texts(&self, row: &mut Row) -> Vec<String> {
+        let of_cells = |row: &mut Row| -> Vec<String> {
+            let texts =
+                row.cells.drain(..).filter_map(|cell| if let Cell::Text(text) = cell { Some(text) } else { None });
+            texts.filter(|text| !text.is_empty()).collect()
+        };
+        let mut texts = match self {
+            Self::Chat { .. } | Self::Instruction { .. } => match self.texts(row) {
+                Ok(texts) => texts.into_iter().map(Cow::into_owned).collect(),
+                Err(_) => of_cells(row),
+            },
+            _ => of_cells(row),
+        };
+        texts.reverse();
+        texts
     }
 
     /// Whether a row is one text rather than a pair.
@@ -163,6 +187,7 @@ impl Pairing {
                 format!("chats from `{column}`: the last answer is the response, everything before it the prompt")
             }
             Self::Text { column } => format!("text from `{column}`, for span corruption"),
+            Self::Each { columns } => format!("texts from {}", listed(columns)),
         }
     }
 
@@ -184,7 +209,7 @@ impl Pairing {
         };
         match self {
             Self::Columns { .. } => Ok([text(0)?, text(1)?]),
-            Self::Text { .. } => Ok([Cow::Borrowed(""), text(0)?]),
+            Self::Text { .. } | Self::Each { .. } => Ok([Cow::Borrowed(""), text(0)?]),
             Self::Instruction { input, .. } => {
                 let (instruction, output) = (text(0)?, text(1)?);
                 let input = match input.as_ref().map(|_| text(2)) {

@@ -92,6 +92,16 @@ pub enum Error {
     Stopped,
 }
 
+/// Kinds of values that are no text.
+pub(crate) const LIST: &str = "a list";
+pub(crate) const OBJECT: &str = "an object";
+
+/// An error of serde_json without its place, which counts lines of the row.
+pub(crate) fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned()
+}
+
 /// Columns that a message lists at most.
 const SHOWN_COLUMNS: usize = 12;
 
@@ -220,7 +230,7 @@ impl RowFault {
             Self::Fields { .. } | Self::UnclosedQuote => Some(
                 "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice",
             ),
-            Self::WrongType(_, crate::json::OBJECT) => Some(
+            Self::WrongType(_, OBJECT) => Some(
                 "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`",
             ),
             _ => None,

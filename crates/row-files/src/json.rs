@@ -12,7 +12,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use crate::MOST_ROW_BYTES;
 use crate::chat;
 use crate::columns::Column;
-use crate::error::{Error, RowFault};
+use crate::error::{Error, LIST, OBJECT, RowFault, reason};
 use crate::input::Input;
 use crate::row::{Cell, Row};
 
@@ -254,16 +254,6 @@ pub(crate) fn names(text: &[u8]) -> Option<Vec<(String, &'static str)>> {
     let names = deserializer.deserialize_map(Names).ok()?;
     deserializer.end().ok().map(|()| names)
 }
-
-/// An error of serde_json without its place, which counts lines of the row.
-pub(crate) fn reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned()
-}
-
-/// A list and an object, as values that are no text.
-pub(crate) const LIST: &str = "a list";
-pub(crate) const OBJECT: &str = "an object";
 
 /// Reads an object into cells; gives the kind of anything else.
 struct RowSeed<'a> {

@@ -347,6 +347,19 @@ impl Config {
         Value::Object(json)
     }
 
+    /// The text that transformers' `prefix` puts before every source; empty for none.
+    pub fn prefix(&self) -> &str {
+        self.rest.raw.get("prefix").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Sets the text before every source.
+    pub fn set_prefix(&mut self, prefix: &str) {
+        match prefix {
+            "" => drop(self.rest.raw.remove("prefix")),
+            prefix => drop(self.rest.raw.insert("prefix".into(), prefix.into())),
+        }
+    }
+
     /// The `generation_config.json` to write beside [`Config::to_json`].
     pub fn generation_json(&self) -> Value {
         let mut json = self.rest.generation.clone().unwrap_or_default();

@@ -174,6 +174,11 @@ impl T5 {
         &self.config
     }
 
+    /// Sets the text before every source, which is saved with the model; see [`Config::prefix`].
+    pub fn set_prefix(&mut self, prefix: &str) {
+        self.config.set_prefix(prefix);
+    }
+
     /// Every parameter, in the order of [`ParameterSpec::all`].
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters

@@ -22,6 +22,7 @@ impl Session {
         let history = self.history_mut();
         history.read_rows += batch.len() as u64 + batch.bad_rows;
         history.bad_rows += batch.bad_rows;
+        history.cut = (history.cut.0 + batch.cut_sources, history.cut.1 + batch.cut_targets);
         if let (None, Some(row)) = (&history.first_bad_row, &batch.first_bad_row) {
             let row = row.to_string();
             history.first_bad_row = Some(row.clone());

@@ -16,6 +16,7 @@ use toml::Value;
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::failure::{Failure, Outcome};
 use crate::lever_flags::LeverFlags;
+use crate::row_flags::{ConvertArgs, InspectArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -67,13 +68,15 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Print the memory bill and the plan without running
     Plan(Box<PlanArgs>),
-    /// Score a model on parquet rows: loss, perplexity, BLEU-4, exact match
+    /// Score a model on rows: loss, perplexity, BLEU-4, exact match
     Eval(EvalArgs),
     /// Generate text with a model (greedy decoding)
     Generate(GenerateArgs),
-    /// Show the contents of parquet files and the cost of reading one row
+    /// Show the rows of files: columns, nulls, duplicates, lengths, samples
     Inspect(InspectArgs),
-    /// Train a tokenizer.json from parquet or text files
+    /// Turn JSONL, JSON, CSV, TSV or parquet files into one parquet file of prompts and responses
+    Convert(Box<ConvertArgs>),
+    /// Train a tokenizer.json from parquet, JSONL, JSON, CSV, TSV or text files
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples
     Bench(BenchArgs),
@@ -117,7 +120,7 @@ pub struct TrainArgs {
     #[arg(long, visible_alias = "learning-rate", value_name = "X")]
     pub learn_rate: Option<String>,
     /// Output directory
-    #[arg(long, short, value_name = "DIR", value_parser = path_text())]
+    #[arg(long, short, value_name = "DIR", value_parser = paths::parser())]
     pub output: Option<String>,
     /// Override a config key, such as train.batch_size=16 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
@@ -153,8 +156,8 @@ pub struct EvalArgs {
     /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Parquet files or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
+    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
     pub data: Vec<String>,
     /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]
@@ -241,22 +244,11 @@ pub struct GenerateArgs {
     pub json: bool,
 }
 
-/// Flags of `inspect`.
-#[derive(Args, Debug)]
-pub struct InspectArgs {
-    /// Parquet files or globs
-    #[arg(value_name = "FILE", required = true, value_parser = path_text())]
-    pub files: Vec<String>,
-    /// Print one JSON object per file, one per line
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Flags of `train-tokenizer`.
 #[derive(Args, Debug)]
 pub struct TrainTokenizerArgs {
-    /// Parquet (string columns) or text files, or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = path_text())]
+    /// Parquet, JSONL, JSON, CSV, TSV (columns of text) or text files; directories or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
     pub input: Vec<String>,
     /// Vocabulary size, special tokens included
     #[arg(long, value_name = "N")]
@@ -264,7 +256,7 @@ pub struct TrainTokenizerArgs {
     /// Output file
     #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
     pub output: PathBuf,
-    /// Parquet columns to read [default: every string column]
+    /// Columns to read [default: prompt and response where they are known, else every column of text]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
     /// Number of sentinel tokens for span corruption
@@ -416,11 +408,6 @@ fn hyphenated(argument: OsString) -> OsString {
     let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
     value.map_or(name.clone(), |value| format!("{name}={value}")).into()
-}
-
-/// A path, or a glob, as the text that it has in a config.
-fn path_text() -> impl TypedValueParser<Value = String> {
-    OsStringValueParser::new().map(|path| paths::to_text(&path))
 }
 
 /// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.

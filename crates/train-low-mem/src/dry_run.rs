@@ -30,8 +30,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::in_the_open };
-    row_data::prepare(&mut config, &mut run, wanted)?;
-    let opened = setup::open(&config, run.root(), false)?;
+    let opened = setup::open(&mut config, &mut run, wanted)?;
     let tried = RunDir::look_at(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &tried)? } else { None };

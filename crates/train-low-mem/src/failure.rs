@@ -139,6 +139,7 @@ impl From<dataloader::Error> for Failure {
         // Its errors use the same words for rows in a batch as for files that are opened.
         let error = match error {
             dataloader::Error::Dataset(error) => return error.into(),
+            dataloader::Error::Rows(error) => return error.into(),
             error => error,
         };
         let exit = match &error {
@@ -147,6 +148,24 @@ impl From<dataloader::Error> for Failure {
             _ => Exit::Unusable,
         };
         Self::new(exit, error.to_string()).with_hint(error.hint())
+    }
+}
+
+impl From<row_files::Error> for Failure {
+    fn from(error: row_files::Error) -> Self {
+        use row_files::Error as E;
+        let error = match error {
+            E::Parquet(error) => return error.into(),
+            error => error,
+        };
+        let hint = error.hint();
+        let exit = match &error {
+            E::Write(_) => Exit::Internal,
+            E::Duplicates { .. } => Exit::DoesNotFit,
+            E::Stopped => Exit::Interrupted,
+            _ => Exit::Unusable,
+        };
+        Self::new(exit, error.to_string()).with_hint(hint)
     }
 }
 

@@ -36,6 +36,7 @@ mod progress;
 mod report;
 mod resume;
 mod row_data;
+mod row_flags;
 mod run_dir;
 mod saved;
 mod session;
@@ -158,6 +159,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Eval(flags)) => commands::eval::eval(&flags),
         Some(Command::Generate(flags)) => commands::generate::generate(&flags),
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
+        Some(Command::Convert(flags)) => commands::convert::convert(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Keys) => report::result(&listing::keys()),

@@ -43,8 +43,13 @@ pub struct KeptPageMap {
 }
 
 impl Opened {
-    /// Opens what the config names.
-    pub fn new(config: &Config, page_map: Option<KeptPageMap>) -> Outcome<Self> {
+    /// Opens what the config names: tokenizer and model first, which are cheap to look at. Then `rows` finds the files with
+    /// the rows, which may take long, and the config names those.
+    pub fn new(
+        config: &mut Config,
+        rows: impl FnOnce(&mut Config) -> Outcome<Vec<serde_json::Value>>,
+        page_map: Option<KeptPageMap>,
+    ) -> Outcome<Self> {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device(&config.run.device)?;
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
@@ -53,6 +58,7 @@ impl Opened {
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
+        let turned = rows(config)?;
         let columns = objective(config).columns();
         let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -71,7 +77,7 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map, turned: Vec::new() })
+        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map, turned })
     }
 }
 
@@ -193,11 +199,14 @@ fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
 
 /// The model's shape: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
 fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
-    let model = match (init_from, &config.model.config) {
+    let mut model = match (init_from, &config.model.config) {
         (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
         (None, Some(name)) => scratch_config(config, name, tokenizer)?,
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
     };
+    if let Some(prefix) = &config.data.source_prefix {
+        model.set_prefix(prefix);
+    }
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(Failure::unusable(format!(
             "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
@@ -326,6 +335,7 @@ pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
         max_source_tokens: config.data.max_source_tokens,
         max_target_tokens: config.data.max_target_tokens,
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
+        source_prefix: model.prefix().to_string(),
         bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
         keep_texts: false,
     }

@@ -35,6 +35,10 @@ pub struct RunPace {
     /// Steps of an epoch, where that is known.
     epoch_steps: Option<u64>,
     knows_lengths: bool,
+    /// Of the rows that were read: how many there are, and how many of their sources and targets are cut.
+    cut: (u64, u64, u64),
+    /// Where sources and targets are cut.
+    longest: (usize, usize),
     /// Bytes of a checkpoint.
     checkpoint_bytes: u64,
     checkpoints: Option<u64>,
@@ -69,7 +73,7 @@ impl RunPace {
     /// The planner refuses the options.
     pub fn new(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         let Of { config, options, opened, steps, priced } = *of;
-        let lengths = opened.map(|opened| lengths(config, opened, steps)).unwrap_or_default();
+        let (lengths, cut) = opened.map(|opened| lengths(config, opened, steps)).unwrap_or_default();
         let pace = planner::pace(job, now, plan, &lengths)?;
         let elements: u64 = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum();
         let state = trainer::costs::optimizer_state(job.model, options, options.parameter_dtype())?;
@@ -78,6 +82,8 @@ impl RunPace {
         Ok(Self {
             epoch_steps: opened.map(|opened| opened.train.rows().div_ceil(config.train.batch_size as u64)),
             knows_lengths: !lengths.is_empty(),
+            cut: (lengths.len() as u64, cut.0, cut.1),
+            longest: job.longest,
             kept_checkpoints: config.checkpoint.keep_last as u64 + config.checkpoint.keep_best as u64 + 1,
             model_bytes: elements * options.parameter_dtype().size_in_bytes() as u64,
             checkpoint_bytes: elements * options.parameter_dtype().size_in_bytes() as u64 + state.bytes,
@@ -114,8 +120,21 @@ impl RunPace {
     pub fn in_words(&self) -> String {
         let disk =
             [("Disk space", Some(format!("{} at a time", self.disk_need().total()))), ("Disk writes", self.writes())];
-        let lines = [("Time", self.time())].into_iter().chain(disk).chain([("Precision", self.precision())]);
+        let lines = [("Truncation", self.truncation()), ("Time", self.time())]
+            .into_iter()
+            .chain(disk)
+            .chain([("Precision", self.precision())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
+    }
+
+    /// How many texts are longer than the model will see them.
+    fn truncation(&self) -> Option<String> {
+        let (rows, sources, targets) = self.cut;
+        let of = [("sources", sources, self.longest.0), ("targets", targets, self.longest.1)];
+        let cut = of.into_iter().filter(|(_, count, _)| *count > 0);
+        let cut: Vec<String> =
+            cut.map(|(what, count, most)| format!("{count} {what} are cut at {most} tokens")).collect();
+        (!cut.is_empty()).then(|| format!("of {}, {}", plural(rows, "row"), cut.join(" and ")))
     }
 
     fn time(&self) -> Option<String> {
@@ -167,6 +186,7 @@ impl RunPace {
         json["run_written_bytes"] = json!(in_all(self.pace.step_written_bytes));
         json["checkpoint_bytes"] = json!(self.checkpoint_bytes);
         json["checkpoints"] = json!(self.checkpoints);
+        json["truncation"] = json!({"rows": self.cut.0, "sources": self.cut.1, "targets": self.cut.2});
         json["prices"] = json!(self.prices);
         json["bf16_over_f32"] = json!(self.bf16_over_f32);
         json
@@ -181,8 +201,11 @@ fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
     by_steps.max(by_clock) + 2
 }
 
+/// Lengths of samples in source and target tokens, and how many sources and targets are cut.
+type Lengths = (Vec<(usize, usize)>, (u64, u64));
+
 /// Source and target tokens of rows from all over the run; none where they cannot be read.
-fn lengths(config: &Config, opened: &Opened, steps: Option<u64>) -> Vec<(usize, usize)> {
+fn lengths(config: &Config, opened: &Opened, steps: Option<u64>) -> Lengths {
     let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
     let samples = samples.min(opened.train.rows());
     let options = LoaderOptions {
@@ -198,11 +221,12 @@ fn lengths(config: &Config, opened: &Opened, steps: Option<u64>) -> Vec<(usize, 
         // Whoever reads the row for a step says what is wrong with it.
         loader.ok()?.next_batch().ok()?
     };
-    let lengths = (0..PLACES).filter_map(batch).flat_map(|batch| {
-        let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
-        lengths.collect::<Vec<_>>()
-    });
-    lengths.collect()
+    let (mut lengths, mut cut) = (Vec::new(), (0, 0));
+    for batch in (0..PLACES).filter_map(batch) {
+        cut = (cut.0 + batch.cut_sources, cut.1 + batch.cut_targets);
+        lengths.extend(batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len())));
+    }
+    (lengths, cut)
 }
 
 /// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.

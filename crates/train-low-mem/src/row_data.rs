@@ -17,6 +17,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use parquet_dataset::{Dataset, DatasetOptions};
 use row_files::{Chosen, Compression, Conversion, Counts, Form, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::{Value, json};
 use trainer::AtomicFile;
@@ -143,7 +144,15 @@ fn become_pretraining(config: &mut Config) -> Outcome<()> {
 
 /// An error in finding columns, with the key that names them.
 fn unfit(error: row_files::Error, config: &Config) -> Failure {
-    let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
+    let row_files::Error::Columns { columns, path, .. } = &error else { return error.into() };
+    // A column of numbers is there, and is none of text.
+    let wanted = open::objective(config).columns();
+    if is_parquet(path)
+        && let Err(error @ parquet_dataset::Error::WrongType { .. }) =
+            Dataset::open(std::slice::from_ref(path), &DatasetOptions::new(wanted))
+    {
+        return error.into();
+    }
     let listed = match columns.len() {
         0..=12 => columns.join(", "),
         more => format!("{}, and {} more", columns[..12].join(", "), more - 12),
@@ -462,26 +471,5 @@ fn stat(path: &Path) -> Value {
     {
         let _ = path;
         json!({"unknown": true})
-    }
-}
-
-impl From<row_files::Error> for Failure {
-    fn from(error: row_files::Error) -> Self {
-        use row_files::Error as E;
-        let error = match error {
-            E::Parquet(error) => return error.into(),
-            error => error,
-        };
-        let exit = match &error {
-            E::Write(_) => Exit::Internal,
-            E::Duplicates { .. } => Exit::DoesNotFit,
-            E::Stopped => Exit::Interrupted,
-            _ => Exit::Unusable,
-        };
-        let failure = Self::new(exit, error.to_string());
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
     }
 }

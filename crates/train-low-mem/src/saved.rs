@@ -20,6 +20,9 @@ pub struct History {
     /// Rows used and left out so far.
     #[serde(default)]
     pub read_rows: u64,
+    /// Sources and targets that were cut at their most tokens so far.
+    #[serde(default)]
+    pub cut: (u64, u64),
     /// Whether the share of rows left out was warned of.
     #[serde(default)]
     pub warned_of_bad_rows: bool,

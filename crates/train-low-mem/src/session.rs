@@ -311,6 +311,7 @@ impl Session {
             "micro_batches": stats.micro_batches, "rss_bytes": now.rss.0, "peak_rss_bytes": now.peak_rss.0,
             "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.len(),
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
+            "cut_sources": batch.cut_sources, "cut_targets": batch.cut_targets,
         });
         if kind != "done" {
             line[kind] = json!(true);
@@ -521,10 +522,12 @@ pub struct Took {
 
 /// Weights from `model.init_from`, or new ones.
 fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
-    Ok(match &opened.init_from {
+    let mut model = match &opened.init_from {
         Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
         None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
-    })
+    };
+    model.set_prefix(opened.model.prefix());
+    Ok(model)
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -12,6 +12,7 @@ use crate::config::{self, Config, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
+use crate::row_data::{self, Wanted};
 use crate::run_dir::{PAGE_MAP, RESOLVED, RunDir};
 
 /// A longer config is none.
@@ -94,13 +95,15 @@ pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config>
 
 /// Opens what the config names, with the page map that an earlier run may have left in `directory`.
 ///
-/// A run that goes on (`resumes`) is held to the data that it read before, unless `--allow-changed data` says otherwise:
+/// A run that goes on ([`Wanted::resumes`]) is held to the data that it read before, unless `--allow-changed data` says otherwise:
 /// a page with other bytes is then an error when it is read, and a file that was only touched is a warning here.
-pub fn open(config: &Config, directory: &Path, resumes: bool) -> Outcome<Opened> {
+pub fn open(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Opened> {
+    let directory = run.root().to_owned();
     // A memory of what the data files say: without it they are read again.
     let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
-    let keeps_digests = resumes && !config.run.allow_changes.iter().any(|part| part == "data");
-    let opened = Opened::new(config, kept.map(|bytes| KeptPageMap { bytes, keeps_digests }))?;
+    let keeps_digests = wanted.resumes && !config.run.allow_changes.iter().any(|part| part == "data");
+    let page_map = kept.map(|bytes| KeptPageMap { bytes, keeps_digests });
+    let opened = Opened::new(config, |config| row_data::prepare(config, run, wanted), page_map)?;
     opened.train.find_pages()?;
     if let [first, more @ ..] = opened.train.touched_files().as_slice() {
         let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::saved::History;
 use crate::session::Session;
 
 /// The report of a finished run.
@@ -18,6 +19,7 @@ pub fn summary(run: &Session, from: &Path) -> String {
     for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
         let _ = writeln!(text, "{what}: {count}");
     }
+    text.push_str(&cut(history, (run.config.data.max_source_tokens, run.config.data.max_target_tokens)));
     if let Some(row) = &history.first_bad_row {
         let _ = writeln!(text, "the first skipped row: {row}");
     }
@@ -52,6 +54,26 @@ fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%=,".contains(c);
     if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+/// How many texts of the steps made were longer than the model saw them.
+fn cut(history: &History, most: (usize, usize)) -> String {
+    let used = history.read_rows.saturating_sub(history.bad_rows).max(1);
+    let mut text = String::new();
+    for (what, count, most, key) in [
+        ("sources", history.cut.0, most.0, "data.max_source_tokens"),
+        ("targets", history.cut.1, most.1, "data.max_target_tokens"),
+    ] {
+        if count > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "a share of rows")]
+            let percent = 100.0 * count as f64 / used as f64;
+            let _ = writeln!(
+                text,
+                "{what} cut at {most} tokens: {count} of {used} ({percent:.1} %); `{key}` sets the limit"
+            );
+        }
+    }
+    text
 }
 
 /// Four figures, before the first step and after the last.

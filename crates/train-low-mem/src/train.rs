@@ -11,7 +11,6 @@ use trainer::checkpoint::{export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::open::Opened;
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
@@ -37,8 +36,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
     }
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted { resumes: keep_training, to_plan: false, stop: &stop, say: row_data::in_the_open };
-    let turned = row_data::prepare(&mut config, &mut run, wanted)?;
-    let opened = Opened { turned, ..setup::open(&config, run.root(), keep_training)? };
+    let opened = setup::open(&mut config, &mut run, wanted)?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         // Leftovers of the finished run are removed now; if that fails again, nothing depends on it.

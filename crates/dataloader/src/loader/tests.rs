@@ -323,3 +323,25 @@ proptest! {
         prop_assert_eq!(&samples(start)[..], &samples(Position::default())[sample..]);
     }
 }
+
+#[test]
+fn a_prefix_stands_before_every_source_as_if_the_rows_had_it() {
+    let text = |text: String| Some(text.into_bytes());
+    let long = |n: usize| "\u{4f60}\u{597d} a ".repeat(n * n);
+    let rows = |prefix: &str| -> Vec<_> {
+        (1..40).map(|n| (text(format!("{prefix}{}", long(n))), text(format!("{n}")))).collect()
+    };
+    let batches = |files: &Files, source_prefix: &str| -> Vec<Batch> {
+        let options = LoaderOptions { source_prefix: source_prefix.to_owned(), max_source_tokens: 900, ..options(5) };
+        let idle = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
+        let tokenizer = Arc::clone(sample_tokenizer());
+        let loader = DataLoader::new(files.open(), tokenizer, options, Position::default(), idle);
+        let mut loader = loader.unwrap();
+        std::iter::from_fn(|| loader.next_batch().unwrap()).take(8).collect()
+    };
+    for prefix in ["summarize: ".to_owned(), "\u{603b}\u{7ed3}\u{ff1a}".repeat(800)] {
+        let (with, without) = (Files::new().with(&rows(&prefix), 10), Files::new().with(&rows(""), 10));
+        assert_eq!(batches(&without, &prefix), batches(&with, ""));
+        assert_ne!(batches(&without, ""), batches(&with, ""));
+    }
+}

@@ -24,8 +24,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let mut config = config(flags, &directory)?;
     let scratch = row_data::scratch()?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &Stop::default(), say: report::note };
-    row_data::prepare(&mut config, &mut RunDir::look_at(scratch.path()), wanted)?;
-    let opened = Opened::new(&config, None)?;
+    let mut run = RunDir::look_at(scratch.path());
+    let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;
     let rows = EvaluatedRows {

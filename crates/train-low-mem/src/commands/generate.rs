@@ -94,7 +94,7 @@ fn answer(model: &T5, tokenizer: &Tokenizer, prompts: &[String], flags: &Generat
     for prompt in prompts {
         let most = flags.max_source_tokens.saturating_sub(1).max(1);
         let mut ids = tokenizer.start_ids().to_vec();
-        ids.extend(tokenizer.encode_start(prompt, most)?);
+        ids.extend(tokenizer.encode_start(&format!("{}{prompt}", model.config().prefix()), most)?);
         ids.truncate(most);
         ids.extend(eos);
         sources.push(ids);

@@ -1,48 +1,299 @@
-//! `train_low_mem inspect`: the shape of parquet files, and what one row of them costs to read.
+//! `train_low_mem inspect`: the rows of files (columns, nulls, duplicates, lengths, samples), and of parquet the shape and what
+//! one row costs to read.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use memory_policy::Bytes;
 use parquet_dataset::Inspection;
-use serde_json::{Value, json};
+use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows};
+use serde_json::{Map, Value, json};
 
-use crate::cli::InspectArgs;
+use crate::commands::text_lengths::TextLengths;
 use crate::failure::Outcome;
+use crate::row_flags::InspectArgs;
 use crate::{open, report};
+
+/// Columns that are looked at.
+const MOST_COLUMNS: usize = 256;
+/// Bytes of the table of duplicates; of a file with more rows they are not counted.
+const MOST_TABLE_BYTES: u64 = 256 << 20;
 
 /// Looks at files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     for path in open::files("FILE", &flags.files)? {
-        let inspection = parquet_dataset::inspect(&path)?;
-        let text = if flags.json { format!("{}\n", as_json(&inspection)) } else { as_text(&inspection) };
+        let kind = Kind::of(&path)?;
+        let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
+        let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
+        let content = Content::of(&path, &kind, flags)?;
+        let text = match flags.json {
+            true => format!("{}\n", as_json(&path, &kind, shape.as_ref(), &content)),
+            false => as_text(&path, &kind, shape.as_ref(), &content),
+        };
         report::result(&text)?;
     }
     Ok(())
 }
 
-fn as_json(file: &Inspection) -> Value {
-    let columns: Vec<Value> = file
-        .columns
-        .iter()
-        .map(|column| {
-            json!({
-                "name": column.name, "type": column.type_name, "is_string": column.is_string,
-                "is_nullable": column.is_nullable, "encodings": column.encodings,
-                "compressions": column.compressions, "compressed_bytes": column.compressed_bytes,
-                "uncompressed_bytes": column.uncompressed_bytes, "pages": column.pages,
-                "largest_page_bytes": column.largest_page_bytes,
-            })
-        })
-        .collect();
-    json!({
-        "file": file.path.display().to_string(), "bytes": file.bytes, "rows": file.rows(),
-        "row_groups": file.row_groups, "page_index": file.has_page_index, "checksums": file.has_checksums,
-        "created_by": file.created_by, "bytes_to_read_one_row": file.bytes_to_read_one_row, "columns": columns,
-    })
+/// The rows of a file, as far as they were read.
+struct Content {
+    rows: u64,
+    /// The share of the file that they are.
+    share: f64,
+    columns: Vec<ColumnContent>,
+    more_columns: usize,
+    malformed: u64,
+    first_malformed: Option<RowError>,
+    /// Rows whose columns were all there before; `None` where there are too many rows to know.
+    duplicates: Option<u64>,
+    pairing: Option<Pairing>,
+    /// Rows without a prompt or a response.
+    unusable: u64,
+    lengths: Option<TextLengths>,
+    samples: Vec<Value>,
 }
 
-fn as_text(file: &Inspection) -> String {
-    let mut text = format!("{}: {} rows, {}\n", file.path.display(), file.rows(), Bytes(file.bytes));
+/// What is in a column.
+struct ColumnContent {
+    name: String,
+    nulls: u64,
+    empty: u64,
+    longest: u64,
+    other: Option<&'static str>,
+}
+
+impl Content {
+    fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
+        let pairing = Pairing::of(&kind.columns, &flags.columns.chosen()).ok();
+        let chat = match &pairing {
+            Some(Pairing::Chat { column }) => Some(column.clone()),
+            _ => None,
+        };
+        let mut wanted = pairing.as_ref().map(Pairing::columns).unwrap_or_default();
+        let of_pairing = wanted.len();
+        for name in kind.columns.iter().take(MOST_COLUMNS) {
+            if !wanted.iter().any(|column| column.name == *name) {
+                wanted.push(Column::text(name));
+            }
+        }
+        let mut content = Self {
+            rows: 0,
+            share: 1.0,
+            columns: wanted.iter().map(|column| ColumnContent::new(&column.name)).collect(),
+            more_columns: kind.columns.len().saturating_sub(wanted.len()),
+            malformed: 0,
+            first_malformed: None,
+            duplicates: Some(0),
+            lengths: pairing.as_ref().map(|pairing| TextLengths::new(&flags.lengths, pairing.is_text())).transpose()?,
+            pairing,
+            unusable: 0,
+            samples: Vec::new(),
+        };
+        let mut rows = Rows::open(path, kind, &wanted, false)?;
+        let (mut row, mut table) = (Row::default(), Duplicates::exact(MOST_TABLE_BYTES));
+        loop {
+            if content.rows == flags.rows && flags.rows > 0 {
+                content.share = rows.share_read();
+                break;
+            }
+            let Some(read) = rows.next(&mut row)? else { break };
+            content.rows += 1;
+            match read {
+                Err(error) => {
+                    content.malformed += 1;
+                    content.first_malformed.get_or_insert(error);
+                }
+                Ok(()) => content.add(&row, &mut table, of_pairing, flags.show)?,
+            }
+        }
+        // A chat's column is a list, which is as it should be.
+        for column in content.columns.iter_mut().filter(|column| Some(&column.name) == chat.as_ref()) {
+            column.other = Some("messages");
+        }
+        Ok(content)
+    }
+
+    fn add(&mut self, row: &Row, table: &mut Duplicates, of_pairing: usize, show: usize) -> Outcome<()> {
+        for (column, cell) in self.columns.iter_mut().zip(&row.cells) {
+            column.add(cell);
+        }
+        let whole = format!("{:?}", row.cells);
+        self.duplicates = match (self.duplicates, table.is_duplicate("", &whole)) {
+            (Some(found), Ok(is_duplicate)) => Some(found + u64::from(is_duplicate)),
+            _ => None,
+        };
+        let texts = self.pairing.as_ref().map(|pairing| pairing.texts(row));
+        match (texts, &mut self.lengths) {
+            (Some(Ok([prompt, response])), Some(lengths)) => {
+                let is_text = self.pairing.as_ref().is_some_and(Pairing::is_text);
+                let shown: Vec<&str> = if is_text { vec![&response] } else { vec![&prompt, &response] };
+                lengths.add(&shown)?;
+                if self.samples.len() < show {
+                    self.samples.push(match is_text {
+                        true => json!({"text": response}),
+                        false => json!({"prompt": prompt, "response": response}),
+                    });
+                }
+            }
+            (Some(_), _) => self.unusable += 1,
+            (None, _) if self.samples.len() < show => {
+                let of_columns = self.columns.iter().zip(&row.cells).skip(of_pairing);
+                let sample: Map<String, Value> = of_columns
+                    .map(|(column, cell)| (column.name.clone(), cell.text().map_or(Value::Null, |text| json!(text))))
+                    .collect();
+                self.samples.push(Value::Object(sample));
+            }
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Rows of the whole file: counted, or about as many as the share that was read tells.
+    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
+    fn rows_in_words(&self, known: Option<u64>) -> String {
+        match (known, self.share < 1.0) {
+            (Some(rows), _) => format!("{rows} rows"),
+            (None, false) => format!("{} rows", self.rows),
+            (None, true) => format!("about {} rows", (self.rows as f64 / self.share.max(1e-9)) as u64),
+        }
+    }
+}
+
+impl ColumnContent {
+    fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), nulls: 0, empty: 0, longest: 0, other: None }
+    }
+
+    fn add(&mut self, cell: &Cell) {
+        match cell {
+            Cell::Null => self.nulls += 1,
+            Cell::Text(text) => {
+                self.empty += u64::from(text.trim().is_empty());
+                self.longest = self.longest.max(text.chars().count() as u64);
+            }
+            Cell::Turns(_) => self.other = Some("messages"),
+            Cell::Other(kind) => self.other = Some(kind),
+        }
+    }
+}
+
+fn compression(kind: &Kind) -> &'static str {
+    match kind.compression {
+        Compression::None => "",
+        Compression::Gzip => ", gzip",
+        Compression::Zstd => ", zstd",
+    }
+}
+
+fn as_json(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Content) -> Value {
+    let of_column = |name: &str| content.columns.iter().find(|column| column.name == name);
+    let add = |json: &mut Value, column: &ColumnContent| {
+        json["nulls"] = json!(column.nulls);
+        json["empty"] = json!(column.empty);
+        json["longest_characters"] = json!(column.longest);
+    };
+    let columns: Vec<Value> = match shape {
+        Some(file) => {
+            let columns = file.columns.iter().map(|column| {
+                let mut json = json!({
+                    "name": column.name, "type": column.type_name, "is_string": column.is_string,
+                    "is_nullable": column.is_nullable, "encodings": column.encodings,
+                    "compressions": column.compressions, "compressed_bytes": column.compressed_bytes,
+                    "uncompressed_bytes": column.uncompressed_bytes, "pages": column.pages,
+                    "largest_page_bytes": column.largest_page_bytes,
+                });
+                of_column(&column.name).inspect(|content| add(&mut json, content));
+                json
+            });
+            columns.collect()
+        }
+        None => {
+            let columns = content.columns.iter().map(|column| {
+                let mut json = json!({"name": column.name, "type": column.other.unwrap_or("text"), "is_string": column.other.is_none()});
+                add(&mut json, column);
+                json
+            });
+            columns.collect()
+        }
+    };
+    let mut json = json!({
+        "file": path.display().to_string(), "form": kind.form.name(), "columns": columns,
+        "bytes": std::fs::metadata(path).map_or(0, |file| file.len()),
+        "rows": shape.map_or(content.rows, Inspection::rows),
+        "rows_read": content.rows, "share_read": content.share, "malformed_rows": content.malformed,
+        "first_malformed": content.first_malformed.as_ref().map(ToString::to_string),
+        "duplicate_rows": content.duplicates, "texts": content.pairing.as_ref().map(Pairing::in_words),
+        "rows_without_texts": content.unusable, "lengths": content.lengths.as_ref().map(TextLengths::to_json),
+        "samples": content.samples,
+    });
+    if let Some(file) = shape {
+        json["row_groups"] = json!(file.row_groups);
+        json["page_index"] = json!(file.has_page_index);
+        json["checksums"] = json!(file.has_checksums);
+        json["created_by"] = json!(file.created_by);
+        json["bytes_to_read_one_row"] = json!(file.bytes_to_read_one_row);
+    }
+    json
+}
+
+fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Content) -> String {
+    let mut text = String::new();
+    let bytes = Bytes(std::fs::metadata(path).map_or(0, |file| file.len()));
+    let rows = content.rows_in_words(shape.map(Inspection::rows));
+    let _ = writeln!(text, "{}: {}{}, {rows}, {bytes}", path.display(), kind.form.name(), compression(kind));
+    if let Some(file) = shape {
+        storage(&mut text, file);
+    }
+    if content.rows == 0 {
+        return text;
+    }
+    let _ = writeln!(text, "  {:<30}{:>9}{:>9}{:>14}", format!("of {} rows", content.rows), "null", "empty", "longest");
+    for column in &content.columns {
+        let longest = column.other.map_or_else(|| format!("{} chars", column.longest), str::to_owned);
+        let _ = writeln!(text, "  {:<30}{:>9}{:>9}{longest:>14}", column.name, column.nulls, column.empty);
+    }
+    if content.more_columns > 0 {
+        let _ = writeln!(text, "  and {} more columns", content.more_columns);
+    }
+    if let Some(first) = &content.first_malformed {
+        let _ = writeln!(text, "  malformed rows    {}; the first: {first}", content.malformed);
+    }
+    let duplicates = content.duplicates.map_or("not counted: too many rows".to_string(), |count| count.to_string());
+    let _ = writeln!(text, "  duplicate rows    {duplicates}");
+    match &content.pairing {
+        Some(pairing) => {
+            let _ = writeln!(text, "  texts             {}", pairing.in_words());
+            if content.unusable > 0 {
+                let _ = writeln!(text, "  without           {} rows have none of them", content.unusable);
+            }
+        }
+        None => {
+            let _ = writeln!(text, "  texts             unknown: name `--prompt-column` and `--response-column`");
+        }
+    }
+    text += &content.lengths.as_ref().map(TextLengths::in_words).unwrap_or_default();
+    if !content.samples.is_empty() {
+        let _ = writeln!(text, "\n  first rows");
+    }
+    for sample in &content.samples {
+        for (number, (name, value)) in sample.as_object().into_iter().flatten().enumerate() {
+            let mark = if number == 0 { "-" } else { " " };
+            let _ = writeln!(text, "  {mark} {name}: {}", shown(value));
+        }
+    }
+    text
+}
+
+/// A value on one line.
+fn shown(value: &Value) -> String {
+    const MOST_CHARS: usize = 120;
+    let text = value.as_str().unwrap_or("null");
+    let line: String = text.chars().take(MOST_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.len() < text.len() { format!("{line}...") } else { line }
+}
+
+/// The shape of a parquet file.
+fn storage(text: &mut String, file: &Inspection) {
     let largest = file.row_groups.iter().max().copied().unwrap_or(0);
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     let _ = writeln!(text, "  row groups        {}, the largest of {largest} rows", file.row_groups.len());
@@ -68,5 +319,4 @@ fn as_text(file: &Inspection) -> String {
             Bytes(column.uncompressed_bytes),
         );
     }
-    text
 }

@@ -1,8 +1,10 @@
 //! The subcommands beside `train`, a module each.
 
 pub mod bench;
+pub mod convert;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod plan;
+mod text_lengths;
 pub mod train_tokenizer;

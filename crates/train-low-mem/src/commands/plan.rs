@@ -48,8 +48,7 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
             let mut run = RunDir::look_at(scratch.path());
             let mut config = setup::place_embedded_files(config, &mut run)?;
             let wanted = row_data::Wanted { resumes: false, to_plan: true, stop: &Stop::default(), say: report::note };
-            row_data::prepare(&mut config, &mut run, wanted)?;
-            let opened = setup::open(&config, scratch.path(), false)?;
+            let opened = setup::open(&mut config, &mut run, wanted)?;
             (config, Some(opened))
         }
         None => (config, None),

@@ -147,8 +147,7 @@ mod tests {
         let own =
             ["--epochs", "--max-steps", "--learn-rate", "--learning-rate", "--output", "--set", "--config", "--device"];
         for (index, (flag, key)) in KEYS.iter().enumerate() {
-            // `data.source_prefix` comes with the readers of other formats.
-            assert!(keys::find(key).is_some() || *key == "data.source_prefix", "{flag}: {key}");
+            assert!(keys::find(key).is_some(), "{flag}: {key}");
             assert!(KEYS[..index].iter().all(|(earlier, _)| earlier != flag), "{flag} is there twice");
             assert!(!own.contains(flag) && !MODELS.contains(flag), "{flag}");
             assert!(EXPLAINED.iter().all(|(explained, _)| explained != flag), "{flag}");

@@ -110,6 +110,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.prompt_column", Text, AUTO, "\"auto\"", "column of the source text; auto: prompt, or a known form such as chat messages or instructions"),
     key("data.response_column", Text, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
     key("data.text_column", Text, AUTO, "\"auto\"", "column of the text for span corruption; auto: text"),
+    key("data.source_prefix", Text, AUTO, "\"auto\"", "text before every prompt, such as \"summarize: \"; kept in the model's config.json; auto: that of model.init_from, or none"),
     key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json or spiece.model; auto: the one in the model directory"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), AUTO, "\"auto\"", "training task that rows are turned into; auto: text-to-text, or span-corruption where files have a text column alone"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span corruption: share of masked tokens"),

@@ -109,6 +109,8 @@ pub struct Data {
     pub response_column: String,
     /// The column of `span-corruption`.
     pub text_column: String,
+    /// Before every prompt; `None`: as the model has it.
+    pub source_prefix: Option<String>,
     /// `None`: beside the model.
     pub tokenizer: Option<PathBuf>,
     /// The training task.
@@ -407,6 +409,7 @@ fn data(values: &Values) -> Data {
         prompt_column: values.text("data.prompt_column").unwrap_or_else(|| "prompt".to_string()),
         response_column: values.text("data.response_column").unwrap_or_else(|| "response".to_string()),
         text_column: values.text("data.text_column").unwrap_or_else(|| "text".to_string()),
+        source_prefix: values.text("data.source_prefix"),
         tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
         objective,
         max_source_tokens: size(values, "data.max_source_tokens"),

@@ -1,0 +1,273 @@
+//! `train_low_mem convert`: rows of any files as parquet, cleaned, without duplicates and split, as asked.
+
+use std::cell::Cell;
+use std::fmt::Write;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memory_policy::{Bytes, Probe, SystemProbe};
+use row_files::{Conversion, Counts, Duplicates, ParquetWriter, Part, Settings, Share, Sizes};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use trainer::AtomicFile;
+
+use crate::commands::text_lengths::TextLengths;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
+use crate::{open, options, report, row_data};
+
+/// Between two lines about how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+/// Memory for reading and writing, beside the table of duplicates.
+const OTHER_BYTES: u64 = 16 << 20;
+
+/// Converts files.
+pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
+    let share = flags.validation_split.map(share).transpose()?;
+    let validation = share.map(|_| beside(&flags.output));
+    for output in [Some(&flags.output), validation.as_ref()].into_iter().flatten() {
+        if output.exists() && !flags.force {
+            return Err(Failure::usage(format!("{} already exists", output.display())).hint("`--force` overwrites it"));
+        }
+    }
+    let files = open::files("FILE", &flags.files)?;
+    let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(|error| named_by_flags(error.into()))?;
+    let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
+    let most_bytes = table_bytes(flags)?;
+    let table = || match flags.deduplicate {
+        Some(Deduplicate::Minhash) => Duplicates::near(most_bytes),
+        _ => Duplicates::exact(most_bytes),
+    };
+    let interrupted = interrupted()?;
+    let (began, said) = (Instant::now(), Cell::new(Instant::now()));
+    let settings = Settings {
+        bad_rows: flags.bad_rows.into(),
+        clean: flags.clean,
+        duplicates: flags.deduplicate.map(|_| &table as &dyn Fn() -> Duplicates),
+        validation: share.map(|share| (share, flags.seed)),
+        stop: &|| interrupted.load(Ordering::Relaxed),
+        progress: &|counts| {
+            if said.get().elapsed() >= SAY_EVERY {
+                said.set(Instant::now());
+                report::note(&format!("{} rows read, {:.0} % of the files", counts.read, 100.0 * counts.share));
+            }
+        },
+        ..Settings::default()
+    };
+    let columns: &[&str] = if conversion.is_text() { &["text"] } else { &["prompt", "response"] };
+    let mut outputs = vec![Output::begin(&flags.output, columns, &conversion)?];
+    if let Some(validation) = &validation {
+        outputs.push(Output::begin(validation, columns, &conversion)?);
+    }
+    let mut failed = None;
+    let counts = conversion.run(&settings, &mut |part, prompt, response| {
+        let prefixed = format!("{}{prompt}", flags.source_prefix);
+        let row: &[&str] = if conversion.is_text() { &[response] } else { &[&prefixed, response] };
+        lengths.add(row).map_err(|failure| {
+            failed = Some(failure);
+            row_files::Error::Stopped
+        })?;
+        outputs[usize::from(part == Part::Validation)].writer.write(row).map_err(row_files::Error::Write)
+    });
+    let counts = counts.map_err(|error| ended(error, failed, flags))?;
+    if counts.train == 0 {
+        let failure = Failure::unusable(format!("no usable row: {} were read, and all were left out", counts.read));
+        return Err(match &counts.first_bad {
+            Some(first) => failure.hint(format!("the first of them: {first}")),
+            None => failure.hint("expected at least one row"),
+        });
+    }
+    let bytes = outputs.into_iter().map(Output::finish).collect::<Outcome<Vec<u64>>>()?;
+    let peak = SystemProbe::new().snapshot()?.peak_rss;
+    let seconds = began.elapsed().as_secs_f64();
+    if flags.json {
+        let mut json = row_data::counts_json(&counts);
+        json["output"] = json!(flags.output.display().to_string());
+        json["validation_output"] = json!(validation.map(|path| path.display().to_string()));
+        json["bytes"] = json!(bytes);
+        json["texts"] = json!(sources(&conversion));
+        json["lengths"] = lengths.to_json();
+        json["seconds"] = json!(seconds);
+        json["peak_rss_bytes"] = json!(peak.0);
+        return report::result(&format!("{json}\n"));
+    }
+    let written = Written { flags, validation: validation.as_deref(), bytes: &bytes };
+    report::result(&format!("{}{}", steps(&conversion, &counts, &written), lengths.in_words()))?;
+    #[expect(clippy::cast_precision_loss, reason = "a rate of rows")]
+    let rate = counts.read as f64 / seconds.max(1e-9);
+    report::note(&format!("{seconds:.1} s, {rate:.0} rows/s, peak {peak}"));
+    Ok(())
+}
+
+/// One output file.
+struct Output {
+    path: PathBuf,
+    file: AtomicFile,
+    writer: ParquetWriter<BufWriter<File>>,
+}
+
+impl Output {
+    fn begin(path: &Path, columns: &[&str], conversion: &Conversion) -> Outcome<Self> {
+        let failed = |error| Failure::io("write rows", path, &error);
+        let file = AtomicFile::create(path)?;
+        let handle = file.file().try_clone().map_err(failed)?;
+        let sizes = Sizes::for_bytes(conversion.bytes());
+        let writer = ParquetWriter::new(BufWriter::new(handle), columns, sizes).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, writer })
+    }
+
+    /// Gives the file its name; its bytes.
+    fn finish(self) -> Outcome<u64> {
+        let (_, bytes) = self.writer.finish().map_err(|error| Failure::io("write rows", &self.path, &error))?;
+        self.file.commit()?;
+        Ok(bytes)
+    }
+}
+
+/// What was written, for the report.
+struct Written<'a> {
+    flags: &'a ConvertArgs,
+    validation: Option<&'a Path>,
+    bytes: &'a [u64],
+}
+
+/// A line for each step, with the rows that it left out or changed.
+fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> String {
+    let flags = written.flags;
+    let mut text = String::new();
+    for source in sources(conversion) {
+        let _ = writeln!(text, "{source}");
+    }
+    let mut line = |name: &str, count: u64, note: &str| {
+        let _ = writeln!(text, "{}", format!("  {name:<22}{count:>9}  {note}").trim_end());
+    };
+    let first = |is_first: bool| match &counts.first_bad {
+        Some(row) if is_first => format!("skipped; the first: {row}"),
+        _ => "skipped".to_string(),
+    };
+    line("rows read", counts.read, "");
+    if counts.malformed > 0 {
+        line(
+            "malformed",
+            counts.malformed,
+            &first(counts.first_bad.as_ref().is_some_and(|row| row.fault.is_malformed())),
+        );
+    }
+    if counts.empty > 0 {
+        line(
+            "null or empty",
+            counts.empty,
+            &first(counts.first_bad.as_ref().is_some_and(|row| !row.fault.is_malformed())),
+        );
+    }
+    if flags.clean {
+        line("cleaned", counts.cleaned, "changed");
+    }
+    match flags.deduplicate {
+        Some(Deduplicate::Exact) => line("duplicates", counts.duplicates, "left out, the same byte for byte"),
+        Some(Deduplicate::Minhash) => {
+            line("duplicates", counts.duplicates, "left out, Jaccard similarity of 0.85 or more")
+        }
+        None => {}
+    }
+    let files = [Some(flags.output.as_path()), written.validation].into_iter().flatten().zip(written.bytes);
+    for ((name, count), (path, bytes)) in
+        [("written", counts.train), ("for validation", counts.validation)].iter().zip(files)
+    {
+        line(name, *count, &format!("{} ({})", path.display(), Bytes(*bytes)));
+    }
+    text
+}
+
+/// A line for each of the first files: its form, and where its texts come from.
+fn sources(conversion: &Conversion) -> Vec<String> {
+    const SHOWN: usize = 8;
+    let mut lines: Vec<String> = conversion
+        .sources
+        .iter()
+        .take(SHOWN)
+        .map(|(path, kind, pairing)| format!("{}: {}, {}", path.display(), kind.form.name(), pairing.in_words()))
+        .collect();
+    if conversion.sources.len() > SHOWN {
+        lines.push(format!("and {} more files", conversion.sources.len() - SHOWN));
+    }
+    lines
+}
+
+/// `rows.parquet` to `rows-validation.parquet`.
+fn beside(output: &Path) -> PathBuf {
+    let mut name = output.file_stem().unwrap_or_default().to_os_string();
+    name.push("-validation");
+    if let Some(ending) = output.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    output.with_file_name(name)
+}
+
+fn share(number: f64) -> Outcome<Share> {
+    #[expect(clippy::cast_sign_loss, reason = "it is positive here")]
+    match number {
+        share if share > 0.0 && share < 1.0 => Ok(Share::Of(share)),
+        rows if rows >= 1.0 && rows < 1e15 => Ok(Share::Rows(rows as u64)),
+        other => Err(Failure::usage(format!("--validation-split: expected a share below 1 or a count, got {other}"))
+            .hint("for example `--validation-split 0.05` or `--validation-split 500`")),
+    }
+}
+
+/// Bytes that the table of duplicates may take.
+fn table_bytes(flags: &ConvertArgs) -> Outcome<u64> {
+    let now = SystemProbe::new().snapshot()?;
+    let budget = options::budget(flags.memory_budget.as_deref())?.resolve(&now);
+    let others = now.rss.0 + OTHER_BYTES;
+    if budget.0 < others {
+        return Err(Failure::new(
+            Exit::DoesNotFit,
+            format!("`convert` needs at least {}; --memory-budget is {budget}", Bytes(others)),
+        )
+        .hint(format!("use `--memory-budget {}` or more", Bytes(others))));
+    }
+    Ok(budget.0 - others)
+}
+
+/// Raised by the first signal that asks to stop; the unfinished output is removed then.
+fn interrupted() -> Outcome<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+            .map_err(|error| Failure::internal(format!("cannot install handlers for signals: {error}")))?;
+    }
+    Ok(flag)
+}
+
+/// An error of the conversion with the flags that help.
+fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) -> Failure {
+    match error {
+        row_files::Error::Stopped => failed.unwrap_or_else(|| {
+            Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("start the same command again")
+        }),
+        row_files::Error::Write(error) => Failure::io("write rows", &flags.output, &error),
+        row_files::Error::Row(row) => {
+            let failure = Failure::from(row_files::Error::Row(row));
+            match flags.bad_rows {
+                BadRowRule::Skip => failure,
+                _ => failure.hint("`--bad-rows skip` skips and counts rows that cannot be used"),
+            }
+        }
+        error => error.into(),
+    }
+}
+
+/// Hints name flags rather than keys.
+fn named_by_flags(mut failure: Failure) -> Failure {
+    for hint in &mut failure.hints {
+        *hint =
+            hint.replace("data.prompt_column", "--prompt-column").replace("data.response_column", "--response-column");
+    }
+    failure
+}

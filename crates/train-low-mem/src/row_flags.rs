@@ -1,0 +1,145 @@
+//! The flags of commands that read files with rows: `convert` and `inspect`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use row_files::Chosen;
+
+use crate::config::paths;
+
+/// Flags that name columns.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ColumnFlags {
+    /// Column of the source text [default: found by the columns, see docs/data.md]
+    #[arg(long, value_name = "NAME")]
+    pub prompt_column: Option<String>,
+    /// Column of the target text
+    #[arg(long, value_name = "NAME")]
+    pub response_column: Option<String>,
+    /// Column of one text for span corruption, in place of prompt and response
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt_column", "response_column"])]
+    pub text_column: Option<String>,
+}
+
+impl ColumnFlags {
+    /// The columns that were named.
+    pub fn chosen(&self) -> Chosen {
+        Chosen {
+            prompt: self.prompt_column.clone(),
+            response: self.response_column.clone(),
+            text: self.text_column.clone(),
+            is_text: self.text_column.is_some(),
+        }
+    }
+}
+
+/// Flags that say how long texts may be.
+#[derive(Args, Clone, Debug)]
+pub struct LengthFlags {
+    /// Count tokens as well, with this tokenizer.json or spiece.model, or the one in this model directory
+    #[arg(long, value_name = "FILE|DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens of a source that training keeps, EOS included; longer ones are counted
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_source_tokens: u64,
+    /// Tokens of a target that training keeps, EOS included
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_target_tokens: u64,
+}
+
+/// Flags of `convert`.
+#[derive(Args, Debug)]
+pub struct ConvertArgs {
+    /// JSONL, JSON, CSV, TSV or parquet files, plain, .gz or .zst; directories or globs
+    #[arg(value_name = "FILE", required = true, value_parser = paths::parser())]
+    pub files: Vec<String>,
+    /// Output file, parquet with the columns `prompt` and `response`, or `text`
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Columns
+    #[command(flatten)]
+    pub columns: ColumnFlags,
+    /// Put this text before every prompt
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub source_prefix: String,
+    /// Remove control characters, repeated punctuation, and white space at both ends
+    #[arg(long)]
+    pub clean: bool,
+    /// Leave out rows that were there before: exactly, or nearly (MinHash, Jaccard similarity of 0.85)
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub deduplicate: Option<Deduplicate>,
+    /// Rows for validation, in a second file OUTPUT-validation.parquet: a share below 1, or a count
+    #[arg(long, value_name = "X")]
+    pub validation_split: Option<f64>,
+    /// Seed of the choice of those rows
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub seed: u64,
+    /// Rows that cannot be used; auto: malformed ones are errors, null and empty ones are skipped and counted
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = BadRowRule::Auto)]
+    pub bad_rows: BadRowRule,
+    /// Lengths
+    #[command(flatten)]
+    pub lengths: LengthFlags,
+    /// Memory limit of the whole process, which bounds the table of duplicates
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Overwrite existing output files
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--deduplicate`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Deduplicate {
+    /// The same prompt and response, byte for byte
+    Exact,
+    /// Nearly the same, by their letters and digits
+    Minhash,
+}
+
+/// `--bad-rows`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BadRowRule {
+    /// Malformed rows are errors, null and empty ones are skipped and counted
+    Auto,
+    /// All are errors
+    Error,
+    /// All are skipped and counted
+    Skip,
+}
+
+impl From<BadRowRule> for row_files::BadRows {
+    fn from(rule: BadRowRule) -> Self {
+        match rule {
+            BadRowRule::Auto => Self::Usual,
+            BadRowRule::Error => Self::Error,
+            BadRowRule::Skip => Self::Skip,
+        }
+    }
+}
+
+/// Flags of `inspect`.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
+    #[arg(value_name = "FILE", required = true, value_parser = paths::parser())]
+    pub files: Vec<String>,
+    /// Columns
+    #[command(flatten)]
+    pub columns: ColumnFlags,
+    /// Rows that are read of each file, from the first (0: all)
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub rows: u64,
+    /// Sample rows to show
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub show: usize,
+    /// Lengths
+    #[command(flatten)]
+    pub lengths: LengthFlags,
+    /// Print one JSON object per file, one per line
+    #[arg(long)]
+    pub json: bool,
+}
