@@ -36,6 +36,7 @@ GROUPS = {
     "generation": ("generation", "crates/t5/tests/goldens/generation"),
     "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
     "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
+    "adamw": ("adamw", "crates/trainer/tests/goldens/adamw"),
     "train": ("training", "crates/trainer/tests/goldens/train"),
     "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),
     "tokenizers": ("tokenizers", "crates/dataloader/tests/goldens/tokenizers"),

@@ -40,6 +40,24 @@ fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
 }
 
 #[test]
+fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
+    let scene = Scene::new();
+    let adamw = ["--set", "optimizer.name=adamw", "--learn-rate", "1e-3"];
+    let expected = uninterrupted(&scene, &adamw);
+    let arguments = short(&[&adamw[..], &["--keep-training"]].concat());
+    let mut running = scene.start(&arguments);
+    assert!(running.wait_for("saved run/checkpoints/step-00000004"));
+    running.kill();
+    scene.run(&arguments).expect_code(0).expect_words(&["AdamW, learning rate 1.00e-3", "AdamW, two moments"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let ended = &scene.events("run", "end")[0];
+    let planned = &scene.events("run", "plan")[0];
+    assert!(ended["peak_rss_bytes"].as_u64() <= planned["predicted_peak_bytes"].as_u64().map(|peak| peak + (8 << 20)));
+    let other = short(&["--keep-training", "--set", "optimizer.name=adafactor", "--set", "train.max_steps=8"]);
+    scene.run(&other).expect_code(2).expect_words(&["optimizer.name was \"adamw\"", "--allow-changed model"]);
+}
+
+#[test]
 fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
     let scene = Scene::new();
     let expected = uninterrupted(&scene, &[]);

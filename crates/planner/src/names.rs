@@ -8,7 +8,7 @@ pub const PROCESS: Name = Name::new("process");
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
-/// Adafactor's factored second moments.
+/// The optimizer's moments.
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
 /// Sums of gradients.
 pub const GRADIENTS: Name = Name::new("gradients");

@@ -33,7 +33,7 @@ pub(crate) fn offer(
     }
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
     let optimizer = trainer::costs::optimizer_state(job.model, training.options, training.options.parameter_dtype())?;
-    let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, "Adafactor, factored").at(job.place);
+    let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer::new(job, training, &counter, memory_for_files);
     let steps = match training.wanted {
         Wanted::All => offer.choices().collect(),

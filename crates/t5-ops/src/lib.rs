@@ -65,6 +65,7 @@ pub use ops::activation::{
     feed_forward_activation_needs,
 };
 pub use ops::adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
+pub use ops::adamw::{AdamwHyper, adamw};
 pub use ops::attention::{
     Attended, Attention, Sizes as AttentionSizes, attention, attention_backward, attention_backward_needs,
     attention_needs,
@@ -99,6 +100,7 @@ pub const KERNELS_VERSION: u32 = 2;
 pub mod reference {
     pub use crate::ops::activation::reference::*;
     pub use crate::ops::adafactor::reference::*;
+    pub use crate::ops::adamw::reference::*;
     pub use crate::ops::attention::reference::*;
     pub use crate::ops::cross_entropy::reference::*;
     pub use crate::ops::decoding::reference::*;

@@ -18,6 +18,15 @@ const ABOUT: &str = "about";
 
 /// The parts, by the names that `--allow-changed` takes, each with its settings.
 pub fn identity(config: &Config, opened: &Opened) -> Value {
+    let mut identity = parts(config, opened);
+    // Checkpoints from before there were two do not name theirs.
+    if config.optimizer.is_adamw {
+        identity["model"]["optimizer.name"] = json!("adamw");
+    }
+    identity
+}
+
+fn parts(config: &Config, opened: &Opened) -> Value {
     let columns = crate::open::objective(config).columns();
     json!({
         "data": {

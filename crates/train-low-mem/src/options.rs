@@ -6,10 +6,11 @@ use planner::Plan;
 use t5::GenerateOptions;
 use text_metrics::bleu::Tokenization;
 use trainer::adafactor::AdafactorOptions;
+use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{Precision, TrainerOptions};
 
-use crate::config::Config;
+use crate::config::{Config, Optimizer};
 use crate::evaluation::Settings;
 use crate::failure::{Failure, Outcome};
 
@@ -24,21 +25,36 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         gradient_precision: config.train.gradient_precision,
         freeze: config.train.freeze.clone(),
         grad_clip_norm: config.train.grad_clip_norm,
-        adafactor: AdafactorOptions {
-            learning_rate: optimizer.learning_rate,
-            eps1: optimizer.eps1,
-            eps2: optimizer.eps2,
-            clip_threshold: optimizer.clip_threshold,
-            decay_rate: optimizer.decay_rate,
-            beta1: optimizer.beta1,
-            weight_decay: optimizer.weight_decay,
-            scale_parameter: optimizer.scale_parameter,
-            relative_step: optimizer.learning_rate.is_none(),
-            warmup_init: optimizer.warmup_init,
-        },
+        optimizer: if optimizer.is_adamw { adamw(optimizer).into() } else { adafactor(optimizer).into() },
         schedule: schedule(config),
         total_steps,
         max_non_finite: u32::try_from(config.train.max_non_finite_steps).unwrap_or(u32::MAX),
+    }
+}
+
+fn adafactor(optimizer: &Optimizer) -> AdafactorOptions {
+    AdafactorOptions {
+        learning_rate: optimizer.learning_rate,
+        eps1: optimizer.eps1,
+        eps2: optimizer.eps2,
+        clip_threshold: optimizer.clip_threshold,
+        decay_rate: optimizer.decay_rate,
+        beta1: optimizer.beta1,
+        weight_decay: optimizer.weight_decay.unwrap_or(0.0),
+        scale_parameter: optimizer.scale_parameter,
+        relative_step: optimizer.learning_rate.is_none(),
+        warmup_init: optimizer.warmup_init,
+    }
+}
+
+fn adamw(optimizer: &Optimizer) -> AdamwOptions {
+    let of_torch = AdamwOptions::default();
+    AdamwOptions {
+        learning_rate: optimizer.learning_rate.unwrap_or(of_torch.learning_rate),
+        beta1: optimizer.beta1.unwrap_or(of_torch.beta1),
+        beta2: optimizer.beta2.unwrap_or(of_torch.beta2),
+        eps: optimizer.eps.unwrap_or(of_torch.eps),
+        weight_decay: optimizer.weight_decay.unwrap_or(of_torch.weight_decay),
     }
 }
 

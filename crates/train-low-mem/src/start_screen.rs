@@ -74,6 +74,7 @@ fn recipe(config: &Config, options: &TrainerOptions) -> String {
         None => "Adafactor's own learning rate".to_string(),
     };
     let scaled = if optimizer.scale_parameter { ", times the size of each parameter" } else { "" };
+    let name = if optimizer.is_adamw { "AdamW" } else { "Adafactor" };
     let weights = match train.master_weights {
         trainer::MasterWeights::F32 => "f32 weights",
         trainer::MasterWeights::StochasticRounding => "bf16 weights with stochastic rounding",
@@ -84,7 +85,7 @@ fn recipe(config: &Config, options: &TrainerOptions) -> String {
         _ => "no clipping".to_string(),
     };
     format!(
-        "Adafactor, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}",
+        "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}",
         plural(train.batch_size as u64, "sample"),
         options.dropout,
         if train.bf16 { "bf16" } else { "f32" },

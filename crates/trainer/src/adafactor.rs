@@ -1,11 +1,8 @@
 //! Adafactor (Shazeer & Stern, 2018, arXiv 1804.04235) with the semantics of `transformers.optimization.Adafactor`, option
-//! by option. The arithmetic of one parameter is [`t5_ops::adafactor`]; here are the options and the state.
+//! by option. The arithmetic of one parameter is [`t5_ops::adafactor`]; here are the options and the shapes of its state.
 //!
-//! Invariants:
-//! * A frozen parameter has no state.
-//! * State of a matrix (R, C) is a row of R and a column of C values (`exp_avg_sq_row`, `exp_avg_sq_col`); of a vector one
-//!   value each (`exp_avg_sq`); with `beta1` one more value per parameter (`exp_avg`). It is f32, or f64 for an f64 model.
-//! * `updates` counts the updates that were made, as transformers' `state["step"]`; a skipped step is not one.
+//! State of a matrix (R, C) is a row of R and a column of C values (`exp_avg_sq_row`, `exp_avg_sq_col`); of a vector one
+//! value each (`exp_avg_sq`); with `beta1` one more value per parameter (`exp_avg`).
 //!
 //! ```
 //! use trainer::adafactor::AdafactorOptions;
@@ -15,11 +12,9 @@
 //! # Ok::<(), trainer::Error>(())
 //! ```
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Result as TensorResult, Tensor};
 use serde::{Deserialize, Serialize};
-use t5::Parameter;
-use t5_ops::keys::{self, mix};
-use t5_ops::{AdafactorHyper, Rounding, SecondMoment, SquareSums};
+use t5_ops::{AdafactorHyper, Rounding, SecondMoment};
 
 use crate::error::{Error, Result};
 
@@ -127,174 +122,85 @@ impl AdafactorOptions {
     }
 }
 
-/// The optimizer: options, the number of updates made, and the moments of every trainable parameter.
-pub struct Adafactor {
-    options: AdafactorOptions,
-    /// The seed of stochastic rounding, where parameters are rounded so.
-    rounding_seed: Option<u64>,
-    updates: u64,
-    moments: Vec<Option<Moments>>,
+/// The moments of one parameter.
+#[derive(Debug)]
+pub(crate) struct Moments {
+    pub second: SecondMoment,
+    pub first: Option<Tensor>,
 }
 
-struct Moments {
-    /// Of the parameter's name: every parameter is rounded by other noise.
-    key: u64,
-    second: SecondMoment,
-    first: Option<Tensor>,
-}
-
-impl Adafactor {
-    /// Zeroed moments for the parameters that `trainable` has `true` for.
-    ///
-    /// # Errors
-    /// Contradictory options; a failed allocation.
-    pub fn new(options: AdafactorOptions, parameters: &[Parameter], trainable: &[bool]) -> Result<Self> {
-        options.validate()?;
-        let moments = parameters
-            .iter()
-            .zip(trainable)
-            .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
-            .collect::<Result<_>>()?;
-        Ok(Adafactor { options, rounding_seed: None, updates: 0, moments })
-    }
-
-    /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
-    /// name and the element, so that it is the same for every plan and number of threads.
-    pub fn round_stochastically(&mut self, seed: u64) {
-        self.rounding_seed = Some(seed);
-    }
-
-    /// The options.
-    pub fn options(&self) -> &AdafactorOptions {
-        &self.options
-    }
-
-    /// How many updates have been made.
-    pub fn updates(&self) -> u64 {
-        self.updates
-    }
-
-    /// The part of an update that changes parameter `index`. [`Adafactor::finish_update`] ends the update.
-    pub fn update_one(
+impl AdafactorOptions {
+    /// The numbers of the update after `updates` updates.
+    pub(crate) fn hyper(
         &self,
-        index: usize,
-        values: &Tensor,
-        gradient: &Tensor,
-        sums: &SquareSums,
+        updates: u64,
         learning_rate: f64,
         gradient_scale: f64,
-    ) -> Result<()> {
-        let Some(moments) = &self.moments[index] else { return Ok(()) };
-        let mut hyper = self.hyper(learning_rate, gradient_scale);
-        if let Some(seed) = self.rounding_seed {
-            hyper.rounding = Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) };
-        }
-        let (second, first) = (&moments.second, moments.first.as_ref());
-        Ok(t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?)
-    }
-
-    /// Counts an update of which every part was made.
-    pub fn finish_update(&mut self) {
-        self.updates += 1;
-    }
-
-    fn hyper(&self, learning_rate: f64, gradient_scale: f64) -> AdafactorHyper {
-        let o = &self.options;
+        rounding: Rounding,
+    ) -> AdafactorHyper {
         AdafactorHyper {
             learning_rate,
-            beta2: 1.0 - ((self.updates + 1) as f64).powf(o.decay_rate),
-            eps1: o.eps1,
-            eps2: o.eps2,
-            clip_threshold: o.clip_threshold,
-            scale_parameter: o.scale_parameter,
-            beta1: o.beta1,
-            weight_decay: o.weight_decay,
+            beta2: 1.0 - ((updates + 1) as f64).powf(self.decay_rate),
+            eps1: self.eps1,
+            eps2: self.eps2,
+            clip_threshold: self.clip_threshold,
+            scale_parameter: self.scale_parameter,
+            beta1: self.beta1,
+            weight_decay: self.weight_decay,
             gradient_scale,
-            rounding: Rounding::Nearest,
+            rounding,
         }
     }
 
-    /// Every tensor of the state with its name (`<parameter>.exp_avg_sq_row`, ...), in the parameters' order.
-    pub fn named_state<'a>(&'a self, parameters: &'a [Parameter]) -> impl Iterator<Item = (String, &'a Tensor)> {
-        self.moments.iter().zip(parameters).flat_map(|(moments, parameter)| {
-            moments
-                .iter()
-                .flat_map(Moments::named)
-                .map(|(suffix, tensor)| (format!("{}.{suffix}", parameter.name), tensor))
-        })
-    }
-
-    /// Puts saved tensors in the place of the zeros. `read` is called once for each tensor of [`Adafactor::named_state`], in
-    /// its order, with the name, and returns a tensor of the same shape and dtype.
-    ///
-    /// # Errors
-    /// The result of `read`.
-    pub(crate) fn restore(
-        &mut self,
-        parameters: &[Parameter],
-        updates: u64,
-        mut read: impl FnMut(&str, &Tensor) -> Result<Tensor>,
-    ) -> Result<()> {
-        self.updates = updates;
-        for (moments, parameter) in self.moments.iter_mut().zip(parameters) {
-            for (suffix, tensor) in moments.iter_mut().flat_map(Moments::named_mut) {
-                *tensor = read(&format!("{}.{suffix}", parameter.name), tensor)?;
+    /// Zeroed moments of a parameter of this shape; `zeros` makes them.
+    pub(crate) fn moments(
+        &self,
+        shape: &[usize],
+        zeros: impl Fn(&[usize]) -> TensorResult<Tensor>,
+    ) -> TensorResult<Moments> {
+        let second = match *shape {
+            [.., rows, columns] => {
+                let outer = &shape[..shape.len() - 2];
+                SecondMoment::Factored {
+                    row: zeros(&[outer, &[rows]].concat())?,
+                    col: zeros(&[outer, &[columns]].concat())?,
+                }
             }
-        }
-        Ok(())
+            _ => SecondMoment::Full(zeros(shape)?),
+        };
+        Ok(Moments { second, first: self.beta1.map(|_| zeros(shape)).transpose()? })
+    }
+
+    /// Number of state values of one parameter of this shape.
+    pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
+        let product = |dims: &[usize]| dims.iter().map(|&n| n as u64).product::<u64>();
+        let second = match *shape {
+            [.., rows, columns] => product(&shape[..shape.len() - 2]) * (rows + columns) as u64,
+            _ => product(shape),
+        };
+        second + if self.beta1.is_some() { product(shape) } else { 0 }
     }
 }
 
 impl Moments {
-    fn zeros(options: &AdafactorOptions, parameter: &Parameter) -> Result<Self> {
-        let (dtype, device) = (state_dtype(parameter.tensor.dtype()), parameter.tensor.device());
-        let zeros = |shape: &[usize], device: &Device| Tensor::zeros(shape, dtype, device);
-        let dims = parameter.tensor.dims();
-        let second = match *dims {
-            [.., rows, columns] => {
-                let outer = &dims[..dims.len() - 2];
-                let row = zeros(&[outer, &[rows]].concat(), device)?;
-                let col = zeros(&[outer, &[columns]].concat(), device)?;
-                SecondMoment::Factored { row, col }
-            }
-            _ => SecondMoment::Full(zeros(dims, device)?),
+    /// The tensors with their names.
+    pub(crate) fn named(&self) -> Vec<(&'static str, &Tensor)> {
+        let mut named = match &self.second {
+            SecondMoment::Factored { row, col } => vec![("exp_avg_sq_row", row), ("exp_avg_sq_col", col)],
+            SecondMoment::Full(full) => vec![("exp_avg_sq", full)],
         };
-        let first = options.beta1.map(|_| zeros(dims, device)).transpose()?;
-        Ok(Moments { key: keys::of_name(&parameter.name), second, first })
+        named.extend(self.first.as_ref().map(|first| ("exp_avg", first)));
+        named
     }
 
-    fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let (second, more) = match &self.second {
-            SecondMoment::Factored { row, col } => (("exp_avg_sq_row", row), Some(("exp_avg_sq_col", col))),
-            SecondMoment::Full(full) => (("exp_avg_sq", full), None),
+    pub(crate) fn named_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
+        let mut named = match &mut self.second {
+            SecondMoment::Factored { row, col } => vec![("exp_avg_sq_row", row), ("exp_avg_sq_col", col)],
+            SecondMoment::Full(full) => vec![("exp_avg_sq", full)],
         };
-        let first = self.first.as_ref().map(|first| ("exp_avg", first));
-        std::iter::once(second).chain(more).chain(first)
+        named.extend(self.first.as_mut().map(|first| ("exp_avg", first)));
+        named
     }
-
-    fn named_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Tensor)> {
-        let (second, more) = match &mut self.second {
-            SecondMoment::Factored { row, col } => (("exp_avg_sq_row", row), Some(("exp_avg_sq_col", col))),
-            SecondMoment::Full(full) => (("exp_avg_sq", full), None),
-        };
-        let first = self.first.as_mut().map(|first| ("exp_avg", first));
-        std::iter::once(second).chain(more).chain(first)
-    }
-}
-
-/// Moments of low-precision parameters are kept in f32.
-pub(crate) fn state_dtype(parameter: DType) -> DType {
-    if parameter == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
-/// Number of state values of one parameter of this shape: what [`Adafactor::new`] allocates for it.
-pub(crate) fn state_elements(options: &AdafactorOptions, shape: &[usize]) -> u64 {
-    let product = |dims: &[usize]| dims.iter().map(|&n| n as u64).product::<u64>();
-    let second = match *shape {
-        [.., rows, columns] => product(&shape[..shape.len() - 2]) * (rows + columns) as u64,
-        _ => product(shape),
-    };
-    second + if options.beta1.is_some() { product(shape) } else { 0 }
 }
 
 #[cfg(test)]
@@ -335,19 +241,5 @@ mod tests {
         assert_eq!(options.resolved_learning_rate(39_999, 1.0), 5e-3);
         let warm = AdafactorOptions { warmup_init: true, ..options };
         assert_eq!(warm.resolved_learning_rate(9, 1.0), 1e-6 * 10.0);
-    }
-
-    #[test]
-    fn the_stated_number_of_state_values_is_what_is_allocated() {
-        for beta1 in [None, Some(0.9)] {
-            let options = AdafactorOptions { beta1, ..AdafactorOptions::default() };
-            for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
-                let tensor = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
-                let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared };
-                let moments = Moments::zeros(&options, &parameter).unwrap();
-                let elements: usize = moments.named().map(|(_, tensor)| tensor.elem_count()).sum();
-                assert_eq!(elements as u64, state_elements(&options, shape), "{shape:?}");
-            }
-        }
     }
 }

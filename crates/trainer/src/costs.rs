@@ -3,9 +3,9 @@
 use candle_core::DType;
 use t5::{Config, CostRow, ParameterSpec};
 
-use crate::adafactor;
 use crate::error::Result;
 use crate::freeze;
+use crate::optimizer::state_dtype;
 use crate::options::TrainerOptions;
 
 /// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
@@ -24,9 +24,9 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
         .iter()
         .zip(trainable)
         .filter(|(_, trains)| *trains)
-        .map(|(spec, _)| adafactor::state_elements(&options.adafactor, &spec.shape))
+        .map(|(spec, _)| options.optimizer.state_elements(&spec.shape))
         .sum();
-    let width = adafactor::state_dtype(parameters).size_in_bytes() as u64;
+    let width = state_dtype(parameters).size_in_bytes() as u64;
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
 }
 

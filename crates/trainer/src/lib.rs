@@ -1,6 +1,6 @@
 //! Exact optimizer steps from batches of token ids, and everything needed to make them again after a crash.
 //!
-//! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor ([`adafactor`]), a
+//! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor or AdamW ([`optimizer`]), a
 //!   [`schedule`], freezing by name ([`freeze`]).
 //! * [`evaluate`]: loss, perplexity, and the scores of answers ([`text_metrics`]), streaming.
 //! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
@@ -11,6 +11,7 @@
 //! about memory. How a batch is cut is told by the caller ([`StepPlan`]) and changes nothing but the order of summation.
 
 pub mod adafactor;
+pub mod adamw;
 mod atomic;
 pub mod checkpoint;
 pub mod costs;
@@ -20,6 +21,7 @@ pub mod evaluate;
 mod files;
 pub mod freeze;
 pub mod micro_batches;
+pub mod optimizer;
 mod options;
 mod run_lock;
 pub mod schedule;
@@ -34,6 +36,7 @@ pub use atomic::{AtomicFile, write_atomic};
 pub use checkpoint::{Checkpoints, Found, Saved, export_checkpoint, export_model};
 pub use directories::create_directories;
 pub use error::{Error, Result};
+pub use optimizer::{Optimizer, OptimizerOptions};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;

@@ -3,8 +3,8 @@
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::adafactor::AdafactorOptions;
 use crate::error::{Error, Result};
+use crate::optimizer::OptimizerOptions;
 use crate::schedule::Schedule;
 
 /// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] and
@@ -75,8 +75,9 @@ pub struct TrainerOptions {
     pub freeze: Vec<String>,
     /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
     pub grad_clip_norm: f64,
-    /// The optimizer.
-    pub adafactor: AdafactorOptions,
+    /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
+    #[serde(alias = "adafactor")]
+    pub optimizer: OptimizerOptions,
     /// The learning rate's curve.
     pub schedule: Schedule,
     /// Where the schedule ends, in optimizer steps.
@@ -95,7 +96,7 @@ impl Default for TrainerOptions {
             gradient_precision: GradientPrecision::F32,
             freeze: Vec::new(),
             grad_clip_norm: 1.0,
-            adafactor: AdafactorOptions::default(),
+            optimizer: OptimizerOptions::default(),
             schedule: Schedule::CONSTANT,
             total_steps: 1,
             max_non_finite: 10,
@@ -127,7 +128,7 @@ impl TrainerOptions {
     /// # Errors
     /// [`Error::InvalidOption`] naming the first one at fault.
     pub fn validate(&self) -> Result<()> {
-        self.adafactor.validate()?;
+        self.optimizer.validate()?;
         self.schedule.validate()?;
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::invalid_option("train.dropout", "a number from 0 up and below 1", self.dropout));
@@ -147,7 +148,7 @@ impl TrainerOptions {
         if self.max_non_finite == 0 {
             return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
         }
-        if self.adafactor.relative_step && self.schedule != Schedule::CONSTANT {
+        if self.optimizer.has_own_schedule() && self.schedule != Schedule::CONSTANT {
             let expected =
                 "`constant` without warm-up beside `optimizer.relative_step = true`, which is a schedule of its own";
             return Err(Error::invalid_option("schedule.name", expected, format!("{:?}", self.schedule)));
@@ -159,6 +160,7 @@ impl TrainerOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adafactor::AdafactorOptions;
 
     #[test]
     fn options_that_contradict_each_other_are_refused_by_name() {
@@ -175,6 +177,7 @@ mod tests {
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
-        check(&|o| o.adafactor.relative_step = false, "optimizer.learning_rate");
+        let no_rate = AdafactorOptions { relative_step: false, ..AdafactorOptions::default() };
+        check(&|o| o.optimizer = no_rate.into(), "optimizer.learning_rate");
     }
 }

@@ -32,8 +32,8 @@ use candle_core::Device;
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 
-use crate::adafactor::Adafactor;
 use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
@@ -64,7 +64,7 @@ pub struct StepPlan {
 pub struct Trainer {
     pub(crate) model: T5,
     pub(crate) options: TrainerOptions,
-    pub(crate) adafactor: Adafactor,
+    pub(crate) optimizer: Optimizer,
     gradients: Gradients,
     /// Counts what a micro-batch holds.
     counter: Counter,
@@ -85,9 +85,9 @@ impl Trainer {
         options.validate()?;
         let names = model.parameters().iter().map(|parameter| parameter.name.as_str());
         let trainable = freeze::trainable(names, &options.freeze)?;
-        let mut adafactor = Adafactor::new(options.adafactor, model.parameters(), &trainable)?;
+        let mut optimizer = Optimizer::new(options.optimizer, model.parameters(), &trainable)?;
         if options.master_weights == MasterWeights::StochasticRounding {
-            adafactor.round_stochastically(options.seed);
+            optimizer.round_stochastically(options.seed);
         }
         let names = model.parameters().iter().zip(&trainable).filter(|(_, trains)| **trains);
         let trained: HashSet<&str> = names.map(|(parameter, _)| parameter.name.as_str()).collect();
@@ -103,7 +103,7 @@ impl Trainer {
         Ok(Trainer {
             model,
             options,
-            adafactor,
+            optimizer,
             gradients,
             counter,
             offload: Files::in_directory(&std::env::temp_dir()),
@@ -140,7 +140,7 @@ impl Trainer {
         let mut stats = StepStats {
             step: self.step + 1,
             loss: 0.0,
-            lr: self.options.adafactor.resolved_learning_rate(self.adafactor.updates(), factor),
+            lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
             target_tokens: count_tokens(batch.targets),
             source_tokens: count_tokens(batch.sources),
@@ -169,7 +169,7 @@ impl Trainer {
             target_tokens: stats.target_tokens,
         };
         let rates = (stats.lr, self.options.grad_clip_norm);
-        let mut update = Update::new(&self.model, &self.adafactor, rates, stats.target_tokens, interrupted);
+        let mut update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
         let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
         let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
         let verdict = update.verdict;
@@ -180,7 +180,7 @@ impl Trainer {
         }
         match (result?, verdict) {
             (true, _) => {
-                self.adafactor.finish_update();
+                self.optimizer.finish_update();
                 self.step += 1;
                 self.non_finite_in_a_row = 0;
                 return Ok(StepOutcome::Done(stats));
@@ -246,7 +246,7 @@ impl Trainer {
     /// The learning rate of the next step, before Adafactor's `scale_parameter`.
     pub fn learning_rate(&self) -> f64 {
         let factor = self.options.schedule.factor(self.step, self.options.total_steps);
-        self.options.adafactor.resolved_learning_rate(self.adafactor.updates(), factor)
+        self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor)
     }
 
     /// The model being trained.
@@ -260,8 +260,8 @@ impl Trainer {
     }
 
     /// The optimizer and its state.
-    pub fn adafactor(&self) -> &Adafactor {
-        &self.adafactor
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
     }
 
     /// Notes the score of the parameters as they are (larger is better); says whether it is the best so far.
@@ -290,7 +290,7 @@ impl Trainer {
         TrainerState {
             format: TrainerState::FORMAT,
             step: self.step,
-            updates: self.adafactor.updates(),
+            updates: self.optimizer.updates(),
             non_finite_in_a_row: self.non_finite_in_a_row,
             score: self.last_score.filter(|score| score.step == self.step).map(|score| score.value),
             best_score: self.best_score,

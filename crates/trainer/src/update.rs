@@ -4,8 +4,8 @@ use candle_core::Tensor;
 use t5::{Observer, T5};
 use t5_ops::SquareSums;
 
-use crate::adafactor::Adafactor;
 use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 /// One update of a model's parameters.
 pub(crate) struct Update<'a> {
     model: &'a T5,
-    adafactor: &'a Adafactor,
+    optimizer: &'a Optimizer,
     learning_rate: f64,
     /// The largest gradient norm; 0: any.
     max_norm: f64,
@@ -41,14 +41,14 @@ impl<'a> Update<'a> {
     /// An update at `learning_rate` from the mean loss over `target_tokens`.
     pub fn new(
         model: &'a T5,
-        adafactor: &'a Adafactor,
+        optimizer: &'a Optimizer,
         (learning_rate, max_norm): (f64, f64),
         target_tokens: u64,
         interrupted: &'a dyn Fn() -> bool,
     ) -> Self {
         Update {
             model,
-            adafactor,
+            optimizer,
             learning_rate,
             max_norm,
             target_tokens: target_tokens as f64,
@@ -78,7 +78,7 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.loss = loss_sum / self.target_tokens;
         self.grad_norm = norm(&self.sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
-        // Adafactor squares in f32: a gradient whose square is infinite would reach its state as one.
+        // The optimizer squares in f32: a gradient whose square is infinite would reach its state as one.
         let largest_square = (self.grad_norm * self.scale).powi(2) as f32;
         let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
         self.verdict = match is_finite {
@@ -93,7 +93,7 @@ impl Observer<Tensor, Error> for Update<'_> {
         let Some(sums) = &self.sums[index] else { return Ok(()) };
         self.is_changed = true;
         self.model.change(index, |values| {
-            self.adafactor.update_one(index, values, gradient, sums, self.learning_rate, self.scale)
+            self.optimizer.update_one(index, values, gradient, sums, self.learning_rate, self.scale)
         })
     }
 }

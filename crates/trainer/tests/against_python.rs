@@ -9,9 +9,10 @@ use serde_json::Value;
 use t5::safetensors::Reader;
 use t5::{Parameter, Part, T5};
 use t5_ops::SquareSums;
-use trainer::adafactor::{Adafactor, AdafactorOptions};
+use trainer::adafactor::AdafactorOptions;
+use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, Optimizer, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 fn goldens(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path)
@@ -116,7 +117,7 @@ fn adafactor_is_that_of_transformers_with_every_option() {
             })
             .collect();
         let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();
-        let mut adafactor = Adafactor::new(options, &parameters, &vec![true; names.len()]).unwrap();
+        let mut adafactor = Optimizer::new(options, &parameters, &vec![true; names.len()]).unwrap();
         for (step, rate) in rates.into_iter().enumerate() {
             let now: Vec<Tensor> = gradients.iter().map(|all| all.get(step).unwrap().contiguous().unwrap()).collect();
             let rate = rate.unwrap_or_else(|| options.resolved_learning_rate(adafactor.updates(), 1.0));
@@ -144,6 +145,51 @@ fn adafactor_is_that_of_transformers_with_every_option() {
 }
 
 #[test]
+fn adamw_is_that_of_torch_over_fifty_steps() {
+    let golden = json(&goldens("adamw/adamw.json"));
+    let tensors = Reader::open(&goldens("adamw/adamw.safetensors")).unwrap();
+    let read = |name: &str| tensors.read(name, DType::F32, &Device::Cpu).unwrap();
+    let names: Vec<&String> = golden["parameters"].as_object().unwrap().keys().collect();
+    for (case, options) in golden["cases"].as_object().unwrap() {
+        let rates = floats(&options["learning_rates"]);
+        let number = |name: &str| options[name].as_f64().unwrap();
+        let options = AdamwOptions {
+            learning_rate: rates[0],
+            beta1: number("beta1"),
+            beta2: number("beta2"),
+            eps: number("eps"),
+            weight_decay: number("weight_decay"),
+        };
+        let parameter = |name: &&String| {
+            let tensor = read(&format!("initial.{name}"));
+            Parameter { name: (*name).clone(), tensor, part: Part::Shared }
+        };
+        let parameters: Vec<Parameter> = names.iter().map(parameter).collect();
+        let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();
+        let mut adamw = Optimizer::new(options, &parameters, &vec![true; names.len()]).unwrap();
+        for (step, rate) in rates.into_iter().enumerate() {
+            for (index, all) in gradients.iter().enumerate() {
+                let gradient = all.get(step).unwrap().contiguous().unwrap();
+                let sums = SquareSums::of(&gradient).unwrap();
+                adamw.update_one(index, &parameters[index].tensor, &gradient, &sums, rate, 1.0).unwrap();
+            }
+            adamw.finish_update();
+            if counts(&golden["steps_kept"]).contains(&(step as u64 + 1)) {
+                for parameter in &parameters {
+                    let place = format!("{case}.step_{}.{}", step + 1, parameter.name);
+                    tensors_close(&parameter.tensor, &read(&place), 1e-6, &place);
+                }
+            }
+        }
+        for (name, tensor) in adamw.named_state(&parameters) {
+            let (parameter, moment) = name.split_once('.').unwrap();
+            let place = format!("{case}.{moment}.{parameter}");
+            tensors_close(tensor, &read(&place), 1e-6, &place);
+        }
+    }
+}
+
+#[test]
 fn whole_steps_are_those_of_transformers() {
     for case in ["fixed_rate", "one_cycle_beta1_decay", "relative_step"] {
         let directory = goldens("train").join(case);
@@ -154,10 +200,11 @@ fn whole_steps_are_those_of_transformers() {
         let options = TrainerOptions {
             dropout: 0.0,
             grad_clip_norm: golden["grad_clip_norm"].as_f64().unwrap(),
-            adafactor: adafactor_options(
+            optimizer: adafactor_options(
                 &golden["adafactor"],
                 golden["adafactor"]["learning_rate"].as_f64().map(|rate| rate / start),
-            ),
+            )
+            .into(),
             schedule,
             total_steps: steps.len() as u64,
             ..TrainerOptions::default()

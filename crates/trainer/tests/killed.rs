@@ -24,7 +24,13 @@ fn options() -> TrainerOptions {
         beta1: Some(0.9),
         ..AdafactorOptions::default()
     };
-    TrainerOptions { seed: 1, dropout: 0.1, adafactor, total_steps: STEPS, ..TrainerOptions::default() }
+    TrainerOptions {
+        seed: 1,
+        dropout: 0.1,
+        optimizer: adafactor.into(),
+        total_steps: STEPS,
+        ..TrainerOptions::default()
+    }
 }
 
 /// Runs to the end from wherever the output directory got to, saving after every step and saying so.

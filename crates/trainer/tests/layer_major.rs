@@ -30,13 +30,14 @@ fn options(precision: Precision) -> TrainerOptions {
         seed: 3,
         dropout: 0.1,
         precision,
-        adafactor: AdafactorOptions {
+        optimizer: AdafactorOptions {
             learning_rate: Some(1e-2),
             relative_step: false,
             scale_parameter: true,
             beta1: Some(0.9),
             ..AdafactorOptions::default()
-        },
+        }
+        .into(),
         total_steps: 50,
         max_non_finite: 3,
         ..TrainerOptions::default()
@@ -87,7 +88,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 fn everything(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
     let parameters = trainer.model().parameters();
     let own = parameters.iter().map(|parameter| (parameter.name.clone(), values(&parameter.tensor)));
-    own.chain(trainer.adafactor().named_state(parameters).map(|(name, tensor)| (name, values(tensor)))).collect()
+    own.chain(trainer.optimizer().named_state(parameters).map(|(name, tensor)| (name, values(tensor)))).collect()
 }
 
 /// Four steps of each of two plans: losses, norms, parameters and state agree.
@@ -107,7 +108,7 @@ fn check(options: &TrainerOptions, other: &StepPlan, tolerance: f64) {
         let error = got.iter().zip(&expected).fold(0f64, |error, (a, b)| error.max((a - b).abs()));
         assert!(error <= tolerance * largest, "{name}: {error:e} of {largest:e}, {other:?}");
     }
-    assert_eq!(trainer.adafactor().updates(), ordinary.adafactor().updates());
+    assert_eq!(trainer.optimizer().updates(), ordinary.optimizer().updates());
 }
 
 #[test]

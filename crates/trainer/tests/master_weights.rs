@@ -27,7 +27,7 @@ fn parameters_are_what_the_bill_says_and_nothing_is_kept_beside_them() {
     let held: u64 = parameters.iter().map(|parameter| bytes(&parameter.tensor)).sum();
     assert_eq!(held, t5::costs::parameters(&config(), DType::BF16));
     assert!(parameters.iter().all(|p| (p.tensor.dtype() == DType::BF16) == (p.tensor.rank() > 1)));
-    let state: u64 = trainer.adafactor().named_state(parameters).map(|(_, tensor)| bytes(tensor)).sum();
+    let state: u64 = trainer.optimizer().named_state(parameters).map(|(_, tensor)| bytes(tensor)).sum();
     let stated = trainer::costs::optimizer_state(&config(), trainer.options(), DType::BF16).unwrap();
     assert_eq!(state, stated.bytes);
 }

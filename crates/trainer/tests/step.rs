@@ -31,13 +31,14 @@ fn options() -> TrainerOptions {
     TrainerOptions {
         seed: 3,
         dropout: 0.1,
-        adafactor: AdafactorOptions {
+        optimizer: AdafactorOptions {
             learning_rate: Some(1e-2),
             relative_step: false,
             scale_parameter: false,
             beta1: Some(0.9),
             ..AdafactorOptions::default()
-        },
+        }
+        .into(),
         schedule: Schedule { kind: ScheduleKind::Linear, warmup_steps: Some(2) },
         total_steps: 50,
         ..TrainerOptions::default()
@@ -87,7 +88,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 fn everything(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
     let parameters = trainer.model().parameters();
     let values = parameters.iter().map(|parameter| (parameter.name.clone(), bits(&parameter.tensor)));
-    values.chain(trainer.adafactor().named_state(parameters).map(|(name, tensor)| (name, bits(tensor)))).collect()
+    values.chain(trainer.optimizer().named_state(parameters).map(|(name, tensor)| (name, bits(tensor)))).collect()
 }
 
 fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: usize) -> (StepStats, Vec<Vec<f64>>) {
@@ -231,7 +232,7 @@ fn a_batch_without_samples_is_a_step_that_changes_nothing() {
     let outcome = trainer.step(&Batch { sources: &[], targets: &[] }, &PLAN, &|| false).unwrap();
     assert!(matches!(outcome, StepOutcome::Empty(StepStats { step: 2, target_tokens: 0, .. })), "{outcome:?}");
     assert!(everything(&trainer) == before);
-    assert_eq!((trainer.step_count(), trainer.adafactor().updates()), (2, 1));
+    assert_eq!((trainer.step_count(), trainer.optimizer().updates()), (2, 1));
 }
 
 /// Makes the model's output not finite from here on.
@@ -288,7 +289,7 @@ fn what_is_frozen_has_no_gradient_no_state_and_does_not_change_by_a_bit() {
     for (index, parameter) in trainer.model().parameters().iter().enumerate() {
         assert_eq!(trainer.gradients().get(index).is_none(), is_frozen(&parameter.name), "{}", parameter.name);
     }
-    assert!(trainer.adafactor().named_state(trainer.model().parameters()).all(|(name, _)| !is_frozen(&name)));
+    assert!(trainer.optimizer().named_state(trainer.model().parameters()).all(|(name, _)| !is_frozen(&name)));
 }
 
 #[test]
@@ -310,7 +311,7 @@ fn the_stated_cost_of_the_optimizer_is_what_its_state_holds() {
         let options = TrainerOptions { freeze, ..options() };
         let row = costs::optimizer_state(&config(), &options, DType::F32).unwrap();
         let trainer = Trainer::new(model(DType::F32), options).unwrap();
-        let state = trainer.adafactor().named_state(trainer.model().parameters());
+        let state = trainer.optimizer().named_state(trainer.model().parameters());
         let bytes: usize = state.map(|(_, tensor)| tensor.elem_count() * tensor.dtype().size_in_bytes()).sum();
         assert_eq!(row.bytes, bytes as u64);
     }

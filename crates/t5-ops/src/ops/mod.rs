@@ -3,6 +3,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod adafactor;
+pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod decoding;

@@ -143,7 +143,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.bleu_tokenizer", OneOf(&["13a", "zh", "char", "none"]), &[], "\"13a\"", "sacreBLEU's tokenizer"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),
 
-    key("optimizer.name", OneOf(&["adafactor"]), &[], "\"adafactor\"", "optimizer, with the semantics of transformers.optimization.Adafactor"),
+    key("optimizer.name", OneOf(&["adafactor", "adamw"]), &[], "\"adafactor\"", "optimizer, with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate; auto: 1e-3, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "scale the learning rate by each parameter's root mean square"),
@@ -152,8 +152,10 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.decay_rate", Number(-10.0, 0.0), &[], "-0.8", "decay of the second moment: beta2 = 1 - step^decay_rate"),
     key("optimizer.eps1", Number(0.0, 1.0), &[], "1e-30", "added to the squared gradient"),
     key("optimizer.eps2", Number(0.0, 1.0), &[], "1e-3", "floor of the parameter scale"),
-    key("optimizer.beta1", Number(0.0, 0.9999999), NONE, "\"none\"", "decay of the first moment; needs one more copy of the parameters"),
-    key("optimizer.weight_decay", Number(0.0, 1.0), &[], "0.0", "decoupled weight decay"),
+    key("optimizer.beta1", Number(0.0, 0.9999999), &["auto", "none"], "\"auto\"", "decay of the first moment; Adafactor: one more copy of the parameters, auto is none; AdamW: auto is 0.9"),
+    key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment; auto: 0.999"),
+    key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
+    key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
 
     key("schedule.name", OneOf(&["constant", "one-cycle", "linear", "cosine", "inverse-sqrt"]), &[], "\"constant\"", "learning rate schedule"),
     key("schedule.warmup_steps", Integer(0, MANY), AUTO, "\"auto\"", "warm-up steps; auto: 0, or 30 % of the steps for one-cycle"),

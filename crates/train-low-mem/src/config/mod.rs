@@ -208,10 +208,16 @@ pub struct Optimizer {
     pub eps1: f64,
     /// transformers' `eps[1]`.
     pub eps2: f64,
-    /// transformers' `beta1`.
+    /// Whether it is AdamW, and not Adafactor.
+    pub is_adamw: bool,
+    /// Of both; `None`: the optimizer's own.
     pub beta1: Option<f64>,
-    /// transformers' `weight_decay`.
-    pub weight_decay: f64,
+    /// torch's `betas[1]`; `None`: its own.
+    pub beta2: Option<f64>,
+    /// torch's `eps`; `None`: its own.
+    pub eps: Option<f64>,
+    /// Of both; `None`: the optimizer's own.
+    pub weight_decay: Option<f64>,
 }
 
 /// `schedule.*`
@@ -507,6 +513,21 @@ fn optimizer(values: &Values) -> Outcome<Optimizer> {
     let typed_rate = values.number("optimizer.learning_rate");
     let relative_step = values.switch("optimizer.relative_step");
     let warmup_init = values.switch("optimizer.warmup_init");
+    let is_adamw = values.text("optimizer.name").as_deref() == Some("adamw");
+    let adafactors = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
+    if let Some(key) = adafactors.into_iter().find(|key| is_adamw && values.switch(key)) {
+        return Err(Failure::usage(format!(
+            "`{key}` ({}) is Adafactor's, and `optimizer.name` ({}) is \"adamw\"",
+            values.origin(key),
+            values.origin("optimizer.name")
+        ))
+        .hint(format!("use `--set {key}=false`")));
+    }
+    let adamws = ["optimizer.beta2", "optimizer.eps"];
+    if let Some(key) = adamws.into_iter().find(|key| !is_adamw && values.number(key).is_some()) {
+        return Err(Failure::usage(format!("`{key}` ({}) is AdamW's", values.origin(key)))
+            .hint("use `--set optimizer.name=adamw`; Adafactor has `decay_rate`, `eps1` and `eps2`"));
+    }
     if relative_step && typed_rate.is_some() {
         return Err(Failure::usage(format!(
             "`optimizer.learning_rate` ({}) and `optimizer.relative_step = true` ({}) contradict each other",
@@ -527,8 +548,11 @@ fn optimizer(values: &Values) -> Outcome<Optimizer> {
         decay_rate: number(values, "optimizer.decay_rate"),
         eps1: number(values, "optimizer.eps1"),
         eps2: number(values, "optimizer.eps2"),
+        is_adamw,
         beta1: values.number("optimizer.beta1"),
-        weight_decay: number(values, "optimizer.weight_decay"),
+        beta2: values.number("optimizer.beta2"),
+        eps: values.number("optimizer.eps"),
+        weight_decay: values.number("optimizer.weight_decay"),
     })
 }
 
@@ -570,6 +594,8 @@ mod tests {
         for (assignments, expected) in [
             (&["optimizer.relative_step=true", "optimizer.learning_rate=0.1"][..], "contradict"),
             (&["optimizer.warmup_init=true"], "optimizer.relative_step"),
+            (&["optimizer.name=adamw", "optimizer.scale_parameter=true"], "optimizer.scale_parameter"),
+            (&["optimizer.beta2=0.9"], "AdamW's"),
             (&["optimizer.relative_step=true", "schedule.name=cosine"], "schedule.name"),
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),

@@ -19,6 +19,9 @@ const RIVALS: [(&str, &[&str]); 5] = [
     ("optimizer.learning_rate", &["optimizer.relative_step", "optimizer.warmup_init"]),
 ];
 
+/// With `optimizer.name = "adamw"`: keys of Adafactor alone.
+const ADAFACTORS: [&str; 3] = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
+
 /// With `optimizer.relative_step = true`: keys of a learning rate of one's own.
 const RATES: [&str; 3] = ["optimizer.learning_rate", "schedule.name", "schedule.warmup_steps"];
 
@@ -32,6 +35,9 @@ pub fn settle(values: &mut Values) -> Outcome<()> {
     }
     if is_typed(values, "optimizer.relative_step") && values.switch("optimizer.relative_step") {
         take_back(values, &RATES)?;
+    }
+    if is_typed(values, "optimizer.name") && values.text("optimizer.name").as_deref() == Some("adamw") {
+        take_back(values, &ADAFACTORS)?;
     }
     let has_typed_steps = is_typed(values, "train.max_steps") && values.integer("train.max_steps").is_some();
     if has_typed_steps && !is_typed(values, "train.epochs") {

@@ -150,7 +150,7 @@ impl Trainer {
         let path = found.path.join(OPTIMIZER_FILE);
         let reader = Reader::open(&path)?;
         let mut read = 0;
-        trainer.adafactor.restore(trainer.model.parameters(), found.state.updates, |name, zeros| {
+        trainer.optimizer.restore(trainer.model.parameters(), found.state.updates, |name, zeros| {
             read += 1;
             restore_tensor(&reader, name, zeros)
         })?;

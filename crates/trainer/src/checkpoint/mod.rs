@@ -4,7 +4,7 @@
 //! OUTPUT/checkpoints/step-00000100/
 //!   config.json  generation_config.json  model.safetensors    loads with `from_pretrained`
 //!   tokenizer.json  tokenizer_config.json    load with `AutoTokenizer.from_pretrained`
-//!   optimizer.safetensors   Adafactor's moments, named as transformers names them
+//!   optimizer.safetensors   the optimizer's moments, named as torch and transformers name them
 //!   trainer_state.json      step, counters, scores, the trainer's options, and the caller's own state
 //!   manifest.json           lengths and SHA-256 of all of these; written last
 //! ```
@@ -54,7 +54,7 @@ use crate::state::TrainerState;
 
 /// Where a run keeps its checkpoints, inside its output directory.
 pub const CHECKPOINTS_DIRECTORY: &str = "checkpoints";
-/// Adafactor's moments.
+/// The optimizer's moments.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// [`TrainerState`].
 pub const STATE_FILE: &str = "trainer_state.json";

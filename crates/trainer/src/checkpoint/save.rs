@@ -134,10 +134,10 @@ pub(super) fn write_model(
     Ok(entries)
 }
 
-/// Adafactor's moments, tensor by tensor.
+/// The optimizer's moments, tensor by tensor.
 fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
     let parameters = trainer.model().parameters();
-    let state = || trainer.adafactor.named_state(parameters);
+    let state = || trainer.optimizer.named_state(parameters);
     let headers = state()
         .map(|(name, tensor)| TensorHeader { name, dtype: tensor.dtype(), shape: tensor.dims().to_vec() })
         .collect();

@@ -21,12 +21,13 @@ pub fn config() -> Config {
 pub fn options() -> TrainerOptions {
     TrainerOptions {
         seed: 3,
-        adafactor: AdafactorOptions {
+        optimizer: AdafactorOptions {
             learning_rate: Some(1e-3),
             relative_step: false,
             scale_parameter: false,
             ..AdafactorOptions::default()
-        },
+        }
+        .into(),
         total_steps: 100,
         ..TrainerOptions::default()
     }
@@ -60,7 +61,7 @@ pub fn values(tensor: &Tensor) -> Vec<f32> {
 /// Parameters and optimizer state.
 pub fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
     let parameters = trainer.model().parameters();
-    let state = trainer.adafactor().named_state(parameters).map(|(_, tensor)| tensor);
+    let state = trainer.optimizer().named_state(parameters).map(|(_, tensor)| tensor);
     let tensors = parameters.iter().map(|parameter| &parameter.tensor).chain(state);
     tensors.map(|tensor| values(tensor).into_iter().map(f32::to_bits).collect()).collect()
 }

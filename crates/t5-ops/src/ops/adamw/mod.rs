@@ -1,0 +1,88 @@
+//! AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101): one parameter's update, in place.
+//!
+//! The formula is that of `torch.optim.AdamW` without `amsgrad`, at update t = 1, 2, .., with g the gradient times
+//! `gradient_scale`:
+//!
+//! ```text
+//! p = p * (1 - learning_rate * weight_decay)
+//! m = beta1 * m + (1 - beta1) * g
+//! v = beta2 * v + (1 - beta2) * g²
+//! p = p - learning_rate / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```
+//!
+//! Shapes: parameter, gradient and both moments are the same.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::ops::rounding::Rounding;
+
+/// The numbers of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamwHyper {
+    /// The step's learning rate.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay, multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// Number of this update, from 1: the moments began at zero, and are corrected for it.
+    pub update: u64,
+    /// Multiplies the gradient: the clipping factor of the global norm.
+    pub gradient_scale: f64,
+    /// How a parameter in bf16 is rounded; everything before that is in f32.
+    pub rounding: Rounding,
+}
+
+/// torch's constants, at the first update.
+impl Default for AdamwHyper {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 1e-2,
+            update: 1,
+            gradient_scale: 1.0,
+            rounding: Rounding::Nearest,
+        }
+    }
+}
+
+impl AdamwHyper {
+    /// `1 - beta^t` of both moments.
+    fn corrections(&self) -> (f64, f64) {
+        let power = |beta: f64| 1.0 - beta.powf(self.update as f64);
+        (power(self.beta1), power(self.beta2))
+    }
+}
+
+/// Updates `param`, `first` and `second` in place from `grad`, which is not changed. On the CPU parameter and gradient may
+/// each be in bf16; they are read as f32, and moments are f32.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit each other; tensors that share memory.
+pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: &AdamwHyper) -> Result<()> {
+    let _span = tracing::debug_span!("adamw").entered();
+    let shape = param.dims();
+    check_accumulator("adamw", "param", param, shape)?;
+    check_shape("adamw", "grad", grad, shape)?;
+    check_accumulator("adamw", "first moment", first, shape)?;
+    check_accumulator("adamw", "second moment", second, shape)?;
+    let is_f32 = |t: &Tensor| t.device().is_cpu() && t.dtype() == DType::F32;
+    let takes = is_f32(first) && is_f32(second) && param.elem_count() > 0;
+    match Path::of(&[param, grad]).provided(takes) {
+        Path::Cpu => cpu::adamw(param, grad, first, second, h),
+        Path::Reference => reference::adamw(param, grad, first, second, h),
+    }
+}

@@ -1,0 +1,24 @@
+//! The update in plain candle operations.
+
+use candle_core::{Result, Tensor};
+
+use super::AdamwHyper;
+use crate::dispatch::{overwrite, wide, wide_dtype};
+use crate::ops::rounding::reference::rounded;
+
+/// See [`crate::adamw`].
+pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: &AdamwHyper) -> Result<()> {
+    let g = (grad.to_dtype(wide_dtype(param))? * h.gradient_scale)?;
+    let decay = |moment: &Tensor, beta: f64, new: &Tensor| -> Result<Tensor> {
+        let moved = ((wide(moment)? * beta)? + (new * (1.0 - beta))?)?;
+        overwrite(moment, &moved)?;
+        Ok(moved)
+    };
+    let first = decay(first, h.beta1, &g)?;
+    let second = decay(second, h.beta2, &g.sqr()?)?;
+    let (correction1, correction2) = h.corrections();
+    let denominator = ((second.sqrt()? / correction2.sqrt())? + h.eps)?;
+    let update = ((first / denominator)? * (h.learning_rate / correction1))?;
+    let kept = (wide(param)? * (1.0 - h.learning_rate * h.weight_decay))?;
+    overwrite(param, &rounded(&(kept - update)?, param.dtype(), h.rounding)?)
+}

@@ -1,0 +1,263 @@
+//! The optimizer of a trainer: its options, the number of updates made, and the moments of every trainable parameter.
+//!
+//! Invariants:
+//! * A frozen parameter has no state.
+//! * State is f32, or f64 for an f64 model. Its tensors have the names that torch and transformers give them.
+//! * `updates` counts the updates that were made, as torch's `state["step"]`; a skipped step is not one.
+
+use candle_core::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+use t5::Parameter;
+use t5_ops::keys::{self, mix};
+use t5_ops::{Rounding, SquareSums};
+
+use crate::adafactor::{self, AdafactorOptions};
+use crate::adamw::{self, AdamwOptions};
+use crate::error::Result;
+
+/// An optimizer and its options. In a checkpoint it is told by its options' names.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OptimizerOptions {
+    /// `torch.optim.AdamW`.
+    Adamw(AdamwOptions),
+    /// `transformers.optimization.Adafactor`.
+    Adafactor(AdafactorOptions),
+}
+
+impl Default for OptimizerOptions {
+    fn default() -> Self {
+        Self::Adafactor(AdafactorOptions::default())
+    }
+}
+
+impl From<AdafactorOptions> for OptimizerOptions {
+    fn from(options: AdafactorOptions) -> Self {
+        Self::Adafactor(options)
+    }
+}
+
+impl From<AdamwOptions> for OptimizerOptions {
+    fn from(options: AdamwOptions) -> Self {
+        Self::Adamw(options)
+    }
+}
+
+impl OptimizerOptions {
+    /// Refuses what the original refuses.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidOption`] naming the option.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Self::Adamw(options) => options.validate(),
+            Self::Adafactor(options) => options.validate(),
+        }
+    }
+
+    /// The learning rate of the update after `updates` updates, before Adafactor's `scale_parameter`.
+    pub fn resolved_learning_rate(&self, updates: u64, schedule_factor: f64) -> f64 {
+        match self {
+            Self::Adamw(options) => options.learning_rate * schedule_factor,
+            Self::Adafactor(options) => options.resolved_learning_rate(updates, schedule_factor),
+        }
+    }
+
+    /// Whether the learning rate follows a schedule of the optimizer's own.
+    pub fn has_own_schedule(&self) -> bool {
+        matches!(self, Self::Adafactor(options) if options.relative_step)
+    }
+
+    /// Its name, and the kind of its state, for people.
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::Adamw(_) => "AdamW, two moments",
+            Self::Adafactor(AdafactorOptions { beta1: Some(_), .. }) => "Adafactor, factored, and a first moment",
+            Self::Adafactor(_) => "Adafactor, factored",
+        }
+    }
+
+    /// Number of state values of one parameter of this shape: what [`Optimizer::new`] allocates for it.
+    pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
+        match self {
+            Self::Adamw(options) => options.state_elements(shape),
+            Self::Adafactor(options) => options.state_elements(shape),
+        }
+    }
+}
+
+/// The optimizer.
+pub struct Optimizer {
+    options: OptimizerOptions,
+    /// The seed of stochastic rounding, where parameters are rounded so.
+    rounding_seed: Option<u64>,
+    updates: u64,
+    moments: Vec<Option<Moments>>,
+}
+
+struct Moments {
+    /// Of the parameter's name: every parameter is rounded by other noise.
+    key: u64,
+    of: Of,
+}
+
+enum Of {
+    Adamw(adamw::Moments),
+    Adafactor(adafactor::Moments),
+}
+
+impl Optimizer {
+    /// Zeroed moments for the parameters that `trainable` has `true` for.
+    ///
+    /// # Errors
+    /// Contradictory options; a failed allocation.
+    pub fn new(options: impl Into<OptimizerOptions>, parameters: &[Parameter], trainable: &[bool]) -> Result<Self> {
+        let options = options.into();
+        options.validate()?;
+        let moments = parameters
+            .iter()
+            .zip(trainable)
+            .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
+            .collect::<Result<_>>()?;
+        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments })
+    }
+
+    /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
+    /// name and the element, so that it is the same for every plan and number of threads.
+    pub fn round_stochastically(&mut self, seed: u64) {
+        self.rounding_seed = Some(seed);
+    }
+
+    /// How many updates have been made.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The part of an update that changes parameter `index`. [`Optimizer::finish_update`] ends the update.
+    ///
+    /// # Errors
+    /// A tensor of another shape or dtype than the parameter's.
+    pub fn update_one(
+        &self,
+        index: usize,
+        values: &Tensor,
+        gradient: &Tensor,
+        sums: &SquareSums,
+        learning_rate: f64,
+        gradient_scale: f64,
+    ) -> Result<()> {
+        let Some(moments) = &self.moments[index] else { return Ok(()) };
+        let rounding = match self.rounding_seed {
+            Some(seed) => Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) },
+            None => Rounding::Nearest,
+        };
+        Ok(match (&self.options, &moments.of) {
+            (OptimizerOptions::Adamw(options), Of::Adamw(moments)) => {
+                let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
+                t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?
+            }
+            (OptimizerOptions::Adafactor(options), Of::Adafactor(moments)) => {
+                let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
+                let (second, first) = (&moments.second, moments.first.as_ref());
+                t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?
+            }
+            _ => unreachable!("moments are made of the options"),
+        })
+    }
+
+    /// Counts an update of which every part was made.
+    pub fn finish_update(&mut self) {
+        self.updates += 1;
+    }
+
+    /// Every tensor of the state with its name (`<parameter>.exp_avg_sq_row`, ...), in the parameters' order.
+    pub fn named_state<'a>(&'a self, parameters: &'a [Parameter]) -> impl Iterator<Item = (String, &'a Tensor)> {
+        self.moments.iter().zip(parameters).flat_map(|(moments, parameter)| {
+            moments
+                .iter()
+                .flat_map(Moments::named)
+                .map(|(suffix, tensor)| (format!("{}.{suffix}", parameter.name), tensor))
+        })
+    }
+
+    /// Puts saved tensors in the place of the zeros. `read` is called once for each tensor of [`Optimizer::named_state`], in
+    /// its order, with the name, and returns a tensor of the same shape and dtype.
+    ///
+    /// # Errors
+    /// The result of `read`.
+    pub(crate) fn restore(
+        &mut self,
+        parameters: &[Parameter],
+        updates: u64,
+        mut read: impl FnMut(&str, &Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        self.updates = updates;
+        for (moments, parameter) in self.moments.iter_mut().zip(parameters) {
+            for (suffix, tensor) in moments.iter_mut().flat_map(Moments::named_mut) {
+                *tensor = read(&format!("{}.{suffix}", parameter.name), tensor)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Moments {
+    fn zeros(options: &OptimizerOptions, parameter: &Parameter) -> Result<Self> {
+        let (dtype, device) = (state_dtype(parameter.tensor.dtype()), parameter.tensor.device());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, device);
+        let dims = parameter.tensor.dims();
+        let of = match options {
+            OptimizerOptions::Adamw(options) => Of::Adamw(options.moments(dims, zeros)?),
+            OptimizerOptions::Adafactor(options) => Of::Adafactor(options.moments(dims, zeros)?),
+        };
+        Ok(Moments { key: keys::of_name(&parameter.name), of })
+    }
+
+    fn named(&self) -> Vec<(&'static str, &Tensor)> {
+        match &self.of {
+            Of::Adamw(moments) => moments.named(),
+            Of::Adafactor(moments) => moments.named(),
+        }
+    }
+
+    fn named_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
+        match &mut self.of {
+            Of::Adamw(moments) => moments.named_mut(),
+            Of::Adafactor(moments) => moments.named_mut(),
+        }
+    }
+}
+
+/// Moments of low-precision parameters are kept in f32.
+pub(crate) fn state_dtype(parameter: DType) -> DType {
+    if parameter == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_stated_number_of_state_values_is_what_is_allocated() {
+        let adafactor = [None, Some(0.9)].map(|beta1| AdafactorOptions { beta1, ..AdafactorOptions::default() }.into());
+        for options in adafactor.into_iter().chain([AdamwOptions::default().into()]) {
+            for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
+                let tensor = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+                let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared };
+                let moments = Moments::zeros(&options, &parameter).unwrap();
+                let elements: usize = moments.named().iter().map(|(_, tensor)| tensor.elem_count()).sum();
+                assert_eq!(elements as u64, options.state_elements(shape), "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_tells_one_optimizer_from_the_other() {
+        for options in [OptimizerOptions::default(), AdamwOptions::default().into()] {
+            let text = serde_json::to_string(&options).unwrap();
+            assert_eq!(serde_json::from_str::<OptimizerOptions>(&text).unwrap(), options, "{text}");
+        }
+    }
+}
