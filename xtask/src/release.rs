@@ -88,10 +88,10 @@ impl Release<'_> {
         // Nothing but the program, as in an image from scratch.
         let empty = self.directory.join("scratch");
         let _ = fs::remove_dir_all(&empty);
-        fs::create_dir_all(empty.join("tmp")).map_err(|error| format!("{}: {error}", empty.display()))?;
+        fs::create_dir_all(empty.join("data")).map_err(|error| format!("{}: {error}", empty.display()))?;
         let inside = empty.join("train_low_mem");
         fs::copy(program, &inside).map_err(|error| format!("{}: {error}", inside.display()))?;
-        let alone = ["train", "--max-steps", "3", "--device", "cpu", "--output", "/tmp/run"];
+        let alone = ["train", "--max-steps", "3", "--device", "cpu", "--output", "/data/run"];
         let mut run = Command::new("chroot");
         run.arg(&empty).arg("/train_low_mem").args(alone);
         let is_root = output(Command::new("id").arg("-u"))?.trim() == "0";
@@ -99,11 +99,11 @@ impl Release<'_> {
             done(&mut run)?;
             "alone in its root directory"
         } else {
-            let output = empty.join("tmp/run").display().to_string();
+            let output = empty.join("data/run").display().to_string();
             done(Command::new(&inside).args(["--max-steps", "3", "--output", &output]).env_clear())?;
             "without an environment"
         };
-        if !empty.join("tmp/run/model/model.safetensors").exists() {
+        if !empty.join("data/run/model/model.safetensors").exists() {
             return Err(format!("{}: the run left no model", program.display()));
         }
         println!("{target}: {} bytes, static, trained three steps {how}", bytes.len());
