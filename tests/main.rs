@@ -7,6 +7,7 @@
 mod files;
 mod run;
 
+mod answers;
 mod budget;
 mod configs;
 mod convert;

@@ -51,6 +51,8 @@ pub struct Batch {
     /// The text of the last column of each sample, of a long one the first [`KEPT_TEXT_BYTES`]; empty unless
     /// [`LoaderOptions::keep_texts`].
     pub texts: Vec<String>,
+    /// The same of the first of several columns; empty unless [`LoaderOptions::keep_prompts`].
+    pub prompts: Vec<String>,
     /// Rows that were left out, under [`BadRows::Skip`]. A batch in which all were is empty.
     pub bad_rows: u64,
     /// The first of them.
@@ -216,11 +218,16 @@ impl BatchMaker {
             }
             ids.push(of_text);
         }
-        let last = texts.last().filter(|_| self.options.keep_texts);
-        if let Some(text) = last {
-            let text = text.beginning().map_err(|fault| NoSample::of(fault, self.columns.len() - 1))?;
-            batch.texts.push(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned());
-        }
+        let last = texts.len() - 1;
+        let wanted = [(self.options.keep_prompts && last > 0, 0), (self.options.keep_texts, last)];
+        let kept = |number: usize| {
+            let text = texts[number].beginning().map_err(|fault| NoSample::of(fault, number))?;
+            Ok(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned())
+        };
+        let [prompt, text] = wanted.map(|(is_wanted, number)| is_wanted.then(|| kept(number)).transpose());
+        let (prompt, text) = (prompt?, text?);
+        batch.prompts.extend(prompt);
+        batch.texts.extend(text);
         let sample = self.objective.sample(ids, key.of(row));
         batch.rows.push(row);
         batch.cut_sources += u64::from(sample.source_was_cut);
@@ -303,7 +310,8 @@ pub(crate) fn read_bytes_of(options: &LoaderOptions, tokenizer: &Tokenizer) -> V
     let columns = options.objective.columns().len();
     let of_column = |number| {
         let bytes = options.objective.read_bytes(number, options, tokenizer);
-        let keeps = options.keep_texts && number + 1 == columns;
+        let is_last = number + 1 == columns;
+        let keeps = options.keep_texts && is_last || options.keep_prompts && number == 0 && !is_last;
         bytes.max(if keeps { KEPT_TEXT_BYTES as u64 } else { 0 })
     };
     (0..columns).map(of_column).collect()

@@ -52,7 +52,8 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let largest: Vec<u64> = (0..columns.len()).map(largest).collect();
     let texts =
         if options.keep_texts { largest.last().map_or(0, |&bytes| bytes.min(KEPT_TEXT_BYTES as u64)) } else { 0 };
-    let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * texts;
+    let prompts = if options.keep_prompts && largest.len() > 1 { largest[0].min(KEPT_TEXT_BYTES as u64) } else { 0 };
+    let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * (texts + prompts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // The caller's own thread decodes when no other does; its stack and heap are there already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };

@@ -70,6 +70,8 @@ pub struct LoaderOptions {
     pub bad_rows: BadRows,
     /// Keep the text of each sample's last column beside its ids, for evaluation.
     pub keep_texts: bool,
+    /// Keep the text of the first of several columns, too.
+    pub keep_prompts: bool,
 }
 
 impl Default for LoaderOptions {
@@ -85,6 +87,7 @@ impl Default for LoaderOptions {
             source_prefix: String::new(),
             bad_rows: BadRows::default(),
             keep_texts: false,
+            keep_prompts: false,
         }
     }
 }

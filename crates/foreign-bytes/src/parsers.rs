@@ -350,7 +350,7 @@ fn trainer_state(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let entries: Vec<_> = files.into_iter().map(|(.., entry)| entry).collect();
     let manifest = json!({ "format": 1, "files": entries }).to_string();
     scratch.write("checkpoints/step-00000007/manifest.json", manifest.as_bytes());
-    let _ = Checkpoints::best_valid(&checkpoints).map_err(refused)?;
+    let _ = Checkpoints::best_valid(&checkpoints, "loss").map_err(refused)?;
     Checkpoints::newest_valid(&checkpoints).map(|_| ()).map_err(refused)
 }
 

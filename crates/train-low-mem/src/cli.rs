@@ -7,14 +7,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use memory_policy::Bytes;
 use toml::Value;
 
+use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::failure::{Failure, Outcome};
+use crate::flag_values::{MasterWeights, Precision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 
@@ -68,10 +69,10 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Print the memory bill and the plan without running
     Plan(Box<PlanArgs>),
-    /// Score a model on rows: loss, perplexity, BLEU-4, exact match
-    Eval(EvalArgs),
-    /// Generate text with a model (greedy decoding)
-    Generate(GenerateArgs),
+    /// Score a model on rows: loss, perplexity, BLEU, chrF, ROUGE, exact match, labels
+    Eval(Box<EvalArgs>),
+    /// Generate text with a model: greedy, beam search or sampling
+    Generate(Box<GenerateArgs>),
     /// Show the rows of files: columns, nulls, duplicates, lengths, samples
     Inspect(InspectArgs),
     /// Turn JSONL, JSON, CSV, TSV or parquet files into one parquet file of prompts and responses
@@ -150,100 +151,6 @@ pub struct PlanArgs {
     pub explain: bool,
 }
 
-/// Flags of `eval`.
-#[derive(Args, Debug)]
-pub struct EvalArgs {
-    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
-    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
-    pub data: Vec<String>,
-    /// Config file with the columns and token limits
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Evaluate the first N rows (0: all)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub samples: u64,
-    /// Generate answers for the first N of them, for BLEU and exact match (0: all)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub generate_samples: u64,
-    /// Rows in a batch
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub batch_samples: usize,
-    /// Generated answers to show
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub show: usize,
-    /// sacreBLEU's tokenizer: 13a, zh, char or none
-    #[arg(long, value_name = "NAME")]
-    pub bleu_tokenizer: Option<String>,
-    /// Precision of activations [default: that of the config, or f32]. Weights keep the precision in which they are stored
-    #[arg(long, value_enum)]
-    pub precision: Option<Precision>,
-    /// Override a config key of `data`, `train` or `memory` (repeatable)
-    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
-    pub set: Vec<String>,
-    /// Where weights lie
-    #[command(flatten)]
-    pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
-    #[arg(long, value_name = "DEVICE")]
-    pub device: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `eval` and `generate` that say where weights lie.
-#[derive(Args, Debug)]
-pub struct WeightFlags {
-    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
-    /// memory
-    #[arg(long, value_name = "SIZE")]
-    pub memory_budget: Option<String>,
-    /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub offload_dir: PathBuf,
-    /// Print the memory bill and stop
-    #[arg(long)]
-    pub dry_run: bool,
-}
-
-/// Flags of `generate`.
-#[derive(Args, Debug)]
-pub struct GenerateArgs {
-    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
-    /// Prompt (repeatable)
-    #[arg(long, value_name = "TEXT", required_unless_present = "input")]
-    pub prompt: Vec<String>,
-    /// File with one prompt per line; `-` reads standard input
-    #[arg(long, value_name = "FILE")]
-    pub input: Option<PathBuf>,
-    /// Stop an answer after N tokens
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub max_new_tokens: usize,
-    /// Truncate prompts to N tokens
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub max_source_tokens: usize,
-    /// Prompts in a batch
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub batch_samples: usize,
-    /// Precision of activations. Weights keep the precision in which they are stored
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    pub precision: Precision,
-    /// Where weights lie
-    #[command(flatten)]
-    pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
-    #[arg(long, value_name = "DEVICE")]
-    pub device: Option<String>,
-    /// Print one JSON object per line: {"prompt":..,"response":..}
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Flags of `train-tokenizer`.
 #[derive(Args, Debug)]
 pub struct TrainTokenizerArgs {
@@ -314,63 +221,6 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-/// `--master-weights`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MasterWeights {
-    /// float32
-    F32,
-    /// bfloat16 with stochastic rounding
-    StochasticRounding,
-    /// bfloat16 with rounding to nearest
-    NearestRounding,
-}
-
-impl From<MasterWeights> for trainer::MasterWeights {
-    fn from(flag: MasterWeights) -> Self {
-        match flag {
-            MasterWeights::F32 => Self::F32,
-            MasterWeights::StochasticRounding => Self::StochasticRounding,
-            MasterWeights::NearestRounding => Self::NearestRounding,
-        }
-    }
-}
-
-/// `--precision`, `--gradient-precision`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Precision {
-    /// float32
-    F32,
-    /// bfloat16
-    Bf16,
-}
-
-impl From<Precision> for trainer::Precision {
-    fn from(flag: Precision) -> Self {
-        match flag {
-            Precision::F32 => Self::F32,
-            Precision::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-impl From<Precision> for trainer::GradientPrecision {
-    fn from(flag: Precision) -> Self {
-        match flag {
-            Precision::F32 => Self::F32,
-            Precision::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-/// `True`, `true`, `1`, `yes` and their opposites, as other command-line libraries spell them.
-fn truth(text: &str) -> Result<bool, String> {
-    match text.to_lowercase().as_str() {
-        "true" | "1" | "yes" | "on" => Ok(true),
-        "false" | "0" | "no" | "off" => Ok(false),
-        _ => Err("expected true or false".to_string()),
-    }
-}
-
 /// The result of parsing the command line.
 #[derive(Debug)]
 pub enum Typed {
@@ -408,14 +258,6 @@ fn hyphenated(argument: OsString) -> OsString {
     let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
     value.map_or(name.clone(), |value| format!("{name}={value}")).into()
-}
-
-/// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.
-fn assignment_text() -> impl TypedValueParser<Value = String> {
-    OsStringValueParser::new().try_map(|typed| match typed.to_str() {
-        Some(text) => Ok(text.to_owned()),
-        None => paths::assignment(&typed).ok_or("expected UTF-8: only paths may have other bytes"),
-    })
 }
 
 /// clap's message in the house's form: one `error:` and a `hint:`.

@@ -11,7 +11,7 @@ use planner::{NOTHING_AHEAD, in_file_order};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
-use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
+use trainer::evaluate::{Answered, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 
 use crate::failure::Outcome;
 use crate::metrics::number;
@@ -65,6 +65,24 @@ pub struct Figures {
     pub examples: Vec<Example>,
 }
 
+/// Someone who watches an evaluation.
+pub struct Watcher<'a> {
+    /// Told each answer, in the order of the rows.
+    pub answered: &'a mut dyn FnMut(&AnsweredRow) -> Outcome<()>,
+    /// Told how many rows are done, of how many.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+}
+
+/// The answer to a row.
+pub struct AnsweredRow<'a> {
+    /// The row, from 0.
+    pub row: u64,
+    /// Its prompt, where prompts are kept.
+    pub prompt: Option<&'a str>,
+    /// The answer, the right one, and its scores.
+    pub answered: &'a Answered<'a>,
+}
+
 /// Evaluates `model`, or returns nothing where `stop` was requested meanwhile: it is asked before every block, token and row.
 pub fn evaluate(
     model: &T5,
@@ -72,6 +90,7 @@ pub fn evaluate(
     tokenizer: &Arc<Tokenizer>,
     settings: &Settings,
     stop: &Stop,
+    watcher: &mut Watcher,
 ) -> Outcome<Option<Figures>> {
     let interrupted = &|| stop.requested();
     let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
@@ -88,7 +107,6 @@ pub fn evaluate(
         let Some(batch) = loader.next_batch()? else { break };
         bad_rows += batch.bad_rows;
         let length = batch.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
-        let references = batch.texts;
         // Rows that are generated come first, so a batch has at most one border in it.
         let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
         for (evaluation, range) in [(&mut generated, 0..border), (&mut scored, border..length)] {
@@ -98,14 +116,26 @@ pub fn evaluate(
             let part = EvaluationBatch {
                 sources: &batch.sources[range.clone()],
                 targets: &batch.targets[range.clone()],
-                references: settings.has_references().then(|| &references[range]),
+                references: settings.has_references().then(|| &batch.texts[range.clone()]),
             };
-            evaluation.add(model, &part, &decode, interrupted)?;
+            let mut refused = None;
+            evaluation.add_and_show(model, &part, &decode, interrupted, &mut |answered| {
+                let at = range.start + answered.sample;
+                let row =
+                    AnsweredRow { row: batch.rows[at], prompt: batch.prompts.get(at).map(String::as_str), answered };
+                if refused.is_none() {
+                    refused = (watcher.answered)(&row).err();
+                }
+            })?;
+            if let Some(failure) = refused {
+                return Err(failure);
+            }
             if let Some(error) = failed.take() {
                 return Err(error.into());
             }
         }
         seen += length as u64;
+        (watcher.progress)(seen, rows.min(dataset.rows()));
     }
     if interrupted() {
         return Ok(None);

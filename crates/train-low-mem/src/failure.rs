@@ -88,7 +88,7 @@ impl Failure {
     }
 
     /// Adds a `hint:` line where there is one.
-    fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
+    pub fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
             None => self,

@@ -7,7 +7,7 @@ use memory_policy::{Budget, Bytes, MemorySnapshot, SystemProbe};
 use planner::{Inference, Job, Pins, Plan};
 use t5::{AnswerShape, StoredWeights, T5};
 
-use crate::cli::WeightFlags;
+use crate::answer_flags::WeightFlags;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::report;
 

@@ -8,8 +8,10 @@
 //! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
 //! command line and the config, and the only one that prints.
 
+mod answer_flags;
 mod assets;
 mod bad_rows;
+mod best;
 mod bits;
 mod cli;
 mod commands;
@@ -18,6 +20,7 @@ mod disk;
 mod dry_run;
 mod evaluation;
 mod failure;
+mod flag_values;
 mod identity;
 mod inference;
 mod job;
@@ -31,6 +34,7 @@ mod open;
 mod options;
 mod output;
 mod pace;
+mod predictions;
 mod profile;
 mod progress;
 mod report;

@@ -338,5 +338,6 @@ pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
         source_prefix: model.prefix().to_string(),
         bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
         keep_texts: false,
+        keep_prompts: false,
     }
 }

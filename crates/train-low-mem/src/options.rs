@@ -97,7 +97,7 @@ pub fn answers(config: &Config) -> GenerateOptions {
     GenerateOptions {
         max_new_tokens: config.train.eval_max_new_tokens,
         activations: if config.train.bf16 { DType::BF16 } else { DType::F32 },
-        ..GenerateOptions::default()
+        ..config.generation.options()
     }
 }
 

@@ -175,6 +175,53 @@ impl Report {
     }
 }
 
+/// The progress of rows, on standard error: a bar on a terminal, otherwise a line now and then.
+pub struct RowProgress {
+    bar: Option<ProgressBar>,
+    began: Instant,
+    last_line: Instant,
+}
+
+impl RowProgress {
+    /// Nothing is done yet.
+    pub fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:16} {pos}/{len} rows  {msg}");
+            let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(FRAMES_A_SECOND));
+            bar
+        });
+        Self { bar, began: Instant::now(), last_line: Instant::now() }
+    }
+
+    /// So many rows are done, of so many.
+    pub fn note(&mut self, done: u64, all: u64) {
+        let now = Instant::now();
+        #[expect(clippy::cast_precision_loss, reason = "counts of rows")]
+        let left = (now - self.began).mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64);
+        let left = format!("{} left", duration(left));
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(all);
+                bar.set_position(done);
+                bar.set_message(left);
+            }
+            None if done < all && now - self.last_line >= LEAST_GAP => {
+                self.last_line = now;
+                note(&format!("{done}/{all} rows  {left}"));
+            }
+            None => {}
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(self) {
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Between two lines of steps, where the config says no number: at the start, and in a run of many hours.
 const LEAST_GAP: Duration = Duration::from_secs(10);
 const LARGEST_GAP: Duration = Duration::from_secs(300);

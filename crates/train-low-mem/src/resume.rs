@@ -2,6 +2,7 @@
 
 use trainer::checkpoint::{Checkpoints, Found};
 
+use crate::best::Measure;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::open::Opened;
@@ -33,7 +34,19 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
     let Some(found) = found else { return Ok(false) };
     let step = found.state.step;
     let (_, total_steps) = setup::steps(config, opened, saved::saved_state(found)?.position, step)?;
-    if step < total_steps || run.finished_step() != Some(step) {
+    if run.finished_step() != Some(step) {
+        return Ok(false);
+    }
+    let measure = Measure::of(&config.checkpoint.best_metric);
+    let stalled = saved::saved_state(found)?.history.stalled;
+    if let Some(why) = stalled.ends(measure, config.train.early_stopping_patience).filter(|_| step < total_steps) {
+        report::print(&format!(
+            "this run stopped early at step {step}: {why}; the model is in {}\nto train longer, raise `train.early_stopping_patience`\n",
+            run.model().display()
+        ));
+        return Ok(true);
+    }
+    if step < total_steps {
         return Ok(false);
     }
     report::print(&format!(

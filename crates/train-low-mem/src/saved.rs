@@ -5,6 +5,7 @@ use planner::Plan;
 use serde_json::Value;
 use trainer::checkpoint::Found;
 
+use crate::best::Stalled;
 use crate::bits::Kernels;
 use crate::failure::{Failure, Outcome};
 
@@ -30,6 +31,9 @@ pub struct History {
     pub first_bad_row: Option<String>,
     /// A source of the validation rows, for trying the model.
     pub example_prompt: Option<String>,
+    /// Evaluations without a better one.
+    #[serde(default)]
+    pub stalled: Stalled,
     /// Steps skipped because loss or gradient was not finite.
     pub skipped_steps: u64,
 }

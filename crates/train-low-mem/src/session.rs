@@ -4,6 +4,7 @@
 //! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
 //! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
 
+mod evaluating;
 mod saving;
 
 use std::time::{Duration, Instant};
@@ -11,21 +12,19 @@ use std::time::{Duration, Instant};
 use candle_core::DType;
 use dataloader::{DataLoader, Position};
 use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
-use parquet_dataset::Dataset;
-use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted, names};
+use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
-use crate::evaluation::{self, Figures};
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::pace::{Of, RunPace};
-use crate::progress::{StepLine, plural};
+use crate::progress::StepLine;
 use crate::report::Report;
 use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
@@ -172,6 +171,7 @@ impl Session {
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
         trainer.offload_to(files);
+        trainer.score_by(&config.checkpoint.best_metric);
         let mut checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         found.iter().for_each(|found| checkpoints.remember(&found.path));
@@ -393,38 +393,6 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
-    pub fn is_evaluated(&self) -> bool {
-        let step = self.trainer.step_count();
-        let last = self.history.last_evaluation.as_ref().and_then(|evaluation| evaluation["step"].as_u64());
-        self.opened.validation.is_none() || last == Some(step)
-    }
-
-    /// Evaluates where it is time: before the first step, every `train.eval_every_steps`, at the end. A new
-    /// best is saved at once. A signal ends it without a result.
-    pub fn evaluate_if_due(&mut self) -> Outcome<()> {
-        let step = self.trainer.step_count();
-        let every = self.config.train.eval_every_steps;
-        let is_due = step == 0 || self.trainer.is_done() || (every > 0 && step.is_multiple_of(every));
-        let Some(dataset) = self.opened.validation.clone().filter(|_| is_due && !self.is_evaluated()) else {
-            return Ok(());
-        };
-        self.trainer.release_gradients();
-        heap::release_unused();
-        self.note_memory("before evaluation")?;
-        self.report.line(&format!("evaluating {}", plural(self.evaluated_rows(&dataset), "row")));
-        let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
-        let model = self.trainer.model();
-        let Some(figures) = evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop)?
-        else {
-            return Ok(());
-        };
-        self.hold_prediction(&names::EVALUATION)?;
-        self.note_evaluation(&figures)?;
-        heap::release_unused();
-        self.note_memory("after evaluation")
-    }
-
     /// At the end of an epoch: freed memory goes back, and what is held is said.
     pub fn note_epoch(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
         let after = batch.position_after;
@@ -433,31 +401,6 @@ impl Session {
         }
         heap::release_unused();
         self.note_memory(&format!("after epoch {}", batch.epoch + 1))
-    }
-
-    fn evaluated_rows(&self, dataset: &Dataset) -> u64 {
-        let wanted = self.config.train.eval_samples;
-        if wanted == 0 { dataset.rows() } else { dataset.rows().min(wanted) }
-    }
-
-    fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {
-        let step = self.trainer.step_count();
-        let mut fields = figures.to_json();
-        fields["step"] = json!(step);
-        self.note_event("eval", fields.clone());
-        self.report.note_validation(figures.loss);
-        self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
-        if !figures.examples.is_empty() && step > 0 {
-            self.report.line(&figures.examples_text());
-        }
-        if step == 0 {
-            self.history.first_evaluation = Some(fields.clone());
-        }
-        self.history.last_evaluation = Some(fields);
-        self.history.example_prompt = figures.examples.first().map(|example| example.source.clone());
-        let is_best = self.trainer.record_score(-figures.loss);
-        let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
-        if is_worth_saving { self.save() } else { Ok(()) }
     }
 
     /// Whether this process has made a step.

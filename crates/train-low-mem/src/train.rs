@@ -75,7 +75,7 @@ enum Ended {
 fn run_steps(run: &mut Session) -> Outcome<Ended> {
     run.evaluate_if_due()?;
     run.report.begin();
-    while !run.trainer.is_done() && !run.should_stop() {
+    while !run.is_over() && !run.should_stop() {
         run.replan()?; //                                                control plane: between steps
         if run.should_stop() {
             break;
@@ -98,10 +98,10 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.note_epoch(&batch)?;
     }
     // Before the first step of this process there is nothing that its checkpoint, if it has one, does not hold.
-    if run.has_made_steps() || run.trainer.is_done() {
+    if run.has_made_steps() || run.is_over() {
         run.save()?;
     }
-    Ok(if run.trainer.is_done() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
+    Ok(if run.is_over() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
 }
 
 /// After the last step: the model where it belongs, and what was learned.
@@ -120,7 +120,11 @@ fn finish(run: &mut Session) -> Outcome<()> {
         }
     };
     run.run.finish(run.trainer.step_count(), run.history())?;
-    run.record_end("done")?;
+    let early = run.ends_early().filter(|_| !run.trainer.is_done());
+    if let Some(why) = &early {
+        run.report.line(&format!("stopped early at step {}: {why}", run.trainer.step_count()));
+    }
+    run.record_end(if early.is_some() { "early_stopping" } else { "done" })?;
     run.note_memory("at the end")?;
     run.report.last_line(&summary::summary(run, &from));
     Ok(())

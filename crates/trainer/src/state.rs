@@ -19,12 +19,25 @@ pub struct TrainerState {
     pub score: Option<f64>,
     /// The best score of the run so far.
     pub best_score: Option<Score>,
+    /// The measure that the scores are of. Scores of different measures are not compared.
+    #[serde(default = "loss")]
+    pub scored_by: String,
     /// Seed, schedule, optimizer and the rest of the trainer's options.
     pub options: TrainerOptions,
     /// The caller's state: its configuration, position in the data, fingerprints.
     pub caller: serde_json::Value,
 }
 
+/// The measure of checkpoints that name none.
+pub(crate) fn loss() -> String {
+    "loss".to_owned()
+}
+
 impl TrainerState {
     pub(crate) const FORMAT: u32 = 1;
+
+    /// The score by this measure.
+    pub fn score_by(&self, measure: &str) -> Option<f64> {
+        self.score.filter(|_| self.scored_by == measure)
+    }
 }

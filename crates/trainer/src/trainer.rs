@@ -38,7 +38,7 @@ use crate::options::{MasterWeights, TrainerOptions};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
-use crate::{freeze, micro_batches};
+use crate::{freeze, micro_batches, state};
 
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,7 @@ pub struct Trainer {
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
     best_score: Option<Score>,
+    scored_by: String,
 }
 
 impl Trainer {
@@ -111,6 +112,7 @@ impl Trainer {
             non_finite_in_a_row: 0,
             last_score: None,
             best_score: None,
+            scored_by: state::loss(),
         })
     }
 
@@ -280,6 +282,19 @@ impl Trainer {
         is_best
     }
 
+    /// From here on scores are of this measure, at first the loss. Scores of another measure are forgotten.
+    pub fn score_by(&mut self, measure: &str) {
+        if self.scored_by != measure {
+            (self.last_score, self.best_score) = (None, None);
+            measure.clone_into(&mut self.scored_by);
+        }
+    }
+
+    /// The measure that scores are of.
+    pub fn scored_by(&self) -> &str {
+        &self.scored_by
+    }
+
     /// The best score so far.
     pub fn best_score(&self) -> Option<Score> {
         self.best_score
@@ -294,6 +309,7 @@ impl Trainer {
             non_finite_in_a_row: self.non_finite_in_a_row,
             score: self.last_score.filter(|score| score.step == self.step).map(|score| score.value),
             best_score: self.best_score,
+            scored_by: self.scored_by.clone(),
             options: self.options.clone(),
             caller,
         }
@@ -304,6 +320,7 @@ impl Trainer {
         self.step = state.step;
         self.non_finite_in_a_row = state.non_finite_in_a_row;
         self.best_score = state.best_score;
+        self.scored_by.clone_from(&state.scored_by);
         self.last_score = state.score.map(|value| Score { value, step: state.step });
     }
 }

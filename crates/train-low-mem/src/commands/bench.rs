@@ -11,9 +11,10 @@ use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
-use crate::cli::{BenchArgs, Precision};
+use crate::cli::BenchArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
+use crate::flag_values::Precision;
 use crate::profile::Profiler;
 use crate::speed::Priced;
 use crate::{open, report};

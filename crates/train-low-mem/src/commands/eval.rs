@@ -3,17 +3,21 @@
 use std::path::Path;
 
 use candle_core::DType;
+use dataloader::LoaderOptions;
 use memory_policy::{Probe, SystemProbe};
 use planner::EvaluatedRows;
 use serde_json::json;
 use toml::Value;
 
-use crate::cli::{EvalArgs, Precision};
+use crate::answer_flags::EvalArgs;
 use crate::config::{Config, Origin, Values, paths};
-use crate::evaluation::{Settings, evaluate};
+use crate::evaluation::{Settings, Watcher, evaluate};
 use crate::failure::{Failure, Outcome};
+use crate::flag_values::Precision;
 use crate::inference::{Asked, Shape};
 use crate::open::{self, Opened};
+use crate::predictions::Predictions;
+use crate::report::RowProgress;
 use crate::run_dir::RunDir;
 use crate::stop::Stop;
 use crate::{job, model_directory, options, report, row_data, setup};
@@ -28,11 +32,9 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
     // Where pages lie says what reading them takes.
     opened.train.find_pages()?;
-    let rows = EvaluatedRows {
-        loader: open::loader_options(&config, &opened.model),
-        tokenizer: &opened.tokenizer,
-        dataset: &opened.train,
-    };
+    let keep_prompts = flags.predictions.is_some();
+    let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened.model) };
+    let rows = EvaluatedRows { loader: loader.clone(), tokenizer: &opened.tokenizer, dataset: &opened.train };
     let options = options::trainer_options(&config, &opened.model, 1);
     let asked = Asked {
         directory: &directory,
@@ -56,14 +58,23 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         samples: flags.samples,
         generate_samples: flags.generate_samples,
         examples: flags.show,
+        loader,
         ..options::evaluation(&config, &opened.model, plan)
     };
-    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default())?
+    let mut predictions = flags.predictions.as_deref().map(Predictions::create).transpose()?;
+    let mut progress = RowProgress::new();
+    let mut watcher = Watcher {
+        answered: &mut |row| predictions.as_mut().map_or(Ok(()), |predictions| predictions.add(row)),
+        progress: &mut |done, all| progress.note(done, all),
+    };
+    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default(), &mut watcher)?
         .ok_or_else(|| Failure::internal("nobody interrupts an evaluation"))?;
+    progress.finish();
     if figures.samples == 0 {
         return Err(Failure::unusable(format!("no row could be evaluated; {} were skipped", figures.bad_rows))
             .hint("`train_low_mem inspect FILE` lists the columns"));
     }
+    predictions.map(Predictions::finish).transpose()?;
     if flags.json {
         let mut json = figures.to_json();
         json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
@@ -91,6 +102,8 @@ fn config(flags: &EvalArgs, directory: &Path) -> Outcome<Config> {
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;
+    set("checkpoint.best_metric", Value::String("loss".to_string()), "eval")?;
+    set("train.early_stopping_patience", Value::String("none".to_string()), "eval")?;
     if dataloader::Tokenizer::in_directory(directory).is_some() {
         set("data.tokenizer", Value::String("auto".to_string()), "--model")?;
     }
@@ -98,6 +111,7 @@ fn config(flags: &EvalArgs, directory: &Path) -> Outcome<Config> {
         ("memory.budget", "--memory-budget", &flags.weights.memory_budget),
         ("run.device", "--device", &flags.device),
         ("train.bleu_tokenizer", "--bleu-tokenizer", &flags.bleu_tokenizer),
+        ("train.eval_metrics", "--metrics", &flags.metrics),
     ] {
         if let Some(text) = text {
             set(key, Value::String(text.clone()), flag)?;
@@ -107,6 +121,14 @@ fn config(flags: &EvalArgs, directory: &Path) -> Outcome<Config> {
         let name = if precision == Precision::Bf16 { "bf16" } else { "f32" };
         set("train.precision", Value::String(name.to_string()), "--precision")?;
     }
+    if flags.rouge_stemmer {
+        set("train.rouge_stemmer", Value::Boolean(true), "--rouge-stemmer")?;
+    }
+    if let Some(tokens) = &flags.max_new_tokens {
+        let value = tokens.parse().unwrap_or_else(|_| Value::String(tokens.clone()));
+        set("train.eval_max_new_tokens", value, "--max-new-tokens")?;
+    }
+    flags.decoding.apply(&mut values)?;
     flags.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
     Config::resolve(values)
 }

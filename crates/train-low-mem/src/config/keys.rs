@@ -69,6 +69,21 @@ const fn key(
 /// The changes that `run.allow_changes` and `--allow-changed` accept.
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed"];
 
+/// The figures by which evaluations can be compared.
+pub const MEASURES: [&str; 11] = [
+    "loss",
+    "bleu",
+    "chrf",
+    "chrf++",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "exact_match",
+    "accuracy",
+    "macro_f1",
+];
+
 use Kind::{Integer, Metrics, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
 
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
@@ -137,6 +152,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.eval_every_steps", Integer(0, MANY), &[], "500", "steps between evaluations; 0: only before the first step and at the end"),
     key("train.eval_samples", Integer(0, MANY), &[], "256", "validation rows per evaluation, starting with the first; 0: all"),
     key("train.eval_generate_samples", Integer(0, MANY), &[], "64", "rows of each evaluation that are also generated, for BLEU and exact match"),
+    key("train.early_stopping_patience", Integer(1, 1 << 30), NONE, "\"none\"", "stop after this many evaluations in a row without a better checkpoint.best_metric; none: train to the end"),
+    key("train.early_stopping_min_delta", Number(0.0, 1e30), &[], "0.0", "an evaluation is better if it exceeds the best one by more than this"),
     key("train.eval_max_new_tokens", Integer(1, 1 << 20), AUTO, "\"auto\"", "longest generated answer in tokens; auto: data.max_target_tokens"),
     key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1"),
     key("train.rouge_stemmer", Switch, &[], "false", "stem words for ROUGE, as google's rouge-score does with use_stemmer"),
@@ -162,10 +179,23 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("schedule.div_factor", Number(1.0, 1e12), &[], "50.0", "one-cycle: peak learning rate divided by the first"),
     key("schedule.final_div_factor", Number(1.0, 1e12), &[], "1e4", "one-cycle: first learning rate divided by the last"),
 
+    key("generation.num_beams", Integer(1, 1 << 10), &[], "1", "beams of a beam search for each prompt; 1: no search"),
+    key("generation.length_penalty", Number(-1e3, 1e3), &[], "1.0", "beams: divide the log-probability of an answer by its length to this power"),
+    key("generation.early_stopping", OneOf(&["false", "true", "never"]), &[], "\"false\"", "beams: when the search is over, as in transformers"),
+    key("generation.sample", Switch, AUTO, "\"auto\"", "draw tokens at random; auto: where temperature, top_k or top_p is set"),
+    key("generation.temperature", Number(0.0, 1e6), &[], "1.0", "sampling: divide the logits by this; 0: no sampling"),
+    key("generation.top_k", Integer(0, 1 << 24), &[], "50", "sampling: only so many of the likeliest tokens; 0: all"),
+    key("generation.top_p", Number(0.0, 1.0), &[], "1.0", "sampling: only the likeliest tokens that have this probability together"),
+    key("generation.seed", Integer(0, i64::MAX), AUTO, "\"auto\"", "sampling: seed of everything drawn; auto: run.seed"),
+    key("generation.repetition_penalty", Number(1e-6, 1e6), &[], "1.0", "make tokens that came already less likely; 1: off"),
+    key("generation.no_repeat_ngram", Integer(0, 1 << 20), &[], "0", "no run of so many tokens comes twice; 0: off"),
+    key("generation.min_new_tokens", Integer(0, 1 << 20), &[], "0", "no end of an answer before so many tokens"),
+
     key("checkpoint.every_steps", Integer(1, MANY), NONE, "500", "optimizer steps between checkpoints"),
     key("checkpoint.every_minutes", Number(0.01, 1e9), NONE, "30", "minutes between checkpoints; whichever comes first"),
     key("checkpoint.keep_last", Integer(1, 1 << 20), &[], "2", "newest checkpoints to keep"),
-    key("checkpoint.keep_best", Integer(0, 1 << 20), &[], "1", "checkpoints with the lowest validation loss to keep as well"),
+    key("checkpoint.keep_best", Integer(0, 1 << 20), &[], "1", "checkpoints with the best validation figure to keep as well"),
+    key("checkpoint.best_metric", OneOf(&MEASURES), &[], "\"loss\"", "figure that says which checkpoint is the best: loss (lower is better) or a score of the answers"),
     key("checkpoint.model", OneOf(&["final", "best"]), &[], "\"final\"", "checkpoint that becomes OUTPUT/model"),
 
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),

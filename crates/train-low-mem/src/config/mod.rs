@@ -12,7 +12,9 @@
 //! let config = Config::resolve(values)?;
 //! ```
 
+mod evaluating;
 pub mod familiar_names;
+pub mod generation;
 pub mod keys;
 mod memory;
 pub mod paths;
@@ -22,10 +24,10 @@ mod written;
 
 use std::path::PathBuf;
 
+pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use precedence::settle;
 use row_files::{Chosen, Share};
-use text_metrics::Metric;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 
@@ -46,6 +48,8 @@ pub struct Config {
     pub optimizer: Optimizer,
     /// `schedule.*`
     pub schedule: Schedule,
+    /// `generation.*`
+    pub generation: Generation,
     /// `checkpoint.*`
     pub checkpoint: Checkpoint,
     /// `memory.*`
@@ -181,8 +185,12 @@ pub struct Train {
     pub eval_generate_samples: u64,
     /// Longest generation in tokens.
     pub eval_max_new_tokens: usize,
+    /// Evaluations without a better one that end the run; `None`: none do.
+    pub early_stopping_patience: Option<u64>,
+    /// An evaluation is better that exceeds the best one by more than this.
+    pub early_stopping_min_delta: f64,
     /// The scores of answers that are shown.
-    pub eval_metrics: Vec<Metric>,
+    pub eval_metrics: Vec<text_metrics::Metric>,
     /// Whether ROUGE stems words.
     pub rouge_stemmer: bool,
     /// sacreBLEU's name.
@@ -244,6 +252,8 @@ pub struct Checkpoint {
     pub keep_last: usize,
     /// Best kept beside them.
     pub keep_best: usize,
+    /// The figure that says which is the best.
+    pub best_metric: String,
     /// `OUTPUT/model` is the best one, not the final one.
     pub model_is_best: bool,
 }
@@ -291,10 +301,12 @@ impl Config {
             every_minutes: values.number("checkpoint.every_minutes"),
             keep_last: size(&values, "checkpoint.keep_last"),
             keep_best: size(&values, "checkpoint.keep_best"),
+            best_metric: values.text("checkpoint.best_metric").unwrap_or_default(),
             model_is_best: values.text("checkpoint.model").as_deref() == Some("best"),
         };
+        let generation = Generation::of(&values);
         let memory = Memory::of(&values);
-        let config = Self { run, model, data, train, optimizer, schedule, checkpoint, memory, values };
+        let config = Self { run, model, data, train, optimizer, schedule, generation, checkpoint, memory, values };
         config.check_across_keys()?;
         Ok(config)
     }
@@ -348,12 +360,7 @@ impl Config {
             ))
             .hint("set one of them: rows of `data.train`, or files of their own"));
         }
-        if self.checkpoint.model_is_best && (self.checkpoint.keep_best == 0 || !self.data.has_validation()) {
-            return Err(Failure::usage(
-                "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
-            )
-            .hint("use `--set checkpoint.model=final` for the last checkpoint"));
-        }
+        evaluating::check(self)?;
         Ok(())
     }
 }
@@ -463,16 +470,13 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         eval_samples: required(values, "train.eval_samples"),
         eval_generate_samples: required(values, "train.eval_generate_samples"),
         eval_max_new_tokens: pin(values, "train.eval_max_new_tokens").unwrap_or(data.max_target_tokens),
-        eval_metrics: metrics(values),
+        early_stopping_patience: values.integer("train.early_stopping_patience"),
+        early_stopping_min_delta: number(values, "train.early_stopping_min_delta"),
+        eval_metrics: evaluating::metrics(values),
         rouge_stemmer: values.switch("train.rouge_stemmer"),
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
         sample_generations: size(values, "train.sample_generations"),
     })
-}
-
-fn metrics(values: &Values) -> Vec<Metric> {
-    let names = values.list("train.eval_metrics").unwrap_or_default();
-    Metric::list(&names.join(",")).expect("names are checked on the way in")
 }
 
 /// One number from the two ways of saying it: `batch_size`, or per device x accumulation steps.

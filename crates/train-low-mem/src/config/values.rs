@@ -197,6 +197,9 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
             Ok(Value::Float(*number as f64))
         }
         (Kind::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(value),
+        (Kind::OneOf(words), Value::Boolean(switch)) if words.contains(&switch.to_string().as_str()) => {
+            Ok(Value::String(switch.to_string()))
+        }
         (Kind::Words(words), Value::Array(items)) => {
             let known = |item: &Value| item.as_str().is_some_and(|text| words.contains(&text));
             if items.iter().all(known) { Ok(value) } else { Err(got(&value)) }

@@ -99,7 +99,9 @@ impl Session {
         if let Some(found) = self.checkpoints.valid_at(step)? {
             return Ok(Some(found.path));
         }
-        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory())? else { return Ok(None) };
+        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory(), self.trainer.scored_by())? else {
+            return Ok(None);
+        };
         let text = format!(
             "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {}",
             found.state.step

@@ -40,12 +40,12 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::LaterFormat`]; I/O errors on the directory itself.
-    pub fn best_valid(directory: &Path) -> Result<Option<Found>> {
+    pub fn best_valid(directory: &Path, measure: &str) -> Result<Option<Found>> {
         let mut scored = Vec::new();
         let mut unknown = Vec::new();
         for (step, path) in list(directory)? {
             match manifest_of(&path).and_then(|manifest| read_state(&path, step, &manifest)) {
-                Ok(state) => scored.extend(state.score.map(|score| (score, step, path))),
+                Ok(state) => scored.extend(state.score_by(measure).map(|score| (score, step, path))),
                 Err(error @ Error::LaterFormat { .. }) => return Err(error),
                 Err(error) => unknown.push(error.to_string()),
             }

@@ -93,6 +93,8 @@ pub struct Checkpoints {
     directory: PathBuf,
     keep_last: usize,
     keep_best: usize,
+    /// The measure of the scores that count.
+    scored_by: String,
     /// Those that this process wrote, or read to the last byte.
     verified: BTreeMap<PathBuf, Identity>,
     /// Those of which was said why they stay.
@@ -132,6 +134,7 @@ impl Checkpoints {
             directory: directory.to_owned(),
             keep_last: keep_last.max(1),
             keep_best,
+            scored_by: crate::state::loss(),
             verified: BTreeMap::new(),
             noted: BTreeSet::new(),
         }

@@ -59,7 +59,7 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
     };
     let older = listed.into_iter().filter(|&(step, _)| step <= newest);
     let mut older: Vec<Looked> =
-        older.map(|(step, path)| Looked { step, condition: look(&path, step), path }).collect();
+        older.map(|(step, path)| Looked { step, condition: look(&path, step, &checkpoints.scored_by), path }).collect();
     let kept = kept(checkpoints, &mut older, interrupted);
     for (index, Looked { step, path, condition }) in older.iter().enumerate() {
         let is_surplus = *step != newest && kept.as_ref().is_some_and(|kept| !kept.contains(&index));
@@ -131,14 +131,14 @@ fn verified(
     Some(found)
 }
 
-/// A look at everything but the tensors.
-fn look(path: &Path, step: u64) -> Condition {
+/// A look at everything but the tensors. Its score is the one by this measure.
+fn look(path: &Path, step: u64, measure: &str) -> Condition {
     let state = load::manifest_of(path).and_then(|manifest| {
         manifest.verify_lengths(path)?;
         load::read_state(path, step, &manifest)
     });
     match state {
-        Ok(state) => Condition::Whole { score: state.score },
+        Ok(state) => Condition::Whole { score: state.score_by(measure) },
         Err(error) => Condition::of_error(&error),
     }
 }
@@ -206,7 +206,7 @@ pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::default()),
         Err(e) => return Err(Error::io("examine", target, e)),
     }
-    let reason = match look(target, step) {
+    let reason = match look(target, step, "") {
         Condition::Whole { .. } => return Ok(Before::default()),
         Condition::Torn(reason) => {
             let note = Some(format!("replaced {}, because it was torn: {reason}", target.display()));

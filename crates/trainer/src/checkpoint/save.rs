@@ -33,6 +33,7 @@ impl Checkpoints {
     ) -> Result<Saved> {
         directories::create_directories(&self.directory)?;
         temporary::remove_leftovers(&self.directory)?;
+        trainer.scored_by().clone_into(&mut self.scored_by);
         let target = self.path_of(trainer.step_count());
         let place = Place::new(temporary::create_directory(&target)?);
         let (bytes, notes) = write(&place, &target, trainer, caller, tokenizer)?;

@@ -313,7 +313,18 @@ fn the_newest_and_the_best_are_kept_and_the_rest_go() {
     // 6 and 7 are the newest; 2 (9.0) and 5 (7.0, newer than 4) are the best.
     assert_eq!(names(directory.path()), ["step-00000002", "step-00000005", "step-00000006", "step-00000007"]);
     assert_eq!(pruned, ["step-00000001", "step-00000003", "step-00000004"]);
-    assert_eq!(Checkpoints::best_valid(directory.path()).unwrap().unwrap().state.step, 2);
+    let best = |measure| Checkpoints::best_valid(directory.path(), measure).unwrap().map(|found| found.state.step);
+    assert_eq!((best("loss"), best("bleu")), (Some(2), None));
+    // Scores of another measure are not compared with those.
+    trainer.score_by("bleu");
+    assert_eq!(trainer.best_score(), None);
+    for score in [40.0, 20.0, 10.0] {
+        step(&mut trainer);
+        trainer.record_score(score);
+        checkpoints.save(&trainer, &json!(null), None, &|| false).unwrap();
+    }
+    assert_eq!(names(directory.path()), ["step-00000008", "step-00000009", "step-00000010"]);
+    assert_eq!(best("bleu"), Some(8));
 }
 
 #[test]

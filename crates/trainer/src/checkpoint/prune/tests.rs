@@ -121,7 +121,7 @@ fn the_best_checkpoint_stays_when_its_score_cannot_be_read() {
         save(&mut checkpoints, &trainer);
     }
     assert_eq!(steps_in(directory.path()), [1, 3, 4], "3 is the best that can be read");
-    let found = Checkpoints::best_valid(directory.path()).unwrap().unwrap();
+    let found = Checkpoints::best_valid(directory.path(), "loss").unwrap().unwrap();
     assert_eq!(found.state.step, 3);
     assert!(found.notes.iter().any(|note| note.contains("step-00000001")), "{:?}", found.notes);
     assert!(matches!(checkpoints.valid_at(1), Err(Error::Unreadable { .. })));

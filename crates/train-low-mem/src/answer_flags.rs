@@ -1,0 +1,205 @@
+//! The flags of commands that answer: where weights lie, how answers are made, and the arguments of `eval` and `generate`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use toml::Value;
+
+use crate::config::{Origin, Values, paths};
+use crate::failure::Outcome;
+use crate::flag_values::{Precision, assignment_text};
+
+/// Flags of `eval` and `generate` that say where weights lie.
+#[derive(Args, Debug)]
+pub struct WeightFlags {
+    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
+    /// memory
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub offload_dir: PathBuf,
+    /// Print the memory bill and stop
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// How answers are made: the likeliest token each time, unless a flag says otherwise. Each is a key `generation.*`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Decoding")]
+pub struct DecodingFlags {
+    /// Beams of a beam search (1: no search)
+    #[arg(long, value_name = "N")]
+    pub num_beams: Option<String>,
+    /// Beams: divide an answer's log-probability by its length to this power
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub length_penalty: Option<String>,
+    /// Beams: when the search is over (false, true or never, as in transformers)
+    #[arg(long, value_name = "WHEN")]
+    pub early_stopping: Option<String>,
+    /// Draw tokens at random. --temperature, --top-k and --top-p mean it, too
+    #[arg(long, visible_alias = "do-sample", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub sample: Option<String>,
+    /// Sampling: divide the logits by X (0: no sampling)
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<String>,
+    /// Sampling: only the N likeliest tokens (0: all) [default: 50]
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<String>,
+    /// Sampling: only the likeliest tokens that have the probability X together [default: 1]
+    #[arg(long, value_name = "X")]
+    pub top_p: Option<String>,
+    /// Sampling: seed of everything drawn
+    #[arg(long, value_name = "N")]
+    pub seed: Option<String>,
+    /// Make tokens that came already less likely (1: off)
+    #[arg(long, value_name = "X")]
+    pub repetition_penalty: Option<String>,
+    /// No run of N tokens comes twice (0: off)
+    #[arg(long, visible_alias = "no-repeat-ngram-size", value_name = "N")]
+    pub no_repeat_ngram: Option<String>,
+    /// No end before N tokens
+    #[arg(long, value_name = "N")]
+    pub min_new_tokens: Option<String>,
+}
+
+impl DecodingFlags {
+    /// Applies the flags to the keys.
+    pub fn apply(&self, values: &mut Values) -> Outcome<()> {
+        let flags = [
+            ("num-beams", &self.num_beams),
+            ("length-penalty", &self.length_penalty),
+            ("early-stopping", &self.early_stopping),
+            ("sample", &self.sample),
+            ("temperature", &self.temperature),
+            ("top-k", &self.top_k),
+            ("top-p", &self.top_p),
+            ("seed", &self.seed),
+            ("repetition-penalty", &self.repetition_penalty),
+            ("no-repeat-ngram", &self.no_repeat_ngram),
+            ("min-new-tokens", &self.min_new_tokens),
+        ];
+        for (flag, text) in flags.into_iter().filter_map(|(flag, text)| Some((flag, text.as_ref()?))) {
+            let value = text.parse().unwrap_or_else(|_| Value::String(text.clone()));
+            let key = format!("generation.{}", flag.replace('-', "_"));
+            values.set(&key, value, Origin::Flag(format!("--{flag}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Flags of `eval`.
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
+    pub data: Vec<String>,
+    /// Config file with the columns and token limits
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Evaluate the first N rows (0: all)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub samples: u64,
+    /// Generate answers for the first N of them, to score them (0: all)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub generate_samples: u64,
+    /// Scores of the answers, separated by commas: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum),
+    /// exact-match, accuracy, macro-f1 [default: bleu,exact-match]
+    #[arg(long, value_name = "NAMES")]
+    pub metrics: Option<String>,
+    /// Write prompt, reference, answer and scores of each row to this file, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub predictions: Option<PathBuf>,
+    /// Rows in a batch
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch_samples: usize,
+    /// Generated answers to show
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub show: usize,
+    /// sacreBLEU's tokenizer: 13a, zh, char or none
+    #[arg(long, value_name = "NAME")]
+    pub bleu_tokenizer: Option<String>,
+    /// Stem words for ROUGE
+    #[arg(long)]
+    pub rouge_stemmer: bool,
+    /// Stop an answer after N tokens [default: the limit of targets]
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<String>,
+    /// How answers are made
+    #[command(flatten)]
+    pub decoding: DecodingFlags,
+    /// Precision of activations [default: that of the config, or f32]. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, help_heading = "Options")]
+    pub precision: Option<Precision>,
+    /// Override a config key of `data`, `train`, `generation` or `memory` (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text(), help_heading = "Options")]
+    pub set: Vec<String>,
+    /// Where weights lie
+    #[command(flatten, next_help_heading = "Options")]
+    pub weights: WeightFlags,
+    /// Device: auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE", help_heading = "Options")]
+    pub device: Option<String>,
+    /// Print JSON
+    #[arg(long, help_heading = "Options")]
+    pub json: bool,
+}
+
+/// Flags of `generate`.
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// Prompts
+    #[arg(value_name = "PROMPT")]
+    pub prompts: Vec<String>,
+    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Prompt (repeatable)
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["input", "prompts"])]
+    pub prompt: Vec<String>,
+    /// File with one prompt per line, or a data file (.parquet, .jsonl); `-` reads lines from standard input
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Column of the prompts in a data file
+    #[arg(long, value_name = "NAME", default_value = "prompt")]
+    pub prompt_column: String,
+    /// Stop an answer after N tokens [default: that of generation_config.json, or 256]
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<usize>,
+    /// End an answer with the token that completes this text (repeatable)
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Answers to each prompt, of beams or drawn
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub num_return_sequences: usize,
+    /// Print an answer as it is made, one prompt at a time
+    #[arg(long, conflicts_with_all = ["json", "num_beams"])]
+    pub stream: bool,
+    /// Truncate prompts to N tokens
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub max_source_tokens: usize,
+    /// Prompts in a batch
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch_samples: usize,
+    /// How answers are made
+    #[command(flatten)]
+    pub decoding: DecodingFlags,
+    /// Precision of activations. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Options")]
+    pub precision: Precision,
+    /// Where weights lie
+    #[command(flatten, next_help_heading = "Options")]
+    pub weights: WeightFlags,
+    /// Device: auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE", help_heading = "Options")]
+    pub device: Option<String>,
+    /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any
+    #[arg(long, help_heading = "Options")]
+    pub json: bool,
+    /// With --json: the mean log-probability of an answer's tokens, also where no beam search found it
+    #[arg(long, requires = "json", help_heading = "Options")]
+    pub scores: bool,
+}

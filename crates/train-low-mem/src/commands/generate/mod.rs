@@ -1,0 +1,180 @@
+//! `train_low_mem generate`: answers of a model, greedy, searched or drawn.
+
+mod prompts;
+mod stream;
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+
+use candle_core::DType;
+use dataloader::Tokenizer;
+use memory_policy::{Probe, SystemProbe};
+use planner::Pins;
+use serde_json::{Value, json};
+use t5::{Answer, GenerateOptions, T5, Watch};
+
+use crate::answer_flags::GenerateArgs;
+use crate::config::Values;
+use crate::config::generation::{Generation, apply_model_defaults};
+use crate::failure::{Failure, Outcome};
+use crate::inference::{Asked, Shape};
+use crate::{model_directory, open, options, report};
+use stream::Streamed;
+
+/// A model's own defaults are no longer.
+const MAX_DEFAULTS_BYTES: u64 = 1 << 20;
+/// The longest answer where nobody says it.
+const MAX_NEW_TOKENS: usize = 256;
+
+/// Answers prompts.
+pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
+    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let directory = model_directory::find(&flags.model)?;
+    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
+    let tokenizer = Tokenizer::load(&path)?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?;
+    let decoding = decoding(flags, &directory)?;
+    decoding.check(config.vocab_size).map_err(|error| {
+        Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
+    })?;
+    let budget = options::budget(flags.weights.memory_budget.as_deref())?;
+    let asked = Asked {
+        directory: &directory,
+        config: &config,
+        device: &device,
+        activations: decoding.activations,
+        parameters: None,
+        flags: &flags.weights,
+    };
+    let samples = if flags.stream { 1 } else { flags.batch_samples };
+    let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape() };
+    let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
+    if flags.weights.dry_run {
+        return report::result(&planned.bill());
+    }
+    let (model, plan) = (planned.load()?, &planned.plan);
+    let mut answering = Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0 };
+    answering.all(plan.step.evaluation_samples)?;
+    if flags.weights.memory_budget.is_some() {
+        let peak = SystemProbe::new().snapshot()?.peak_rss;
+        report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));
+    }
+    Ok(())
+}
+
+/// How answers are made: by the flags, or else the model's own defaults.
+fn decoding(flags: &GenerateArgs, directory: &Path) -> Outcome<GenerateOptions> {
+    let mut values = Values::defaults();
+    let path = directory.join("generation_config.json");
+    let most = match regular_file::read_to_string(&path, MAX_DEFAULTS_BYTES) {
+        Ok(text) => apply_model_defaults(&mut values, &text, &path.display().to_string())?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Failure::unusable(format!("{}: {error}", path.display()))),
+    };
+    flags.decoding.apply(&mut values)?;
+    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let activations: DType = trainer::Precision::from(flags.precision).activations();
+    Ok(GenerateOptions {
+        max_new_tokens: flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS),
+        activations,
+        sequences: flags.num_return_sequences,
+        scores: flags.scores,
+        ..Generation::of(&values).options()
+    })
+}
+
+/// A model that answers.
+struct Answering<'a> {
+    model: &'a T5,
+    tokenizer: &'a Tokenizer,
+    flags: &'a GenerateArgs,
+    options: GenerateOptions,
+    /// Prompts so far: what is drawn for a prompt follows from its number.
+    answered: u64,
+}
+
+impl Answering<'_> {
+    /// Answers every prompt, so many at a time.
+    fn all(&mut self, at_a_time: usize) -> Outcome<()> {
+        let mut waiting = Vec::new();
+        for prompt in prompts::prompts(self.flags)? {
+            waiting.push(prompt?);
+            if waiting.len() == at_a_time {
+                self.answer(&waiting)?;
+                waiting.clear();
+            }
+        }
+        self.answer(&waiting)
+    }
+
+    fn answer(&mut self, prompts: &[String]) -> Outcome<()> {
+        let sources = prompts.iter().map(|prompt| self.source(prompt)).collect::<Outcome<Vec<_>>>()?;
+        let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+        let (failed, first) = (Cell::new(None), self.answered);
+        let streamed = RefCell::new(Streamed::default());
+        let is_end = |ids: &[u32]| self.is_stopped(ids).map_err(|failure| failed.set(Some(failure))).unwrap_or(true);
+        let number = |source: usize| first + source as u64;
+        let progress = |_: usize, ids: &[u32]| {
+            if self.flags.stream {
+                Streamed::show(&streamed, self.tokenizer, ids);
+            }
+        };
+        let watch = Watch { is_end: &is_end, progress: &progress, number: &number, ..Watch::default() };
+        let answers = self.model.answers(&sources, &self.options, &watch)?;
+        if let Some(failure) = failed.take() {
+            return Err(failure);
+        }
+        let answers = answers.ok_or_else(|| Failure::internal("nobody interrupts the answers"))?;
+        self.answered += prompts.len() as u64;
+        for (prompt, answers) in prompts.iter().zip(&answers) {
+            let responses = answers.iter().map(|answer| Ok(self.tokenizer.decode(&answer.ids)?));
+            let responses = responses.collect::<Outcome<Vec<String>>>()?;
+            if self.flags.stream {
+                return streamed.into_inner().finish(&responses[0]);
+            }
+            let text = match self.flags.json {
+                true => format!("{}\n", json_line(prompt, answers, &responses)),
+                false => responses.iter().map(|response| format!("{response}\n")).collect(),
+            };
+            report::result(&text)?;
+        }
+        Ok(())
+    }
+
+    /// The tokens of a prompt, with those that every source begins and ends with.
+    fn source(&self, prompt: &str) -> Outcome<Vec<u32>> {
+        let most = self.flags.max_source_tokens.saturating_sub(1).max(1);
+        let mut ids = self.tokenizer.start_ids().to_vec();
+        let prompt = format!("{}{prompt}", self.model.config().prefix());
+        ids.extend(self.tokenizer.encode_start(&prompt, most)?);
+        ids.truncate(most);
+        ids.extend(self.model.config().eos_token_ids.first().copied());
+        Ok(ids)
+    }
+
+    /// Whether the last token completed a stop string.
+    fn is_stopped(&self, ids: &[u32]) -> Outcome<bool> {
+        let Some(longest) = self.flags.stop.iter().map(String::len).max() else { return Ok(false) };
+        // A token is at least a byte of the text. Some more, because the first ones of a part may look different.
+        let part = ids.len().saturating_sub(longest + 8);
+        let text = self.tokenizer.decode(&ids[part..])?;
+        Ok(self.flags.stop.iter().any(|stop| !stop.is_empty() && text.contains(stop.as_str())))
+    }
+}
+
+/// `{"prompt", "response"}`, with `score` where there is one and `sequences` where there are more.
+fn json_line(prompt: &str, answers: &[Answer], responses: &[String]) -> Value {
+    let one = |answer: &Answer, response: &str, mut json: Value| {
+        json["response"] = json!(response);
+        if let Some(score) = answer.score {
+            json["score"] = json!(score);
+        }
+        json
+    };
+    let mut line = one(&answers[0], &responses[0], json!({ "prompt": prompt }));
+    if answers.len() > 1 {
+        let all = answers.iter().zip(responses).map(|(answer, response)| one(answer, response, json!({})));
+        line["sequences"] = all.collect();
+    }
+    line
+}

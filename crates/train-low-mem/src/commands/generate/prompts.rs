@@ -1,0 +1,64 @@
+//! Where prompts come from: the command line, a text file, standard input, or a column of a data file.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use row_files::{Column, Kind, Row, RowFault, Rows};
+
+use crate::answer_flags::GenerateArgs;
+use crate::failure::{Failure, Outcome};
+
+/// The prompts, those of the command line first.
+pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
+    let typed = flags.prompts.iter().chain(&flags.prompt).cloned().map(Ok);
+    Ok(match &flags.input {
+        None => Box::new(typed),
+        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, &flags.prompt_column)?)),
+        Some(input) => Box::new(typed.chain(lines(input)?)),
+    })
+}
+
+/// Whether a file's name is that of rows. Other files are text.
+fn is_data(input: &Path) -> bool {
+    row_files::ending(input).is_some_and(|ending| row_files::ENDINGS.contains(&ending.as_str()))
+}
+
+fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
+    let prompt = |line: std::io::Result<String>| {
+        line.map_err(|error| {
+            Failure::unusable(format!("{}: {error}", input.display())).hint("prompts must be UTF-8, one per line")
+        })
+    };
+    if input == Path::new("-") {
+        return Ok(Box::new(std::io::stdin().lock().lines().map(prompt)));
+    }
+    let file = regular_file::open(input).map_err(|error| {
+        Failure::unusable(format!("{}: {error}", input.display()))
+            .hint("expected a text file with one prompt per line, or rows; `-` reads standard input")
+    })?;
+    Ok(Box::new(BufReader::new(file).lines().map(prompt)))
+}
+
+/// The texts of a column. A row that has none ends the answers: each answer stands for a row.
+fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
+    let kind = Kind::of(input)?;
+    if !kind.columns.iter().any(|name| name == column) {
+        return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
+            .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));
+    }
+    let mut rows = Rows::open(input, &kind, &[Column::text(column)], false)?;
+    let mut row = Row::default();
+    Ok(std::iter::from_fn(move || match rows.next(&mut row) {
+        Err(error) => Some(Err(error.into())),
+        Ok(None) => None,
+        Ok(Some(Err(error))) => Some(Err(of_row(&error))),
+        Ok(Some(Ok(()))) => Some(match row.cells.first().and_then(row_files::Cell::text) {
+            Some(text) => Ok(text.to_owned()),
+            None => Err(of_row(&rows.error(&row, RowFault::Null(column.to_owned())))),
+        }),
+    }))
+}
+
+fn of_row(error: &row_files::RowError) -> Failure {
+    Failure::unusable(error.to_string()).with_hint(error.fault.hint().map(str::to_owned))
+}

@@ -1,0 +1,48 @@
+//! Text that is printed as its tokens come.
+
+use std::cell::RefCell;
+
+use dataloader::Tokenizer;
+
+use crate::failure::{Failure, Outcome};
+use crate::report;
+
+/// The part of an answer that was printed.
+#[derive(Debug, Default)]
+pub struct Streamed {
+    text: String,
+    failed: Option<Failure>,
+}
+
+impl Streamed {
+    /// Prints what the answer's text has more than before. Bytes that are no whole character yet wait for the rest.
+    pub fn show(streamed: &RefCell<Self>, tokenizer: &Tokenizer, ids: &[u32]) {
+        let mut streamed = streamed.borrow_mut();
+        if streamed.failed.is_none()
+            && let Err(failure) = streamed.print(tokenizer, ids)
+        {
+            streamed.failed = Some(failure);
+        }
+    }
+
+    fn print(&mut self, tokenizer: &Tokenizer, ids: &[u32]) -> Outcome<()> {
+        let text = tokenizer.decode(ids)?;
+        let more = text.strip_prefix(&self.text).map(|more| more.trim_end_matches('\u{fffd}'));
+        if let Some(more) = more.filter(|more| !more.is_empty()) {
+            report::result(more)?;
+            self.text.push_str(more);
+        }
+        Ok(())
+    }
+
+    /// Prints the rest of the answer and ends the line.
+    ///
+    /// # Errors
+    /// What failed while it was printed.
+    pub fn finish(self, answer: &str) -> Outcome<()> {
+        if let Some(failure) = self.failed {
+            return Err(failure);
+        }
+        report::result(&format!("{}\n", answer.strip_prefix(&self.text).unwrap_or_default()))
+    }
+}

@@ -1,0 +1,38 @@
+//! What evaluations compute, and what hangs on them: the best checkpoint, and the end of a run that gets no better.
+
+use text_metrics::Metric;
+
+use super::{Config, Values};
+use crate::failure::{Failure, Outcome};
+
+/// The scores of answers: those that are wanted, and the one that says which checkpoint is the best.
+pub(super) fn metrics(values: &Values) -> Vec<Metric> {
+    let names = values.list("train.eval_metrics").unwrap_or_default();
+    let best = values.text("checkpoint.best_metric").filter(|name| name != "loss");
+    let names: Vec<String> = names.into_iter().chain(best).collect();
+    Metric::list(&names.join(",")).expect("names are checked on the way in")
+}
+
+/// Rules about keys that need evaluations.
+pub(super) fn check(config: &Config) -> Outcome<()> {
+    let compares = config.checkpoint.best_metric != "loss" || config.train.early_stopping_patience.is_some();
+    if compares && !config.data.has_validation() {
+        return Err(Failure::usage(
+        "`checkpoint.best_metric` and `train.early_stopping_patience` compare evaluations, and there are no validation rows",
+        )
+        .hint("use `--set data.validation=rows.parquet`, or `--set data.validation_split=0.01` for a share of `data.train`"));
+    }
+    if config.train.early_stopping_patience.is_some() && config.train.eval_every_steps == 0 {
+        return Err(Failure::usage(
+        "`train.early_stopping_patience` needs evaluations between the first step and the last, and `train.eval_every_steps` is 0",
+        )
+        .hint("use `--set train.eval_every_steps=100`"));
+    }
+    if config.checkpoint.model_is_best && (config.checkpoint.keep_best == 0 || !config.data.has_validation()) {
+        return Err(Failure::usage(
+            "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
+        )
+        .hint("use `--set checkpoint.model=final` for the last checkpoint"));
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! `generation.*`: how answers are made, in evaluations and by the commands that answer.
+
+use serde_json::Value as Json;
+use t5::{Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search};
+use toml::Value;
+
+use super::values::{Origin, Values};
+use super::{number, required, size};
+use crate::failure::{Failure, Outcome};
+
+/// `generation.*`
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// 1: no search.
+    pub num_beams: usize,
+    /// The power of an answer's length that its score is divided by.
+    pub length_penalty: f64,
+    /// When a search is over.
+    pub early_stopping: EarlyStopping,
+    /// Where tokens are drawn.
+    pub sampling: Option<Sampling>,
+    /// What is forbidden or made less likely.
+    pub processors: Processors,
+}
+
+/// The keys that mean sampling where somebody sets one.
+const OF_SAMPLING: [&str; 3] = ["generation.temperature", "generation.top_k", "generation.top_p"];
+
+/// The settings of a model's own `generation_config.json` that count, and their keys. transformers takes them for defaults, too.
+const OF_A_MODEL: [(&str, &str); 9] = [
+    ("num_beams", "generation.num_beams"),
+    ("length_penalty", "generation.length_penalty"),
+    ("early_stopping", "generation.early_stopping"),
+    ("do_sample", "generation.sample"),
+    ("temperature", "generation.temperature"),
+    ("top_k", "generation.top_k"),
+    ("top_p", "generation.top_p"),
+    ("repetition_penalty", "generation.repetition_penalty"),
+    ("no_repeat_ngram_size", "generation.no_repeat_ngram"),
+];
+
+/// Where a default of a model comes from.
+const MODEL: Origin = Origin::Run("generation_config.json");
+
+impl Generation {
+    /// Of these settings.
+    pub fn of(values: &Values) -> Self {
+        // What a model says about sampling counts where sampling is on, and does not switch it on.
+        let is_set = |key: &&str| !matches!(values.origin(key), Origin::Default | Origin::Run(_));
+        let temperature = number(values, "generation.temperature");
+        let wanted = values.setting("generation.sample").value.as_bool();
+        let samples = wanted.unwrap_or_else(|| OF_SAMPLING.iter().any(is_set)) && temperature > 0.0;
+        #[expect(clippy::cast_possible_truncation, reason = "settings, not counts")]
+        let sampling = Sampling {
+            temperature: temperature as f32,
+            top_k: size(values, "generation.top_k"),
+            top_p: number(values, "generation.top_p") as f32,
+            seed: values.integer("generation.seed").unwrap_or_else(|| required(values, "run.seed")),
+        };
+        Self {
+            num_beams: size(values, "generation.num_beams"),
+            length_penalty: number(values, "generation.length_penalty"),
+            early_stopping: match values.text("generation.early_stopping").as_deref() {
+                Some("true") => EarlyStopping::Yes,
+                Some("never") => EarlyStopping::Never,
+                _ => EarlyStopping::No,
+            },
+            sampling: samples.then_some(sampling),
+            processors: Processors {
+                #[expect(clippy::cast_possible_truncation, reason = "a setting, not a count")]
+                repetition_penalty: number(values, "generation.repetition_penalty") as f32,
+                no_repeat_ngram: size(values, "generation.no_repeat_ngram"),
+                min_new_tokens: size(values, "generation.min_new_tokens"),
+            },
+        }
+    }
+
+    /// As the model takes it, one answer to each prompt.
+    pub fn options(&self) -> GenerateOptions {
+        let &Self { num_beams, length_penalty, early_stopping, sampling, processors } = self;
+        let search = match sampling {
+            _ if num_beams > 1 => Search::Beams(Beams { count: num_beams, length_penalty, early_stopping, sampling }),
+            Some(sampling) => Search::Sample(sampling),
+            None => Search::Greedy,
+        };
+        GenerateOptions { processors, search, ..GenerateOptions::default() }
+    }
+}
+
+/// Lays the defaults of a model's `generation_config.json` over what is there. Returns its longest answer in tokens, where it
+/// says one.
+///
+/// # Errors
+/// A value that no such setting has.
+pub fn apply_model_defaults(values: &mut Values, text: &str, file: &str) -> Outcome<Option<u64>> {
+    let wrong = |what: &str| {
+        Failure::unusable(format!("{file}: {what}"))
+            .hint("correct the file, or remove it: only its token ids are needed")
+    };
+    let config: Json = serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
+    for (name, key) in OF_A_MODEL {
+        let value = match &config[name] {
+            Json::Bool(value) => Value::Boolean(*value),
+            Json::String(value) => Value::String(value.clone()),
+            Json::Number(value) => {
+                value.as_i64().map_or_else(|| Value::Float(value.as_f64().unwrap_or(0.0)), Value::Integer)
+            }
+            _ => continue,
+        };
+        values.set(key, value, MODEL).map_err(|failure| wrong(&failure.message))?;
+    }
+    let length = |name: &str| config[name].as_u64();
+    // The length of transformers counts the decoder's start token.
+    Ok(length("max_new_tokens")
+        .or_else(|| length("max_length").map(|all| all.saturating_sub(1)))
+        .filter(|&most| most > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generation(assignments: &[&str]) -> GenerateOptions {
+        let mut values = Values::defaults();
+        for assignment in assignments {
+            values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
+        }
+        Generation::of(&values).options()
+    }
+
+    #[test]
+    fn answers_are_greedy_until_a_setting_says_otherwise() {
+        assert_eq!(generation(&[]), GenerateOptions::default());
+        let sampled = generation(&["generation.temperature=0.7"]);
+        let Search::Sample(sampling) = sampled.search else { panic!("{sampled:?}") };
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.7, 50, 42));
+        assert_eq!(generation(&["generation.temperature=0"]).search, Search::Greedy);
+        assert_eq!(generation(&["generation.top_k=5", "generation.sample=false"]).search, Search::Greedy);
+        assert!(matches!(generation(&["generation.sample=true"]).search, Search::Sample(_)));
+        let searched = generation(&["generation.num_beams=4", "generation.early_stopping=true"]);
+        let Search::Beams(beams) = searched.search else { panic!("{searched:?}") };
+        assert_eq!((beams.count, beams.early_stopping, beams.sampling), (4, EarlyStopping::Yes, None));
+    }
+
+    #[test]
+    fn a_model_s_own_defaults_count_below_what_is_set_and_do_not_switch_sampling_on() {
+        let mut values = Values::defaults();
+        let text =
+            r#"{"num_beams": 3, "temperature": 0.5, "max_length": 21, "early_stopping": "never", "eos_token_id": 1}"#;
+        assert_eq!(apply_model_defaults(&mut values, text, "g.json").unwrap(), Some(20));
+        values.apply_assignment("generation.num_beams=2").unwrap();
+        let Search::Beams(beams) = Generation::of(&values).options().search else { panic!("beams") };
+        assert_eq!((beams.count, beams.early_stopping, beams.sampling), (2, EarlyStopping::Never, None));
+        values.apply_assignment("generation.sample=true").unwrap();
+        assert_eq!(Generation::of(&values).sampling.unwrap().temperature, 0.5);
+        let refused = apply_model_defaults(&mut values, r#"{"num_beams": 0}"#, "g.json").unwrap_err();
+        assert!(refused.message.contains("g.json") && refused.message.contains("num_beams"), "{refused}");
+    }
+}

@@ -1,0 +1,71 @@
+//! The values that flags take.
+
+use clap::ValueEnum;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
+use crate::config::paths;
+
+/// `--master-weights`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MasterWeights {
+    /// float32
+    F32,
+    /// bfloat16 with stochastic rounding
+    StochasticRounding,
+    /// bfloat16 with rounding to nearest
+    NearestRounding,
+}
+
+impl From<MasterWeights> for trainer::MasterWeights {
+    fn from(flag: MasterWeights) -> Self {
+        match flag {
+            MasterWeights::F32 => Self::F32,
+            MasterWeights::StochasticRounding => Self::StochasticRounding,
+            MasterWeights::NearestRounding => Self::NearestRounding,
+        }
+    }
+}
+
+/// `--precision`, `--gradient-precision`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// float32
+    F32,
+    /// bfloat16
+    Bf16,
+}
+
+impl From<Precision> for trainer::Precision {
+    fn from(flag: Precision) -> Self {
+        match flag {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl From<Precision> for trainer::GradientPrecision {
+    fn from(flag: Precision) -> Self {
+        match flag {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// `True`, `true`, `1`, `yes` and their opposites, as other command-line libraries spell them.
+pub fn truth(text: &str) -> Result<bool, String> {
+    match text.to_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("expected true or false".to_string()),
+    }
+}
+
+/// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.
+pub fn assignment_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|typed| match typed.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => paths::assignment(&typed).ok_or("expected UTF-8: only paths may have other bytes"),
+    })
+}

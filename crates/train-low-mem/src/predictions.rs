@@ -1,0 +1,59 @@
+//! A file of answers, one JSON object per line: there whole or not at all.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use trainer::AtomicFile;
+
+use crate::evaluation::AnsweredRow;
+use crate::failure::{Failure, Outcome};
+
+/// Bytes that are written together.
+const PIECE_BYTES: usize = 1 << 16;
+
+/// A file of answers in the making. Dropped before [`Predictions::finish`] it leaves nothing.
+pub struct Predictions {
+    file: AtomicFile,
+    path: PathBuf,
+    waiting: Vec<u8>,
+}
+
+impl Predictions {
+    /// Begins a file that is to be `path`; what has that name is replaced at the end.
+    pub fn create(path: &Path) -> Outcome<Self> {
+        let file = AtomicFile::create(path)?;
+        Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES) })
+    }
+
+    /// Adds an answer: its row, prompt, reference and prediction, and the scores that one answer has.
+    pub fn add(&mut self, row: &AnsweredRow) -> Outcome<()> {
+        let answered = row.answered;
+        let mut line = json!({ "row": row.row });
+        if let Some(prompt) = row.prompt {
+            line["prompt"] = json!(prompt);
+        }
+        line["reference"] = json!(answered.reference);
+        line["prediction"] = json!(answered.hypothesis);
+        if let Some(score) = answered.model_score {
+            line["score"] = json!(score);
+        }
+        for (metric, value) in &answered.scores {
+            line[metric.name()] = json!(value);
+        }
+        self.waiting.extend_from_slice(format!("{line}\n").as_bytes());
+        if self.waiting.len() >= PIECE_BYTES { self.write() } else { Ok(()) }
+    }
+
+    fn write(&mut self) -> Outcome<()> {
+        let written = self.file.file().write_all(&self.waiting);
+        self.waiting.clear();
+        written.map_err(|error| Failure::io("write the predictions", &self.path, &error))
+    }
+
+    /// Gives the file its name.
+    pub fn finish(mut self) -> Outcome<()> {
+        self.write()?;
+        Ok(self.file.commit()?)
+    }
+}

@@ -1,0 +1,91 @@
+//! Evaluations of a run: when, which is the best, and when they end it.
+
+use parquet_dataset::Dataset;
+use planner::names;
+use serde_json::json;
+
+use super::Session;
+use crate::best::Measure;
+use crate::evaluation::{self, Figures};
+use crate::failure::Outcome;
+use crate::options;
+use crate::progress::plural;
+
+impl Session {
+    /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
+    pub fn is_evaluated(&self) -> bool {
+        let step = self.trainer.step_count();
+        let last = self.history.last_evaluation.as_ref().and_then(|evaluation| evaluation["step"].as_u64());
+        self.opened.validation.is_none() || last == Some(step)
+    }
+
+    /// Evaluates where it is time: before the first step, every `train.eval_every_steps`, at the end. A new
+    /// best is saved at once. A signal ends it without a result.
+    pub fn evaluate_if_due(&mut self) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let every = self.config.train.eval_every_steps;
+        let is_due = step == 0 || self.trainer.is_done() || (every > 0 && step.is_multiple_of(every));
+        let Some(dataset) = self.opened.validation.clone().filter(|_| is_due && !self.is_evaluated()) else {
+            return Ok(());
+        };
+        self.trainer.release_gradients();
+        heap::release_unused();
+        self.note_memory("before evaluation")?;
+        self.report.line(&format!("evaluating {}", plural(self.evaluated_rows(&dataset), "row")));
+        let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
+        let model = self.trainer.model();
+        let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut |_, _| {} };
+        let Some(figures) =
+            evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop, &mut watcher)?
+        else {
+            return Ok(());
+        };
+        self.hold_prediction(&names::EVALUATION)?;
+        self.note_evaluation(&figures)?;
+        heap::release_unused();
+        self.note_memory("after evaluation")
+    }
+
+    fn evaluated_rows(&self, dataset: &Dataset) -> u64 {
+        let wanted = self.config.train.eval_samples;
+        if wanted == 0 { dataset.rows() } else { dataset.rows().min(wanted) }
+    }
+
+    fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let mut fields = figures.to_json();
+        fields["step"] = json!(step);
+        self.note_event("eval", fields.clone());
+        self.report.note_validation(figures.loss);
+        self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
+        if !figures.examples.is_empty() && step > 0 {
+            self.report.line(&figures.examples_text());
+        }
+        if step == 0 {
+            self.history.first_evaluation = Some(fields.clone());
+        }
+        self.history.last_evaluation = Some(fields);
+        self.history.example_prompt = figures.examples.first().map(|example| example.source.clone());
+        let (measure, least) = (self.measure(), self.config.train.early_stopping_min_delta);
+        let score = measure.score(figures);
+        self.history.stalled.note(measure, score, step, least);
+        let is_best = self.trainer.record_score(score);
+        let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
+        if is_worth_saving { self.save() } else { Ok(()) }
+    }
+
+    /// The figure by which evaluations are compared.
+    pub fn measure(&self) -> Measure {
+        Measure::of(&self.config.checkpoint.best_metric)
+    }
+
+    /// Whether no step is left to make.
+    pub fn is_over(&self) -> bool {
+        self.trainer.is_done() || self.ends_early().is_some()
+    }
+
+    /// Why the run ends before its last step: its evaluations become no better. `None` where it goes on.
+    pub fn ends_early(&self) -> Option<String> {
+        self.history.stalled.ends(self.measure(), self.config.train.early_stopping_patience)
+    }
+}

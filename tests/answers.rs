@@ -1,0 +1,175 @@
+//! Answers and their scores: beams, sampling, streaming, files of prompts and of predictions, the best checkpoint by a score, and
+//! runs that stop early.
+
+use serde_json::Value;
+
+use crate::run::{Ran, Scene, repository, short};
+
+/// A scene with a short run's model.
+fn trained() -> Scene {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    scene
+}
+
+fn generate(scene: &Scene, more: &[&str]) -> Ran {
+    let usual = ["generate", "--model", "run/model", "--max-new-tokens", "6", "after 75", "before 12", "3 + 4"];
+    scene.run(&[&usual[..], more].concat())
+}
+
+fn lines(ran: &Ran) -> Vec<Value> {
+    ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn beams_give_several_scored_answers_and_the_same_ones_in_any_batch() {
+    let scene = trained();
+    let beams = ["--json", "--num-beams", "3", "--num-return-sequences", "2"];
+    let together = generate(&scene, &beams).expect_code(0);
+    let apart = generate(&scene, &[&beams[..], &["--batch-samples", "1"]].concat()).expect_code(0);
+    let texts = |ran: &Ran| lines(ran).iter().map(|line| line["sequences"].clone()).collect::<Vec<_>>();
+    for (line, apart) in lines(&together).iter().zip(texts(&apart)) {
+        let (sequences, apart) = (line["sequences"].as_array().expect("a list"), apart);
+        assert_eq!(sequences.len(), 2);
+        assert_eq!((&sequences[0]["response"], &sequences[0]["score"]), (&line["response"], &line["score"]));
+        assert!(sequences[0]["score"].as_f64() >= sequences[1]["score"].as_f64());
+        for (one, other) in sequences.iter().zip(apart.as_array().expect("a list")) {
+            assert_eq!(one["response"], other["response"]);
+        }
+    }
+    // Fewer at a time in a small budget, and never more than it.
+    let refused = generate(&scene, &["--num-beams", "8", "--memory-budget", "10MiB"]).expect_code(3);
+    let hint = refused.err.lines().find(|line| line.starts_with("hint: ")).expect("a hint");
+    let budget = hint.split_whitespace().find(|word| word.ends_with("MiB")).expect("a size");
+    let held = generate(&scene, &["--num-beams", "8", "--memory-budget", budget]).expect_code(0);
+    let peak = held.err.split_whitespace().nth(1).and_then(|bytes| bytes.parse::<u64>().ok()).expect("a peak");
+    assert!(peak >> 20 <= budget.trim_end_matches("MiB").parse::<u64>().expect("a number"), "{}", held.err);
+}
+
+#[test]
+fn drawn_answers_follow_from_the_seed_whatever_the_batch() {
+    let scene = trained();
+    let drawn = |seed: &str, batch: &str| {
+        let flags = ["--temperature", "1.5", "--seed", seed, "--batch-samples", batch, "--num-return-sequences", "2"];
+        generate(&scene, &flags).expect_code(0).out
+    };
+    assert_eq!(drawn("1", "1"), drawn("1", "3"));
+    assert_ne!(drawn("1", "3"), drawn("2", "3"));
+    let scored = generate(&scene, &["--json", "--scores"]).expect_code(0);
+    assert!(lines(&scored).iter().all(|line| line["score"].as_f64().is_some_and(|score| score < 0.0)));
+}
+
+#[test]
+fn a_streamed_answer_is_the_answer_and_a_stop_text_ends_it() {
+    let scene = trained();
+    let plain = generate(&scene, &[]).expect_code(0);
+    assert_eq!(generate(&scene, &["--stream"]).expect_code(0).out, plain.out);
+    let first = plain.out.lines().next().expect("an answer");
+    if let Some(letter) = first.chars().find(|letter| !letter.is_whitespace()) {
+        let stopped = generate(&scene, &["--stop", &letter.to_string()]).expect_code(0);
+        let stopped = stopped.out.lines().next().expect("an answer");
+        assert!(first.starts_with(stopped) && stopped.contains(letter), "{first:?} {stopped:?}");
+    }
+}
+
+#[test]
+fn prompts_come_from_rows_and_flags_that_contradict_each_other_are_refused() {
+    let scene = trained();
+    let rows = "{\"id\": 1, \"question\": \"after 75\"}\n{\"id\": 2, \"question\": \"before 12\"}\n";
+    std::fs::write(scene.path("rows.jsonl"), rows).expect("a file");
+    let from = ["generate", "--model", "run/model", "--max-new-tokens", "4", "--json", "--input", "rows.jsonl"];
+    let asked = scene.run(&[&from[..], &["--prompt-column", "question"]].concat()).expect_code(0);
+    assert_eq!(lines(&asked).iter().map(|line| line["prompt"].clone()).collect::<Vec<_>>(), ["after 75", "before 12"]);
+    scene.run(&from).expect_code(4).expect_words(&["no column `prompt`", "id, question"]);
+    for (flags, words) in [
+        (&["--num-return-sequences", "2"][..], "without beams or sampling"),
+        (&["--num-beams", "2", "--num-return-sequences", "3"], "the number of beams"),
+        (&["--top-p", "1.5"], "a number from 0 to 1"),
+        (&["--stream", "--json"], "cannot be used with"),
+        (&["--early-stopping", "maybe"], "\"never\""),
+    ] {
+        generate(&scene, flags).expect_code(2).expect_words(&[words, "hint:"]);
+    }
+}
+
+#[test]
+fn predictions_hold_each_row_with_its_scores_and_their_mean_is_the_report_s() {
+    let scene = trained();
+    let rows = repository().join("data/sample-validation.parquet").display().to_string();
+    let usual = ["eval", "--model", "run/model", "--data", &rows, "--samples", "12", "--generate-samples", "8"];
+    let usual = [&usual[..], &["--set", "train.eval_max_new_tokens=6", "--json"]].concat();
+    let metrics = ["--metrics", "chrf,rouge,accuracy,f1", "--predictions", "out.jsonl"];
+    let evaluated = scene.run(&[&usual[..], &metrics].concat()).expect_code(0).json();
+    let written = std::fs::read_to_string(scene.path("out.jsonl")).expect("predictions");
+    let written: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(written.len(), 8);
+    for (number, row) in written.iter().enumerate() {
+        assert_eq!(row["row"], number);
+        assert!(["prompt", "reference", "prediction"].iter().all(|key| row[key].is_string()), "{row}");
+    }
+    for key in ["rouge1", "rougeLsum", "exact_match"] {
+        let mean = written.iter().map(|row| row[key].as_f64().expect("a score")).sum::<f64>() / 8.0;
+        assert!((mean - evaluated[key].as_f64().expect("a score")).abs() < 1e-12, "{key}");
+    }
+    assert_eq!(evaluated["accuracy"], evaluated["exact_match"]);
+    assert!(evaluated["bleu"].is_f64() && evaluated["macro_f1"].is_f64() && evaluated["chrf_signature"].is_string());
+    let beams = scene.run(&[&usual[..], &["--num-beams", "2", "--predictions", "out.jsonl"]].concat()).expect_code(0);
+    assert_eq!(beams.json()["generated_samples"], 8);
+    let replaced = std::fs::read_to_string(scene.path("out.jsonl")).expect("predictions");
+    assert!(replaced.lines().next().is_some_and(|line| line.contains("\"score\":-")), "{replaced}");
+    let metrics = ["--metrics", "bleu,rogue"];
+    scene.run(&[&usual[..], &metrics].concat()).expect_code(2).expect_words(&["--metrics", "rogue", "rougeLsum"]);
+}
+
+/// Evaluates after each step by a score that no evaluation improves enough.
+const STALLED: [&str; 10] = [
+    "--set",
+    "train.eval_every_steps=1",
+    "--set",
+    "train.early_stopping_patience=3",
+    "--set",
+    "train.early_stopping_min_delta=200",
+    "--set",
+    "checkpoint.best_metric=chrf",
+    "--set",
+    "checkpoint.model=best",
+];
+
+fn end(scene: &Scene) -> Value {
+    let metrics = std::fs::read_to_string(scene.path("run/metrics.jsonl")).expect("metrics");
+    let events = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    events.filter(|event| event["event"] == "end").last().expect("an end")
+}
+
+#[test]
+fn a_run_that_gets_no_better_stops_at_the_same_step_whether_or_not_it_was_interrupted() {
+    let whole = Scene::new();
+    let ran = whole.run(&short(&STALLED)).expect_code(0);
+    ran.expect_words(&["stopped early at step 3", "chrf has not improved for 3 evaluations"]);
+    assert_eq!((&end(&whole)["reason"], &end(&whole)["step"]), (&"early_stopping".into(), &3.into()));
+    let again = whole.run(&short(&[&STALLED[..], &["--keep-training"]].concat())).expect_code(0);
+    again.expect_words(&["this run stopped early at step 3", "train.early_stopping_patience"]);
+
+    let parts = Scene::new();
+    let first = [&STALLED[..], &["--set", "train.max_steps=2"]].concat();
+    parts.run(&short(&first)).expect_code(0);
+    assert_eq!(end(&parts)["reason"], "done");
+    parts.run(&short(&[&STALLED[..], &["--keep-training"]].concat())).expect_code(0);
+    assert_eq!((&end(&parts)["reason"], &end(&parts)["step"]), (&"early_stopping".into(), &3.into()));
+    // With more patience the run goes on.
+    let patient = [&STALLED[..], &["--keep-training", "--set", "train.early_stopping_patience=50"]].concat();
+    parts.run(&short(&patient)).expect_code(0);
+    assert_eq!((&end(&parts)["reason"], &end(&parts)["step"]), (&"done".into(), &6.into()));
+}
+
+#[test]
+fn stopping_early_without_evaluations_is_refused() {
+    let scene = Scene::new();
+    let patience = ["--set", "train.early_stopping_patience=2"];
+    for (more, words) in [
+        (["--set", "train.eval_every_steps=0"], "train.eval_every_steps"),
+        (["--set", "data.validation=[]"], "there are no validation rows"),
+    ] {
+        scene.run(&short(&[&patience[..], &more].concat())).expect_code(2).expect_words(&[words, "hint:"]);
+    }
+}
