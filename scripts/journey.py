@@ -58,12 +58,12 @@ def commands(models):
     yield "Is it there?", "train_low_mem --version", 0, []
     yield "What can it do?", "train_low_mem --help", 0, ["Examples:"]
     yield "The demo, shortened", "train_low_mem --max-steps 60", 0, ["Memory plan", "next:"]
-    yield "My rows: what is in them?", "train_low_mem inspect train.jsonl", 0, ["1,800"]
+    yield "My rows: what is in them?", "train_low_mem inspect train.jsonl", 0, ["1800"]
     yield "A tokenizer", "train_low_mem train-tokenizer --input train.jsonl --vocab-size 500 --output tok.json", 0, []
     for name in ["train.jsonl", "train.csv", "train.json", "train-chat.jsonl"]:
         yield f"Train on {name}", f"train_low_mem --data {name} {small} --output runs/{name}", 0, ["model: saved"]
     yield "As parquet", "train_low_mem convert train.csv --output train.parquet", 0, []
-    yield "Which columns?", "train_low_mem inspect train.parquet", 0, ["1,800"]
+    yield "Which columns?", "train_low_mem inspect train.parquet", 0, ["1800"]
     yield (
         "Train longer, with validation",
         "train_low_mem --data train.parquet --validation-file valid.jsonl --model tiny --tokenizer tok.json "

@@ -285,7 +285,10 @@ fn usage_failure(error: &clap::Error) -> Failure {
         Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
             failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
         }
-        _ => failure.hint(format!("see `{} --help`", command_of(&text))),
+        _ => match wrong.and_then(familiar_names::nearest) {
+            Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
+            None => failure.hint(format!("see `{} --help`", command_of(&text))),
+        },
     }
 }
 

@@ -1,7 +1,7 @@
 //! The last screen of a run: did it learn, where is the model, what next.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
     let rows = run.config.data.validation.first().or(run.config.data.train.first());
     let rows = rows.map_or("rows.parquet".to_string(), |rows| quoted(Path::new(rows)));
-    let tuned = quoted(&run.config.run.output_dir.with_file_name(TUNED));
+    let tuned = quoted(&unused_beside(&run.config.run.output_dir));
     let _ = write!(
         text,
         "\nnext:\n  {program} generate --model {model} --prompt '{}'\n  {program} eval --model {model} --data {rows}\n  {program} --finetune --set model.init_from={model} --set data.train={rows} --output {tuned}",
@@ -46,8 +46,12 @@ pub fn summary(run: &Session, from: &Path) -> String {
     text
 }
 
-/// The directory that the shown command for fine-tuning writes, beside this run's.
-const TUNED: &str = "tuned";
+/// The directory that the shown command for fine-tuning writes: beside this run's, and not there yet.
+fn unused_beside(output: &Path) -> PathBuf {
+    let names = std::iter::once("tuned".to_string()).chain((2..).map(|number| format!("tuned-{number}")));
+    let mut paths = names.map(|name| output.with_file_name(name));
+    paths.find(|path| !path.exists()).unwrap_or_else(|| output.with_file_name("tuned"))
+}
 
 /// A path as a shell reads it.
 fn quoted(path: &Path) -> String {

@@ -124,6 +124,14 @@ pub fn explained(flag: &str) -> Option<String> {
     KEYS.iter().find(|(known, _)| *known == name).map(|(_, key)| format!("in `train` and `plan`, use `--set {key}=..`"))
 }
 
+/// The accepted flag that a mistyped one most likely meant.
+pub fn nearest(flag: &str) -> Option<&'static str> {
+    let name = flag.split('=').next().unwrap_or(flag);
+    let known = KEYS.iter().map(|(known, _)| *known).chain(MODELS);
+    let scored = known.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known));
+    scored.filter(|(likeness, _)| *likeness >= 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
+}
+
 /// The key that a name without its section stands for, as other trainers spell it: `lr`, `num_train_epochs`.
 pub fn key(name: &str) -> Option<&'static str> {
     let last = name.rsplit('.').next().unwrap_or(name);
@@ -176,6 +184,10 @@ mod tests {
         assert!(explained("--fp16").unwrap().contains("train.precision=bf16"));
         assert!(explained("--batch-size").unwrap().contains("train.batch_size"));
         assert_eq!(explained("--lean-rate"), None);
+        assert_eq!(
+            (nearest("--modle"), nearest("--batch_sizes"), nearest("--xyz")),
+            (Some("--model"), Some("--batch-size"), None)
+        );
         assert_eq!(
             (key("lr"), key("train.lr"), key("nonsense")),
             (Some("optimizer.learning_rate"), Some("optimizer.learning_rate"), None)
