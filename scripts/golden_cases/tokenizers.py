@@ -101,6 +101,15 @@ def byt5_hub(folder):
     write_file(folder / "special_tokens_map.json", tokens | {"additional_special_tokens": sentinels})
 
 
+def with_more(folder):
+    """Tokens that somebody added, in the files of version 4, with a role of their own and none of the sentinels named."""
+    spiece("t5", pieces_only=False)(folder)
+    first = len(piece_names(folder)) + 100
+    write_file(folder / "added_tokens.json", {"<sep>": first, "quick": first + 1, "<end of turn>": first + 2})
+    write_file(folder / "special_tokens_map.json", T5_TOKENS | {"bos_token": "<sep>"})
+    write_file(folder / "tokenizer_config.json", {"additional_special_tokens": ["<end of turn>", "[SEP]"]})
+
+
 MT5_CONFIG = T5_TOKENS | {"extra_ids": 0, "additional_special_tokens": None, "tokenizer_class": "T5Tokenizer"}
 
 MAKERS = {
@@ -108,6 +117,7 @@ MAKERS = {
     "t5-slow": slow_t5,
     "mt5": spiece("mt5", pieces_only=True, tokenizer_config=MT5_CONFIG, special_tokens_map=T5_TOKENS),
     "umt5": spiece("umt5", pieces_only=False, sentinels=300, tokenizer_config=MT5_CONFIG | {"extra_ids": 300}),
+    "t5-more": with_more,
     "codet5": code_t5,
     "byt5": byt5,
     "byt5-hub": byt5_hub,

@@ -14,6 +14,7 @@
 //! # Ok::<(), dataloader::Error>(())
 //! ```
 
+mod added_tokens;
 mod beside;
 mod byte_pairs;
 mod files;
@@ -31,6 +32,7 @@ use tokenizers::ModelWrapper;
 
 use crate::Error;
 use crate::error::panic_message;
+use beside::Beside;
 use growth::Head;
 use traits::{MOST_WORD_PIECE_CHARS, Traits};
 use utf8_bytes::Utf8Bytes;
@@ -126,7 +128,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, and as [`from_bytes`](Self::from_bytes).
     pub fn from_sentence_piece(bytes: &[u8], config: Option<&str>, path: &Path) -> Result<Self, Error> {
-        let json = sentence_piece::tokenizer_json(bytes, config, None).map_err(|reason| unusable(path, reason))?;
+        let json = Beside::of_config(config).and_then(|beside| sentence_piece::tokenizer_json(bytes, &beside));
+        let json = json.map_err(|reason| unusable(path, reason))?;
         let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
         Ok(Self { kind: Kind::Converted(json), ..tokenizer })
     }

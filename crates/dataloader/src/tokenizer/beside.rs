@@ -31,6 +31,16 @@ pub(super) struct Beside {
 }
 
 impl Beside {
+    /// What the text of a `tokenizer_config.json` says.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn of_config(text: Option<&str>) -> Result<Self, String> {
+        let config = text.map(serde_json::from_str).transpose();
+        let config = config.map_err(|error| format!("{CONFIG}: {error}"))?;
+        Ok(Self { config_text: text.map(str::to_owned), config, ..Self::default() })
+    }
+
     /// Reads the files of a directory.
     ///
     /// # Errors
@@ -77,17 +87,29 @@ impl Beside {
         self.config.as_ref()?.get(key).filter(|value| !value.is_null())
     }
 
-    /// Further special tokens.
-    pub fn further(&self) -> &[Value] {
-        let in_names = self.names.as_ref().filter(|_| self.list().is_none()).and_then(further_of);
-        in_names.or_else(|| self.config.as_ref().and_then(further_of)).unwrap_or_default()
+    /// The special tokens beside those with a role, where the files say which. The list of `tokenizer_config.json` counts even
+    /// where it is null.
+    pub fn further(&self) -> Option<Vec<Value>> {
+        let of_config = |key: &str| self.config.as_ref().and_then(|config| config.get(key));
+        let (new, old) = (of_config("extra_special_tokens"), of_config("additional_special_tokens"));
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let new = new.filter(|value| !value.is_object()).map(list);
+        let said = new.clone().filter(|list| !list.is_empty()).or(old.map(list)).or(new);
+        let Some(names) = self.of_names("extra_special_tokens") else { return said };
+        let mut all = said.unwrap_or_default();
+        all.extend(names.iter().filter(|token| !all.contains(token)).cloned().collect::<Vec<_>>());
+        Some(all)
     }
-}
 
-fn further_of(object: &Map<String, Value>) -> Option<&[Value]> {
-    let mut lists =
-        ["extra_special_tokens", "additional_special_tokens"].into_iter().filter_map(|key| object.get(key)?.as_array());
-    lists.find(|list| !list.is_empty()).map(Vec::as_slice)
+    /// The list of `special_tokens_map.json` under its old name.
+    pub fn further_by_names(&self) -> Option<&[Value]> {
+        self.of_names("additional_special_tokens")
+    }
+
+    fn of_names(&self, key: &str) -> Option<&[Value]> {
+        let names = self.names.as_ref().filter(|_| self.list().is_none())?;
+        names.get(key)?.as_array().map(Vec::as_slice)
+    }
 }
 
 fn text(path: &Path) -> Result<Option<String>, Error> {

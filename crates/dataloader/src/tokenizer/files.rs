@@ -41,9 +41,7 @@ impl Tokenizer {
             Ok::<_, Error>(Self { kind: Kind::Converted(json), ..tokenizer })
         };
         let mut tokenizer = match path.extension() {
-            Some(extension) if extension == "model" => {
-                made(sentence_piece::tokenizer_json(&bytes, beside.config_text.as_deref(), beside.rows))?
-            }
+            Some(extension) if extension == "model" => made(sentence_piece::tokenizer_json(&bytes, &beside))?,
             _ if path.file_name().is_some_and(|name| name == byte_pairs::VOCABULARY) => {
                 made(byte_pair_json(path, &bytes, &beside))?
             }

@@ -6,10 +6,15 @@
 //!
 //! Source of the field numbers: `sentencepiece_model.proto` of github.com/google/sentencepiece.
 
+use std::collections::HashMap;
+
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use prost::Message;
 use serde_json::{Value, json};
+
+use super::added_tokens::{self, Role};
+use super::beside::Beside;
 
 /// The name under which models are published.
 pub const FILE: &str = "spiece.model";
@@ -25,13 +30,24 @@ const UNIGRAM: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// The text of the `tokenizer.json` that these bytes of a `spiece.model` are, `config` being the text of the
-/// `tokenizer_config.json` beside it, which may say how many sentinels there are. Where it does not, a model whose table has
-/// fewer `rows` than T5's sentinels need has none, such as mT5.
+/// The roles of tokens in the order in which transformers looks at them, with those that every T5 has.
+const ROLES: [Role; 7] = [
+    ("bos_token", None),
+    ("eos_token", Some("</s>")),
+    ("unk_token", Some("<unk>")),
+    ("sep_token", None),
+    ("pad_token", Some("<pad>")),
+    ("cls_token", None),
+    ("mask_token", None),
+];
+
+/// The text of the `tokenizer.json` that these bytes of a `spiece.model` are, with what the files beside it say: how many sentinels
+/// there are, and which tokens are found by name. A model whose table has no room for T5's sentinels has none where
+/// nothing else is said, such as mT5.
 ///
 /// # Errors
 /// Why the bytes are not such a model, or not one that T5 has.
-pub fn tokenizer_json(bytes: &[u8], config: Option<&str>, rows: Option<u64>) -> Result<String, String> {
+pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
     let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
     if kind.is_some_and(|kind| kind != UNIGRAM) {
@@ -46,13 +62,16 @@ pub fn tokenizer_json(bytes: &[u8], config: Option<&str>, rows: Option<u64>) -> 
     }
     // Sentinels come last, in falling order.
     let sentinels: Vec<String> =
-        (0..sentinels(config, pieces.len(), rows)?).rev().map(|number| format!("<extra_id_{number}>")).collect();
+        (0..sentinels(beside, pieces.len())?).rev().map(|number| format!("<extra_id_{number}>")).collect();
     // These are found by name, not made of characters.
-    let is_named = |id: usize, piece: &Piece| [CONTROL, USER_DEFINED].contains(&piece.kind) || id == unknown;
-    let named = pieces.iter().enumerate().filter(|(id, piece)| is_named(*id, piece));
-    let named = named.map(|(id, piece)| added_token(id, &piece.text, piece.kind != USER_DEFINED));
-    let of_sentinels = (pieces.len()..).zip(&sentinels).map(|(id, name)| added_token(id, name, true));
-    let added: Vec<Value> = named.chain(of_sentinels).collect();
+    let is_named = |piece: &&Piece| [CONTROL, USER_DEFINED].contains(&piece.kind);
+    let named = pieces.iter().filter(is_named).map(|piece| named(&piece.text, piece.kind == CONTROL));
+    let implied = named.chain(sentinels.iter().map(|name| name.as_str().into()));
+    let further = beside.further().unwrap_or_else(|| implied.collect());
+    let ids: HashMap<&str, u64> =
+        pieces.iter().map(|piece| piece.text.as_str()).chain(sentinels.iter().map(String::as_str)).zip(0..).collect();
+    let tokens = added_tokens::in_order(beside, &ROLES, &further)?;
+    let added = added_tokens::with_ids(tokens, (pieces.len() + sentinels.len()) as u64, |name| ids.get(name).copied());
     let end = pieces.iter().position(|piece| piece.text == "</s>");
     let characters = model.normalizer.map(|normalizer| normalizer.characters).filter(|table| !table.is_empty());
     let characters = characters.map(|table| BASE64_STANDARD.encode(table));
@@ -73,27 +92,18 @@ pub fn tokenizer_json(bytes: &[u8], config: Option<&str>, rows: Option<u64>) -> 
     Ok(json.to_string())
 }
 
-/// How many sentinels a `tokenizer_config.json` says there are, or else a table of `rows` has room for after the pieces.
-fn sentinels(config: Option<&str>, pieces: usize, rows: Option<u64>) -> Result<usize, String> {
-    let has_room = rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
-    let usual = if has_room { SENTINELS } else { 0 };
-    let Some(config) = config else { return Ok(usual) };
-    let config: Value = serde_json::from_str(config).map_err(|error| format!("tokenizer_config.json: {error}"))?;
-    match &config["extra_ids"] {
-        Value::Null => Ok(usual),
-        said => {
-            let number = said.as_u64().filter(|number| *number <= 1 << 16);
-            let number = number.ok_or_else(|| {
-                format!("tokenizer_config.json: `extra_ids`: expected a number up to 65536, got {said}")
-            })?;
-            Ok(usize::try_from(number).unwrap_or(SENTINELS))
-        }
-    }
+/// How many sentinels `tokenizer_config.json` says there are, or else the table has room for after the pieces.
+fn sentinels(beside: &Beside, pieces: usize) -> Result<usize, String> {
+    let Some(said) = beside.setting("extra_ids") else {
+        let has_room = beside.rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
+        return Ok(if has_room { SENTINELS } else { 0 });
+    };
+    let number = said.as_u64().filter(|number| *number <= 1 << 16).and_then(|number| usize::try_from(number).ok());
+    number.ok_or_else(|| format!("tokenizer_config.json: `extra_ids`: expected a number up to 65536, got {said}"))
 }
 
-fn added_token(id: usize, content: &str, special: bool) -> Value {
-    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-           "normalized": false, "special": special})
+fn named(content: &str, special: bool) -> Value {
+    json!({"content": content, "normalized": false, "special": special})
 }
 
 /// The template that ends every text with the token of this id.

@@ -70,9 +70,11 @@ impl Utf8Bytes {
             }
             None => {
                 let is_special = true;
-                let of_number = |number| format!("<extra_id_{number}>");
-                let sentinels = (0..sentinels(beside)?).map(of_number).zip(FIRST_SENTINEL..);
-                tokens.extend(sentinels.map(|(name, id)| Named { name, id, strips: [false; 2], is_special }));
+                let implied = (0..sentinels(beside)?).map(|number| Value::String(format!("<extra_id_{number}>")));
+                let further = beside.further().unwrap_or_else(|| implied.collect());
+                for (token, id) in further.iter().zip(FIRST_SENTINEL..) {
+                    tokens.push(Named { strips: strips(token, false), is_special, ..Named::of(token, "", id)? });
+                }
             }
         }
         tokens.retain(|token| !token.name.is_empty());

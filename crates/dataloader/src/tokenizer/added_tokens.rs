@@ -1,0 +1,83 @@
+//! The tokens that are found by name, in the order in which transformers (5.23) adds them to a tokenizer.
+//!
+//! First those that a file lists with their ids, then those with a role, then further special ones. Of two with one name the
+//! first counts. A token of the vocabulary has its id there, any other the next one.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Value, json};
+
+use super::beside::Beside;
+
+/// A role, and the usual name of the token that has it.
+pub(super) type Role = (&'static str, Option<&'static str>);
+
+/// Tokens as a `tokenizer.json` lists them, without their ids.
+///
+/// `further` are the special tokens beside those with a role.
+///
+/// # Errors
+/// What is wrong with the files.
+pub(super) fn in_order(beside: &Beside, roles: &[Role], further: &[Value]) -> Result<Vec<Value>, String> {
+    let role = |role: &Role| beside.role(role.0).cloned().or(role.1.map(Value::from));
+    let special = roles.iter().filter_map(role).chain(further.iter().cloned()).map(|token| settings(&token, true));
+    Ok(listed(beside, roles)?.into_iter().chain(special).collect())
+}
+
+/// The tokens that a file lists, by their ids.
+fn listed(beside: &Beside, roles: &[Role]) -> Result<Vec<Value>, String> {
+    let mut tokens: Vec<(u64, Value)> = Vec::new();
+    if let Some(list) = beside.list() {
+        for (id, token) in list {
+            let id = id.parse().map_err(|_| format!("added_tokens_decoder: `{id}`: expected the id of a token"))?;
+            tokens.push((id, settings(token, false)));
+        }
+    } else {
+        let further = beside.further().unwrap_or_default();
+        let named = roles.iter().filter_map(|(role, _)| beside.role(role)).chain(&further).filter_map(name_of);
+        let special: HashSet<&str> = named.collect();
+        for (name, id) in beside.added.iter().flatten() {
+            let id = id.as_u64().ok_or_else(|| format!("`{id}`: expected the id of a token"))?;
+            tokens.push((id, settings(&name.as_str().into(), special.contains(name.as_str()))));
+        }
+    }
+    tokens.sort_by_key(|(id, _)| *id);
+    Ok(tokens.into_iter().map(|(_, token)| token).collect())
+}
+
+/// A token's settings, as the files say them or as transformers makes them of a name.
+fn settings(token: &Value, is_special: bool) -> Value {
+    let flag = |key: &str, usual: bool| token[key].as_bool().unwrap_or(usual);
+    let special = flag("special", is_special);
+    json!({"content": name_of(token).unwrap_or_default(), "single_word": flag("single_word", false),
+           "lstrip": flag("lstrip", false), "rstrip": flag("rstrip", false),
+           "normalized": flag("normalized", !special), "special": special})
+}
+
+/// The name of a token that a file names or describes.
+pub(super) fn name_of(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// Gives the tokens their ids: that of the vocabulary, or the next one after `entries`. Tokens without a name, and those whose name
+/// was there before, are left out.
+pub(super) fn with_ids(tokens: Vec<Value>, entries: u64, id_of: impl Fn(&str) -> Option<u64>) -> Vec<Value> {
+    let (mut known, mut next) = (HashSet::new(), entries);
+    let mut numbered = Vec::with_capacity(tokens.len());
+    for mut token in tokens {
+        let name = token["content"].as_str().unwrap_or_default().to_owned();
+        if name.is_empty() || !known.insert(name.clone()) {
+            continue;
+        }
+        let id = id_of(&name).unwrap_or(next);
+        next = next.max(id + 1);
+        token["id"] = id.into();
+        numbered.push(token);
+    }
+    numbered
+}
+
+/// The ids of numbered tokens, by their names.
+pub(super) fn ids(tokens: &[Value]) -> HashMap<&str, u64> {
+    tokens.iter().filter_map(|token| Some((token["content"].as_str()?, token["id"].as_u64()?))).collect()
+}
