@@ -33,6 +33,7 @@ use tokenizers::ModelWrapper;
 use crate::Error;
 use crate::error::panic_message;
 use beside::Beside;
+pub use files::COMPANION_FILES;
 use growth::Head;
 use traits::{MOST_WORD_PIECE_CHARS, Traits};
 use utf8_bytes::Utf8Bytes;

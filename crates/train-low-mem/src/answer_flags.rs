@@ -91,7 +91,7 @@ impl DecodingFlags {
 /// Flags of `eval`.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
-    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
+    /// Model: a Hugging Face directory, a run, or a hub id in the local cache
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
@@ -154,7 +154,7 @@ pub struct GenerateArgs {
     /// Prompts
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
-    /// Model directory in Hugging Face layout, with its tokenizer.json or spiece.model
+    /// Model: a Hugging Face directory, a run, or a hub id in the local cache
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Prompt (repeatable)

@@ -72,19 +72,23 @@ fn of_directory(directory: &Path) -> Outcome<PathBuf> {
         }
     }
     let shown = directory.display();
-    if let Some(newest) = newest_checkpoint(directory) {
-        return Err(Failure::unusable(format!("{shown}: a run that has not finished, so it has no model yet"))
-            .hint(format!("use its newest checkpoint: `{}`", newest.display()))
-            .hint(format!("or finish it: `--output {shown} --keep-training`")));
-    }
-    Err(Failure::unusable(format!("{shown}: expected a Hugging Face model directory, found no config.json in it"))
-        .hint("a model directory has config.json, the weights and the tokenizer"))
+    let failure =
+        Failure::unusable(format!("{shown}: expected a Hugging Face model directory, found no config.json in it"));
+    Err(match newest_checkpoint(directory) {
+        Some(newest) => failure.hint(format!("use its newest checkpoint: `{}`", newest.display())),
+        None => failure.hint("a model directory has config.json, the weights and the tokenizer"),
+    })
 }
 
 fn newest_checkpoint(run: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(run.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)).ok()?;
+    let inside = run.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY);
+    let entries = std::fs::read_dir(&inside).or_else(|_| std::fs::read_dir(run)).ok()?;
     let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
-    paths.filter(|path| path.join("config.json").is_file()).max()
+    let is_checkpoint = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("step-")) && path.join("config.json").is_file()
+    };
+    paths.filter(is_checkpoint).max()
 }
 
 /// The id of a model on the hub, such as `google/flan-t5-small` or `t5-small@main`.
@@ -125,15 +129,17 @@ impl HubId {
         }
         // `runs/nosuch` has the form of an id.
         let failure = without_directory(named);
-        let is_below_a_directory =
-            named.parent().is_some_and(|parent| parent.is_dir() && !parent.as_os_str().is_empty());
-        if is_below_a_directory {
+        let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if parent.is_some_and(Path::is_dir) || !failure.hints.is_empty() {
             return Err(failure);
         }
-        Err(failure.hint(format!(
-            "if it is a model of the Hugging Face hub, fetch it into the cache ({}) and try again: `{download}`",
+        let problem = format!(
+            "{}: no such directory, and no such model in the Hugging Face cache ({})",
+            self.id,
             cache.display()
-        )))
+        );
+        Err(Failure::unusable(problem)
+            .hint(format!("if it is a model of the hub, fetch it into the cache: `{download}`")))
     }
 }
 
@@ -179,7 +185,10 @@ fn without_directory(named: &Path) -> Failure {
         (likeness > 0.8).then_some((likeness, path))
     });
     match alike.max_by(|one, other| one.0.total_cmp(&other.0)) {
-        Some((_, path)) => failure.hint(format!("did you mean `{}`?", path.display())),
+        Some((_, path)) => {
+            let path = path.strip_prefix(".").unwrap_or(&path);
+            failure.hint(format!("did you mean `{}`?", path.display()))
+        }
         None => failure,
     }
 }

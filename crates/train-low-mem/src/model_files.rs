@@ -12,3 +12,12 @@ pub fn of_tokenizer(tokenizer: &Tokenizer) -> TokenizerFiles<'_> {
     };
     TokenizerFiles { json, config: tokenizer.transformers_config(), companions: tokenizer.companions() }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_file_that_goes_with_a_tokenizer_is_one_that_checkpoints_know() {
+        let known = trainer::checkpoint::COMPANION_FILES;
+        assert!(dataloader::COMPANION_FILES.iter().all(|name| known.contains(name)));
+    }
+}

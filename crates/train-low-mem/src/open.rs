@@ -53,6 +53,8 @@ impl Opened {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device(&config.run.device)?;
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
+        // A model that is no T5 is said to be none before anything is asked of its tokenizer.
+        init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
         let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?);
         let model = model_config(config, init_from.as_deref(), &tokenizer)?;
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {

@@ -11,7 +11,7 @@ use crate::Error;
 const FILE: &str = "tokenizer.json";
 const FILES: [&str; 3] = [FILE, sentence_piece::FILE, byte_pairs::VOCABULARY];
 /// Files of a model directory of which the tokenizer's are copied with it, whatever it is read from.
-const COPIED: [&str; 7] = [
+pub const COMPANION_FILES: [&str; 7] = [
     sentence_piece::FILE,
     byte_pairs::VOCABULARY,
     byte_pairs::MERGES,
@@ -83,7 +83,8 @@ impl Tokenizer {
     }
 
     fn take_companions(&mut self, directory: &Path) {
-        self.companions = COPIED.map(|name| directory.join(name)).into_iter().filter(|path| path.is_file()).collect();
+        self.companions =
+            COMPANION_FILES.map(|name| directory.join(name)).into_iter().filter(|path| path.is_file()).collect();
     }
 }
 

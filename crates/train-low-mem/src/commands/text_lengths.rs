@@ -7,7 +7,8 @@ use dataloader::Tokenizer;
 use row_files::Lengths;
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
+use crate::model_directory;
 use crate::row_flags::LengthFlags;
 
 /// Bars of a histogram.
@@ -127,14 +128,7 @@ fn histogram(text: &mut String, name: &str, lengths: &Lengths) {
     }
 }
 
-/// The tokenizer in a file or a model directory.
+/// The tokenizer in a file or of a model.
 fn tokenizer(path: &Path) -> Outcome<Tokenizer> {
-    let file = match path.is_dir() {
-        false => path.to_path_buf(),
-        true => Tokenizer::in_directory(path).ok_or_else(|| {
-            Failure::unusable(format!("{}: no tokenizer in this directory", path.display()))
-                .hint("name the file: `--tokenizer DIR/tokenizer.json`")
-        })?,
-    };
-    Ok(Tokenizer::load(&file)?)
+    Ok(Tokenizer::load(&model_directory::find_tokenizer(path)?)?)
 }

@@ -115,7 +115,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("run.allow_changes", Words(CHANGES), &[], "[]", "resume even if these changed since the checkpoint; same as --allow-changed"),
 
     key("model.config", Text, NONE, "\"none\"", "preset or Hugging Face config.json; weights are initialised at random"),
-    key("model.init_from", Text, NONE, "\"none\"", "Hugging Face model directory with the initial weights"),
+    key("model.init_from", Text, NONE, "\"none\"", "model with the initial weights: a Hugging Face directory, a run, or a hub id in the local cache"),
     key("model.vocab_size", Integer(1, 1 << 24), AUTO, "\"auto\"", "vocabulary size; auto: the tokenizer's for a preset, else that of config.json"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
@@ -126,7 +126,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.response_column", Text, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
     key("data.text_column", Text, AUTO, "\"auto\"", "column of the text for span corruption; auto: text"),
     key("data.source_prefix", Text, AUTO, "\"auto\"", "text before every prompt, such as \"summarize: \"; kept in the model's config.json; auto: that of model.init_from, or none"),
-    key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json or spiece.model; auto: the one in the model directory"),
+    key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json, spiece.model, vocab.json, or a model that has one; auto: the model's own"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), AUTO, "\"auto\"", "training task that rows are turned into; auto: text-to-text, or span-corruption where files have a text column alone"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span corruption: share of masked tokens"),
     key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span corruption: mean length of a masked span in tokens"),

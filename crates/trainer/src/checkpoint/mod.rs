@@ -4,6 +4,7 @@
 //! OUTPUT/checkpoints/step-00000100/
 //!   config.json  generation_config.json  model.safetensors    loads with `from_pretrained`
 //!   tokenizer.json  tokenizer_config.json    load with `AutoTokenizer.from_pretrained`
+//!   spiece.model ...        what else the tokenizer came with
 //!   optimizer.safetensors   the optimizer's moments, named as torch and transformers name them
 //!   trainer_state.json      step, counters, scores, the trainer's options, and the caller's own state
 //!   manifest.json           lengths and SHA-256 of all of these; written last
@@ -62,6 +63,16 @@ pub const STATE_FILE: &str = "trainer_state.json";
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The tokenizer facts that transformers needs to read it.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+/// Further files of tokenizers, which go beside the others where the tokenizer came with them.
+pub const COMPANION_FILES: [&str; 7] = [
+    "spiece.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
 
@@ -72,7 +83,8 @@ pub struct TokenizerFiles<'a> {
     pub json: TokenizerJson<'a>,
     /// The text of its `tokenizer_config.json`.
     pub config: &'a str,
-    /// Further files of the tokenizer, copied as they are under their own names. One that is gone meanwhile is left out.
+    /// Further files of the tokenizer, each with one of the names of [`COMPANION_FILES`], copied as they are. One that is gone
+    /// meanwhile is left out.
     pub companions: &'a [PathBuf],
 }
 
@@ -201,7 +213,7 @@ pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
 /// Whether a run gives this name to a file of a checkpoint or a model.
 pub(crate) fn is_own_name(name: &OsStr) -> bool {
     let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
-    MODEL_FILES.iter().chain(&others).any(|own| name == *own)
+    MODEL_FILES.iter().chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
 }
 
 /// The names that the manifest in `directory` lists; none where it has none that can be read.

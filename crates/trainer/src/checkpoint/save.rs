@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
-    Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
+    COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved,
+    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
@@ -126,8 +126,8 @@ pub(super) fn write_model(
         entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
         for path in tokenizer.companions.iter().filter(|path| path.is_file()) {
             let name = path.file_name().and_then(|name| name.to_str());
-            // A name that is taken would be a caller's mistake; what is written already counts.
-            if let Some(name) = name.filter(|name| entries.iter().all(|entry| entry.name != **name)) {
+            // No file of another name would be removed with the checkpoint.
+            if let Some(name) = name.filter(|name| COMPANION_FILES.contains(name)) {
                 entries.push(copy(path, place, name)?);
             }
         }

@@ -380,6 +380,32 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
 }
 
 #[test]
+fn what_a_tokenizer_came_with_goes_with_every_checkpoint_and_away_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let beside = tempfile::tempdir().unwrap();
+    let companions = ["spiece.model", "special_tokens_map.json", "notes.txt", "added_tokens.json"];
+    let companions = companions.map(|name| beside.path().join(name));
+    // The last one is gone meanwhile.
+    companions[..3].iter().for_each(|path| fs::write(path, "of the tokenizer").unwrap());
+    let tokenizer = TokenizerFiles { json: TokenizerJson::None, config: "{}", companions: &companions };
+    let mut checkpoints = Checkpoints::new(directory.path(), 1, 0);
+    let mut trainer = trainer();
+    for _ in 0..2 {
+        step(&mut trainer);
+        checkpoints.save(&trainer, &json!(null), Some(tokenizer), &|| false).unwrap();
+    }
+    assert_eq!(names(directory.path()), ["step-00000002"]);
+    let copied = directory.path().join("best");
+    for _ in 0..2 {
+        export_checkpoint(&directory.path().join("step-00000002"), &copied).unwrap();
+        let of_model = ["config.json", "generation_config.json", "model.safetensors"];
+        let of_tokenizer = ["special_tokens_map.json", "spiece.model", "tokenizer_config.json"];
+        assert_eq!(names(&copied), [of_model, of_tokenizer].concat());
+    }
+    assert_eq!(fs::read(copied.join("spiece.model")).unwrap(), b"of the tokenizer");
+}
+
+#[test]
 fn the_exported_model_is_the_same_whichever_way_it_is_exported() {
     let (directory, trainer) = two_checkpoints();
     let checkpoint = directory.path().join("step-00000002");

@@ -1,0 +1,67 @@
+//! Models by the names that users have for them, and the tokenizers that belong to them.
+
+use crate::run::{Ran, Scene, short};
+
+fn answers(scene: &Scene, model: &str) -> Ran {
+    let arguments = ["generate", "--model", model, "--prompt", "12 in words", "--max-new-tokens", "4"];
+    scene.run_after("export HF_HOME=$PWD/home HF_HUB_CACHE=", &arguments)
+}
+
+#[test]
+fn a_model_is_found_by_its_run_and_by_its_id_in_the_local_cache_of_the_hub() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.max_steps=1"])).expect_code(0);
+    let expected = answers(&scene, "run/model").expect_code(0).out;
+    assert_eq!(answers(&scene, "run").expect_code(0).out, expected);
+    // As `huggingface_hub` lays it out: links into a directory of contents.
+    let repository = "home/hub/models--org--name";
+    for (number, name) in scene.names("run/model").into_iter().enumerate() {
+        scene.write(&format!("{repository}/blobs/{number}"), scene.read(&format!("run/model/{name}")));
+        scene.shell(&format!(
+            "mkdir -p {repository}/snapshots/77 && ln -s ../../blobs/{number} {repository}/snapshots/77/{name}"
+        ));
+    }
+    scene.write(&format!("{repository}/refs/main"), "77");
+    assert_eq!(answers(&scene, "org/name").expect_code(0).out, expected);
+    // What the tokenizer came with goes on to the next model.
+    scene.write(&format!("{repository}/snapshots/77/special_tokens_map.json"), "{}");
+    let tuning = ["--finetune", "--set", "model.init_from=org/name", "--max-steps", "1", "--output", "tuned"];
+    scene.run_after("export HF_HOME=$PWD/home HF_HUB_CACHE=", &short(&tuning)).expect_code(0);
+    assert!(scene.names("tuned/model").contains(&"special_tokens_map.json".to_owned()));
+    let again = ["--finetune", "--set", "model.init_from=tuned", "--max-steps", "1", "--dry-run", "--output", "next"];
+    scene.run(&short(&again)).expect_code(0);
+    assert!(scene.names(".").iter().all(|name| !name.contains("tmp")), "{:?}", scene.names("."));
+}
+
+#[test]
+fn a_model_that_is_not_there_is_said_to_be_missing_with_what_would_fetch_it() {
+    let scene = Scene::new();
+    let check = |model: &str, words: &[&str]| {
+        let ran = answers(&scene, model).expect_code(4);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{}", ran.err);
+        assert!(!ran.err.contains("train-tokenizer"), "{}", ran.err);
+    };
+    check("org/absent", &["org/absent: no such directory", "home/hub", "`hf download org/absent`"]);
+    scene.write("runs/fine/config.json", "{\"model_type\": \"bart\"}");
+    check("runs/fin", &["runs/fin: no such directory", "did you mean `runs/fine`?"]);
+    check("runs/fine", &["the model is `bart`, expected one of the T5 family"]);
+    check("runs", &["no config.json in it"]);
+    scene.write("runs/fine/config.json", "{\"model_type\": \"t5\"}");
+    check("runs/fine", &["no tokenizer in it: expected tokenizer.json, spiece.model, or vocab.json with merges.txt"]);
+}
+
+#[test]
+fn a_tokenizer_that_is_not_the_models_own_is_warned_about() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.max_steps=1"])).expect_code(0);
+    scene.write("some.txt", "words of another language, and some more of them\n".repeat(50));
+    let train = ["train-tokenizer", "--input", "some.txt", "--vocab-size", "400", "--output", "other.json"];
+    scene.run(&train).expect_code(0);
+    scene.write("same.json", scene.read("run/model/tokenizer.json"));
+    for (tokenizer, warns) in [("other.json", true), ("same.json", false)] {
+        let tokenizer = format!("data.tokenizer={tokenizer}");
+        let from = ["--set", "model.init_from=run", "--set", &tokenizer, "--dry-run", "--output", "next"];
+        let ran = scene.run(&short(&from)).expect_code(0);
+        assert_eq!(ran.err.contains("differs from the model's own tokenizer"), warns, "{}", ran.err);
+    }
+}
