@@ -85,6 +85,27 @@ def code_t5(folder):
     write_file(folder / "config.json", {"model_type": "t5", "vocab_size": first + 100, "d_model": 64} | ids)
 
 
+def chatlm(folder):
+    """charent/ChatLM-mini-Chinese: byte pairs in a `tokenizer.json`, tokens in square brackets, no template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    special = [f"[{name}]" for name in ("PAD", "EOS", "SEP", "BOS", "CLS", "MASK", "UNK")]
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.NFKC()
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.Split(Regex("[^\\w\\s]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, digits, pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts(3000, 1), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    roles = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]", "bos_token": "[BOS]"}
+    write_file(folder / "special_tokens_map.json", roles)
+    config = roles | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    write_file(folder / "tokenizer_config.json", config)
+    write_file(folder / "config.json", {"model_type": "t5", "vocab_size": tokenizer.get_vocab_size(), "d_model": 64})
+
+
 def byt5(folder):
     write_file(folder / "config.json", {"model_type": "t5", "vocab_size": 384, "d_model": 64, "tokenizer_class": "ByT5Tokenizer"})
 
@@ -119,6 +140,7 @@ MAKERS = {
     "umt5": spiece("umt5", pieces_only=False, sentinels=300, tokenizer_config=MT5_CONFIG | {"extra_ids": 300}),
     "t5-more": with_more,
     "codet5": code_t5,
+    "chatlm": chatlm,
     "byt5": byt5,
     "byt5-hub": byt5_hub,
 }

@@ -29,6 +29,14 @@ pub fn find(named: &Path) -> Outcome<PathBuf> {
     }
 }
 
+/// The directory of a model whose shape a user named, where it is a directory or an id of the hub. A name without `/` may be a
+/// preset's, and one of a file is none.
+pub fn beside_config(named: &Path) -> Outcome<Option<PathBuf>> {
+    let is_file = named.is_file() || named.extension().is_some_and(|extension| extension == "json");
+    let is_model = named.is_dir() || (named.components().count() == 2 && !is_file);
+    if is_model { find(named).map(Some) } else { Ok(None) }
+}
+
 /// The tokenizer that a user named: its file, or a model that has one.
 pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
     if named.is_file() {

@@ -169,8 +169,9 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         return Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory));
     }
     let name = config.model.config.as_ref().map(|name| paths::from_text(name));
-    let beside = name.and_then(|path| if path.is_dir() { Some(path) } else { path.parent().map(Path::to_path_buf) });
-    let directory = beside.unwrap_or_default();
+    let named = name.as_deref().map(model_directory::beside_config).transpose()?.flatten();
+    let beside = || name.as_deref().and_then(Path::parent).map(Path::to_path_buf);
+    let directory = named.or_else(beside).unwrap_or_default();
     if let Some(path) = Tokenizer::in_directory(&directory) {
         return Ok(path);
     }
@@ -232,9 +233,10 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
     if let Ok(path) = tokenizer_path(config, init_from.as_deref()) {
         return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
     }
-    match &config.model.config {
-        Some(name) => fitted(config, named_config(name)?),
-        None => Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
+    match (&init_from, &config.model.config) {
+        (Some(directory), _) => Ok(t5::Config::from_file(&directory.join("config.json"))?),
+        (None, Some(name)) => fitted(config, named_config(name)?),
+        (None, None) => Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
             .hint("use a preset, such as `--set model.config=t5-small`")),
     }
 }
@@ -289,14 +291,14 @@ fn is_preset(name: &str) -> bool {
     t5::Config::preset(name).is_some()
 }
 
-/// A preset, a `config.json`, or the one in a directory.
+/// A preset, a `config.json`, or the one of a model.
 pub fn named_config(name: &str) -> Outcome<t5::Config> {
     if let Some(preset) = t5::Config::preset(name) {
         return Ok(preset);
     }
     let path = paths::from_text(name);
-    if path.is_dir() {
-        return Ok(t5::Config::from_file(&path.join("config.json"))?);
+    if let Some(directory) = model_directory::beside_config(&path)? {
+        return Ok(t5::Config::from_file(&directory.join("config.json"))?);
     }
     if path.is_file() || name.ends_with(".json") {
         return Ok(t5::Config::from_file(&path)?);

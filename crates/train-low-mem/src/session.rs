@@ -96,6 +96,10 @@ impl Session {
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
+        if let (None, Some(directory)) = (&found, &opened.init_from) {
+            // What is wrong with the files is said before anything is planned for them.
+            t5::StoredWeights::of(directory, &opened.model)?;
+        }
         let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done)?;
         let options = options::trainer_options(&config, &opened.model, total_steps);
         stop.starts_at(steps_done);

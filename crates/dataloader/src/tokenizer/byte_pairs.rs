@@ -39,7 +39,13 @@ pub(super) fn tokenizer_json(vocabulary: &str, merges: &str, beside: &Beside) ->
     let further = beside.further().or_else(|| beside.further_by_names().map(<[Value]>::to_vec)).unwrap_or_default();
     let in_vocabulary = |name: &str| entries.get(name).and_then(Value::as_u64);
     let tokens = added_tokens::in_order(beside, &ROLES, &further)?;
-    let tokens = added_tokens::with_ids(tokens, entries.len() as u64, in_vocabulary);
+    let mut tokens = added_tokens::with_ids(tokens, entries.len() as u64, in_vocabulary);
+    // RoBERTa has roles that no file here speaks of. Where the table has no row for one, the model has no such token.
+    let is_implied = |name: &Value| {
+        ROLES.iter().any(|(role, usual)| beside.role(role).is_none() && usual.is_some_and(|usual| name == usual))
+    };
+    let has_row = |token: &Value| token["id"].as_u64() < Some(beside.rows.unwrap_or(u64::MAX));
+    tokens.retain(|token| has_row(token) || !is_implied(&token["content"]));
     let ids = added_tokens::ids(&tokens);
     let of_role = |role: &str| {
         let usual = ROLES.iter().find(|(other, _)| *other == role).and_then(|(_, usual)| *usual);
