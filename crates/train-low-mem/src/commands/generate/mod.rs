@@ -30,9 +30,9 @@ const MAX_NEW_TOKENS: usize = 256;
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
     let directory = model_directory::find(&flags.model)?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?;
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
-    let config = t5::Config::from_file(&directory.join("config.json"))?;
     let decoding = decoding(flags, &directory)?;
     decoding.check(config.vocab_size).map_err(|error| {
         Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
