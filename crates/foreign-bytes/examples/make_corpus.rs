@@ -29,6 +29,7 @@ fn main() -> Outcome {
     encodings(&corpus)?;
     tensors(&corpus)?;
     tokenizers(&corpus)?;
+    row_files(&corpus)?;
     texts(&corpus)
 }
 
@@ -293,6 +294,16 @@ fn tokenizers(corpus: &Path) -> Outcome {
     let training = TokenizerTraining { vocab_size: 300, sentinels: 10, ..TokenizerTraining::default() };
     let texts = ["the cat sat on the mat", "显存不足时，训练器会减小微批大小"].map(|text| Ok(text.repeat(4)));
     write(corpus, "tokenizer", "trained.json", train_tokenizer_on(texts, &training)?.json)
+}
+
+fn row_files(corpus: &Path) -> Outcome {
+    let line = "{\"prompt\": \"a \\u4f60\\n\", \"id\": [1, {\"x\": null}], \"response\": 1.5}\n";
+    write(corpus, "row_files", "lines.jsonl", line.repeat(3))?;
+    write(corpus, "row_files", "array.json", format!("[{line},\n {line}]"))?;
+    let chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": [{\"text\": \"a\"}]}]}\n";
+    write(corpus, "row_files", "chat.jsonl", chat)?;
+    write(corpus, "row_files", "rows.csv", "\u{feff}prompt,response\r\n\"a, \"\"b\"\"\nc\",d\r\ne,\n")?;
+    write(corpus, "row_files", "rows.tsv", "question\tid\tanswer\n1\t2\t\"3\"\n")
 }
 
 fn texts(corpus: &Path) -> Outcome {

@@ -8,6 +8,7 @@ use candle_core::{DType, Device};
 use dataloader::{Tokenizer, TokenizerTraining, train_tokenizer};
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe};
 use parquet_dataset::{Dataset, DatasetOptions, inspect};
+use row_files::{BadRows, Chosen, Column, Conversion, Kind, Row, Rows, Settings};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use trainer::Checkpoints;
@@ -159,6 +160,16 @@ pub const PARSERS: &[Parser] = &[
         command: Some(|file, empty| words(&["plan", "--machine", text(file), "--output", text(&empty.join("run"))])),
     },
     Parser { name: "texts", shape: Shape::Text, also: &[], parse: texts, command: Some(train_tokenizer_command) },
+    Parser {
+        name: "row_files",
+        shape: Shape::Text,
+        also: &[],
+        parse: row_files,
+        command: Some(|file, empty| {
+            let output = empty.join("rows.parquet");
+            words(&["convert", text(file), "--output", text(&output), "--bad-rows", "skip", "--clean", "--json"])
+        }),
+    },
 ];
 
 fn train_tokenizer_command(file: &Path, empty: &Path) -> Vec<String> {
@@ -389,4 +400,22 @@ fn texts(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("texts", bytes);
     let training = TokenizerTraining { vocab_size: 400, max_counted_bytes: 1 << 20, ..TokenizerTraining::default() };
     train_tokenizer(&[path], &[], &training).map(|_| ()).map_err(refused)
+}
+
+/// Rows by content alone, and as CSV and JSON whatever they are; of all columns, and as pairs.
+fn row_files(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
+    let settings = Settings { bad_rows: BadRows::Skip, clean: true, ..Settings::default() };
+    let mut outcome = Ok(());
+    for name in ["rows", "rows.csv", "rows.json"] {
+        let path = scratch.write(name, bytes);
+        let read = Kind::of(&path).and_then(|kind| {
+            let wanted: Vec<Column> = kind.columns.iter().take(64).map(Column::text).collect();
+            let (mut rows, mut row) = (Rows::open(&path, &kind, &wanted, true)?, Row::default());
+            while rows.next(&mut row)?.is_some() {}
+            rows.finish()?;
+            Conversion::of(&[path], &Chosen::default())?.run(&settings, &mut |_, _, _| Ok(()))
+        });
+        outcome = outcome.and(read.map(|_| ()).map_err(refused));
+    }
+    outcome
 }

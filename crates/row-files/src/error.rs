@@ -124,6 +124,9 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Format { hint, .. } => Some((*hint).to_owned()),
+            Self::Compressed { reason, .. } if reason.contains("unpack to") => {
+                Some("unpack the file first, if it is what it should be".to_owned())
+            }
             Self::Compressed { .. } => Some("copy or download the file again".to_owned()),
             Self::Broken { .. } => Some("the file is damaged or was not written completely".to_owned()),
             Self::Columns { columns, .. } => Some(match columns.as_slice() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::delimited::Records;
-use crate::error::Error;
+use crate::error::{Error, RowFault};
 use crate::input::{Compression, Input};
 use crate::json::{self, JsonRows, Layout};
 use crate::row::Row;
@@ -37,7 +37,7 @@ const LOOK_ROWS: usize = 1000;
 /// Bytes of those rows.
 const LOOK_ROW_BYTES: u64 = 4 << 20;
 /// Columns that are noted.
-const MOST_COLUMNS: usize = 10_000;
+const MOST_COLUMNS: usize = 100_000;
 
 /// File names that are taken from a directory end so, before `.gz` or `.zst`.
 pub const ENDINGS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
@@ -209,8 +209,10 @@ fn keys(path: &Path, layout: Layout) -> Result<Vec<String>, Error> {
     let (mut keys, mut row, mut bytes): (Vec<String>, _, u64) = (Vec::new(), Row::default(), 0);
     let mut known = std::collections::HashSet::new();
     for _ in 0..LOOK_ROWS {
-        if rows.next(&mut row)?.is_none() || bytes > LOOK_ROW_BYTES {
-            break;
+        match rows.next(&mut row)? {
+            Some(Err(RowFault::TooLong)) => continue,
+            Some(_) if bytes <= LOOK_ROW_BYTES => {}
+            _ => break,
         }
         bytes += rows.text().len() as u64;
         for (name, _) in json::names(rows.text()).unwrap_or_default() {
