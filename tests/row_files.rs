@@ -68,7 +68,7 @@ fn the_same_rows_in_any_form_train_to_the_same_losses() {
         assert!(ran.out.contains(&format!("{ROWS} rows (")), "{}", ran.out);
         assert_eq!(losses(&scene, output), losses(&scene, "parquet"), "{data}");
     }
-    assert_eq!(scene.names("jsonl/data"), ["train.json", "train.parquet"]);
+    assert_eq!(scene.names("jsonl/data"), ["train-rows.json", "train-rows.parquet"]);
     assert_eq!(scene.events("csv", "data")[0]["counts"]["train"], ROWS);
 }
 
@@ -77,11 +77,11 @@ fn turned_rows_are_used_again_until_their_source_changes() {
     let scene = Scene::new();
     scene.write("rows.jsonl", pairs());
     train(&scene, "rows.jsonl", "run", &["--max-steps", "2"]).expect_code(0);
-    let turned = scene.read("run/data/train.parquet");
+    let turned = scene.read("run/data/train-rows.parquet");
     // The same bytes under other times.
     scene.write("rows.jsonl", pairs());
     let ran = train(&scene, "rows.jsonl", "run", &["--keep-training", "--max-steps", "3"]).expect_code(0);
-    assert!(ran.out.contains("turned before into run/data/train.parquet"), "{}", ran.out);
+    assert!(ran.out.contains("turned before into run/data/train-rows.parquet"), "{}", ran.out);
     scene.write("rows.jsonl", pairs().replace("reverse: 3 ", "reverse: 4 "));
     let before = scene.contents("run");
     let refused = train(&scene, "rows.jsonl", "run", &["--keep-training", "--max-steps", "4"]);
@@ -91,7 +91,20 @@ fn turned_rows_are_used_again_until_their_source_changes() {
     assert_eq!(scene.contents("run"), before);
     train(&scene, "rows.jsonl", "run", &["--keep-training", "--max-steps", "4", "--allow-changed", "data"])
         .expect_code(0);
-    assert_ne!(scene.read("run/data/train.parquet"), turned);
+    assert_ne!(scene.read("run/data/train-rows.parquet"), turned);
+}
+
+#[test]
+fn a_file_in_the_way_of_turned_rows_is_never_replaced() {
+    let scene = Scene::new();
+    scene.write("rows.jsonl", pairs());
+    for name in ["data/train-rows.parquet", "data/train-rows.json"] {
+        scene.write(name, "mine");
+        let arguments = train(&scene, "rows.jsonl", ".", &[]);
+        arguments.expect_code(2).expect_words(&[name, "is in the way", "`--output`"]);
+        assert_eq!(scene.read(name), b"mine");
+        std::fs::remove_file(scene.path(name)).unwrap();
+    }
 }
 
 #[test]
@@ -102,7 +115,7 @@ fn a_split_keeps_rows_for_validation_also_of_parquet() {
     let counts = &scene.events("a", "data")[0]["counts"];
     assert_eq!((&counts["train"], &counts["validation"]), (&json!(18), &json!(6)));
     assert_eq!(scene.events("a", "eval").last().unwrap()["samples"], 6);
-    train(&scene, "a/data/train.parquet", "b", &["--set", "data.validation_split=5"]).expect_code(0);
+    train(&scene, "a/data/train-rows.parquet", "b", &["--set", "data.validation_split=5"]).expect_code(0);
     let counts = &scene.events("b", "data")[0]["counts"];
     assert_eq!((&counts["train"], &counts["validation"]), (&json!(13), &json!(5)));
 }

@@ -253,6 +253,32 @@ pub fn digest(path: &Path) -> Result<Digested, Error> {
     Ok(Digested { bytes: raw.bytes, sha256: hexadecimal(&hash) })
 }
 
+/// Whether a file is parquet that somebody compressed once more.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_compressed_parquet(path: &Path) -> Result<bool, Error> {
+    let mut input = Input::open(path, false)?;
+    Ok(input.compression() != Compression::None && input.peek(4)? == b"PAR1")
+}
+
+/// Writes the content of a compressed file.
+///
+/// # Errors
+/// It cannot be read; [`Error::Write`] where `out` fails.
+pub fn unpack(path: &Path, out: &mut impl io::Write) -> Result<(), Error> {
+    let mut input = Input::open(path, false)?;
+    loop {
+        let buffer = input.buffer()?;
+        if buffer.is_empty() {
+            return out.flush().map_err(Error::Write);
+        }
+        out.write_all(buffer).map_err(Error::Write)?;
+        let used = buffer.len();
+        input.consume(used);
+    }
+}
+
 /// The SHA-256 of bytes, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))

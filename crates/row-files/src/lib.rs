@@ -37,7 +37,7 @@ pub use columns::{Chosen, Column, Pairing};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};
 pub use duplicates::Duplicates;
 pub use error::{Error, RowError, RowFault};
-pub use input::{Compression, Digested, digest, sha256};
+pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
 pub use kind::{ENDINGS, Form, Kind, ending};
 pub use lengths::Lengths;

@@ -268,6 +268,12 @@ fn parquet_is_read_like_any_other_form() {
     let mut writer = ParquetWriter::new(Vec::new(), &["question", "id", "answer"], Sizes::for_bytes(0)).unwrap();
     (0..2500).for_each(|n| writer.write(&[&format!("q{n}"), "", &format!("a{n}")]).unwrap());
     std::fs::write(&path, writer.finish().unwrap().0).unwrap();
+    let packed = files.with("rows.parquet.gz", gzip(&std::fs::read(&path).unwrap()));
+    assert!(row_files::is_compressed_parquet(&packed).unwrap() && !row_files::is_compressed_parquet(&path).unwrap());
+    assert!(read(&packed).unwrap_err().to_string().contains("no column"));
+    let mut unpacked = Vec::new();
+    row_files::unpack(&packed, &mut unpacked).unwrap();
+    assert_eq!(unpacked, std::fs::read(&path).unwrap());
     let pairs = read(&path).unwrap();
     assert_eq!(pairs.len(), 2500);
     assert_eq!(pairs[2499], ("q2499".to_owned(), "a2499".to_owned()));

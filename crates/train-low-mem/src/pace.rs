@@ -130,11 +130,11 @@ impl RunPace {
     /// How many texts are longer than the model will see them.
     fn truncation(&self) -> Option<String> {
         let (rows, sources, targets) = self.cut;
-        let of = [("sources", sources, self.longest.0), ("targets", targets, self.longest.1)];
+        let of = [("source", sources, self.longest.0), ("target", targets, self.longest.1)];
         let cut = of.into_iter().filter(|(_, count, _)| *count > 0);
         let cut: Vec<String> =
-            cut.map(|(what, count, most)| format!("{count} {what} are cut at {most} tokens")).collect();
-        (!cut.is_empty()).then(|| format!("of {}, {}", plural(rows, "row"), cut.join(" and ")))
+            cut.map(|(what, count, most)| format!("{} cut at {most} tokens", plural(count, what))).collect();
+        (!cut.is_empty()).then(|| format!("of {} looked at: {}", plural(rows, "row"), cut.join(", ")))
     }
 
     fn time(&self) -> Option<String> {

@@ -1,24 +1,26 @@
 //! The rows of a run: parquet files as they are, and everything else turned into parquet once, beside the run.
 //!
 //! ```text
-//! OUTPUT/data/train.parquet        the rows of `data.train`
-//! OUTPUT/data/validation.parquet   the rows of `data.validation`, or those that `data.validation_split` took
-//! OUTPUT/data/train.json           which bytes and settings they were made from; written last
+//! OUTPUT/data/train-rows.parquet        the rows of `data.train`
+//! OUTPUT/data/validation-rows.parquet   the rows of `data.validation`, or those that `data.validation_split` took
+//! OUTPUT/data/train-rows.json           which bytes and settings they were made from; written last
 //! ```
 //!
 //! Invariants:
 //! * Files that hold the two columns of text as parquet are read where they are, unless rows are split off.
 //! * What was turned is used again as long as the sources, the settings and the result are the same. A source counts as the
 //!   same if size, times and inode are, or else if its SHA-256 is.
+//! * A file of these names that is not ours is never replaced: without a record that names it the run is refused.
 //! * A run that resumes never reads other rows unnoticed: if a source changed it is refused, with `--allow-changed data` as
 //!   the way out.
 
+use std::cell::Cell;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parquet_dataset::{Dataset, DatasetOptions};
-use row_files::{Chosen, Compression, Conversion, Counts, Form, ParquetWriter, Part, Settings, Share, Sizes};
+use row_files::{Chosen, Compression, Conversion, Counts, Digested, Form, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::{Value, json};
 use trainer::AtomicFile;
 
@@ -26,11 +28,11 @@ use crate::config::{Config, Objective, paths};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::open;
 use crate::report;
-use crate::run_dir::{ROWS, RunDir, own_names};
+use crate::run_dir::{ROWS, RunDir, UNPACKED, own_names};
 use crate::stop::Stop;
 
-const TRAIN: &str = "train";
-const VALIDATION: &str = "validation";
+const TRAIN: &str = "train-rows";
+const VALIDATION: &str = "validation-rows";
 /// A change in how rows are turned is another number: what was turned before is made again.
 const FORMAT: u64 = 1;
 /// A longer record is none.
@@ -39,6 +41,8 @@ const MAX_RECORD_BYTES: u64 = 64 << 20;
 const TAIL_BYTES: u64 = 1 << 20;
 /// Rows that a plan looks at; the rest is estimated.
 const PLANNED_ROWS: u64 = 100_000;
+/// Between two lines about how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// How the rows are wanted.
 #[derive(Clone, Copy)]
@@ -70,14 +74,16 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     if columns_are_named && config.data.validation_split.is_none() && is_plain(&train) && is_plain(&validation) {
         return Ok(events);
     }
+    let (mut unpacked, originals) = (Unpacked::default(), train);
+    let train = unpacked.files(&originals, wanted.say)?;
     let train = Conversion::of(&train, &config.data.chosen).map_err(|error| unfit(error, config))?;
     if train.is_text() && !config.data.chosen.is_text {
         become_pretraining(config)?;
     }
     // Files that can be read in place say by their columns what is read; the turned ones have columns of ours.
     let in_place = match config.data.validation_split {
-        None => common_columns(&train),
-        Some(_) => None,
+        None if unpacked.is_empty() => common_columns(&train),
+        _ => None,
     };
     let is_in_place = in_place.is_some();
     let columns = in_place.unwrap_or_else(|| match train.is_text() {
@@ -95,7 +101,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     if is_in_place {
         say_columns(&train, &config.data.chosen, wanted.say);
     } else {
-        let turned = turn("data.train", TRAIN, &train, &columns, config, run, wanted)?;
+        let turned = turn("data.train", TRAIN, (&train, &originals), &columns, config, run, wanted)?;
         events.push(turned.event);
         config.data.estimated_rows = turned.estimated_rows;
         config.data.train = vec![paths::to_text(turned.train.as_os_str())];
@@ -105,13 +111,15 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     }
     if !validation.is_empty() {
         let chosen = Chosen { is_text: train.is_text(), ..config.data.chosen.clone() };
+        let (mut unpacked, originals) = (Unpacked::default(), validation);
+        let validation = unpacked.files(&originals, wanted.say)?;
         let validation = Conversion::of(&validation, &chosen).map_err(|error| unfit(error, config))?;
         if validation.is_text() != train.is_text() {
             let (text, pairs) = (validation.sources[0].0.clone(), train.sources[0].0.clone());
             return Err(row_files::Error::Mixed { text, pairs }.into());
         }
-        if common_columns(&validation).as_ref() != Some(&columns) {
-            let turned = turn("data.validation", VALIDATION, &validation, &columns, config, run, wanted)?;
+        if !unpacked.is_empty() || common_columns(&validation).as_ref() != Some(&columns) {
+            let turned = turn("data.validation", VALIDATION, (&validation, &originals), &columns, config, run, wanted)?;
             events.push(turned.event);
             config.data.validation = vec![paths::to_text(turned.train.as_os_str())];
         }
@@ -211,6 +219,48 @@ pub fn scratch() -> Outcome<trainer::Scratch> {
     Ok(trainer::Scratch::create_in(&temporary, &names)?)
 }
 
+/// Compressed parquet files, unpacked for as long as they are read.
+#[derive(Default)]
+pub struct Unpacked {
+    scratch: Option<trainer::Scratch>,
+    count: usize,
+}
+
+impl Unpacked {
+    /// Whether no file had to be unpacked.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The files, with an unpacked one in the place of each that is compressed parquet.
+    pub fn files(&mut self, files: &[PathBuf], say: fn(&str)) -> Outcome<Vec<PathBuf>> {
+        files.iter().map(|path| self.file(path, say)).collect()
+    }
+
+    fn file(&mut self, path: &Path, say: fn(&str)) -> Outcome<PathBuf> {
+        if !row_files::is_compressed_parquet(path)? {
+            return Ok(path.to_path_buf());
+        }
+        let Some(name) = UNPACKED.get(self.count) else {
+            return Err(Failure::unusable(format!("more than {} compressed parquet files", UNPACKED.len()))
+                .hint("unpack them first: `gunzip FILE` or `zstd -d FILE`. Parquet is compressed inside"));
+        };
+        if self.scratch.is_none() {
+            self.scratch = Some(scratch()?);
+        }
+        let directory = self.scratch.as_ref().map(trainer::Scratch::path).unwrap_or(Path::new("."));
+        let file = AtomicFile::create(&directory.join(name))?;
+        row_files::unpack(path, &mut file.file()).map_err(|error| match error {
+            row_files::Error::Write(error) => Failure::io("unpack into", directory, &error),
+            error => error.into(),
+        })?;
+        file.commit()?;
+        self.count += 1;
+        say(&format!("{}: unpacked to be read", path.display()));
+        Ok(directory.join(name))
+    }
+}
+
 /// A set of files as parquet.
 struct Turned {
     train: PathBuf,
@@ -222,7 +272,7 @@ struct Turned {
 fn turn(
     key: &str,
     name: &'static str,
-    conversion: &Conversion,
+    (conversion, originals): (&Conversion, &[PathBuf]),
     columns: &[String],
     config: &Config,
     run: &mut RunDir,
@@ -238,7 +288,7 @@ fn turn(
     if let Some(record) = &record
         && record["settings"] == settings
         && holds(&record["outputs"], &train, validation.as_deref())
-        && are_the_same(conversion, &record["sources"])?
+        && are_the_same(originals, &record["sources"])?
     {
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {rows} rows, turned before into {}", train.display()));
@@ -246,10 +296,9 @@ fn turn(
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
-        let (path, ..) = &conversion.sources[0];
         return Err(Failure::usage(format!(
             "cannot resume: {}, or how its rows are read, changed since this run turned it into {}",
-            path.display(),
+            originals[0].display(),
             train.display()
         ))
         .hint("restore the files and settings that the run was started with, or start a new run with `--output DIR`")
@@ -258,24 +307,30 @@ fn turn(
     for made in trainer::create_directories(&directory)? {
         run.note_made(made);
     }
+    // Before anything is replaced: files of these names that no record knows are somebody else's.
+    let theirs = |path: &Path| record.is_none() && std::fs::symlink_metadata(path).is_ok();
+    let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
+    if let Some(path) = outputs.iter().copied().chain([record_path.as_path()]).find(|path| theirs(path)) {
+        return Err(Failure::usage(format!("{}: this file is in the way and was not made by a run", path.display()))
+            .hint("move it away, or choose another `--output`"));
+    }
+    let claim = json!({"settings": settings, "outputs": null});
+    trainer::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
+    run.note_made(record_path.clone());
     let began = Instant::now();
     let counts = write(conversion, columns, (config, split), &train, validation.as_deref(), wanted)
         .map_err(|failure| or_skip(failure, config))?;
-    let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
     outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
     let record = json!({
         "settings": settings,
-        "sources": conversion.sources.iter().zip(&counts.digests).map(|((path, ..), digest)| {
-            json!({"file": path.display().to_string(), "stat": stat(path), "bytes": digest.as_ref().map(|d| d.bytes),
-                   "sha256": digest.as_ref().map(|digest| digest.sha256.clone())})
-        }).collect::<Vec<_>>(),
+        "sources": originals.iter().zip(&counts.digests).map(|(path, digest)| source_json(path, digest.as_ref()))
+            .collect::<Outcome<Vec<_>>>()?,
         "counts": counts_json(&counts),
         "outputs": outputs.iter().map(|path| output_json(path)).collect::<Outcome<Vec<_>>>()?,
     });
     let is_partial = counts.share < 1.0;
     if !is_partial {
         trainer::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
-        run.note_made(record_path);
     }
     (wanted.say)(&in_words(key, conversion, &counts, began.elapsed().as_secs_f64()));
     if let Some(first) = &counts.first_bad {
@@ -313,11 +368,23 @@ fn write(
         writers.push(begin(path)?);
     }
     let stop = || wanted.stop.requested();
+    let said = Cell::new(Instant::now());
+    let progress = |counts: &Counts| {
+        if said.get().elapsed() >= SAY_EVERY {
+            said.set(Instant::now());
+            (wanted.say)(&format!(
+                "turned {} rows into parquet, {:.0} % of the files",
+                counts.read,
+                100.0 * counts.share
+            ));
+        }
+    };
     let settings = Settings {
         bad_rows: config.data.bad_rows,
         validation: split.map(|share| (share, config.run.seed)),
         most_rows: wanted.to_plan.then_some(PLANNED_ROWS),
         stop: &stop,
+        progress: &progress,
         ..Settings::default()
     };
     let is_text = conversion.is_text();
@@ -400,8 +467,19 @@ fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, s
     })
 }
 
+/// A record of ours, also of a conversion that did not end.
 fn read_record(path: &Path) -> Option<Value> {
-    serde_json::from_slice(&regular_file::read(path, MAX_RECORD_BYTES).ok()?).ok()
+    let record: Value = serde_json::from_slice(&regular_file::read(path, MAX_RECORD_BYTES).ok()?).ok()?;
+    record["settings"]["format"].is_u64().then_some(record)
+}
+
+/// A source as its record knows it.
+fn source_json(path: &Path, digest: Option<&Digested>) -> Outcome<Value> {
+    let digest = match digest {
+        Some(digest) => digest.clone(),
+        None => row_files::digest(path)?,
+    };
+    Ok(json!({"file": path.display().to_string(), "stat": stat(path), "bytes": digest.bytes, "sha256": digest.sha256}))
 }
 
 /// A turned file as its record knows it.
@@ -433,11 +511,11 @@ fn holds(outputs: &Value, train: &Path, validation: Option<&Path>) -> bool {
 }
 
 /// Whether the sources hold what they held when they were turned.
-fn are_the_same(conversion: &Conversion, sources: &Value) -> Outcome<bool> {
-    let Some(sources) = sources.as_array().filter(|sources| sources.len() == conversion.sources.len()) else {
+fn are_the_same(originals: &[PathBuf], sources: &Value) -> Outcome<bool> {
+    let Some(sources) = sources.as_array().filter(|sources| sources.len() == originals.len()) else {
         return Ok(false);
     };
-    for ((path, ..), source) in conversion.sources.iter().zip(sources) {
+    for (path, source) in originals.iter().zip(sources) {
         if source["stat"] == stat(path) {
             continue;
         }

@@ -30,7 +30,19 @@ pub const PAGE_MAP: &str = "page-map.bin";
 /// Where rows of files that are no parquet go.
 pub const ROWS: &str = "data";
 /// That directory, and every file in it.
-const TURNED: [&str; 5] = [ROWS, "train.parquet", "validation.parquet", "train.json", "validation.json"];
+const TURNED: [&str; 5] =
+    [ROWS, "train-rows.parquet", "validation-rows.parquet", "train-rows.json", "validation-rows.json"];
+/// Compressed parquet files that are unpacked while they are read, at most.
+pub const UNPACKED: [&str; 8] = [
+    "unpacked-1.parquet",
+    "unpacked-2.parquet",
+    "unpacked-3.parquet",
+    "unpacked-4.parquet",
+    "unpacked-5.parquet",
+    "unpacked-6.parquet",
+    "unpacked-7.parquet",
+    "unpacked-8.parquet",
+];
 const METRICS: &str = "metrics.jsonl";
 const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
@@ -40,7 +52,12 @@ const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
 /// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
 pub fn own_names() -> Vec<&'static str> {
-    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL].into_iter().chain(assets::names()).chain(TURNED).collect()
+    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL]
+        .into_iter()
+        .chain(assets::names())
+        .chain(TURNED)
+        .chain(UNPACKED)
+        .collect()
 }
 
 /// An output directory.

@@ -35,7 +35,10 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let model = quoted(&model);
     // Commands that run as they are shown: the program as it was called, and rows that are there.
     let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
-    let rows = run.config.data.validation.first().or(run.config.data.train.first());
+    // The files that were named, rather than what they were turned into.
+    let named = |key: &str| run.config.values.list(key).and_then(|files| files.into_iter().next());
+    let rows = named("data.validation").or_else(|| named("data.train"));
+    let rows = rows.as_ref();
     let rows = rows.map_or("rows.parquet".to_string(), |rows| quoted(Path::new(rows)));
     let tuned = quoted(&unused_beside(&run.config.run.output_dir));
     let _ = write!(

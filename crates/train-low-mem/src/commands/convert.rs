@@ -34,7 +34,8 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
             return Err(Failure::usage(format!("{} already exists", output.display())).hint("`--force` overwrites it"));
         }
     }
-    let files = open::files("FILE", &flags.files)?;
+    let mut unpacked = row_data::Unpacked::default();
+    let files = unpacked.files(&open::files("FILE", &flags.files)?, report::note)?;
     let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(|error| named_by_flags(error.into()))?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
     let most_bytes = table_bytes(flags)?;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::Outcome;
 use crate::row_flags::InspectArgs;
-use crate::{open, report};
+use crate::{open, report, row_data};
 
 /// Columns that are looked at.
 const MOST_COLUMNS: usize = 256;
@@ -21,7 +21,8 @@ const MOST_TABLE_BYTES: u64 = 256 << 20;
 
 /// Looks at files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
-    for path in open::files("FILE", &flags.files)? {
+    let mut unpacked = row_data::Unpacked::default();
+    for path in unpacked.files(&open::files("FILE", &flags.files)?, report::note)? {
         let kind = Kind::of(&path)?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
