@@ -1,6 +1,6 @@
 //! Any of the metrics over a corpus, in one pass.
 
-use crate::bleu::{Bleu, Tokenization};
+use crate::bleu::{Bleu, BleuByLanguage, Tokenization};
 use crate::chrf::{CHRF_PLUS_PLUS, Chrf};
 use crate::labels::{Labels, NoLabels};
 use crate::metric::Metric;
@@ -9,8 +9,8 @@ use crate::rouge::Rouge;
 /// The settings of metrics that have some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// BLEU's tokenizer.
-    pub tokenization: Tokenization,
+    /// BLEU's tokenizer; `None`: by the language of the references.
+    pub tokenization: Option<Tokenization>,
     /// Whether ROUGE stems words.
     pub rouge_stems: bool,
 }
@@ -20,7 +20,7 @@ pub struct Settings {
 pub struct Scores {
     metrics: Vec<Metric>,
     rows: u64,
-    bleu: Bleu,
+    bleu: AnyBleu,
     chrf: Chrf,
     chrf_plus_plus: Chrf,
     rouge: Rouge,
@@ -28,6 +28,13 @@ pub struct Scores {
     rouge_sums: [f64; 4],
     exact_matches: u64,
     labels: Labels,
+}
+
+/// BLEU with one tokenizer, or with that of the references' language.
+#[derive(Clone, Debug)]
+enum AnyBleu {
+    With(Bleu),
+    ByLanguage(Box<BleuByLanguage>),
 }
 
 /// Scores of one row, of the metrics that mean something for one.
@@ -39,7 +46,10 @@ impl Scores {
         Scores {
             metrics: metrics.to_vec(),
             rows: 0,
-            bleu: Bleu::new(settings.tokenization),
+            bleu: match settings.tokenization {
+                Some(tokenization) => AnyBleu::With(Bleu::new(tokenization)),
+                None => AnyBleu::ByLanguage(Box::default()),
+            },
             chrf: Chrf::new(0),
             chrf_plus_plus: Chrf::new(CHRF_PLUS_PLUS),
             rouge: Rouge { stems: settings.rouge_stems },
@@ -55,7 +65,10 @@ impl Scores {
         self.rows += 1;
         let is_any = |of: &[Metric]| self.metrics.iter().any(|metric| of.contains(metric));
         if is_any(&[Metric::Bleu]) {
-            self.bleu.add(hypothesis, reference);
+            match &mut self.bleu {
+                AnyBleu::With(bleu) => bleu.add(hypothesis, reference),
+                AnyBleu::ByLanguage(bleu) => bleu.add(hypothesis, reference),
+            }
         }
         if is_any(&[Metric::Chrf]) {
             row.push((Metric::Chrf, self.chrf.add(hypothesis, reference)));
@@ -95,7 +108,10 @@ impl Scores {
     fn value(&self, metric: Metric) -> Result<f64, NoLabels> {
         let mean = |sum: f64| sum / self.rows.max(1) as f64;
         Ok(match metric {
-            Metric::Bleu => self.bleu.score().score,
+            Metric::Bleu => match &self.bleu {
+                AnyBleu::With(bleu) => bleu.score().score,
+                AnyBleu::ByLanguage(bleu) => bleu.score().score,
+            },
             Metric::Chrf => self.chrf.score(),
             Metric::ChrfPlusPlus => self.chrf_plus_plus.score(),
             Metric::Rouge1 => mean(self.rouge_sums[0]),
@@ -112,7 +128,10 @@ impl Scores {
     pub fn signatures(&self) -> Vec<(Metric, String)> {
         let stems = if self.rouge.stems { "yes" } else { "no" };
         let signature = |metric| match metric {
-            Metric::Bleu => Some(self.bleu.signature()),
+            Metric::Bleu => Some(match &self.bleu {
+                AnyBleu::With(bleu) => bleu.signature(),
+                AnyBleu::ByLanguage(bleu) => bleu.signature(),
+            }),
             Metric::Chrf => Some(self.chrf.signature()),
             Metric::ChrfPlusPlus => Some(self.chrf_plus_plus.signature()),
             metric if ROUGE.contains(&metric) => Some(format!("stemmer:{stems}|split:newline|f-measure|mean")),

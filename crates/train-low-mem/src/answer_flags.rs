@@ -119,7 +119,7 @@ pub struct EvalArgs {
     /// Generated answers to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub show: usize,
-    /// sacreBLEU's tokenizer: 13a, zh, char or none
+    /// sacreBLEU's tokenizer: auto (by the language of the references), 13a, zh, char or none
     #[arg(long, value_name = "NAME")]
     pub bleu_tokenizer: Option<String>,
     /// Stem words for ROUGE

@@ -101,13 +101,14 @@ pub fn answers(config: &Config) -> GenerateOptions {
     }
 }
 
-/// sacreBLEU's tokenizer by its name, which the config has checked.
-pub fn tokenization(name: &str) -> Tokenization {
+/// sacreBLEU's tokenizer by its name, which the config has checked; none for `auto`.
+fn tokenization(name: &str) -> Option<Tokenization> {
     match name {
-        "zh" => Tokenization::Zh,
-        "char" => Tokenization::Char,
-        "none" => Tokenization::None,
-        _ => Tokenization::V13a,
+        "zh" => Some(Tokenization::Zh),
+        "char" => Some(Tokenization::Char),
+        "none" => Some(Tokenization::None),
+        "13a" => Some(Tokenization::V13a),
+        _ => None,
     }
 }
 

@@ -13,8 +13,10 @@
 //! assert!((bleu.score().score - 100.0).abs() < 1e-9);
 //! ```
 
+mod language;
 mod tokenize;
 
+pub use language::BleuByLanguage;
 pub use tokenize::{Tokenization, UnknownTokenization};
 
 use crate::ngrams::overlap;

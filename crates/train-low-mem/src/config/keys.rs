@@ -157,7 +157,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.eval_max_new_tokens", Integer(1, 1 << 20), AUTO, "\"auto\"", "longest generated answer in tokens; auto: data.max_target_tokens"),
     key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1"),
     key("train.rouge_stemmer", Switch, &[], "false", "stem words for ROUGE, as google's rouge-score does with use_stemmer"),
-    key("train.bleu_tokenizer", OneOf(&["13a", "zh", "char", "none"]), &[], "\"13a\"", "sacreBLEU's tokenizer"),
+    key("train.bleu_tokenizer", OneOf(&["auto", "13a", "zh", "char", "none"]), &[], "\"auto\"", "sacreBLEU's tokenizer; auto: by the language of the references"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),
 
     key("optimizer.name", OneOf(&["adafactor", "adamw"]), &[], "\"adafactor\"", "optimizer, with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
