@@ -103,11 +103,26 @@ pub fn inspect(path: &Path) -> Result<Inspection, Error> {
 /// # Errors
 /// The file is no parquet file that can be read.
 pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
-    struct Names(Vec<String>);
+    names(path, true)
+}
+
+/// The dotted paths of all of a file's columns, those in lists and groups included, from its footer alone.
+///
+/// # Errors
+/// As [`string_columns`].
+pub fn column_names(path: &Path) -> Result<Vec<String>, Error> {
+    names(path, false)
+}
+
+fn names(path: &Path, strings: bool) -> Result<Vec<String>, Error> {
+    struct Names {
+        strings: bool,
+        names: Vec<String>,
+    }
     impl Sink for Names {
         fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
-            if leaf.is_string() && self.0.len() < MAX_COLUMNS {
-                self.0.push(leaf.path.to_owned());
+            if (leaf.is_string() || !self.strings) && self.names.len() < MAX_COLUMNS {
+                self.names.push(leaf.path.to_owned());
             }
             Ok(())
         }
@@ -126,9 +141,9 @@ pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
     }
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
-    let mut names = Names(Vec::new());
+    let mut names = Names { strings, names: Vec::new() };
     walk(path, &handle, identity.bytes, &mut names).map_err(|error| files.changed_or(0, error))?;
-    Ok(names.0)
+    Ok(names.names)
 }
 
 /// No file is believed to have more columns when all of them are to be shown.

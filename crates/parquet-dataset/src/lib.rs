@@ -53,7 +53,7 @@ mod thrift;
 pub use costs::CostRow;
 pub use dataset::{Dataset, DatasetOptions, Residency};
 pub use error::{Error, Place};
-pub use inspect::{ColumnInspection, Inspection, inspect, string_columns};
+pub use inspect::{ColumnInspection, Inspection, column_names, inspect, string_columns};
 pub use io::{IoLog, IoRead};
 pub use layout::{FileLayout, Layout};
 pub use limits::PartOf;

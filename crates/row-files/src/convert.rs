@@ -11,8 +11,8 @@ use crate::clean::clean;
 use crate::columns::{Chosen, Pairing};
 use crate::duplicates::Duplicates;
 use crate::error::{Error, RowError, RowFault};
-use crate::input::Digested;
-use crate::kind::Kind;
+use crate::input::{Compression, Digested};
+use crate::kind::{Form, Kind};
 use crate::row::Row;
 use crate::rows::Rows;
 use crate::split::{Share, Split};
@@ -126,11 +126,14 @@ impl Conversion {
         let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
         for path in paths {
             let kind = Kind::of(path)?;
-            let pairing = Pairing::of(&kind.columns, chosen).map_err(|missing| Error::Columns {
-                path: path.clone(),
-                missing,
-                columns: kind.columns.clone(),
-            })?;
+            let pairing = match (Pairing::of(&kind.columns, chosen), nested_chat(path, &kind)?) {
+                (Ok(pairing), None) => pairing,
+                (Ok(pairing), Some(_)) if pairing.flat().is_some() => pairing,
+                (_, Some(column)) => return Err(Error::Nested { path: path.clone(), column }),
+                (Err(missing), None) => {
+                    return Err(Error::Columns { path: path.clone(), missing, columns: kind.columns });
+                }
+            };
             sources.push((path.clone(), kind, pairing));
         }
         let find = |is_text| sources.iter().find(|(.., pairing)| pairing.is_text() == is_text);
@@ -232,6 +235,17 @@ impl Conversion {
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
     }
+}
+
+/// The column of messages that a parquet file holds as lists.
+fn nested_chat(path: &Path, kind: &Kind) -> Result<Option<String>, Error> {
+    if kind.form != Form::Parquet || kind.compression != Compression::None {
+        return Ok(None);
+    }
+    let names = parquet_dataset::column_names(path)?;
+    let of_chat =
+        |name: &&str| names.iter().any(|leaf| leaf.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')));
+    Ok(["messages", "conversations"].iter().copied().find(of_chat).map(str::to_owned))
 }
 
 fn file_bytes(path: &Path) -> u64 {

@@ -56,6 +56,14 @@ pub enum Error {
         /// The columns that are there.
         columns: Vec<String>,
     },
+    /// A parquet file whose texts are in lists of messages.
+    #[error("{}: column `{column}` holds lists, which are read from JSON and not from parquet", path.display())]
+    Nested {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The column.
+        column: String,
+    },
     /// The file changed while it was read.
     #[error("{}: changed while it was read", path.display())]
     Changed {
@@ -136,6 +144,11 @@ impl Error {
                     listed(columns)
                 ),
             }),
+            Self::Nested { path, .. } => Some(format!(
+                "with pyarrow: `python -c \"import json, pyarrow.parquet as p; [print(json.dumps(r, default=str)) for b in \
+                 p.ParquetFile('{}').iter_batches() for r in b.to_pylist()]\" > rows.jsonl`",
+                path.display()
+            )),
             Self::Changed { .. } => Some("start again when no other process writes to the file".to_owned()),
             Self::Parquet(error) => error.hint(),
             Self::Row(row) => row.fault.hint().map(str::to_owned),

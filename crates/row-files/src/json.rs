@@ -25,6 +25,8 @@ pub enum Layout {
     Array,
     /// Objects one after the other, over any number of lines.
     Objects,
+    /// Elements of the first array in an object, such as `{"data": [..]}`.
+    Wrapped,
 }
 
 /// Rows of a JSON file.
@@ -124,7 +126,10 @@ impl JsonRows {
 
     /// Finds the next element and copies its text.
     fn next_element(&mut self, first_line: &mut u64) -> Result<Option<bool>, Error> {
-        let is_array = self.layout == Layout::Array;
+        let is_array = self.layout != Layout::Objects;
+        if self.layout == Layout::Wrapped && self.place == Place::Start {
+            self.skip_to_array()?;
+        }
         loop {
             let next = self.peek()?;
             *first_line = self.line;
@@ -133,6 +138,7 @@ impl JsonRows {
                 (Place::Rest, Some(b',')) if is_array => Place::Next,
                 (Place::First | Place::Rest, Some(b']')) if is_array => Place::End,
                 (Place::End, None) => return Ok(None),
+                (Place::End, Some(_)) if self.layout == Layout::Wrapped => return Ok(None),
                 (_, None) if !is_array => return Ok(None),
                 (_, None) => return self.broken("the file ends before its JSON array does"),
                 (Place::End, Some(_)) => return self.broken("expected nothing after the JSON array, got more text"),
@@ -148,6 +154,36 @@ impl JsonRows {
             };
             self.place = next;
             self.input.consume(1);
+        }
+    }
+
+    /// Passes over text up to the first bracket outside of strings.
+    fn skip_to_array(&mut self) -> Result<(), Error> {
+        let (mut is_text, mut is_escaped) = (false, false);
+        loop {
+            let buffer = self.input.buffer()?;
+            if buffer.is_empty() {
+                return self.broken("the file ends before a list of rows begins");
+            }
+            let mut found = None;
+            for (at, &byte) in buffer.iter().enumerate() {
+                match byte {
+                    _ if is_escaped => is_escaped = false,
+                    b'\\' => is_escaped = is_text,
+                    b'"' => is_text = !is_text,
+                    b'[' if !is_text => {
+                        found = Some(at);
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+            let used = found.unwrap_or(buffer.len());
+            self.line += memchr::memchr_iter(b'\n', &buffer[..used]).count() as u64;
+            self.input.consume(used);
+            if found.is_some() {
+                return Ok(());
+            }
         }
     }
 

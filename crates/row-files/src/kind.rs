@@ -57,6 +57,7 @@ impl Form {
             Self::Json(Layout::Lines) => "JSONL",
             Self::Json(Layout::Array) => "a JSON array",
             Self::Json(Layout::Objects) => "JSON objects",
+            Self::Json(Layout::Wrapped) => "a JSON array in an object",
             Self::Delimited(b'\t') => "TSV",
             Self::Delimited(_) => "CSV",
         }
@@ -132,7 +133,7 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
         ("tsv" | "tab", _) => return Ok(Form::Delimited(b'\t')),
         ("json", Some(b'[')) => return Ok(Form::Json(Layout::Array)),
         (_, Some(b'[')) => return Ok(Form::Json(array_or_lines(text))),
-        (_, Some(b'{')) => return object(path, text),
+        (_, Some(b'{')) => return Ok(Form::Json(object(text))),
         ("jsonl" | "ndjson" | "json", _) => return Ok(Form::Json(Layout::Lines)),
         _ => {}
     }
@@ -170,37 +171,37 @@ fn array_or_lines(text: &[u8]) -> Layout {
     }
 }
 
-/// A file that begins with an object: a row a line, or objects over several lines.
-fn object(path: &Path, text: &[u8]) -> Result<Form, Error> {
+/// A file that begins with an object: a row a line, objects over several lines, or one around a list of rows.
+fn object(text: &[u8]) -> Layout {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
     let first = lines.next().unwrap_or_default();
     let is_whole = first.ends_with(b"\n") || text.len() < LOOK_BYTES;
+    let next_line = lines.next().map(<[u8]>::trim_ascii_start);
+    if (next_line.is_none() || !is_whole || json::names(first).is_none()) && wraps_rows(text) {
+        return Layout::Wrapped;
+    }
     // A file of a single row may be one of rows over several lines, too; both read it.
     if !is_whole || json::names(first).is_some() {
-        return Ok(Form::Json(Layout::Lines));
+        return Layout::Lines;
     }
-    let next_line = lines.next().map(<[u8]>::trim_ascii_start);
     // A line that is broken, among lines that are rows, is a broken row and no other layout.
-    if next_line.is_some_and(|line| line.starts_with(b"{") && json::names(line.trim_ascii()).is_some()) {
-        return Ok(Form::Json(Layout::Lines));
+    match next_line.is_some_and(|line| line.starts_with(b"{") && json::names(line.trim_ascii()).is_some()) {
+        true => Layout::Lines,
+        false => Layout::Objects,
     }
-    if let Some(key) = first_key_of_a_list(text) {
-        let what = format!("one JSON object with the rows below `{}`", crate::error::shortened(&key));
-        let hint =
-            "write the rows themselves, one a line: `jq -c '.data[]' FILE > rows.jsonl`, with that name for `data`";
-        return Err(Error::Format { path: path.to_owned(), what, hint });
-    }
-    Ok(Form::Json(Layout::Objects))
 }
 
-/// The key of an object whose first value begins like a list of objects.
-fn first_key_of_a_list(text: &[u8]) -> Option<String> {
+/// Keys of an object that hold the rows of a file.
+const ROW_LISTS: [&str; 8] = ["data", "rows", "train", "examples", "samples", "records", "items", "instances"];
+
+/// Whether the first list of an object is one of objects, under a name that says so.
+fn wraps_rows(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
-    let (key, rest) = text.trim_start().strip_prefix('{')?.trim_start().strip_prefix('"')?.split_once('"')?;
-    let list = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('[')?;
-    // `messages` and `conversations` hold objects, too, and are a row.
-    let is_row = ["messages", "conversations"].contains(&key);
-    (list.trim_start().starts_with('{') && !is_row).then(|| key.to_owned())
+    ROW_LISTS.iter().any(|name| {
+        let Some((before, after)) = text.split_once(&format!("\"{name}\"")) else { return false };
+        let list = after.trim_start().strip_prefix(':').and_then(|value| value.trim_start().strip_prefix('['));
+        !before.contains('[') && list.is_some_and(|list| list.trim_start().starts_with('{'))
+    })
 }
 
 /// The keys of the first rows, in the order in which they come up.

@@ -18,6 +18,22 @@ impl Files {
         Self(tempfile::tempdir().unwrap())
     }
 
+    /// A parquet file with a column of messages.
+    fn nested_chat(self, name: &str) -> (Self, PathBuf) {
+        use arrow_array::builder::{ListBuilder, StringBuilder};
+        let mut messages = ListBuilder::new(StringBuilder::new());
+        messages.values().append_value("hi");
+        messages.append(true);
+        let list: arrow_array::ArrayRef = std::sync::Arc::new(messages.finish());
+        let batch = arrow_array::RecordBatch::try_from_iter([("messages", list)]).unwrap();
+        let path = self.0.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        (self, path)
+    }
+
     fn with(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.path().join(name);
         std::fs::write(&path, bytes).unwrap();
@@ -71,6 +87,9 @@ fn every_form_gives_the_same_rows_plain_and_compressed_whatever_its_name() {
     check("a.jsonl", format!("\u{feff}{}", LINES.replace('\n', "\r\n")), &TWO);
     check("a.json", format!("[{}]", LINES.trim().replace("\n\n", ",\n")), &TWO);
     check("a.json", LINES.replace(", \"id\"", ",\n  \"id\"").replace("{\"response\"", "{\n\"response\""), &TWO);
+    let list = LINES.trim().replace("\n\n", ",");
+    check("a.json", format!("{{\"version\": \"1\", \"data\": [{list}], \"more\": {{}}}}"), &TWO);
+    check("a.json", format!("{{\n  \"data\": [\n{list}\n]\n}}\n"), &TWO);
     check("a.csv", CSV, &TWO);
     check("a.csv", format!("\u{feff}{}", CSV.replace("\nb", "\r\nb")), &TWO);
     check("a.csv", CSV.replace("a,7,1", "a;7;1").replace("prompt,id,", "prompt;id;").replace(",,2", ";;2"), &TWO);
@@ -170,7 +189,9 @@ fn other_formats_are_named_with_the_way_out() {
     refused("a.csv", b"\xff\xfep\0r\0", "UTF-16");
     refused("a.parquet", "{\"prompt\":1}", "not a parquet file");
     refused("a", "", "the file is empty");
-    refused("a.json", "{\n \"data\": [\n {\"prompt\": 1}]}", "with the rows below `data`");
+    let nested = Files::new().nested_chat("chat.parquet");
+    let error = read(&nested.1).unwrap_err();
+    assert!(error.to_string().contains("column `messages` holds lists") && error.hint().unwrap().contains("pyarrow"));
     refused("a.jsonl", "{\"p\": 1, \"answer\": 2}", "p, answer");
 }
 
