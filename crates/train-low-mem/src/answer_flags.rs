@@ -128,24 +128,24 @@ pub struct EvalArgs {
     /// Stop an answer after N tokens [default: the limit of targets]
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<String>,
+    /// Precision of activations [default: that of the config, or f32]. Weights keep the precision in which they are stored
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+    /// Override a config key of `data`, `train`, `generation` or `memory` (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
+    pub set: Vec<String>,
+    /// Where weights lie
+    #[command(flatten)]
+    pub weights: WeightFlags,
+    /// Device: auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// How answers are made
     #[command(flatten)]
     pub decoding: DecodingFlags,
-    /// Precision of activations [default: that of the config, or f32]. Weights keep the precision in which they are stored
-    #[arg(long, value_enum, help_heading = "Options")]
-    pub precision: Option<Precision>,
-    /// Override a config key of `data`, `train`, `generation` or `memory` (repeatable)
-    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text(), help_heading = "Options")]
-    pub set: Vec<String>,
-    /// Where weights lie
-    #[command(flatten, next_help_heading = "Options")]
-    pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
-    #[arg(long, value_name = "DEVICE", help_heading = "Options")]
-    pub device: Option<String>,
-    /// Print JSON
-    #[arg(long, help_heading = "Options")]
-    pub json: bool,
 }
 
 /// Flags of `generate`.
@@ -160,10 +160,10 @@ pub struct GenerateArgs {
     /// Prompt (repeatable)
     #[arg(long, value_name = "TEXT", required_unless_present_any = ["input", "prompts"])]
     pub prompt: Vec<String>,
-    /// File with one prompt per line, or a data file (.parquet, .jsonl); `-` reads lines from standard input
+    /// File with one prompt per line, or rows (.parquet, .jsonl, .json, .csv, .tsv); `-` reads lines from standard input
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Column of the prompts in a data file
+    /// Column of the prompts, where the input has rows
     #[arg(long, value_name = "NAME", default_value = "prompt")]
     pub prompt_column: String,
     /// Stop an answer after N tokens [default: that of generation_config.json, or 256]
@@ -184,22 +184,22 @@ pub struct GenerateArgs {
     /// Prompts in a batch
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_samples: usize,
+    /// Precision of activations. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
+    /// Where weights lie
+    #[command(flatten)]
+    pub weights: WeightFlags,
+    /// Device: auto, cpu, cuda, cuda:N or metal
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any
+    #[arg(long)]
+    pub json: bool,
+    /// With --json: the mean log-probability of an answer's tokens, also where no beam search found it
+    #[arg(long, requires = "json")]
+    pub scores: bool,
     /// How answers are made
     #[command(flatten)]
     pub decoding: DecodingFlags,
-    /// Precision of activations. Weights keep the precision in which they are stored
-    #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Options")]
-    pub precision: Precision,
-    /// Where weights lie
-    #[command(flatten, next_help_heading = "Options")]
-    pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
-    #[arg(long, value_name = "DEVICE", help_heading = "Options")]
-    pub device: Option<String>,
-    /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any
-    #[arg(long, help_heading = "Options")]
-    pub json: bool,
-    /// With --json: the mean log-probability of an answer's tokens, also where no beam search found it
-    #[arg(long, requires = "json", help_heading = "Options")]
-    pub scores: bool,
 }

@@ -227,12 +227,14 @@ fn a_batch_of_bad_rows_alone_is_empty_and_the_stream_goes_on() {
 #[test]
 fn texts_are_kept_beside_their_samples_when_asked_for() {
     let files = Files::new().with_squares(40, 64);
-    let options = LoaderOptions { keep_texts: true, max_source_tokens: 3, ..options(8) };
+    let options = LoaderOptions { keep_texts: true, keep_prompts: true, max_source_tokens: 3, ..options(8) };
     for batch in stream(&files, options, Position::default(), limits(2, 2)) {
         for ((row, texts), source) in batch.rows.iter().zip(&batch.texts).zip(&batch.sources) {
             assert_eq!(*texts, (row * row).to_string());
             assert!(source.len() <= 3, "the ids are cut");
         }
+        let prompts: Vec<String> = batch.rows.iter().map(|row| format!("{row} squared")).collect();
+        assert_eq!(batch.prompts, prompts);
         assert_eq!(batch.cut_sources, batch.len() as u64);
     }
 }

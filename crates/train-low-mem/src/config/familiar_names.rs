@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// A flag of another trainer, and the key that it sets here.
-const KEYS: [(&str, &str); 42] = [
+const KEYS: [(&str, &str); 48] = [
     ("--batch-size", "train.batch_size"),
     ("--train-batch-size", "train.batch_size"),
     ("--per-device-train-batch-size", "train.batch_size_per_device"),
@@ -50,13 +50,19 @@ const KEYS: [(&str, &str); 42] = [
     ("--max-target-length", "data.max_target_tokens"),
     ("--source-prefix", "data.source_prefix"),
     ("--memory", "memory.budget"),
+    ("--metric-for-best-model", "checkpoint.best_metric"),
+    ("--early-stopping-patience", "train.early_stopping_patience"),
+    ("--early-stopping-threshold", "train.early_stopping_min_delta"),
+    ("--generation-num-beams", "generation.num_beams"),
+    ("--num-beams", "generation.num_beams"),
+    ("--generation-max-length", "train.eval_max_new_tokens"),
 ];
 
 /// Flags of other trainers that say the name of a model: a directory with weights, or a shape.
 const MODELS: [&str; 3] = ["--model", "--model-name-or-path", "--model-name"];
 
 /// Flags without a key of their own, and the way to say it here.
-const EXPLAINED: [(&str, &str); 12] = [
+const EXPLAINED: [(&str, &str); 13] = [
     ("--resume", "to resume a run, use `--keep-training` with its `--output`"),
     ("--resume-from-checkpoint", "to resume a run, use `--keep-training` with its `--output`"),
     ("--overwrite-output-dir", "runs are never overwritten; choose another `--output`"),
@@ -67,6 +73,7 @@ const EXPLAINED: [(&str, &str); 12] = [
     ("--do-train", "leave it out: `train_low_mem` trains"),
     ("--do-eval", "name validation rows: `--set data.validation=rows.parquet`"),
     ("--predict-with-generate", "evaluation generates: see `train.eval_generate_samples` in `train_low_mem keys`"),
+    ("--load-best-model-at-end", "use `--set checkpoint.model=best`"),
     ("--gpu", "use `--device cuda`"),
     ("--cpu", "use `--device cpu`"),
 ];

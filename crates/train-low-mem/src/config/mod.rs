@@ -12,6 +12,7 @@
 //! let config = Config::resolve(values)?;
 //! ```
 
+mod batch_size;
 mod data;
 mod evaluating;
 pub mod familiar_names;
@@ -334,7 +335,7 @@ fn device(values: &Values) -> Outcome<String> {
 fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
     let finetune_freezes: &[&str] = if run.finetune { &["encoder", "shared"] } else { &[] };
     Ok(Train {
-        batch_size: batch_size(values)?,
+        batch_size: batch_size::of(values)?,
         epochs: values.integer("train.epochs"),
         max_steps: values.integer("train.max_steps"),
         dropout: values.number("train.dropout"),
@@ -364,40 +365,6 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
         sample_generations: size(values, "train.sample_generations"),
     })
-}
-
-/// One number from the two ways of saying it: `batch_size`, or per device x accumulation steps.
-fn batch_size(values: &Values) -> Outcome<usize> {
-    const DEFAULT: usize = 32;
-    let whole = pin(values, "train.batch_size");
-    let per_device = pin(values, "train.batch_size_per_device");
-    let accumulation = pin(values, "train.gradient_accumulation_steps");
-    let product = match (per_device, accumulation) {
-        (None, None) => return Ok(whole.unwrap_or(DEFAULT)),
-        (Some(per_device), accumulation) => Some(per_device * accumulation.unwrap_or(1)),
-        (None, Some(accumulation)) => match whole {
-            Some(whole) if whole % accumulation == 0 => Some(whole),
-            Some(_) => None,
-            None => {
-                return Err(Failure::usage(
-                    "`train.gradient_accumulation_steps` is set without `train.batch_size_per_device`",
-                )
-                .hint("set both, or `train.batch_size` alone"));
-            }
-        },
-    };
-    match (whole, product) {
-        (Some(whole), Some(product)) if whole == product => Ok(whole),
-        (None, Some(product)) => Ok(product),
-        (Some(whole), _) => Err(Failure::usage(format!(
-            "`train.batch_size` ({whole}, {}) is not `train.batch_size_per_device` x `train.gradient_accumulation_steps` ({} x {})",
-            values.origin("train.batch_size"),
-            per_device.map_or("auto".to_string(), |value| value.to_string()),
-            accumulation.unwrap_or(1),
-        ))
-        .hint("set `train.batch_size`, or the other two")),
-        (None, None) => Ok(DEFAULT),
-    }
 }
 
 fn optimizer(values: &Values) -> Outcome<Optimizer> {
