@@ -157,6 +157,13 @@ impl Report {
         self.progress.is_at_the_start() || self.last_line.is_none_or(|last| now.duration_since(last) >= gap)
     }
 
+    /// An evaluation is under way: the bar says so.
+    pub fn evaluating(&self, done: u64, all: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("evaluating: {done}/{all} rows"));
+        }
+    }
+
     /// An evaluation is done.
     pub fn note_validation(&mut self, loss: f64) {
         self.progress.note_validation(loss);

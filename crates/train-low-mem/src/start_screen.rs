@@ -108,7 +108,11 @@ fn length(config: &Config, opened: &Opened, done: u64, total: u64) -> String {
         (_, Some(epochs)) => format!("`epochs = {epochs}` ends the run"),
         (None, None) => "nothing ends the run".to_string(),
     };
-    format!("{steps}, {epochs:.2} epochs of {}; {ended_by}", plural(an_epoch, "step"))
+    let early = train.early_stopping_patience.map_or_else(String::new, |patience| {
+        let evaluations = plural(patience, "evaluation");
+        format!(", or {evaluations} without a better {}", config.checkpoint.best_metric)
+    });
+    format!("{steps}, {epochs:.2} epochs of {}; {ended_by}{early}", plural(an_epoch, "step"))
 }
 
 fn device(kernels: &Kernels) -> String {

@@ -197,6 +197,9 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
             Ok(Value::Float(*number as f64))
         }
         (Kind::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(value),
+        (Kind::OneOf(words), Value::String(text)) if spelled(words, text).is_some() => {
+            Ok(Value::String(spelled(words, text).unwrap_or_default().to_string()))
+        }
         (Kind::OneOf(words), Value::Boolean(switch)) if words.contains(&switch.to_string().as_str()) => {
             Ok(Value::String(switch.to_string()))
         }
@@ -222,6 +225,12 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
     }
+}
+
+/// The one of the words that differs in `-`, `_` and capitals at most.
+fn spelled(words: &[&'static str], text: &str) -> Option<&'static str> {
+    let plain = |word: &str| word.replace(['-', '_'], "").to_lowercase();
+    words.iter().copied().find(|word| plain(word) == plain(text))
 }
 
 /// A list of metrics under their own names.
@@ -319,6 +328,8 @@ mod tests {
             "train.max_steps=10",
             "run.output_dir=runs/a",
             "data.train=a.parquet",
+            "checkpoint.best_metric=exact-match",
+            "generation.early_stopping=true",
             "data.validation=[\"a\", \"b\"]",
             "optimizer.weight_decay=1",
             "train.freeze=encoder,shared",
@@ -330,6 +341,8 @@ mod tests {
         }
         assert_eq!(values.integer("train.max_steps"), Some(10));
         assert_eq!(values.text("run.output_dir").as_deref(), Some("runs/a"));
+        assert_eq!(values.text("checkpoint.best_metric").as_deref(), Some("exact_match"));
+        assert_eq!(values.text("generation.early_stopping").as_deref(), Some("true"));
         assert_eq!(values.list("data.train"), Some(vec!["a.parquet".to_string()]));
         assert_eq!(values.list("data.validation").map(|list| list.len()), Some(2));
         assert_eq!(values.number("optimizer.weight_decay"), Some(1.0));

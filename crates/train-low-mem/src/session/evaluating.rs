@@ -34,7 +34,9 @@ impl Session {
         self.report.line(&format!("evaluating {}", plural(self.evaluated_rows(&dataset), "row")));
         let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
         let model = self.trainer.model();
-        let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut |_, _| {} };
+        let report = &self.report;
+        let mut progress = |done, all| report.evaluating(done, all);
+        let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut progress };
         let Some(figures) =
             evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop, &mut watcher)?
         else {
