@@ -70,7 +70,7 @@ pub(super) fn with_ids(tokens: Vec<Value>, entries: u64, id_of: impl Fn(&str) ->
             continue;
         }
         let id = id_of(&name).unwrap_or(next);
-        next = next.max(id + 1);
+        next = next.max(id.saturating_add(1));
         token["id"] = id.into();
         numbered.push(token);
     }

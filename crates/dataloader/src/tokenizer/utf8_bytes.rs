@@ -25,12 +25,15 @@ const SENTINELS: usize = 125;
 const STEP_BYTES: usize = 4 << 10;
 /// The longest name of a token.
 const MOST_NAME_BYTES: usize = 256;
-const MOST_SENTINELS: u64 = 1 << 16;
+/// Tokens that are found by name. Each of them is looked for.
+const MOST_NAMED: usize = 4096;
 
 /// The tokenizer.
 pub(super) struct Utf8Bytes {
     tokens: Vec<Named>,
     longest_name: usize,
+    /// The bytes with which a name begins.
+    first_bytes: Vec<u8>,
 }
 
 /// A token that is found by its name.
@@ -79,10 +82,16 @@ impl Utf8Bytes {
         }
         tokens.retain(|token| !token.name.is_empty());
         let longest_name = tokens.iter().map(|token| token.name.len()).max().unwrap_or(0);
+        if tokens.len() > MOST_NAMED {
+            return Err(format!("{} tokens have names, expected at most {MOST_NAMED}", tokens.len()));
+        }
         if longest_name > MOST_NAME_BYTES {
             return Err(format!("a token has a name of {longest_name} bytes, expected at most {MOST_NAME_BYTES}"));
         }
-        Ok(Self { tokens, longest_name })
+        let mut first_bytes: Vec<u8> = tokens.iter().map(|token| token.name.as_bytes()[0]).collect();
+        first_bytes.sort_unstable();
+        first_bytes.dedup();
+        Ok(Self { tokens, longest_name, first_bytes })
     }
 
     /// The same vocabulary as a `tokenizer.json`. It finds the same tokens, but for blanks beside named ones and broken UTF-8.
@@ -132,8 +141,7 @@ impl Utf8Bytes {
         let mut at = 0;
         while at < certain && encoding.ids.len() <= encoding.max_tokens {
             let rest = &text[at..];
-            let named = self.tokens.iter().filter(|token| rest.starts_with(&token.name));
-            if let Some(token) = named.max_by_key(|token| token.name.len()) {
+            if let Some(token) = self.named_at(rest) {
                 encoding.add_named(token);
                 at += token.name.len();
                 continue;
@@ -145,14 +153,21 @@ impl Utf8Bytes {
         at
     }
 
+    /// The token with whose name a text begins.
+    fn named_at(&self, text: &str) -> Option<&Named> {
+        let is_first = text.bytes().next().is_some_and(|byte| self.first_bytes.contains(&byte));
+        let named = self.tokens.iter().filter(|token| is_first && text.starts_with(&token.name));
+        named.max_by_key(|token| token.name.len())
+    }
+
     /// The text of `ids` without special tokens. Bytes that are no UTF-8 are left out, as Python's `errors="ignore"` does.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(ids.len());
         for &id in ids {
-            match self.tokens.iter().find(|token| token.id == id) {
-                Some(token) if token.is_special => {}
-                Some(token) => bytes.extend(token.name.bytes()),
-                None => bytes.extend(id.checked_sub(FIRST_BYTE).and_then(|byte| u8::try_from(byte).ok())),
+            if (FIRST_BYTE..FIRST_SENTINEL).contains(&id) {
+                bytes.extend(u8::try_from(id - FIRST_BYTE));
+            } else if let Some(token) = self.tokens.iter().find(|token| token.id == id && !token.is_special) {
+                bytes.extend(token.name.bytes());
             }
         }
         bytes.utf8_chunks().map(|chunk| chunk.valid()).collect()
@@ -179,9 +194,9 @@ fn strips(token: &Value, usual: bool) -> [bool; 2] {
 /// The number of sentinels: as the config says, or as many as ByT5 has where the table has room for them.
 fn sentinels(beside: &Beside) -> Result<usize, String> {
     if let Some(said) = beside.setting("extra_ids") {
-        let number = said.as_u64().filter(|number| *number <= MOST_SENTINELS);
+        let number = said.as_u64().filter(|number| *number <= MOST_NAMED as u64);
         let number =
-            number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_SENTINELS}, got {said}"))?;
+            number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_NAMED}, got {said}"))?;
         return Ok(number as usize);
     }
     let room = beside.rows.map_or(u64::MAX, |rows| rows.saturating_sub(u64::from(FIRST_SENTINEL)));
