@@ -66,7 +66,7 @@ def check(name, root, rows, binary):
         run = subprocess.run([*command, "--model", model], capture_output=True, text=True, env=environment)
         if run.returncode != 0:
             return fail(name, f"generate --model {model}", run)
-        answers[model] = [json.loads(line)["response"] for line in run.stdout.splitlines()]
+        answers[model] = [json.loads(line)["response"] for line in run.stdout.split("\n") if line]
     warnings = [line for line in trained.stderr.splitlines() if line.startswith("warning")]
     problems = [*warnings, *by_transformers(output / "model", answers[output])]
     missing = {path.name for path in directory.iterdir() if path.name in COMPANIONS} - set(os.listdir(output / "model"))
