@@ -289,7 +289,7 @@ fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
 pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
     const FIRST_LINE: &[u8] = b"version https://git-lfs";
     let mut start = [0; FIRST_LINE.len()];
-    let read = file.read_exact(&mut start).and_then(|()| Ok(start == *FIRST_LINE));
+    let read = file.read_exact(&mut start).map(|()| start == *FIRST_LINE);
     file.rewind().map_err(Error::io(path))?;
     match read {
         Ok(true) => Err(Error::Directory {
