@@ -74,10 +74,9 @@ fn of_directory(directory: &Path) -> Outcome<PathBuf> {
     if of_run.join("config.json").is_file() {
         return Ok(of_run);
     }
-    if directory.join("snapshots").is_dir() {
-        if let Some(snapshot) = snapshot(directory, None) {
-            return Ok(snapshot);
-        }
+    // The cache's directory of a model.
+    if let Some(snapshot) = snapshot(directory, None) {
+        return Ok(snapshot);
     }
     let shown = directory.display();
     let failure =

@@ -195,8 +195,7 @@ fn strips(token: &Value, usual: bool) -> [bool; 2] {
 fn sentinels(beside: &Beside) -> Result<usize, String> {
     if let Some(said) = beside.setting("extra_ids") {
         let number = said.as_u64().filter(|number| *number <= MOST_NAMED as u64);
-        let number =
-            number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_NAMED}, got {said}"))?;
+        let number = number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_NAMED}, got {said}"))?;
         return Ok(number as usize);
     }
     let room = beside.rows.map_or(u64::MAX, |rows| rows.saturating_sub(u64::from(FIRST_SENTINEL)));
