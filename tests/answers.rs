@@ -137,8 +137,8 @@ const STALLED: [&str; 10] = [
 
 fn end(scene: &Scene) -> Value {
     let metrics = std::fs::read_to_string(scene.path("run/metrics.jsonl")).expect("metrics");
-    let events = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    events.filter(|event| event["event"] == "end").last().expect("an end")
+    let mut events = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    events.rfind(|event| event["event"] == "end").expect("an end")
 }
 
 #[test]

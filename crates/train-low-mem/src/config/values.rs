@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(values.text("data.tokenizer"), None);
         values.apply_assignment("optimizer.beta1=none").unwrap();
         assert_eq!(values.number("optimizer.beta1"), None);
-        assert!(values.apply_assignment("optimizer.beta1=auto").is_err());
+        assert!(values.apply_assignment("train.max_steps=auto").is_err());
     }
 
     #[test]
