@@ -145,11 +145,9 @@ fn end(scene: &Scene) -> Value {
 fn a_run_that_gets_no_better_stops_at_the_same_step_whether_or_not_it_was_interrupted() {
     let whole = Scene::new();
     let ran = whole.run(&short(&STALLED)).expect_code(0);
-    ran.expect_words(&[
-        "or 3 evaluations without a better chrf",
-        "stopped early at step 3",
-        "chrf has not improved for 3 evaluations",
-    ]);
+    let unwrapped = ran.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(unwrapped.contains("or 3 evaluations without a better chrf"), "{}", ran.out);
+    ran.expect_words(&["stopped early at step 3", "chrf has not improved for 3 evaluations"]);
     assert_eq!((&end(&whole)["reason"], &end(&whole)["step"]), (&"early_stopping".into(), &3.into()));
     let again = whole.run(&short(&[&STALLED[..], &["--keep-training"]].concat())).expect_code(0);
     again.expect_words(&["this run stopped early at step 3", "train.early_stopping_patience"]);
