@@ -87,14 +87,14 @@ def code_t5(folder):
 
 def chatlm(folder):
     """charent/ChatLM-mini-Chinese: byte pairs in a `tokenizer.json`, tokens in square brackets, no template."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     special = [f"[{name}]" for name in ("PAD", "EOS", "SEP", "BOS", "CLS", "MASK", "UNK")]
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.NFKC()
     digits = pre_tokenizers.Digits(individual_digits=True)
-    words = pre_tokenizers.Split(Regex("[^\\w\\s]"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, digits, pre_tokenizers.Metaspace()])
+    parts = [pre_tokenizers.Punctuation(), digits, pre_tokenizers.Metaspace()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts(3000, 1), trainer)
