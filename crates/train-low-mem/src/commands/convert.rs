@@ -214,7 +214,7 @@ fn share(number: f64) -> Outcome<Share> {
     #[expect(clippy::cast_sign_loss, reason = "it is positive here")]
     match number {
         share if share > 0.0 && share < 1.0 => Ok(Share::Of(share)),
-        rows if rows >= 1.0 && rows < 1e15 => Ok(Share::Rows(rows as u64)),
+        rows if (1.0..1e15).contains(&rows) => Ok(Share::Rows(rows as u64)),
         other => Err(Failure::usage(format!("--validation-split: expected a share below 1 or a count, got {other}"))
             .hint("for example `--validation-split 0.05` or `--validation-split 500`")),
     }
