@@ -25,7 +25,7 @@ pub fn a_translation_shows_the_commands_of_its_original(tree: &Tree) -> Vec<Find
     findings
 }
 
-fn command<'a>(commands: &'a [(usize, String)], at: usize) -> Option<&'a str> {
+fn command(commands: &[(usize, String)], at: usize) -> Option<&str> {
     commands.get(at).map(|(_, command)| command.as_str())
 }
 
