@@ -61,7 +61,7 @@ impl Release<'_> {
         cargo
             .args(["build", "--release", "--locked", "-p", "train-low-mem", "--target", target])
             .current_dir(self.root);
-        cargo.env("RUSTFLAGS", "-C target-feature=+crt-static").env("CARGO_PROFILE_RELEASE_STRIP", "true");
+        cargo.env("RUSTFLAGS", "-C target-feature=+crt-static").env("CARGO_PROFILE_RELEASE_LTO", "thin");
         done(&mut cargo)?;
         let built = self.root.join("target").join(target).join("release/train_low_mem");
         let program = self.directory.join(format!("train_low_mem-{target}"));
@@ -121,9 +121,9 @@ impl Release<'_> {
         let _ = fs::remove_dir_all(&wheels);
         let mut maturin = Command::new("maturin");
         // The crate itself knows nothing of Python: its pyproject is in a folder of its own.
-        maturin.args(["build", "--release", "--locked", "--strip", "--target", target, "--out"]).arg(&wheels);
+        maturin.args(["build", "--release", "--locked", "--target", target, "--out"]).arg(&wheels);
         maturin.current_dir(self.root.join("packaging"));
-        maturin.env("RUSTFLAGS", "-C target-feature=+crt-static");
+        maturin.env("RUSTFLAGS", "-C target-feature=+crt-static").env("CARGO_PROFILE_RELEASE_LTO", "thin");
         done(&mut maturin)?;
         let wheel = fs::read_dir(&wheels)
             .map_err(|error| error.to_string())?
