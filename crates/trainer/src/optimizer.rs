@@ -151,18 +151,19 @@ impl Optimizer {
             Some(seed) => Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) },
             None => Rounding::Nearest,
         };
-        Ok(match (&self.options, &moments.of) {
+        match (&self.options, &moments.of) {
             (OptimizerOptions::Adamw(options), Of::Adamw(moments)) => {
                 let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
-                t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?
+                t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?;
             }
             (OptimizerOptions::Adafactor(options), Of::Adafactor(moments)) => {
                 let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
                 let (second, first) = (&moments.second, moments.first.as_ref());
-                t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?
+                t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?;
             }
             _ => unreachable!("moments are made of the options"),
-        })
+        }
+        Ok(())
     }
 
     /// Counts an update of which every part was made.
