@@ -39,12 +39,14 @@ pub fn beside_config(named: &Path) -> Outcome<Option<PathBuf>> {
 
 /// The tokenizer that a user named: its file, or a model that has one.
 pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
-    if named.is_file() {
+    // What is no regular file is refused by whoever opens it.
+    if named.exists() && !named.is_dir() {
         return Ok(named.to_owned());
     }
     let has_file_name = named.extension().is_some_and(|extension| extension == "json" || extension == "model");
     if has_file_name && !named.exists() {
-        return Err(Failure::unusable(format!("{}: no such file, expected a tokenizer", named.display())));
+        return Err(Failure::unusable(format!("{}: no such file, expected a tokenizer", named.display()))
+            .hint("paths are relative to the directory where the command runs"));
     }
     // A directory of a tokenizer alone has no config.json.
     let own = Some(named).filter(|named| named.is_dir()).and_then(Tokenizer::in_directory);
