@@ -69,11 +69,13 @@ pub fn without_tokenizer(directory: &Path) -> Failure {
 }
 
 fn of_directory(directory: &Path) -> Outcome<PathBuf> {
-    if directory.join("config.json").is_file() {
+    // A config that is no regular file is refused by whoever opens it.
+    let has_config = |directory: &Path| directory.join("config.json").exists();
+    if has_config(directory) {
         return Ok(directory.to_owned());
     }
     let of_run = directory.join("model");
-    if of_run.join("config.json").is_file() {
+    if has_config(&of_run) {
         return Ok(of_run);
     }
     // The cache's directory of a model.
