@@ -5,7 +5,8 @@
     python scripts/make_goldens.py t5 bleu         # only these groups
     python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
 
-Groups: t5 (models, batches, logits, gradients), families (the same of each family, as it is published), generation
+Groups: t5 (models, batches, logits, gradients), families (the same of each family, as it is published), adapters (LoRA by
+PEFT: fifty steps, directories, merged weights), generation
 (greedy, beams, processors), configs (config.json texts), adafactor, train (twelve whole steps), schedules, bleu, metrics
 (chrF, ROUGE, labels, stems), sentence-piece, tokenizers. Everything is seeded and runs on one CPU thread; the versions
 are asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
@@ -22,6 +23,7 @@ import tempfile
 VERSIONS = {
     "torch": "2.15",
     "transformers": "5.23",
+    "peft": "0.21",
     "sacrebleu": "2.6",
     "safetensors": "0.8",
     "sklearn": "1.9",
@@ -36,6 +38,7 @@ GROUPS = {
     "generation": ("generation", "crates/t5/tests/goldens/generation"),
     "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
     "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
+    "adapters": ("adapters", "crates/t5/tests/goldens/adapters"),
     "adamw": ("adamw", "crates/trainer/tests/goldens/adamw"),
     "train": ("training", "crates/trainer/tests/goldens/train"),
     "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),
