@@ -33,6 +33,23 @@ const LARGEST_LAYERS: u64 = 128;
 /// Buckets of relative positions: more than there are distances between the tokens of any input.
 const LARGEST_BUCKETS: usize = 1 << 16;
 
+const GENERATION_CONFIG: &str = "generation_config.json";
+/// Settings of answers that a `config.json` of an older transformers may hold.
+const OF_ANSWERS: [&str; 12] = [
+    "max_length",
+    "max_new_tokens",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bos_token_id",
+];
+
 /// The architecture of one T5. Field names are those of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -74,9 +91,9 @@ pub struct Config {
     pub scale_decoder_outputs: bool,
     /// Fills padded positions. Never seen by attention or loss.
     pub pad_token_id: u32,
-    /// Generation stops at any of these. The first one ends training targets.
+    /// The first one ends training targets. Answers end at [`Config::answer_ends`].
     pub eos_token_ids: Vec<u32>,
-    /// First input of the decoder.
+    /// First input of the decoder in training. Answers begin with [`Config::answer_start`].
     pub decoder_start_token_id: u32,
     /// The other entries of the file.
     pub rest: Rest,
@@ -90,6 +107,9 @@ pub struct Rest {
     raw: Map<String, Value>,
     /// `generation_config.json`, where one was beside the file.
     generation: Option<Map<String, Value>>,
+    /// The tokens that `generation_config.json` names for answers.
+    answer_ends: Option<Vec<u32>>,
+    answer_start: Option<u32>,
     /// The file, for error messages.
     origin: String,
 }
@@ -142,8 +162,8 @@ impl Config {
         }
     }
 
-    /// Reads and validates a `config.json`, and a `generation_config.json` beside it for the token ids
-    /// that transformers 5 may keep only there.
+    /// Reads and validates a `config.json`, and a `generation_config.json` beside it: answers take their tokens and
+    /// settings from there, and transformers 5 may keep some token ids only there.
     pub fn from_file(path: &Path) -> Result<Self> {
         let raw = read_object(path, LARGEST_CONFIG_BYTES)?;
         let beside = path.with_file_name("generation_config.json");
@@ -164,13 +184,21 @@ impl Config {
         let read = Reader { raw: &raw, origin: &origin };
         let family = read.family()?;
         let default = Config::of_family(family);
+        let empty = Map::new();
+        let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG };
+        let answer_ends = of_answers.get("eos_token_id").map(|_| of_answers.tokens("eos_token_id", &[])).transpose()?;
+        // transformers takes the token that begins texts where no start is named.
+        let answer_start = match of_answers.token("decoder_start_token_id")? {
+            None => of_answers.token("bos_token_id")?,
+            start => start,
+        };
         let num_layers = read.size(&["num_layers", "num_hidden_layers"], default.num_layers)?;
         let feed_forward_proj = read.text("feed_forward_proj", &default.feed_forward_proj)?;
         let (act, gated) = split_projection(&feed_forward_proj)
             .ok_or_else(|| read.error("feed_forward_proj", "`{ACT}` or `gated-{ACT}`", raw.get("feed_forward_proj")))?;
         let tie_word_embeddings = read.flag("tie_word_embeddings", true)?;
-        let pad = read.token("pad_token_id")?.or(token_of(&generation, "pad_token_id")).unwrap_or(0);
-        let start = read.token("decoder_start_token_id")?.or(token_of(&generation, "decoder_start_token_id"));
+        let pad = read.token("pad_token_id")?.or(of_answers.token("pad_token_id")?).unwrap_or(0);
+        let start = read.token("decoder_start_token_id")?.or(of_answers.token("decoder_start_token_id")?);
         let scales = family.scales_decoder_outputs(tie_word_embeddings);
         let config = Config {
             family,
@@ -197,7 +225,7 @@ impl Config {
             pad_token_id: pad,
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
             decoder_start_token_id: start.unwrap_or(pad),
-            rest: Rest { raw, generation, origin },
+            rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };
         config.validate()?;
         Ok(config)
@@ -266,8 +294,13 @@ impl Config {
             return Err(self.invalid("initializer_factor", &self.initializer_factor.to_string(), "a number above 0"));
         }
         self.activation()?;
-        let ids = [("pad_token_id", self.pad_token_id), ("decoder_start_token_id", self.decoder_start_token_id)];
-        for (key, id) in ids.into_iter().chain(self.eos_token_ids.iter().map(|&id| ("eos_token_id", id))) {
+        let ids = [
+            ("pad_token_id", self.pad_token_id),
+            ("decoder_start_token_id", self.decoder_start_token_id),
+            ("decoder_start_token_id", self.answer_start()),
+        ];
+        let ends = self.eos_token_ids.iter().chain(self.answer_ends()).map(|&id| ("eos_token_id", id));
+        for (key, id) in ids.into_iter().chain(ends) {
             if id as usize >= self.vocab_size {
                 return Err(self.invalid(
                     key,
@@ -360,11 +393,33 @@ impl Config {
         }
     }
 
+    /// The tokens that end an answer: those of `generation_config.json`, or else of `config.json`.
+    pub fn answer_ends(&self) -> &[u32] {
+        self.rest.answer_ends.as_ref().unwrap_or(&self.eos_token_ids)
+    }
+
+    /// The decoder's first input in an answer: that of `generation_config.json`, or else of `config.json`.
+    pub fn answer_start(&self) -> u32 {
+        self.rest.answer_start.unwrap_or(self.decoder_start_token_id)
+    }
+
+    /// The settings of the model's own for answers, and the file that has them: `generation_config.json`, or, as in
+    /// transformers, a `config.json` without one beside it.
+    pub fn answer_settings(&self) -> (&Map<String, Value>, &'static str) {
+        match &self.rest.generation {
+            Some(generation) => (generation, GENERATION_CONFIG),
+            None => (&self.rest.raw, "config.json"),
+        }
+    }
+
     /// The `generation_config.json` to write beside [`Config::to_json`].
     pub fn generation_json(&self) -> Value {
-        let mut json = self.rest.generation.clone().unwrap_or_default();
-        json.insert("decoder_start_token_id".into(), self.decoder_start_token_id.into());
-        json.insert("eos_token_id".into(), eos_value(&self.eos_token_ids));
+        let (settings, _) = self.answer_settings();
+        let is_kept = |key: &str| self.rest.generation.is_some() || OF_ANSWERS.contains(&key);
+        let mut json: Map<String, Value> =
+            settings.iter().filter(|(key, _)| is_kept(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+        json.insert("decoder_start_token_id".into(), self.answer_start().into());
+        json.insert("eos_token_id".into(), eos_value(self.answer_ends()));
         json.insert("pad_token_id".into(), self.pad_token_id.into());
         Value::Object(json)
     }
@@ -400,10 +455,6 @@ fn eos_value(ids: &[u32]) -> Value {
         [id] => (*id).into(),
         ids => ids.to_vec().into(),
     }
-}
-
-fn token_of(object: &Option<Map<String, Value>>, key: &str) -> Option<u32> {
-    object.as_ref()?.get(key)?.as_u64()?.try_into().ok()
 }
 
 /// No T5's `config.json` is longer. Parsed, a file takes up to 50 times its length, and it is kept with the model.

@@ -133,7 +133,7 @@ impl Answering<'_> {
     /// The likeliest token, or one that is drawn, again and again.
     fn choose(&mut self, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
         let config = self.model.config();
-        let mut rows = Rows::new(self.options, config.decoder_start_token_id, sources);
+        let mut rows = Rows::new(self.options, config.answer_start(), sources);
         let mut active: Vec<usize> = (0..sources).collect(); // the source of each part of the cache
         while rows.have_more(&active) && self.position < self.options.max_new_tokens {
             let Some(logits) = self.logits(&rows.last_tokens(&active))? else { return Ok(None) };
@@ -152,7 +152,7 @@ impl Answering<'_> {
     /// Beam search.
     fn search(&mut self, beams: beams::Beams, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
         let config = self.model.config();
-        let start = config.decoder_start_token_id;
+        let start = config.answer_start();
         let mut searches = vec![BeamSearch::new(beams, start); sources];
         let mut active: Vec<usize> = (0..sources).collect();
         while active.iter().any(|&source| !searches[source].is_done()) {
@@ -174,13 +174,13 @@ impl Answering<'_> {
                 }
                 for beam in search.running() {
                     let row = &mut scores[beam.slot * width..][..width];
-                    self.options.processors.apply(&beam.history, &config.eos_token_ids, row);
+                    self.options.processors.apply(&beam.history, config.answer_ends(), row);
                     if let Some(sampling) = &beams.sampling {
-                        sampling.filter(row, config.eos_token_ids.len() + 1);
+                        sampling.filter(row, config.answer_ends().len() + 1);
                     }
                 }
                 let ends = Ends {
-                    eos: &config.eos_token_ids,
+                    eos: config.answer_ends(),
                     max_new_tokens: self.options.max_new_tokens,
                     source: (self.watch.number)(source),
                 };

@@ -54,7 +54,7 @@ impl<'a> Rows<'a> {
             }
             row.history.push(token);
             let answer = &row.history[1..];
-            row.is_done = config.eos_token_ids.contains(&token) || (watch.is_end)(answer);
+            row.is_done = config.answer_ends().contains(&token) || (watch.is_end)(answer);
             if number % sequences == 0 {
                 (watch.progress)(number / sequences, answer);
             }
@@ -72,7 +72,7 @@ impl<'a> Rows<'a> {
                 tokens.push(0);
                 continue;
             }
-            self.options.processors.apply(&row.history, &config.eos_token_ids, scores);
+            self.options.processors.apply(&row.history, config.answer_ends(), scores);
             let token = match &self.options.search {
                 Search::Sample(sampling) => {
                     sampling.filter(scores, 1);

@@ -27,12 +27,10 @@ fn model(settings: &Value) -> T5 {
         std::fs::copy(folder().join(file), directory.path().join(file)).unwrap();
     }
     if let Some(ends) = settings.get("eos_token_id") {
-        for file in ["config.json", "generation_config.json"] {
-            let path = directory.path().join(file);
-            let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-            config["eos_token_id"] = ends.clone();
-            std::fs::write(&path, config.to_string()).unwrap();
-        }
+        let path = directory.path().join("generation_config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["eos_token_id"] = ends.clone();
+        std::fs::write(&path, config.to_string()).unwrap();
     }
     T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap()
 }

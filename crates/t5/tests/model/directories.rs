@@ -366,6 +366,51 @@ fn token_ids_may_live_in_generation_config_alone() {
     assert_eq!((&json["decoder_start_token_id"], &json["num_beams"]), (&5.into(), &4.into()));
 }
 
+#[test]
+fn answers_take_their_tokens_and_settings_from_generation_config_first_and_training_from_config() {
+    let (original, ..) = case("odd_shapes_untied");
+    let directory = copy(&original);
+    let beside = directory.path().join("generation_config.json");
+    let of = |generation: Option<Value>, config: &dyn Fn(&mut Value)| {
+        edit_config(directory.path(), |json| {
+            json["eos_token_id"] = json!(3);
+            json["decoder_start_token_id"] = json!(2);
+            config(json);
+        });
+        match generation {
+            Some(generation) => std::fs::write(&beside, generation.to_string()).unwrap(),
+            None => drop(std::fs::remove_file(&beside)),
+        }
+        Config::from_file(&directory.path().join("config.json"))
+    };
+    let same = |_: &mut Value| ();
+    // Both files name other tokens.
+    let both = of(Some(json!({ "eos_token_id": [4, 5], "decoder_start_token_id": 6 })), &same).unwrap();
+    assert_eq!((both.answer_ends(), both.answer_start()), (&[4, 5][..], 6));
+    assert_eq!((&both.eos_token_ids[..], both.decoder_start_token_id), (&[3][..], 2));
+    let saved = both.generation_json();
+    assert_eq!((&saved["eos_token_id"], &saved["decoder_start_token_id"]), (&json!([4, 5]), &json!(6)));
+    assert_eq!(both.to_json()["eos_token_id"], json!(3));
+    // What the file does not name, or names as null, is that of config.json.
+    let one = of(Some(json!({ "eos_token_id": null, "num_beams": 4 })), &|json| json["num_beams"] = json!(2)).unwrap();
+    assert_eq!((one.answer_ends(), one.answer_start()), (&[3][..], 2));
+    assert_eq!((&one.answer_settings().0["num_beams"], &one.generation_json()["num_beams"]), (&json!(4), &json!(4)));
+    // No start is named: that of every text.
+    assert_eq!(of(Some(json!({ "bos_token_id": 7 })), &same).unwrap().answer_start(), 7);
+    // An older model has one file, and its settings for answers are saved as those of a newer one.
+    let older = of(None, &|json| json["num_beams"] = json!(2)).unwrap();
+    assert_eq!((older.answer_ends(), older.answer_start()), (&[3][..], 2));
+    assert_eq!(
+        older.generation_json(),
+        json!({ "num_beams": 2, "decoder_start_token_id": 2, "eos_token_id": 3, "pad_token_id": older.pad_token_id })
+    );
+    // The file with the mistake is named.
+    let error = of(Some(json!({ "eos_token_id": "end" })), &same).unwrap_err().to_string();
+    assert!(error.contains("generation_config.json") && error.contains("eos_token_id"), "{error}");
+    let error = of(Some(json!({ "eos_token_id": 1_000_000 })), &same).unwrap_err().to_string();
+    assert!(error.contains("eos_token_id") && error.contains("1000000"), "{error}");
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
 

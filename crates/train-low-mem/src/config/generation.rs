@@ -1,6 +1,6 @@
 //! `generation.*`: how answers are made, in evaluations and by the commands that answer.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use t5::{Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search};
 use toml::Value;
 
@@ -26,7 +26,7 @@ pub struct Generation {
 /// The keys that mean sampling where somebody sets one.
 const OF_SAMPLING: [&str; 3] = ["generation.temperature", "generation.top_k", "generation.top_p"];
 
-/// The settings of a model's own `generation_config.json` that count, and their keys. transformers takes them for defaults, too.
+/// The settings of a model's own for answers that count, and their keys. transformers takes them for defaults, too.
 const OF_A_MODEL: [(&str, &str); 9] = [
     ("num_beams", "generation.num_beams"),
     ("length_penalty", "generation.length_penalty"),
@@ -38,9 +38,6 @@ const OF_A_MODEL: [(&str, &str); 9] = [
     ("repetition_penalty", "generation.repetition_penalty"),
     ("no_repeat_ngram_size", "generation.no_repeat_ngram"),
 ];
-
-/// Where a default of a model comes from.
-const MODEL: Origin = Origin::Run("generation_config.json");
 
 impl Generation {
     /// Of these settings.
@@ -87,29 +84,31 @@ impl Generation {
     }
 }
 
-/// Lays the defaults of a model's `generation_config.json` over what is there. Returns its longest answer in tokens, where it
-/// says one.
+/// Lays a model's own defaults, as `file` beside its weights has them, over what is there. Returns its longest answer in
+/// tokens, where it says one.
 ///
 /// # Errors
 /// A value that no such setting has.
-pub fn apply_model_defaults(values: &mut Values, text: &str, file: &str) -> Outcome<Option<u64>> {
-    let wrong = |what: &str| {
-        Failure::unusable(format!("{file}: {what}"))
-            .hint("correct the file, or remove it: only its token ids are needed")
-    };
-    let config: Json = serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
+pub fn apply_model_defaults(
+    values: &mut Values,
+    settings: &Map<String, Json>,
+    file: &'static str,
+) -> Outcome<Option<u64>> {
     for (name, key) in OF_A_MODEL {
-        let value = match &config[name] {
-            Json::Bool(value) => Value::Boolean(*value),
-            Json::String(value) => Value::String(value.clone()),
-            Json::Number(value) => {
+        let value = match settings.get(name) {
+            Some(Json::Bool(value)) => Value::Boolean(*value),
+            Some(Json::String(value)) => Value::String(value.clone()),
+            Some(Json::Number(value)) => {
                 value.as_i64().map_or_else(|| Value::Float(value.as_f64().unwrap_or(0.0)), Value::Integer)
             }
             _ => continue,
         };
-        values.set(key, value, MODEL).map_err(|failure| wrong(&failure.message))?;
+        values.set(key, value, Origin::Run(file)).map_err(|failure| {
+            Failure::unusable(format!("{file} of the model: {}", failure.message))
+                .hint(format!("correct `{name}` in the file, or remove it"))
+        })?;
     }
-    let length = |name: &str| config[name].as_u64();
+    let length = |name: &str| settings.get(name).and_then(Json::as_u64);
     // The length of transformers counts the decoder's start token.
     Ok(length("max_new_tokens")
         .or_else(|| length("max_length").map(|all| all.saturating_sub(1)))
@@ -118,6 +117,8 @@ pub fn apply_model_defaults(values: &mut Values, text: &str, file: &str) -> Outc
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn generation(assignments: &[&str]) -> GenerateOptions {
@@ -145,15 +146,18 @@ mod tests {
     #[test]
     fn a_model_s_own_defaults_count_below_what_is_set_and_do_not_switch_sampling_on() {
         let mut values = Values::defaults();
-        let text =
-            r#"{"num_beams": 3, "temperature": 0.5, "max_length": 21, "early_stopping": "never", "eos_token_id": 1}"#;
-        assert_eq!(apply_model_defaults(&mut values, text, "g.json").unwrap(), Some(20));
+        let apply = |values: &mut Values, settings: Json| {
+            apply_model_defaults(values, settings.as_object().expect("an object"), "g.json")
+        };
+        let settings =
+            json!({"num_beams": 3, "temperature": 0.5, "max_length": 21, "early_stopping": "never", "eos_token_id": 1});
+        assert_eq!(apply(&mut values, settings).unwrap(), Some(20));
         values.apply_assignment("generation.num_beams=2").unwrap();
         let Search::Beams(beams) = Generation::of(&values).options().search else { panic!("beams") };
         assert_eq!((beams.count, beams.early_stopping, beams.sampling), (2, EarlyStopping::Never, None));
         values.apply_assignment("generation.sample=true").unwrap();
         assert_eq!(Generation::of(&values).sampling.unwrap().temperature, 0.5);
-        let refused = apply_model_defaults(&mut values, r#"{"num_beams": 0}"#, "g.json").unwrap_err();
+        let refused = apply(&mut values, json!({"num_beams": 0})).unwrap_err();
         assert!(refused.message.contains("g.json") && refused.message.contains("num_beams"), "{refused}");
     }
 }

@@ -4,7 +4,6 @@ mod prompts;
 mod stream;
 
 use std::cell::{Cell, RefCell};
-use std::path::Path;
 
 use candle_core::DType;
 use dataloader::Tokenizer;
@@ -21,8 +20,6 @@ use crate::inference::{Asked, Shape};
 use crate::{model_directory, open, options, report};
 use stream::Streamed;
 
-/// A model's own defaults are no longer.
-const MAX_DEFAULTS_BYTES: u64 = 1 << 20;
 /// The longest answer where nobody says it.
 const MAX_NEW_TOKENS: usize = 256;
 
@@ -33,7 +30,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let config = t5::Config::from_file(&directory.join("config.json"))?;
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
-    let decoding = decoding(flags, &directory)?;
+    let decoding = decoding(flags, &config)?;
     decoding.check(config.vocab_size).map_err(|error| {
         Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
     })?;
@@ -63,14 +60,10 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
 }
 
 /// How answers are made: by the flags, or else the model's own defaults.
-fn decoding(flags: &GenerateArgs, directory: &Path) -> Outcome<GenerateOptions> {
+fn decoding(flags: &GenerateArgs, config: &t5::Config) -> Outcome<GenerateOptions> {
     let mut values = Values::defaults();
-    let path = directory.join("generation_config.json");
-    let most = match regular_file::read_to_string(&path, MAX_DEFAULTS_BYTES) {
-        Ok(text) => apply_model_defaults(&mut values, &text, &path.display().to_string())?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(Failure::unusable(format!("{}: {error}", path.display()))),
-    };
+    let (settings, file) = config.answer_settings();
+    let most = apply_model_defaults(&mut values, settings, file)?;
     flags.decoding.apply(&mut values)?;
     let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
     let activations: DType = trainer::Precision::from(flags.precision).activations();
