@@ -25,7 +25,7 @@ fn inspect_shows_rows_row_groups_and_columns() {
     let scene = Scene::new();
     let rows = sample_rows();
     scene.run(&["inspect", &rows]).expect_code(0).expect_words(&[
-        "1183 rows",
+        "1,183 rows",
         "row groups",
         "page index",
         "column prompt",

@@ -300,23 +300,25 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
 
     /// The gain of the smallest budget that is faster, in words.
     fn next(&self, candidates: &[Self], as_fast: f64, budget: Budget) -> String {
-        let time = self.relative_time.max(as_fast);
-        let faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
-        let fastest =
-            || candidates.iter().min_by(|a, b| a.relative_time.total_cmp(&b.relative_time).then(a.compare_size(b)));
         // A guest gives up a little time for much memory, and should know.
-        let (next, why) = match budget {
-            Budget::Explicit(_) => (candidates.iter().filter(faster).min_by(|a, b| a.compare_size(b)), ""),
-            Budget::ShareOfAvailable => (
-                fastest().filter(|fastest| fastest.relative_time < 0.98 * self.relative_time),
-                "without --memory-budget, a small plan that is nearly the fastest is taken; ",
-            ),
+        let (next, than, why) = match budget {
+            Budget::Explicit(_) => {
+                let time = self.relative_time.max(as_fast);
+                let is_faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
+                (candidates.iter().filter(is_faster).min_by(|a, b| a.compare_size(b)), time, "")
+            }
+            Budget::ShareOfAvailable => {
+                let by_time =
+                    |a: &&Self, b: &&Self| a.relative_time.total_cmp(&b.relative_time).then(a.compare_size(b));
+                let fastest = candidates.iter().min_by(by_time);
+                (
+                    fastest.filter(|fastest| fastest.relative_time < 0.98 * self.relative_time),
+                    self.relative_time,
+                    "without --memory-budget, a small plan that is nearly the fastest is taken; ",
+                )
+            }
         };
         let Some(next) = next else { return "this is the fastest plan".to_string() };
-        let than = match budget {
-            Budget::Explicit(_) => time,
-            Budget::ShareOfAvailable => self.relative_time,
-        };
         let (percent, enough) = (100.0 * (1.0 - next.relative_time / than), next.required().round_up_to_mib());
         format!("{why}{percent:.0} % faster with --memory-budget {}MiB ({})", enough.0 >> 20, next.step.what.in_words())
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use dataloader::{DataLoader, LoaderLimits};
-use memory_policy::{Bytes, CostRow, Setting};
+use memory_policy::{Bytes, CostRow, Setting, plural};
 use parquet_dataset::{Dataset, Residency};
 use serde::{Deserialize, Serialize};
 
@@ -167,9 +167,8 @@ impl Rows<'_> {
         let note = match (feeding.prefetch_batches, feeding.decode_threads) {
             (0, _) => "nothing ahead".to_string(),
             (batches, threads) => {
-                let plural = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
                 let batches = if batches == 1 { "1 batch".to_string() } else { format!("{batches} batches") };
-                format!("{batches} ahead, {}", plural(threads, "thread"))
+                format!("{batches} ahead, {}", plural(threads as u64, "thread"))
             }
         };
         vec![CostRow::new(LOADER, loader, note), CostRow::new(DATASET, dataset, feeding.residency.to_string())]

@@ -172,7 +172,7 @@ impl Input {
         self.reader.consume(bytes);
     }
 
-    /// The bytes to come that are in the buffer at the very start: `wanted` of them where the file has so many.
+    /// The first bytes of the file, at most `wanted`, without consuming them. Call it before anything was read.
     fn peek(&mut self, wanted: usize) -> Result<&[u8], Error> {
         // A fresh buffer is filled by one read, which may be short only for a decoder's first block.
         let bytes = self.buffer()?;

@@ -1,8 +1,8 @@
 //! [`ParquetWriter`]: rows of text as a parquet file, in little memory.
 //!
-//! Our own writer rather than the parquet crate's: the command reads parquet without that crate, and to write columns of
-//! text takes these few lines. Values are plain, never null, and compressed with snappy. Each page has its CRC-32, and each
-//! column chunk an offset index, so that a reader finds any row without a walk over page headers.
+//! The command reads parquet without the parquet crate, so this writer spares it that crate. Values are plain, never null,
+//! and compressed with snappy. Each page has its CRC-32, and each column chunk an offset index, so that a reader finds any
+//! row without reading page headers.
 //!
 //! Invariant: beside one page for each column, what is held is a row group's compressed pages, at most
 //! [`Sizes::row_group_bytes`], and 24 bytes a page of that group.
@@ -31,7 +31,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// For a file of about so many bytes of text: some ten thousand pages and a thousand row groups at most.
+    /// Sizes for a file of about `bytes` of text. Up to 16 GiB it gets at most 16,384 pages a column and 1,024 row groups;
+    /// a larger file gets more of both.
     pub fn for_bytes(bytes: u64) -> Self {
         let within = |share: u64, least: u64, most: u64| (bytes / share).clamp(least, most) as usize;
         Self { page_bytes: within(16 << 10, 64 << 10, 1 << 20), row_group_bytes: within(1 << 10, 4 << 20, 16 << 20) }

@@ -5,13 +5,13 @@
 //! difference, unless `--allow-changed` names the part. Other settings, such as the learning rate, may
 //! change from one stretch of a run to the next and are only reported.
 
+use memory_policy::plural;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::config::keys::KEYS;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
-use crate::progress::plural;
 
 /// Words about settings whose values say little to a person. They are not compared.
 const ABOUT: &str = "about";

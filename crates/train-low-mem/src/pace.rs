@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
-use memory_policy::{Bytes, MemorySnapshot};
+use memory_policy::{Bytes, MemorySnapshot, plural};
 use planner::{Job, NOTHING_AHEAD, Pace, Plan, Prices};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
@@ -17,7 +17,6 @@ use crate::config::Config;
 use crate::disk::DiskNeed;
 use crate::failure::Outcome;
 use crate::open::{self, Opened};
-use crate::progress::plural;
 use crate::speed::Priced;
 use crate::{job, report};
 

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use memory_policy::Bytes;
+use memory_policy::{Bytes, counted, plural};
 
 /// Steps that the smoothed loss mostly depends on.
 const SMOOTHED_STEPS: f64 = 20.0;
@@ -183,20 +183,6 @@ pub fn clock(time: Duration) -> String {
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
-/// `1 step`, `2 steps`, `12,345 steps`.
-pub fn plural(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", counted(count), if count == 1 { "" } else { "s" })
-}
-
-/// `12,345`
-pub fn counted(count: u64) -> String {
-    let digits = count.to_string();
-    let first = digits.len() % 3;
-    let groups = digits.as_bytes()[first..].chunks(3).map(|group| String::from_utf8_lossy(group).into_owned());
-    let head = (first > 0).then(|| digits[..first].to_string());
-    head.into_iter().chain(groups).collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,9 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_for_reading() {
-        assert_eq!([0, 7, 999, 1000, 1_234_567].map(counted), ["0", "7", "999", "1,000", "1,234,567"]);
-        assert_eq!((plural(1, "row"), plural(2000, "row")), ("1 row".to_string(), "2,000 rows".to_string()));
+    fn times_and_rates_are_for_reading() {
         assert_eq!([59, 226, 7500].map(|seconds| clock(Duration::from_secs(seconds))), ["0:59", "3:46", "2:05:00"]);
         assert_eq!((rate(0.0), rate(1e-3)), ("0".to_string(), "1.00e-3".to_string()));
     }

@@ -1,13 +1,13 @@
 //! The first screen of a run: what will be trained, on what, how, and until when. A colleague can check it at a glance.
 
-use memory_policy::labelled;
+use memory_policy::{counted, labelled, plural};
 use trainer::TrainerOptions;
 
 use crate::bits::Kernels;
 use crate::config::{Config, Objective};
 use crate::failure::Outcome;
 use crate::open::Opened;
-use crate::progress::{counted, plural, rate};
+use crate::progress::rate;
 
 /// The screen, one labelled paragraph for each subject. `done` steps were made before.
 ///

@@ -1,7 +1,7 @@
 //! Ways out of a refusal: each setting that would need less memory is tried, and named with what the run would need then.
 
 use memory_policy::{Budget, Budgets, Bytes, MemorySnapshot};
-use planner::{DoesNotFit, Job, Wanted};
+use planner::{Costs, DoesNotFit, Wanted};
 use toml::Value;
 use trainer::TrainerOptions;
 
@@ -42,12 +42,10 @@ struct Way {
 fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
     let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
     let job_on_disk = variant.job(job).at(now);
-    let Some(smallest) = smallest(&job_on_disk, now) else { return Ok(None) };
+    let costs = planner::costs(&job_on_disk, now)?;
+    let Some(smallest) = smallest(&costs, job_on_disk.budgets, now) else { return Ok(None) };
     // The plan that the run would take, where it fits.
-    let plan = match planner::plan(&job_on_disk, now) {
-        Ok(planned) => planned.plan,
-        Err(_) => *smallest.smallest_plan,
-    };
+    let plan = memory_policy::plan(now, &costs, job_on_disk.budgets).unwrap_or_else(|_| *smallest.smallest_plan);
     let a_step = planner::pace(&job_on_disk, now, &plan, &[])?.step_written_bytes;
     let allowed = job.config.memory.disk_writes;
     let words = match steps {
@@ -76,7 +74,7 @@ fn rounded(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcom
     let settings = settings.map(|(key, value)| (key, Value::from(value)));
     let variant = Variant::of(job, &settings, steps)?;
     let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
-    Ok(smallest(&variant.job(job).at(now), now).map(|refusal| Way { needs: refusal.smallest_budget, words }))
+    variant.way(job, now, words)
 }
 
 /// A fourth of the samples: another batch, and so other mathematics.
@@ -93,7 +91,7 @@ fn smaller_batch(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> 
     ];
     let variant = Variant::of(job, &settings, steps)?;
     let words = format!("`--set train.batch_size={samples}`");
-    Ok(smallest(&variant.job(job).at(now), now).map(|refusal| Way { needs: refusal.smallest_budget, words }))
+    variant.way(job, now, words)
 }
 
 /// A job with other settings.
@@ -116,13 +114,17 @@ impl Variant {
     fn job<'a>(&'a self, job: &RunJob<'a>) -> RunJob<'a> {
         RunJob { config: &self.config, options: &self.options, wanted: Wanted::Undominated(None), ..*job }
     }
+
+    /// The way out that these settings are.
+    fn way(&self, job: &RunJob<'_>, now: &MemorySnapshot, words: String) -> Outcome<Option<Way>> {
+        let job = self.job(job).at(now);
+        let refusal = smallest(&planner::costs(&job, now)?, job.budgets, now);
+        Ok(refusal.map(|refusal| Way { needs: refusal.smallest_budget, words }))
+    }
 }
 
 /// The refusal of a budget that nothing fits: it names the smallest that works.
-fn smallest(job: &Job<'_>, now: &MemorySnapshot) -> Option<Box<DoesNotFit>> {
-    let nothing = Budgets { process: Budget::Explicit(Bytes(1)), ..job.budgets };
-    match memory_policy::plan(now, &planner::costs(job, now).ok()?, nothing) {
-        Err(refusal) => Some(Box::new(refusal)),
-        Ok(_) => None,
-    }
+fn smallest(costs: &Costs, budgets: Budgets, now: &MemorySnapshot) -> Option<DoesNotFit> {
+    let nothing = Budgets { process: Budget::Explicit(Bytes(1)), ..budgets };
+    memory_policy::plan(now, costs, nothing).err()
 }

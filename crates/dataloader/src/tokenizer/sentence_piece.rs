@@ -41,12 +41,12 @@ const ROLES: [Role; 7] = [
     ("mask_token", None),
 ];
 
-/// The text of the `tokenizer.json` that these bytes of a `spiece.model` are, with what the files beside it say: how many sentinels
-/// there are, and which tokens are found by name. A model whose table has no room for T5's sentinels has none where
-/// nothing else is said, such as mT5.
+/// Converts a `spiece.model` to the text of a `tokenizer.json`. The files beside it say how many sentinels there are, and
+/// which tokens are found by name. Where they say nothing, T5's 100 sentinels follow the pieces if the model's table is large
+/// enough for them; mT5's is not, and mT5 has none.
 ///
 /// # Errors
-/// Why the bytes are not such a model, or not one that T5 has.
+/// The bytes are no SentencePiece model, or are not of the kind that T5 has.
 pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
     let Trainer { kind, unknown } = model.trainer.unwrap_or_default();

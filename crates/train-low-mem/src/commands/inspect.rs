@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use memory_policy::Bytes;
+use memory_policy::{Bytes, counted, plural};
 use parquet_dataset::Inspection;
 use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows};
 use serde_json::{Map, Value, json};
@@ -153,9 +153,9 @@ impl Content {
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     fn rows_in_words(&self, known: Option<u64>) -> String {
         match (known, self.share < 1.0) {
-            (Some(rows), _) => format!("{rows} rows"),
-            (None, false) => format!("{} rows", self.rows),
-            (None, true) => format!("about {} rows", (self.rows as f64 / self.share.max(1e-9)) as u64),
+            (Some(rows), _) => plural(rows, "row"),
+            (None, false) => plural(self.rows, "row"),
+            (None, true) => format!("about {} rows", counted((self.rows as f64 / self.share.max(1e-9)) as u64)),
         }
     }
 }
@@ -248,24 +248,37 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     if content.rows == 0 {
         return text;
     }
-    let _ = writeln!(text, "  {:<30}{:>9}{:>9}{:>14}", format!("of {} rows", content.rows), "null", "empty", "longest");
+    let _ = writeln!(
+        text,
+        "  {:<30}{:>9}{:>9}{:>14}",
+        format!("of {}", plural(content.rows, "row")),
+        "null",
+        "empty",
+        "longest"
+    );
     for column in &content.columns {
-        let longest = column.other.map_or_else(|| format!("{} chars", column.longest), str::to_owned);
-        let _ = writeln!(text, "  {:<30}{:>9}{:>9}{longest:>14}", column.name, column.nulls, column.empty);
+        let longest = column.other.map_or_else(|| format!("{} chars", counted(column.longest)), str::to_owned);
+        let _ = writeln!(
+            text,
+            "  {:<30}{:>9}{:>9}{longest:>14}",
+            column.name,
+            counted(column.nulls),
+            counted(column.empty)
+        );
     }
     if content.more_columns > 0 {
         let _ = writeln!(text, "  and {} more columns", content.more_columns);
     }
     if let Some(first) = &content.first_malformed {
-        let _ = writeln!(text, "  malformed rows    {}; the first: {first}", content.malformed);
+        let _ = writeln!(text, "  malformed rows    {}; the first: {first}", counted(content.malformed));
     }
-    let duplicates = content.duplicates.map_or("not counted: too many rows".to_string(), |count| count.to_string());
+    let duplicates = content.duplicates.map_or("not counted: too many rows".to_string(), counted);
     let _ = writeln!(text, "  duplicate rows    {duplicates}");
     match &content.pairing {
         Some(pairing) => {
             let _ = writeln!(text, "  texts             {}", pairing.in_words());
             if content.unusable > 0 {
-                let _ = writeln!(text, "  without           {} rows have none of them", content.unusable);
+                let _ = writeln!(text, "  without           {} have none of them", plural(content.unusable, "row"));
             }
         }
         None => {
@@ -297,7 +310,12 @@ fn shown(value: &Value) -> String {
 fn storage(text: &mut String, file: &Inspection) {
     let largest = file.row_groups.iter().max().copied().unwrap_or(0);
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
-    let _ = writeln!(text, "  row groups        {}, the largest of {largest} rows", file.row_groups.len());
+    let _ = writeln!(
+        text,
+        "  row groups        {}, the largest of {}",
+        counted(file.row_groups.len() as u64),
+        plural(largest.into(), "row")
+    );
     let _ = writeln!(text, "  page index        {}", yes_no(file.has_page_index));
     let _ = writeln!(text, "  checksums         {}", yes_no(file.has_checksums));
     let _ = writeln!(text, "  written by        {}", file.created_by.as_deref().unwrap_or("not said"));
@@ -306,7 +324,7 @@ fn storage(text: &mut String, file: &Inspection) {
     }
     for column in &file.columns {
         let pages = match (column.pages, column.largest_page_bytes) {
-            (Some(pages), Some(largest)) => format!(", {pages} pages of at most {}", Bytes(largest)),
+            (Some(pages), Some(largest)) => format!(", {} of at most {}", plural(pages, "page"), Bytes(largest)),
             _ => String::new(),
         };
         let nullable = if column.is_nullable { ", may be null" } else { "" };

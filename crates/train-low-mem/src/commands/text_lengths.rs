@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use dataloader::Tokenizer;
+use memory_policy::counted;
 use row_files::Lengths;
 use serde_json::{Value, json};
 
@@ -75,7 +76,10 @@ impl TextLengths {
             let _ = writeln!(
                 text,
                 "  {} of {} {}s are cut at {} tokens ({percent:.1} %)",
-                tokens.cut, tokens.texts, of.name, tokens.limit
+                counted(tokens.cut),
+                counted(tokens.texts),
+                of.name,
+                counted(tokens.limit)
             );
         }
         for of in self.of.iter().filter(|of| of.tokens.texts > 0) {
@@ -112,9 +116,9 @@ impl TextLengths {
 fn row(text: &mut String, name: &str, lengths: &Lengths) {
     let _ = write!(text, "  {name:<22}{:>9.1}", lengths.mean());
     for share in [0.5, 0.9, 0.95, 0.99] {
-        let _ = write!(text, "{:>9}", lengths.percentile(share));
+        let _ = write!(text, "{:>9}", counted(lengths.percentile(share)));
     }
-    let _ = writeln!(text, "{:>9}", lengths.most);
+    let _ = writeln!(text, "{:>9}", counted(lengths.most));
 }
 
 fn histogram(text: &mut String, name: &str, lengths: &Lengths) {
@@ -124,7 +128,7 @@ fn histogram(text: &mut String, name: &str, lengths: &Lengths) {
     let _ = writeln!(text, "  {name} tokens, up to");
     for (longest, count) in bars {
         let bar = "█".repeat((count * WIDTH).div_ceil(most) as usize);
-        let _ = writeln!(text, "  {longest:>8}  {count:>9}  {bar}");
+        let _ = writeln!(text, "  {:>8}  {:>9}  {bar}", counted(longest), counted(count));
     }
 }
 

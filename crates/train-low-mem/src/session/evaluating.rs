@@ -1,5 +1,6 @@
 //! Evaluations of a run: when, which is the best, and when they end it.
 
+use memory_policy::plural;
 use parquet_dataset::Dataset;
 use planner::names;
 use serde_json::json;
@@ -9,7 +10,6 @@ use crate::best::Measure;
 use crate::evaluation::{self, Figures};
 use crate::failure::Outcome;
 use crate::options;
-use crate::progress::plural;
 
 impl Session {
     /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
