@@ -1,5 +1,7 @@
 //! Help, version and listings.
 
+use std::process::Command;
+
 use crate::run::Scene;
 
 #[test]
@@ -25,5 +27,28 @@ fn completions_come_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = Scene::new().run(&["completions", shell]).expect_code(0);
         assert!(ran.out.contains("train_low_mem") && ran.out.contains("keep-training"), "{shell}");
+        assert!(!["--machine", "-l machine"].iter().any(|flag| ran.out.contains(flag)), "{shell} offers a hidden flag");
     }
+}
+
+#[test]
+fn bash_completes_flags_and_the_keys_of_set() {
+    let scene = Scene::new();
+    scene.write("completions.bash", scene.run(&["completions", "bash"]).expect_code(0).out);
+    let completed = |words: &[&str]| {
+        // As bash calls it when somebody presses the tabulator behind the last word.
+        let script = "source completions.bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); \
+            compopt() { :; }; _train_low_mem \"$1\" \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; \
+            printf '%s\n' \"${COMPREPLY[@]}\"";
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", script, "bash", "train_low_mem"]).args(words).current_dir(scene.path(""));
+        let output = bash.output().expect("bash");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    for command in [&["--set"][..], &["train", "--set"], &["eval", "--set"]] {
+        let keys = completed(&[command, &["train.batch"]].concat());
+        assert_eq!(keys, "train.batch_size=\ntrain.batch_size_per_device=\n", "{command:?}");
+    }
+    assert_eq!(completed(&["plan", "--expl"]), "--explain\n");
+    assert_eq!(completed(&["train-to"]), "train-tokenizer\n");
 }
