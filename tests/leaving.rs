@@ -223,3 +223,28 @@ fn sizes_that_no_model_has_are_refused_and_a_deep_model_is_planned_in_little_mem
     let (plain, deep) = (rss(&[]), rss(&["--set", deep]));
     assert!(deep < plain + (4 << 20), "{deep} {plain}");
 }
+
+#[test]
+fn an_evaluation_that_is_interrupted_leaves_neither_its_predictions_nor_its_rows() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "2"])).expect_code(0);
+    // Rows that are turned into parquet first: also those go.
+    let rows: String = (0..2000).map(|n| format!("{{\"prompt\": \"after {n}\", \"response\": \"{n}\"}}\n")).collect();
+    scene.write("rows.jsonl", rows);
+    let temporary = scene.path("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    for name in ["INT", "TERM", "HUP"] {
+        let eval = ["eval", "--model", "run/model", "--data", "rows.jsonl", "--predictions", "answers.jsonl"];
+        let mut eval = command(&scene, &eval.map(str::to_owned));
+        let mut child = eval.env("TMPDIR", &temporary).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        wait_for(&mut lines, "evaluating 2,000 rows");
+        signal(&child, &[name]);
+        let mut said = String::new();
+        lines.read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(75), "{said}");
+        assert!(said.contains("interrupted; nothing was written"), "{said}");
+        assert_eq!(scene.names("temporary"), [""; 0]);
+        assert_eq!(scene.names("."), ["rows.jsonl", "run", "temporary"]);
+    }
+}

@@ -20,13 +20,13 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{Parts, Session};
 use crate::stop::Stop;
-use crate::{machine, report, row_data, setup};
+use crate::{machine, report, row_data, setup, stop};
 
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let beside = existing_ancestor(&config.run.output_dir);
-    let scratch = Scratch::create_in(&beside, &own_names())?;
-    stop.is_dry_run_in(scratch.path().to_path_buf());
+    stop.ends_with(stop::tried);
+    let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, &own_names())?), Scratch::path)?;
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::in_the_open };
@@ -46,11 +46,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     }
     session.feed();
     let Some(batch) = session.loader.next_batch()? else {
-        return Err(if session.stop.requested() {
-            crate::stop::tried()
-        } else {
-            Failure::unusable("the data has no rows")
-        });
+        return Err(if session.stop.requested() { stop::tried() } else { Failure::unusable("the data has no rows") });
     };
     let samples = Batch { sources: &batch.sources, targets: &batch.targets };
     let stop = session.stop.clone();
@@ -60,7 +56,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,
         StepOutcome::Interrupted => {
-            return Err(crate::stop::tried());
+            return Err(stop::tried());
         }
         other => return Err(Failure::internal(format!("the step failed: {other:?}"))),
     };

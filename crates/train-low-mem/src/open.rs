@@ -74,7 +74,7 @@ impl Opened {
             let dataset = Dataset::open(&files(key, patterns)?, &options)?;
             Ok(Arc::new(dataset))
         };
-        let train = open("data.train", &config.data.train, page_map)?;
+        let train = open(config.label_of_rows(), &config.data.train, page_map)?;
         let validation = match config.data.validation.as_slice() {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),

@@ -26,6 +26,11 @@ impl Predictions {
         Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES) })
     }
 
+    /// The name that the file has until it is whole.
+    pub fn temporary(&self) -> &Path {
+        self.file.temporary()
+    }
+
     /// Adds an answer: its row, prompt, reference and prediction, and the scores that one answer has.
     pub fn add(&mut self, row: &AnsweredRow) -> Outcome<()> {
         let answered = row.answered;

@@ -19,6 +19,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use memory_policy::{counted, plural};
 use parquet_dataset::{Dataset, DatasetOptions};
 use row_files::{Chosen, Compression, Conversion, Counts, Digested, Form, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::{Value, json};
@@ -60,7 +61,7 @@ pub struct Wanted<'a> {
 /// Finds the rows that the config names, and turns what is no parquet, or not of the two columns. The config then names the
 /// files and columns to read. Returns an event for each set of files that was turned.
 pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Vec<Value>> {
-    let train = open::files("data.train", &config.data.train)?;
+    let train = open::files(config.label_of_rows(), &config.data.train)?;
     let validation = match config.data.validation.is_empty() {
         true => Vec::new(),
         false => open::files("data.validation", &config.data.validation)?,
@@ -101,7 +102,8 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     if is_in_place {
         say_columns(&train, &config.data.chosen, wanted.say);
     } else {
-        let turned = turn("data.train", TRAIN, (&train, &originals), &columns, config, run, wanted)?;
+        let label = config.label_of_rows();
+        let turned = turn(label, TRAIN, (&train, &originals), &columns, config, run, wanted)?;
         events.push(turned.event);
         config.data.estimated_rows = turned.estimated_rows;
         config.data.train = vec![paths::to_text(turned.train.as_os_str())];
@@ -291,7 +293,7 @@ fn turn(
         && are_the_same(originals, &record["sources"])?
     {
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
-        (wanted.say)(&format!("{key}: {rows} rows, turned before into {}", train.display()));
+        (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
         return Ok(Turned { train, validation, event: event(key, record, true), estimated_rows: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
@@ -335,7 +337,11 @@ fn turn(
     (wanted.say)(&in_words(key, conversion, &counts, began.elapsed().as_secs_f64()));
     if let Some(first) = &counts.first_bad {
         let left_out = counts.malformed + counts.empty;
-        report::warn(&format!("{key}: {left_out} of {} rows were skipped; the first: {first}", counts.read));
+        report::warn(&format!(
+            "{key}: {} of {} were skipped; the first: {first}",
+            counted(left_out),
+            plural(counts.read, "row")
+        ));
     }
     if counts.train == 0 {
         return Err(no_rows(key, conversion, &counts));
@@ -373,8 +379,8 @@ fn write(
         if said.get().elapsed() >= SAY_EVERY {
             said.set(Instant::now());
             (wanted.say)(&format!(
-                "turned {} rows into parquet, {:.0} % of the files",
-                counts.read,
+                "turned {} into parquet, {:.0} % of the files",
+                plural(counts.read, "row"),
                 100.0 * counts.share
             ));
         }
@@ -418,7 +424,8 @@ fn or_skip(failure: Failure, config: &Config) -> Failure {
 
 fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
     let files = conversion.sources.iter().map(|(path, ..)| path.display().to_string()).collect::<Vec<_>>().join(", ");
-    let failure = Failure::unusable(format!("`{key}`: no usable row in {files}; {} were skipped", counts.read));
+    let failure =
+        Failure::unusable(format!("`{key}`: no usable row in {files}; {} were skipped", counted(counts.read)));
     match &counts.first_bad {
         Some(first) => failure.hint(format!("the first of them: {first}")),
         None => failure.hint("expected at least one row"),
@@ -433,9 +440,9 @@ fn in_words(key: &str, conversion: &Conversion, counts: &Counts, seconds: f64) -
         files => format!("{files} files from {}", path.display()),
     };
     let rows = match (counts.share < 1.0, counts.validation) {
-        (true, _) => format!("the first {} rows were read to plan", counts.read),
-        (false, 0) => format!("{} rows", counts.train),
-        (false, validation) => format!("{} rows, {validation} more for validation", counts.train),
+        (true, _) => format!("the first {} were read to plan", plural(counts.read, "row")),
+        (false, 0) => plural(counts.train, "row"),
+        (false, validation) => format!("{}, {} more for validation", plural(counts.train, "row"), counted(validation)),
     };
     format!("{key}: {files}: {}, {}; {rows} ({seconds:.1} s)", kind.form.name(), pairing.in_words())
 }

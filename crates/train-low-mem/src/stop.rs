@@ -7,7 +7,7 @@
 //!
 //! SIGHUP stays ignored where it was ignored at the start: `nohup` asks for that.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,9 +51,9 @@ struct Standing {
     unsaved_steps: u64,
     /// Whether this process has made a step.
     has_made_steps: bool,
-    /// Whether the run is only tried: it leaves nothing to go on from.
-    is_dry_run: bool,
-    /// Directories that are removed where the process is ended from here.
+    /// The end of a command that saves nothing: the first signal leads to it.
+    end: Option<fn() -> Failure>,
+    /// Files and directories that are removed where the process is ended from here.
     leftovers: Vec<PathBuf>,
 }
 
@@ -156,11 +156,17 @@ impl Stop {
         self.standing().doing = Doing::Finishing;
     }
 
-    /// The run is only tried, in a directory that goes with it.
-    pub fn is_dry_run_in(&self, directory: PathBuf) {
+    /// The command saves nothing: the first signal ends it at once, with these words.
+    pub fn ends_with(&self, end: fn() -> Failure) {
+        self.standing().end = Some(end);
+    }
+
+    /// Makes something that is removed where a signal ends the process: no signal comes between the two.
+    pub fn remove_at_end<T>(&self, make: impl FnOnce() -> Outcome<T>, path: impl FnOnce(&T) -> &Path) -> Outcome<T> {
         let mut standing = self.standing();
-        standing.is_dry_run = true;
-        standing.leftovers.push(directory);
+        let made = make()?;
+        standing.leftovers.push(path(&made).to_owned());
+        Ok(made)
     }
 
     fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -181,9 +187,9 @@ impl Stop {
                 end_here();
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 output::drain();
-                for directory in &standing.leftovers {
+                for path in &standing.leftovers {
                     // Leftovers that cannot be removed do no harm.
-                    let _ = std::fs::remove_dir_all(directory);
+                    let _ = std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path));
                 }
                 low_level::exit(code);
             }
@@ -203,8 +209,8 @@ impl Standing {
         if is_another {
             return Next::Leave(128 + signal, format!("{name}: exiting at once; this {lost}"));
         }
-        if self.is_dry_run {
-            return Next::Leave(Exit::Interrupted as i32, tried().to_string());
+        if let Some(end) = self.end {
+            return Next::Leave(Exit::Interrupted as i32, end().to_string());
         }
         let step = self.step.unwrap_or(0);
         let does = match self.doing {
@@ -230,6 +236,11 @@ pub fn nothing_to_save(step: Option<u64>) -> Failure {
         _ => "run the same command with `--keep-training` to start again",
     };
     Failure::new(Exit::Interrupted, format!("interrupted {before}; nothing to save")).hint(again)
+}
+
+/// The end of a command that writes its result last.
+pub fn without_result() -> Failure {
+    Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("start the same command again")
 }
 
 /// The end of a run that was only tried.
@@ -290,7 +301,7 @@ mod tests {
             None,
             "SIGTERM: stopping after the checkpoint of step 19 is written; a second signal exits at once and loses 1 step since the last checkpoint",
         );
-        let tried = Standing { is_dry_run: true, ..steps.clone() };
+        let tried = Standing { end: Some(tried), ..steps.clone() };
         check(&tried, false, Some(75), "interrupted; a dry run saves nothing");
         let saved = Standing { unsaved_steps: 0, ..steps };
         check(&saved, true, Some(143), "SIGTERM: exiting at once; this loses no step");

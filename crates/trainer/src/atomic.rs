@@ -53,6 +53,11 @@ impl AtomicFile {
         Ok(Self { path: path.to_owned(), temporary, file, is_done: false })
     }
 
+    /// The name that the file has until it is whole.
+    pub fn temporary(&self) -> &Path {
+        &self.temporary
+    }
+
     /// The file, to be written.
     pub fn file(&self) -> &File {
         &self.file

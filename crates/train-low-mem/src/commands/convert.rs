@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memory_policy::{Bytes, Probe, SystemProbe};
+use memory_policy::{Bytes, Probe, SystemProbe, counted};
 use row_files::{Conversion, Counts, Duplicates, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,7 +18,7 @@ use trainer::AtomicFile;
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
-use crate::{open, options, report, row_data};
+use crate::{open, options, report, row_data, stop};
 
 /// Between two lines about how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(10);
@@ -54,7 +54,11 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         progress: &|counts| {
             if said.get().elapsed() >= SAY_EVERY {
                 said.set(Instant::now());
-                report::note(&format!("{} rows read, {:.0} % of the files", counts.read, 100.0 * counts.share));
+                report::note(&format!(
+                    "{} rows read, {:.0} % of the files",
+                    counted(counts.read),
+                    100.0 * counts.share
+                ));
             }
         },
         ..Settings::default()
@@ -76,7 +80,8 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     });
     let counts = counts.map_err(|error| ended(error, failed, flags))?;
     if counts.train == 0 {
-        let failure = Failure::unusable(format!("no usable row: {} were read, and all were left out", counts.read));
+        let failure =
+            Failure::unusable(format!("no usable row: {} were read, and all were left out", counted(counts.read)));
         return Err(match &counts.first_bad {
             Some(first) => failure.hint(format!("the first of them: {first}")),
             None => failure.hint("expected at least one row"),
@@ -100,7 +105,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     report::result(&format!("{}{}", steps(&conversion, &counts, &written), lengths.in_words()))?;
     #[expect(clippy::cast_precision_loss, reason = "a rate of rows")]
     let rate = counts.read as f64 / seconds.max(1e-9);
-    report::note(&format!("{seconds:.1} s, {rate:.0} rows/s, peak {peak}"));
+    report::note(&format!("{seconds:.1} s, {} rows/s, peak {peak}", counted(rate as u64)));
     Ok(())
 }
 
@@ -144,7 +149,7 @@ fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> Str
         let _ = writeln!(text, "{source}");
     }
     let mut line = |name: &str, count: u64, note: &str| {
-        let _ = writeln!(text, "{}", format!("  {name:<22}{count:>9}  {note}").trim_end());
+        let _ = writeln!(text, "{}", format!("  {name:<22}{:>9}  {note}", counted(count)).trim_end());
     };
     let first = |is_first: bool| match &counts.first_bad {
         Some(row) if is_first => format!("skipped; the first: {row}"),
@@ -249,9 +254,7 @@ fn interrupted() -> Outcome<Arc<AtomicBool>> {
 /// An error of the conversion with the flags that help.
 fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) -> Failure {
     match error {
-        row_files::Error::Stopped => failed.unwrap_or_else(|| {
-            Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("start the same command again")
-        }),
+        row_files::Error::Stopped => failed.unwrap_or_else(stop::without_result),
         row_files::Error::Write(error) => Failure::io("write rows", &flags.output, &error),
         row_files::Error::Row(row) => {
             let failure = Failure::from(row_files::Error::Row(row));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::DType;
 use dataloader::LoaderOptions;
-use memory_policy::{Probe, SystemProbe};
+use memory_policy::{Probe, SystemProbe, plural};
 use planner::EvaluatedRows;
 use serde_json::json;
 use toml::Value;
@@ -20,14 +20,16 @@ use crate::predictions::Predictions;
 use crate::report::RowProgress;
 use crate::run_dir::RunDir;
 use crate::stop::Stop;
-use crate::{job, model_directory, options, report, row_data, setup};
+use crate::{job, model_directory, options, report, row_data, setup, stop};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
+    let stop = Stop::on_signals()?;
+    stop.ends_with(stop::without_result);
     let directory = model_directory::find(&flags.model)?;
     let mut config = config(flags, &directory)?;
-    let scratch = row_data::scratch()?;
-    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &Stop::default(), say: report::note };
+    let scratch = stop.remove_at_end(row_data::scratch, trainer::Scratch::path)?;
+    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::look_at(scratch.path());
     let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
     // Where pages lie says what reading them takes.
@@ -61,14 +63,18 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         loader,
         ..options::evaluation(&config, &opened.model, plan)
     };
-    let mut predictions = flags.predictions.as_deref().map(Predictions::create).transpose()?;
+    let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
+    let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
+    let all = opened.train.rows();
+    let rows = if flags.samples == 0 { all } else { flags.samples.min(all) };
+    report::note(&format!("evaluating {}", plural(rows, "row")));
     let mut progress = RowProgress::new();
     let mut watcher = Watcher {
         answered: &mut |row| predictions.as_mut().map_or(Ok(()), |predictions| predictions.add(row)),
         progress: &mut |done, all| progress.note(done, all),
     };
-    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &Stop::default(), &mut watcher)?
-        .ok_or_else(|| Failure::internal("nobody interrupts an evaluation"))?;
+    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &stop, &mut watcher)?
+        .ok_or_else(stop::without_result)?;
     progress.finish();
     if figures.samples == 0 {
         return Err(Failure::unusable(format!("no row could be evaluated; {} were skipped", figures.bad_rows))

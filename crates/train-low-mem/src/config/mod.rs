@@ -197,6 +197,14 @@ pub struct Checkpoint {
 }
 
 impl Config {
+    /// The name under which somebody gave the files of `data.train`: the key, or `--data` of `eval`.
+    pub fn label_of_rows(&self) -> &'static str {
+        match self.values.origin("data.train") {
+            Origin::Flag(flag) if flag == "--data" => "--data",
+            _ => "data.train",
+        }
+    }
+
     /// Resolves values into a config, or says which keys contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
         let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
