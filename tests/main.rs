@@ -17,6 +17,7 @@ mod leaving;
 mod listing;
 mod long_rows;
 mod lost_files;
+mod merge;
 mod models;
 mod other_commands;
 mod own_files;

@@ -108,6 +108,32 @@ pub enum Error {
         /// The value in the file.
         got: String,
     },
+    /// A setting in an `adapter_config.json` that cannot be followed.
+    #[error("{}: `{key}` is {got}, expected {expected}", .path.display())]
+    AdapterConfig {
+        /// The file.
+        path: PathBuf,
+        /// The key at fault.
+        key: String,
+        /// The value found.
+        got: String,
+        /// The accepted values.
+        expected: String,
+        /// Advice.
+        hint: String,
+    },
+    /// A tensor of an adapter that its configuration and the model do not imply, or one that is not there.
+    #[error("{}: tensor `{tensor}`: expected {expected}, got {got}", .path.display())]
+    AdapterTensor {
+        /// The file of the adapter's tensors.
+        path: PathBuf,
+        /// PEFT's name.
+        tensor: String,
+        /// The shape or values that were expected.
+        expected: String,
+        /// The shape or values in the file.
+        got: String,
+    },
     /// A micro-batch or a list of sources that no model can be run on.
     #[error("{what}: expected {expected}, got {got}")]
     Batch {
@@ -131,7 +157,10 @@ impl Error {
             Error::Offload { .. } => {
                 Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
             }
-            Error::Directory { hint, .. } => Some(hint.clone()),
+            Error::Directory { hint, .. } | Error::AdapterConfig { hint, .. } => Some(hint.clone()),
+            Error::AdapterTensor { .. } => Some(
+                "adapter_config.json and the tensors beside it must belong together, and to this model".into(),
+            ),
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(

@@ -15,7 +15,7 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::failure::{Failure, Outcome};
-use crate::flag_values::{MasterWeights, Precision, assignment_text, truth};
+use crate::flag_values::{MasterWeights, Precision, StoredPrecision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 
@@ -77,6 +77,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Turn JSONL, JSON, CSV, TSV or parquet files into one parquet file of prompts and responses
     Convert(Box<ConvertArgs>),
+    /// Merge a LoRA adapter of PEFT, or of a run, into its model
+    Merge(MergeArgs),
     /// Train a tokenizer.json from parquet, JSONL, JSON, CSV, TSV or text files
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples
@@ -175,6 +177,29 @@ pub struct TrainTokenizerArgs {
     /// Overwrite an existing output file
     #[arg(long)]
     pub force: bool,
+}
+
+/// Flags of `merge`.
+#[derive(Args, Debug)]
+pub struct MergeArgs {
+    /// Directory of the adapter, as PEFT saves it, or the run that trained it
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// The model below it: a directory, a run or a model of the hub [default: the one that adapter_config.json names]
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Directory of the merged model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Precision of the merged matrices [default: as each is stored]
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub dtype: Option<StoredPrecision>,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `bench`.

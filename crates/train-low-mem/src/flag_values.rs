@@ -35,6 +35,27 @@ pub enum Precision {
     Bf16,
 }
 
+/// `merge --dtype`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoredPrecision {
+    /// float32
+    F32,
+    /// bfloat16
+    Bf16,
+    /// float16
+    F16,
+}
+
+impl From<StoredPrecision> for candle_core::DType {
+    fn from(flag: StoredPrecision) -> Self {
+        match flag {
+            StoredPrecision::F32 => Self::F32,
+            StoredPrecision::Bf16 => Self::BF16,
+            StoredPrecision::F16 => Self::F16,
+        }
+    }
+}
+
 impl From<Precision> for trainer::Precision {
     fn from(flag: Precision) -> Self {
         match flag {

@@ -75,14 +75,7 @@ pub(crate) fn load(
     for spec in ParameterSpec::all(&config) {
         let name = stored.name_of(&spec.name);
         let reader = stored.reader(name).ok_or_else(|| stored.missing(directory, &spec))?;
-        if reader.shape(name) != Some(&spec.shape) {
-            return Err(Error::TensorMismatch {
-                path: reader.path().into(),
-                tensor: name.into(),
-                expected: format!("shape {:?}", spec.shape),
-                got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
-            });
-        }
+        check_shape(reader, name, &spec)?;
         let in_place = match (place, reader.place_of(name, spec.dtype(dtype))) {
             (Place::Stored(_), Some(offset)) => {
                 let shard = stored.holder[name];
@@ -296,12 +289,102 @@ impl Files {
 fn without_weights(directory: &Path) -> Error {
     const OTHERS: [&str; 4] = ["tf_model.h5", "flax_model.msgpack", "rust_model.ot", "adapter_model.safetensors"];
     let hint = match OTHERS.into_iter().find(|name| directory.join(name).is_file()) {
-        Some("adapter_model.safetensors") => "this is an adapter: merge it into its model first".into(),
+        Some("adapter_model.safetensors") => {
+            "this is an adapter: merge it into its model with `train_low_mem merge --adapter`".into()
+        }
         Some(other) => format!("`{other}` is of another framework: save the model with PyTorch's `save_pretrained`"),
         None => "fetch the weights, or save the model with `save_pretrained`".into(),
     };
     let problem = "has no weights: expected model.safetensors or pytorch_model.bin, or the index of their parts";
     Error::Directory { path: directory.into(), problem: problem.into(), hint }
+}
+
+/// The weights of a directory, to be read a few rows at a time.
+pub(super) struct StoredFiles(Files);
+
+impl StoredFiles {
+    pub(super) fn open(directory: &Path) -> Result<StoredFiles> {
+        Files::open(directory).map(StoredFiles)
+    }
+
+    /// [`Files::is_tied`] without a whole table in memory.
+    pub(super) fn is_tied_by_rows(&self, config: &Config) -> Result<bool> {
+        let files = &self.0;
+        let embedding = files.name_of(SHARED);
+        let (Some(head), Some(shared)) = (files.reader(LM_HEAD), files.reader(embedding)) else { return Ok(true) };
+        if embedding == LM_HEAD || files.are_one(LM_HEAD, embedding) {
+            return Ok(true);
+        }
+        let table = [config.vocab_size, config.d_model];
+        if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
+            return Ok(false);
+        }
+        let rows = (super::safetensors::PIECE_BYTES / size_of::<f32>() / config.d_model).max(1);
+        for first in (0..config.vocab_size).step_by(rows) {
+            let count = rows.min(config.vocab_size - first);
+            let [one, other] = [self.rows(LM_HEAD, first, count)?, self.rows(embedding, first, count)?];
+            if one.ne(&other)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Refuses files that lack a parameter of the model, have one of another shape, or more than the model.
+    pub(super) fn check_names(&self, directory: &Path, config: &Config) -> Result<()> {
+        let files = &self.0;
+        let specs = ParameterSpec::all(config);
+        for spec in &specs {
+            let name = files.name_of(&spec.name);
+            let reader = files.reader(name).ok_or_else(|| files.missing(directory, spec))?;
+            check_shape(reader, name, spec)?;
+        }
+        for (name, &shard) in &files.holder {
+            let is_table = EMBEDDINGS.contains(&name.as_str()) || name == LM_HEAD || name.ends_with(IGNORED);
+            if !is_table && !specs.iter().any(|spec| spec.name == *name) {
+                return Err(Error::UnexpectedTensor { path: files.readers[shard].path().into(), tensor: name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The name under which a parameter is stored.
+    pub(super) fn name_of<'a>(&self, name: &'a str) -> &'a str {
+        self.0.name_of(name)
+    }
+
+    /// Some rows of a stored tensor in f32.
+    pub(super) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
+        self.holder(name).read_rows(name, first, count, DType::F32)
+    }
+
+    /// The dtype that a tensor is stored in.
+    pub(super) fn stored_as(&self, name: &str) -> Result<DType> {
+        let reader = self.holder(name);
+        reader.stored_as(name).filter(DType::is_float).ok_or_else(|| Error::TensorMismatch {
+            path: reader.path().into(),
+            tensor: name.into(),
+            expected: "values in F32, F16, BF16 or F64".into(),
+            got: "others".into(),
+        })
+    }
+
+    fn holder(&self, name: &str) -> &Reader {
+        self.0.reader(name).unwrap_or_else(|| panic!("`{name}` was found when the names were checked"))
+    }
+}
+
+/// Refuses a stored tensor with another shape than its parameter.
+fn check_shape(reader: &Reader, name: &str, spec: &ParameterSpec) -> Result<()> {
+    if reader.shape(name) == Some(&spec.shape) {
+        return Ok(());
+    }
+    Err(Error::TensorMismatch {
+        path: reader.path().into(),
+        tensor: name.into(),
+        expected: format!("shape {:?}", spec.shape),
+        got: format!("shape {:?}", reader.shape(name).unwrap_or_default()),
+    })
 }
 
 /// No path may leave the model's directory.

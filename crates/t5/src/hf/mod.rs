@@ -5,6 +5,7 @@
 //! saving a model needs a second copy of anything.
 
 mod load;
+pub mod peft;
 mod pickle;
 mod pytorch;
 pub mod safetensors;

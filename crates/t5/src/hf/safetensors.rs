@@ -188,6 +188,28 @@ impl Reader {
         Ok(tensor)
     }
 
+    /// Reads some rows of a tensor as `dtype`: shape (count, ..), or of a vector (count,).
+    ///
+    /// # Errors
+    /// Those of [`Reader::read`].
+    pub(crate) fn read_rows(&self, name: &str, first: usize, count: usize, dtype: DType) -> Result<Tensor> {
+        let whole = self.stretch(name)?;
+        let stored = self.stored_dtype(name, &whole)?;
+        let mut shape = whole.shape.clone();
+        let row_bytes = shape[1..].iter().product::<usize>() * stored.size_in_bytes();
+        assert!(first + count <= shape[0], "rows {first}.. of `{name}` with shape {shape:?}");
+        shape[0] = count;
+        let (start, bytes) = (whole.start + (first * row_bytes) as u64, count * row_bytes);
+        let stretch = Stretch { start, bytes, shape: shape.clone(), dtype: whole.dtype };
+        let mut pieces = Vec::new();
+        self.pieces(&stretch, PIECE_BYTES, |bytes| {
+            let values = bytes.len() / stored.size_in_bytes();
+            pieces.push(Tensor::from_raw_buffer(bytes, stored, &[values], &Device::Cpu)?.to_dtype(dtype)?);
+            Ok(())
+        })?;
+        Ok(Tensor::cat(&pieces, 0)?.reshape(shape)?)
+    }
+
     /// Whether the stored tensor has exactly the values of `tensor` (compared in f32, or f64 for f64).
     pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
         let stretch = self.stretch(name)?;
@@ -366,11 +388,37 @@ impl<W: Write> Writer<W> {
 
     /// Writes the next tensor, converting to the declared dtype.
     pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let next = self.declared.next();
-        let TensorHeader { dtype, shape, .. } = next.filter(|next| next.name == name).unwrap_or_else(|| {
-            panic!("tensor `{name}` is written out of the order declared for {}", self.path.display())
-        });
+        let TensorHeader { dtype, shape, .. } = self.next(name);
         assert_eq!(shape, tensor.dims(), "tensor `{name}` is written with another shape than declared");
+        self.write_values(tensor, dtype)
+    }
+
+    /// [`Writer::write`] for a tensor that is made some rows at a time: `rows` of a first row and a count.
+    pub(crate) fn write_by_rows(
+        &mut self,
+        name: &str,
+        most_rows: usize,
+        mut rows: impl FnMut(usize, usize) -> Result<Tensor>,
+    ) -> Result<()> {
+        let TensorHeader { dtype, shape, .. } = self.next(name);
+        for first in (0..shape[0]).step_by(most_rows) {
+            let count = most_rows.min(shape[0] - first);
+            let piece = rows(first, count)?;
+            let is_as_declared = piece.dims()[0] == count && piece.dims()[1..] == shape[1..];
+            assert!(is_as_declared, "rows of `{name}` are written with another shape than declared");
+            self.write_values(&piece, dtype)?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, name: &str) -> TensorHeader {
+        let next = self.declared.next();
+        next.filter(|next| next.name == name).unwrap_or_else(|| {
+            panic!("tensor `{name}` is written out of the order declared for {}", self.path.display())
+        })
+    }
+
+    fn write_values(&mut self, tensor: &Tensor, dtype: DType) -> Result<()> {
         let flat = tensor.flatten_all()?;
         let piece_values = PIECE_BYTES / 8;
         for first in (0..flat.elem_count()).step_by(piece_values) {
@@ -427,6 +475,11 @@ fn little_endian(values: &Tensor, dtype: DType) -> Result<Vec<u8>> {
         DType::BF16 => {
             let values = values.to_dtype(DType::F32)?.to_vec1::<f32>()?;
             values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
+        }
+        DType::F16 => {
+            let mut bytes = Vec::with_capacity(2 * values.elem_count());
+            values.write_bytes(&mut bytes)?;
+            bytes
         }
         other => return Err(candle_core::Error::Msg(format!("{other:?} cannot be written")).into()),
     })

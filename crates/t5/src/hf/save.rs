@@ -46,9 +46,7 @@ pub(crate) fn save_with<E: From<Error>>(
         config.tie_word_embeddings = false;
         tensors.extend(parameters.iter().find(|p| p.part == Part::Shared).map(|shared| ("lm_head.weight", shared)));
     }
-    for (name, value) in [("config.json", config.to_json()), ("generation_config.json", config.generation_json())] {
-        file(name, &|sink| write_json(&directory.join(name), sink, &value))?;
-    }
+    write_configs(directory, &config, &mut file)?;
     tensors.sort_by_key(|(_, parameter)| std::cmp::Reverse(stored(parameter).size_in_bytes()));
     let header = |&(name, p): &(&str, &Parameter)| TensorHeader {
         name: name.into(),
@@ -69,7 +67,19 @@ pub(crate) fn save_with<E: From<Error>>(
     })
 }
 
-fn write_json(path: &Path, sink: &mut dyn Write, value: &Value) -> Result<()> {
+/// Hands `config.json` and `generation_config.json` to `file`.
+pub(super) fn write_configs<E: From<Error>>(
+    directory: &Path,
+    config: &Config,
+    file: &mut impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
+) -> Result<(), E> {
+    for (name, value) in [("config.json", config.to_json()), ("generation_config.json", config.generation_json())] {
+        file(name, &|sink| write_json(&directory.join(name), sink, &value))?;
+    }
+    Ok(())
+}
+
+pub(super) fn write_json(path: &Path, sink: &mut dyn Write, value: &Value) -> Result<()> {
     let mut text =
         serde_json::to_string_pretty(value).map_err(|e| Error::Json { path: path.into(), problem: e.to_string() })?;
     text.push('\n');

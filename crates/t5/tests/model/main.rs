@@ -1,6 +1,7 @@
 //! Tests of whole models: against transformers' golden files, against candle's autograd and T5, of model
 //! directories, and of what must hold whatever memory decides.
 
+mod adapters;
 mod autograd;
 mod candle;
 mod decoding;

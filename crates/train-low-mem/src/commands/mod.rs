@@ -5,6 +5,7 @@ pub mod convert;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
+pub mod merge;
 pub mod plan;
 mod text_lengths;
 pub mod train_tokenizer;

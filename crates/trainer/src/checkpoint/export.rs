@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::{Manifest, OPTIMIZER_FILE, STATE_FILE, TokenizerFiles, save, save::Place};
+use super::{
+    COMPANION_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save,
+    save::Place,
+};
 use crate::error::Result;
 use crate::temporary;
 
@@ -34,5 +37,31 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
             }
         }
         Ok(())
+    })
+}
+
+/// Merges an adapter into the model of a directory, as [`t5::peft::merge_with`] does it, with the tokenizer's files of the base beside
+/// the new weights.
+///
+/// # Errors
+/// Those of [`t5::peft::merge_with`]; as [`export_model`].
+pub fn export_merged(
+    base: &Path,
+    adapter: &Path,
+    dtype: Option<candle_core::DType>,
+    target: &Path,
+) -> Result<t5::peft::Merged> {
+    let place = Place::new(temporary::create_directory(target)?);
+    save::commit_or_remove(&place.path, target, || {
+        let merged = t5::peft::merge_with(base, adapter, dtype, &place.path, |name, write| -> Result<()> {
+            save::write_file(&place, name, |file| Ok(write(file)?)).map(drop)
+        })?;
+        for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].into_iter().chain(COMPANION_FILES) {
+            let path = base.join(name);
+            if path.is_file() {
+                save::copy(&path, &place, name)?;
+            }
+        }
+        Ok(merged)
     })
 }

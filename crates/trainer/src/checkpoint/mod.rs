@@ -46,7 +46,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use export::{export_checkpoint, export_model};
+pub use export::{export_checkpoint, export_merged, export_model};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 
 use crate::error::{Error, Result};

@@ -175,7 +175,11 @@ pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEnt
 }
 
 /// Writes one file through a checksum and syncs it, so that it need not be read again to be summed.
-fn write_file(place: &Place, name: &str, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<ManifestEntry> {
+pub(super) fn write_file(
+    place: &Place,
+    name: &str,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<ManifestEntry> {
     let path = place.path.join(name);
     let io_error = |e| Error::io("write", &path, e);
     let file = (place.create)(&path).map_err(io_error)?;

@@ -1,0 +1,540 @@
+//! `adapter_config.json`: PEFT's settings of an adapter.
+//!
+//! PEFT adds keys with every release. One that is unknown here is passed over while its value is null, false or empty, and
+//! refused otherwise: it may change what the adapter computes.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::modules::{self, LM_HEAD, Linear};
+use super::patterns::{Pattern, Selection};
+use crate::config::{Config, read_object};
+use crate::error::{Error, Result};
+use crate::family::Family;
+
+/// The name of the file.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// The largest file has a rank for each linear of the deepest model: some 100 bytes each.
+const LARGEST_BYTES: u64 = 1 << 20;
+/// A rank beyond the width of any layer.
+const LARGEST_RANK: u64 = 1 << 16;
+
+/// Keys that do not change what a loaded adapter computes.
+const WITHOUT_EFFECT: [&str; 15] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "eva_config",
+    "inference_mode",
+    "init_lora_weights", // read on its own
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+];
+/// Keys that are read.
+const READ: [&str; 14] = [
+    "alpha_pattern",
+    "ensure_weight_tying",
+    "exclude_modules",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_dora",
+    "use_rslora",
+    "bias",
+];
+/// Known keys that are refused where they are set, with the reason.
+const REFUSED: [(&str, &str); 8] = [
+    ("alora_invocation_tokens", "aLoRA changes generation of decoder-only models"),
+    ("fan_in_fan_out", "T5's linear layers store (out, in)"),
+    ("layer_replication", "it changes the model's depth"),
+    ("lora_bias", "T5's linear layers have no bias"),
+    ("megatron_config", "it is for models of Megatron"),
+    ("target_parameters", "T5's weights are modules: name them in `target_modules`"),
+    ("trainable_token_indices", "train the head or nothing of the vocabulary: `modules_to_save`"),
+    ("use_qalora", "its adapters work on a quantized base alone"),
+];
+/// Starts of `init_lora_weights` that take something out of the base weights.
+const CHANGES_BASE: [&str; 6] = ["pissa", "olora", "corda", "loftq", "lora_ga", "mica"];
+
+/// The settings of an adapter.
+#[derive(Clone, Debug)]
+pub struct AdapterConfig {
+    path: PathBuf,
+    /// The model that the adapter was trained on, as its maker called it.
+    pub base_model: Option<String>,
+    /// Rank of the adapters, where no pattern says another.
+    pub rank: usize,
+    /// The scale's numerator.
+    pub alpha: f64,
+    /// Dropout of the adapters' input.
+    pub dropout: f64,
+    /// Whether the scale is alpha by the root of the rank.
+    pub rslora: bool,
+    /// Whether the merged weights' rows have learned norms.
+    pub dora: bool,
+    /// Whether A starts from a normal distribution.
+    pub gaussian: bool,
+    targets: Targets,
+    exclude: Option<Selection>,
+    layers: Option<Layers>,
+    rank_pattern: Vec<(String, usize)>,
+    alpha_pattern: Vec<(String, f64)>,
+    modules_to_save: Vec<String>,
+    ensure_weight_tying: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Targets {
+    /// PEFT's own choice for the model's family.
+    Usual,
+    AllLinear,
+    Selected(Selection),
+}
+
+/// `layers_to_transform` with `layers_pattern`.
+#[derive(Clone, Debug)]
+struct Layers {
+    indices: Vec<usize>,
+    patterns: Vec<Pattern>,
+}
+
+/// A linear layer with an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdaptedLinear {
+    /// `encoder.block.0.layer.0.SelfAttention.q`.
+    pub name: String,
+    /// Width of its input.
+    pub inputs: usize,
+    /// Width of its output.
+    pub outputs: usize,
+    /// Rank of the adapter.
+    pub rank: usize,
+    /// Alpha of the adapter.
+    pub alpha: f64,
+    /// The factor of `B A`.
+    pub scale: f64,
+}
+
+/// What an adapter changes in one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    /// The linear layers with an adapter, in the model's order.
+    pub linears: Vec<AdaptedLinear>,
+    /// The parameters that the adapter replaces, by name and shape.
+    pub saved: Vec<(String, Vec<usize>)>,
+    /// Whether each linear has a magnitude vector.
+    pub dora: bool,
+}
+
+impl AdapterConfig {
+    /// Reads the file of an adapter's directory.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Json`], or [`Error::AdapterConfig`] for a setting that cannot be followed.
+    pub fn read(directory: &Path) -> Result<AdapterConfig> {
+        let path = directory.join(CONFIG_FILE);
+        let raw = read_object(&path, LARGEST_BYTES)?;
+        let file = Entries { path: &path, raw: &raw };
+        file.check_kind()?;
+        file.check_refused()?;
+        let init = file.init()?;
+        let targets = match file.get("target_modules") {
+            None => Targets::Usual,
+            Some(Value::String(text)) if text.eq_ignore_ascii_case("all-linear") => Targets::AllLinear,
+            Some(_) => Targets::Selected(file.selection("target_modules")?),
+        };
+        let layers = file.layers()?;
+        if layers.is_some() && !matches!(&targets, Targets::Selected(Selection::Names(_))) {
+            return Err(file.error("layers_to_transform", "null where `target_modules` is no list"));
+        }
+        Ok(AdapterConfig {
+            base_model: file.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
+            rank: file.get("r").map_or(Ok(8), |value| file.rank("r", value))?,
+            alpha: file.get("lora_alpha").map_or(Ok(8.0), |value| file.number("lora_alpha", value))?,
+            dropout: file.dropout()?,
+            rslora: file.flag("use_rslora")?,
+            dora: file.flag("use_dora")?,
+            gaussian: init == Some("gaussian"),
+            targets,
+            exclude: file.get("exclude_modules").map(|_| file.selection("exclude_modules")).transpose()?,
+            layers,
+            rank_pattern: file.by_pattern("rank_pattern", Entries::rank)?,
+            alpha_pattern: file.by_pattern("alpha_pattern", Entries::number)?,
+            modules_to_save: file.names("modules_to_save")?,
+            ensure_weight_tying: file.flag("ensure_weight_tying")?,
+            path,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names in `modules_to_save`.
+    pub fn modules_to_save(&self) -> &[String] {
+        &self.modules_to_save
+    }
+
+    /// What the adapter changes in a model.
+    ///
+    /// # Errors
+    /// [`Error::AdapterConfig`] where it changes nothing, or something that is not supported.
+    pub fn layout(&self, model: &Config) -> Result<Layout> {
+        let linears = self.targets(model)?;
+        let (rank, alpha) = (self.ranks(&linears)?, self.alphas(&linears)?);
+        let linears = linears.into_iter().zip(rank.into_iter().zip(alpha)).map(|(linear, (rank, alpha))| {
+            #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
+            let divisor = if self.rslora { (rank as f64).sqrt() } else { rank as f64 };
+            let Linear { name, inputs, outputs } = linear;
+            AdaptedLinear { name, inputs, outputs, rank, alpha, scale: alpha / divisor }
+        });
+        let layout = Layout { linears: linears.collect(), saved: self.saved(model)?, dora: self.dora };
+        let has_head = layout.linears.iter().any(|linear| linear.name == LM_HEAD)
+            || layout.saved.iter().any(|(name, _)| name.starts_with(LM_HEAD));
+        if self.ensure_weight_tying && has_head && model.tie_word_embeddings {
+            let expected = "false: the head of this model has an adapter, its embedding has none";
+            return Err(self.error("ensure_weight_tying", "true", expected));
+        }
+        Ok(layout)
+    }
+
+    fn targets(&self, model: &Config) -> Result<Vec<Linear>> {
+        let refused: Vec<Pattern> = self
+            .modules_to_save
+            .iter()
+            .map(|name| Pattern::below(name))
+            .collect::<Result<_, _>>()
+            .map_err(|got| self.error("modules_to_save", &got, "names of modules"))?;
+        let mut linears = modules::linears(model);
+        let selected = match &self.targets {
+            Targets::Usual if model.family == Family::Umt5 => {
+                return Err(self.error("target_modules", "null", "names of layers: PEFT has no default for umt5"));
+            }
+            Targets::Usual => &Selection::Names(vec!["q".into(), "v".into()]),
+            Targets::AllLinear => {
+                linears.retain(|linear| linear.name != LM_HEAD);
+                &Selection::Names(linears.iter().map(|linear| linear.name.clone()).collect())
+            }
+            Targets::Selected(selection) => selection,
+        };
+        let excluded = |module: &str| -> Result<bool> {
+            let excluded = self.exclude.as_ref().map_or(Ok(false), |exclude| exclude.has(module));
+            if excluded.map_err(|got| self.error("exclude_modules", &got, "names, or a regular expression"))? {
+                return Ok(true);
+            }
+            for pattern in &refused {
+                if pattern.matches(module).map_err(|got| self.error("modules_to_save", &got, "names of modules"))? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        let is_target = |module: &str| -> Result<bool> {
+            let wrong = |got: String| self.error("target_modules", &got, "names, or a regular expression");
+            // PEFT looks at the layer's index only where an ending was named.
+            let is_whole = matches!(selected, Selection::Names(names) if names.iter().any(|name| name == module));
+            Ok(selected.has(module).map_err(wrong)? && (is_whole || self.is_in_layers(module)?) && !excluded(module)?)
+        };
+        for embedding in modules::embeddings(model) {
+            if is_target(&embedding)? {
+                let got = format!("a choice that has the embedding `{embedding}`");
+                return Err(self.error(
+                    "target_modules",
+                    &got,
+                    "linear layers: q, k, v, o, wi, wi_0, wi_1, wo, lm_head",
+                ));
+            }
+        }
+        let mut targets = Vec::new();
+        for linear in linears {
+            if is_target(&linear.name)? {
+                targets.push(linear);
+            }
+        }
+        if targets.is_empty() {
+            let expected = "names of linear layers of this model: q, k, v, o, wi, wi_0, wi_1, wo, lm_head";
+            return Err(self.error("target_modules", "a choice without any layer of this model", expected));
+        }
+        Ok(targets)
+    }
+
+    fn is_in_layers(&self, module: &str) -> Result<bool> {
+        let Some(Layers { indices, patterns }) = &self.layers else { return Ok(true) };
+        for pattern in patterns {
+            let number = pattern.number_in(module);
+            if let Some(index) =
+                number.map_err(|got| self.error("layers_pattern", &got, "the name of a list of layers"))?
+            {
+                return Ok(indices.contains(&index));
+            }
+        }
+        Ok(false)
+    }
+
+    fn ranks(&self, linears: &[Linear]) -> Result<Vec<usize>> {
+        self.by_first_key("rank_pattern", &self.rank_pattern, self.rank, linears)
+    }
+
+    fn alphas(&self, linears: &[Linear]) -> Result<Vec<f64>> {
+        self.by_first_key("alpha_pattern", &self.alpha_pattern, self.alpha, linears)
+    }
+
+    /// For each linear the value of the first key that matches its name.
+    fn by_first_key<T: Copy>(
+        &self,
+        key: &str,
+        patterns: &[(String, T)],
+        otherwise: T,
+        linears: &[Linear],
+    ) -> Result<Vec<T>> {
+        let wrong = |got: String| self.error(key, &got, "regular expressions for the names of layers");
+        let mut values = vec![None; linears.len()];
+        // One compiled pattern at a time: there may be one for each layer.
+        for (text, value) in patterns {
+            let pattern = Pattern::of_key(text).map_err(wrong)?;
+            for (found, linear) in values.iter_mut().zip(linears) {
+                if found.is_none() && pattern.matches(&linear.name).map_err(wrong)? {
+                    *found = Some(*value);
+                }
+            }
+        }
+        Ok(values.into_iter().map(|value| value.unwrap_or(otherwise)).collect())
+    }
+
+    /// The parameters of `modules_to_save`.
+    fn saved(&self, model: &Config) -> Result<Vec<(String, Vec<usize>)>> {
+        let parameters = modules::base_parameters(model);
+        let mut saved: Vec<(String, Vec<usize>)> = Vec::new();
+        for ending in &self.modules_to_save {
+            let found = modules::below(&parameters, ending);
+            if ["shared", "embed_tokens"].iter().any(|table| table.ends_with(ending.as_str()) && !ending.is_empty()) {
+                let got = format!("a list with the shared table (`{ending}`)");
+                return Err(self.error(
+                    "modules_to_save",
+                    &got,
+                    "modules whose training PEFT takes into account: lm_head, norms",
+                ));
+            }
+            if found.is_empty() {
+                let got = format!("a list with `{ending}`, which this model has not");
+                return Err(self.error("modules_to_save", &got, "names of this model's modules, such as lm_head"));
+            }
+            for spec in found {
+                if !saved.iter().any(|(name, _)| *name == spec.name) {
+                    saved.push((spec.name.clone(), spec.shape.clone()));
+                }
+            }
+        }
+        Ok(saved)
+    }
+
+    fn error(&self, key: &str, got: &str, expected: &str) -> Error {
+        Error::AdapterConfig {
+            path: self.path.clone(),
+            key: key.into(),
+            got: got.into(),
+            expected: expected.into(),
+            hint: "the adapter and the model must belong together".into(),
+        }
+    }
+}
+
+/// Typed access to the file; null counts as absent.
+struct Entries<'a> {
+    path: &'a Path,
+    raw: &'a Map<String, Value>,
+}
+
+impl Entries<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key).filter(|value| !value.is_null())
+    }
+
+    fn error(&self, key: &str, expected: &str) -> Error {
+        self.error_with(key, expected, "have PEFT merge the adapter: `merge_and_unload`")
+    }
+
+    fn error_with(&self, key: &str, expected: &str, hint: &str) -> Error {
+        let (got, expected, hint) = (shown(self.raw.get(key)), expected.into(), hint.into());
+        Error::AdapterConfig { path: self.path.into(), key: key.into(), got, expected, hint }
+    }
+
+    fn check_kind(&self) -> Result<()> {
+        if self.get("peft_type").and_then(Value::as_str) != Some("LORA") {
+            return Err(self.error("peft_type", "\"LORA\": no other kind of adapter is read"));
+        }
+        match self.get("task_type") {
+            None => Ok(()),
+            Some(Value::String(task)) if task == "SEQ_2_SEQ_LM" => Ok(()),
+            Some(_) => Err(self.error_with(
+                "task_type",
+                "\"SEQ_2_SEQ_LM\" or null",
+                "an adapter of another task has other modules; train it for sequence to sequence",
+            )),
+        }
+    }
+
+    fn check_refused(&self) -> Result<()> {
+        if let Some(value) = self.get("bias")
+            && value != "none"
+        {
+            return Err(self.error("bias", "\"none\": T5's linear layers have no bias"));
+        }
+        for (key, value) in self.raw {
+            let is_known = WITHOUT_EFFECT.contains(&key.as_str()) || READ.contains(&key.as_str());
+            if is_known || is_empty(value) {
+                continue;
+            }
+            return Err(match REFUSED.iter().find(|(refused, _)| refused == key) {
+                Some((_, reason)) => self.error(key, &format!("null or false: {reason}")),
+                None => self.error_with(
+                    key,
+                    "null, false or nothing: the key is not known here, and may change what the adapter computes",
+                    "if it does not, remove it from the file; otherwise have PEFT merge the adapter: `merge_and_unload`",
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// `init_lora_weights`, as far as it is a name.
+    fn init(&self) -> Result<Option<&str>> {
+        const KEY: &str = "init_lora_weights";
+        let name = match self.get(KEY) {
+            None | Some(Value::Bool(_)) => return Ok(None),
+            Some(Value::String(name)) => name,
+            Some(_) => return Err(self.error(KEY, "true, false or a name")),
+        };
+        if CHANGES_BASE.iter().any(|start| name.to_lowercase().starts_with(start)) {
+            return Err(self.error_with(
+                KEY,
+                "a start that leaves the base weights as they are",
+                "make a plain adapter of it: `save_pretrained(.., path_initial_model_for_weight_conversion=..)` of PEFT",
+            ));
+        }
+        match name.to_lowercase().as_str() {
+            "gaussian" => Ok(Some("gaussian")),
+            "eva" | "orthogonal" | "true" => Ok(None),
+            _ => Err(self.error(KEY, "true, false, \"gaussian\", \"eva\" or \"orthogonal\"")),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(_) => Err(self.error(key, "true or false")),
+        }
+    }
+
+    fn dropout(&self) -> Result<f64> {
+        let dropout = self.get("lora_dropout").map_or(Ok(0.0), |value| self.number("lora_dropout", value))?;
+        if (0.0..1.0).contains(&dropout) { Ok(dropout) } else { Err(self.error("lora_dropout", "a number in 0..1")) }
+    }
+
+    fn number(&self, key: &str, value: &Value) -> Result<f64> {
+        value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| self.error(key, "a finite number"))
+    }
+
+    fn rank(&self, key: &str, value: &Value) -> Result<usize> {
+        let rank = value.as_u64().filter(|rank| (1..=LARGEST_RANK).contains(rank));
+        rank.map(|rank| rank as usize).ok_or_else(|| self.error(key, &format!("a whole number in 1..={LARGEST_RANK}")))
+    }
+
+    fn by_pattern<T>(&self, key: &str, read: impl Fn(&Self, &str, &Value) -> Result<T>) -> Result<Vec<(String, T)>> {
+        match self.get(key) {
+            None => Ok(Vec::new()),
+            Some(Value::Object(patterns)) => {
+                patterns.iter().map(|(pattern, value)| Ok((pattern.clone(), read(self, key, value)?))).collect()
+            }
+            Some(_) => Err(self.error(key, "an object of patterns and numbers")),
+        }
+    }
+
+    fn names(&self, key: &str) -> Result<Vec<String>> {
+        let wrong = || self.error(key, "a list of names");
+        match self.get(key) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(names)) => {
+                names.iter().map(|name| name.as_str().map(String::from).ok_or_else(wrong)).collect()
+            }
+            Some(_) => Err(wrong()),
+        }
+    }
+
+    fn selection(&self, key: &str) -> Result<Selection> {
+        match self.get(key) {
+            Some(Value::String(text)) => {
+                Pattern::whole(text).map(Selection::Pattern).map_err(|problem| Error::AdapterConfig {
+                    path: self.path.into(),
+                    key: key.into(),
+                    got: problem,
+                    expected: "a list of names, or a regular expression as Python has them".into(),
+                    hint: "list the names of the layers instead".into(),
+                })
+            }
+            _ => self.names(key).map(Selection::Names),
+        }
+    }
+
+    fn layers(&self) -> Result<Option<Layers>> {
+        const KEY: &str = "layers_to_transform";
+        let wrong = || self.error(KEY, "an index or a list of indices");
+        let index = |value: &Value| value.as_u64().map(|index| index as usize).ok_or_else(wrong);
+        let indices: Vec<usize> = match self.get(KEY) {
+            None => return Ok(None),
+            Some(Value::Array(values)) if values.is_empty() => return Ok(None),
+            Some(Value::Array(values)) => values.iter().map(index).collect::<Result<_>>()?,
+            Some(value) => vec![index(value)?],
+        };
+        let names = match self.get("layers_pattern") {
+            Some(Value::String(name)) => vec![name.clone()],
+            _ => self.names("layers_pattern")?,
+        };
+        let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        let patterns = match names.as_slice() {
+            [] => vec![Pattern::index_below(None)],
+            names => names.iter().map(|name| Pattern::index_below(Some(name))).collect(),
+        };
+        let patterns: Result<_, String> = patterns.into_iter().collect();
+        let patterns =
+            patterns.map_err(|_| self.error("layers_pattern", "the name of a list of layers, such as block"))?;
+        Ok(Some(Layers { indices, patterns }))
+    }
+}
+
+/// Whether a value says nothing: null, false, or nothing in it.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+/// The start of a value's text.
+fn shown(value: Option<&Value>) -> String {
+    const SHOWN: usize = 60;
+    let text = value.unwrap_or(&Value::Null).to_string();
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

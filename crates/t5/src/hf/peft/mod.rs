@@ -1,0 +1,23 @@
+//! Adapters in PEFT's directories: `adapter_config.json`, and the adapter's tensors in f32.
+//!
+//! ```text
+//! base_model.model.encoder.block.0.layer.0.SelfAttention.q.lora_A.weight       (rank, in)
+//! base_model.model.encoder.block.0.layer.0.SelfAttention.q.lora_B.weight       (out, rank)
+//! base_model.model.encoder.block.0.layer.0.SelfAttention.q.lora_magnitude_vector (out)   with DoRA
+//! base_model.model.lm_head.weight                                              a module that is saved whole
+//! ```
+//!
+//! The semantics are PEFT 0.21's. An adapter that cannot be followed exactly is refused with the key or tensor at fault.
+
+mod config;
+mod merge;
+mod modules;
+mod patterns;
+mod weights;
+
+pub use config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
+pub use merge::{Merged, merge_with};
+pub use weights::AdapterDirectory;
+
+/// What PEFT puts before the model's own names.
+const PREFIX: &str = "base_model.model.";

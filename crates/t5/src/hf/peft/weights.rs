@@ -1,0 +1,188 @@
+//! An adapter's directory, opened: its settings, what they change in a model, and tensors that agree with both.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+
+use super::PREFIX;
+use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
+use super::modules::LM_HEAD;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::hf::pytorch;
+use crate::hf::safetensors::Reader;
+
+/// The files of tensors, in the order in which PEFT looks for them.
+pub(super) const SAFETENSORS_FILE: &str = "adapter_model.safetensors";
+const PYTORCH_FILE: &str = "adapter_model.bin";
+/// PEFT stores the weight below an adapter of the head, too.
+const HEAD_BELOW: &str = "lm_head.base_layer.weight";
+
+/// An adapter's directory, every tensor of which has its place in a model.
+#[derive(Debug)]
+pub struct AdapterDirectory {
+    config: AdapterConfig,
+    layout: Layout,
+    reader: Reader,
+}
+
+impl AdapterDirectory {
+    /// Opens the directory of an adapter for a model: the directory itself, or a run's, whose adapter is in `adapter`.
+    ///
+    /// # Errors
+    /// Those of [`AdapterConfig::read`] and [`AdapterConfig::layout`]; [`Error::AdapterTensor`] for a tensor that is missing, left
+    /// over or of another shape; [`Error::Safetensors`] or [`Error::Pytorch`] for a damaged file.
+    pub fn open(directory: &Path, model: &Config) -> Result<AdapterDirectory> {
+        let directory = Self::find(directory)?;
+        let config = AdapterConfig::read(&directory)?;
+        let layout = config.layout(model)?;
+        let (safetensors, pytorch) = (directory.join(SAFETENSORS_FILE), directory.join(PYTORCH_FILE));
+        let reader = match (safetensors.exists(), pytorch.exists()) {
+            (true, _) => Reader::open(&safetensors)?,
+            (false, true) => pytorch::open(&pytorch)?,
+            (false, false) => {
+                let problem = format!("has {CONFIG_FILE} and no {SAFETENSORS_FILE}");
+                let hint = "an adapter's directory has both, as PEFT's `save_pretrained` writes them".into();
+                return Err(Error::Directory { path: directory, problem, hint });
+            }
+        };
+        let adapter = AdapterDirectory { config, layout, reader };
+        adapter.check(model)?;
+        Ok(adapter)
+    }
+
+    /// The directory with the files of an adapter that was named by it or by the run that made it.
+    ///
+    /// # Errors
+    /// [`Error::Directory`].
+    pub fn find(named: &Path) -> Result<PathBuf> {
+        let has_config = |directory: &Path| directory.join(CONFIG_FILE).exists();
+        let of_run = named.join("adapter");
+        if !has_config(named) && has_config(&of_run) {
+            return Ok(of_run);
+        }
+        if has_config(named) {
+            return Ok(named.into());
+        }
+        let problem = format!("expected an adapter's directory, found no {CONFIG_FILE} in it");
+        let hint = if named.join("config.json").exists() {
+            "this is a model, not an adapter".into()
+        } else {
+            "name the directory that PEFT's `save_pretrained` wrote, or a run with an adapter".into()
+        };
+        Err(Error::Directory { path: named.into(), problem, hint })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &AdapterConfig {
+        &self.config
+    }
+
+    /// What the adapter changes in the model.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The file of tensors.
+    pub fn path(&self) -> &Path {
+        self.reader.path()
+    }
+
+    /// Reads a tensor by the model's own name for it: `LINEAR.lora_A.weight`, `LINEAR.lora_B.weight`,
+    /// `LINEAR.lora_magnitude_vector`, or a parameter that the adapter replaces.
+    ///
+    /// # Errors
+    /// [`Error::AdapterTensor`], [`Error::TensorMismatch`] for values that are not floats, [`Error::Io`].
+    pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.reader.read(&format!("{PREFIX}{name}"), dtype, device)
+    }
+
+    /// Whether the adapter has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.reader.shape(&format!("{PREFIX}{name}")).is_some()
+    }
+
+    /// Some rows of a parameter that the adapter replaces.
+    pub(super) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
+        self.reader.read_rows(&format!("{PREFIX}{name}"), first, count, DType::F32)
+    }
+
+    /// The name of the head's weight below its adapter, where the file has it.
+    pub(super) fn head_below(&self) -> Option<&'static str> {
+        self.has(HEAD_BELOW).then_some(HEAD_BELOW)
+    }
+
+    /// Refuses a head's weight below its adapter that differs from the model's.
+    ///
+    /// # Errors
+    /// [`Error::AdapterTensor`].
+    pub fn check_head(&self, head: &Tensor) -> Result<()> {
+        match self.head_below() {
+            Some(name) if !self.reader.equals(&format!("{PREFIX}{name}"), head)? => Err(self.other_head()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn other_head(&self) -> Error {
+        self.error(
+            HEAD_BELOW,
+            "the values of the model's head".into(),
+            "others: the adapter is of another model".into(),
+        )
+    }
+
+    pub(super) fn error(&self, name: &str, expected: String, got: String) -> Error {
+        let (path, tensor) = (self.reader.path().into(), format!("{PREFIX}{name}"));
+        Error::AdapterTensor { path, tensor, expected, got }
+    }
+
+    /// Holds names, shapes and dtypes of the file to what the settings imply.
+    fn check(&self, model: &Config) -> Result<()> {
+        let mut expected: BTreeMap<String, Vec<usize>> = self.layout.saved.iter().cloned().collect();
+        for linear in &self.layout.linears {
+            expected.extend(linear.tensors(self.layout.dora));
+        }
+        let shape_of = |name: &str| self.reader.shape(&format!("{PREFIX}{name}"));
+        for (name, shape) in &expected {
+            match shape_of(name) {
+                Some(found) if found == shape => {}
+                found => {
+                    let got = found.map_or("no such tensor".into(), |found| format!("shape {found:?}"));
+                    return Err(self.error(name, format!("shape {shape:?}"), got));
+                }
+            }
+        }
+        for stored in self.reader.names() {
+            let name = stored.strip_prefix(PREFIX);
+            let is_head_below = name == Some(HEAD_BELOW)
+                && expected.contains_key(&format!("{LM_HEAD}.lora_A.weight"))
+                && shape_of(HEAD_BELOW) == Some(&[model.vocab_size, model.d_model]);
+            if !is_head_below && !name.is_some_and(|name| expected.contains_key(name)) {
+                let got = format!("shape {:?}", self.reader.shape(&stored).unwrap_or_default());
+                let (path, expected) = (self.reader.path().into(), format!("no such tensor by {CONFIG_FILE}"));
+                return Err(Error::AdapterTensor { path, tensor: stored, expected, got });
+            }
+            if self.reader.stored_as(&stored).is_none_or(|dtype| !dtype.is_float()) {
+                let (path, expected) = (self.reader.path().into(), "values in F32, F16, BF16 or F64".into());
+                return Err(Error::AdapterTensor { path, tensor: stored, expected, got: "others".into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AdaptedLinear {
+    /// The adapter's tensors by the model's own names, with their shapes.
+    pub fn tensors(&self, dora: bool) -> Vec<(String, Vec<usize>)> {
+        let Self { name, inputs, outputs, rank, .. } = self;
+        let mut tensors = vec![
+            (format!("{name}.lora_A.weight"), vec![*rank, *inputs]),
+            (format!("{name}.lora_B.weight"), vec![*outputs, *rank]),
+        ];
+        if dora {
+            tensors.push((format!("{name}.lora_magnitude_vector"), vec![*outputs]));
+        }
+        tensors
+    }
+}

@@ -1,0 +1,91 @@
+//! `train_low_mem merge`: a model with a LoRA adapter in its weights.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use memory_policy::{Bytes, Probe, SystemProbe};
+use serde_json::json;
+use t5::peft::{AdapterConfig, AdapterDirectory};
+use trainer::checkpoint::export_merged;
+
+use crate::cli::MergeArgs;
+use crate::failure::{Failure, Outcome};
+use crate::{model_directory, report};
+
+/// Merges an adapter.
+pub fn merge(flags: &MergeArgs) -> Outcome<()> {
+    let began = Instant::now();
+    let adapter = AdapterDirectory::find(&flags.adapter)?;
+    let base = base(flags, &adapter)?;
+    check_output(flags, &[&base, &adapter])?;
+    let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
+    let peak = SystemProbe::new().snapshot()?.peak_rss;
+    if merged.parts_head {
+        report::warn(
+            "the head was tied to the embedding and has weights of its own now; transformers 4 would not scale its logits",
+        );
+    }
+    let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
+    if flags.json {
+        let json = json!({
+            "output": output,
+            "model": base.display().to_string(),
+            "linears": merged.linears,
+            "replaced": merged.replaced,
+            "bytes": merged.bytes,
+            "seconds": seconds,
+            "peak_rss_bytes": peak.0,
+        });
+        return report::result(&format!("{json}\n"));
+    }
+    let (linears, bytes) = (merged.linears, Bytes(merged.bytes));
+    let replaced = match merged.replaced {
+        0 => String::new(),
+        count => format!(" and {count} parameters replaced"),
+    };
+    report::result(&format!("{output}: {bytes}, {linears} linear layers merged{replaced}\n"))?;
+    report::note(&format!("{seconds:.1} s, peak {peak}"));
+    Ok(())
+}
+
+/// The model below the adapter.
+fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
+    if let Some(model) = &flags.model {
+        return model_directory::find(model);
+    }
+    let config = AdapterConfig::read(adapter)?;
+    let Some(named) = config.base_model.as_deref().filter(|name| !name.is_empty()) else {
+        let problem = format!("{}: `base_model_name_or_path` names no model", config.path().display());
+        return Err(Failure::unusable(problem).hint("name the model below the adapter: `--model DIR`"));
+    };
+    model_directory::find(Path::new(named)).map_err(|failure| {
+        let problem = format!("the adapter's model cannot be found: {}", failure.message);
+        Failure::unusable(problem).hint("name the model below the adapter: `--model DIR`")
+    })
+}
+
+/// An output that exists is replaced where that is asked for and it is a model, and none of the inputs.
+fn check_output(flags: &MergeArgs, inputs: &[&Path]) -> Outcome<()> {
+    let output = &flags.output;
+    if !output.exists() {
+        return Ok(());
+    }
+    let shown = output.display();
+    let is_same = |input: &&Path| {
+        output.canonicalize().is_ok_and(|output| input.canonicalize().is_ok_and(|input| input.starts_with(output)))
+    };
+    if inputs.iter().any(is_same) {
+        return Err(Failure::usage(format!("--output {shown} has the model or the adapter in it"))
+            .hint("name another directory"));
+    }
+    if !flags.force {
+        return Err(Failure::usage(format!("{shown} already exists")).hint("`--force` replaces it"));
+    }
+    let is_model = output.join("config.json").is_file() && output.join("model.safetensors").is_file();
+    let has_more = ["checkpoints", "model", "trainer_state.json"].iter().any(|name| output.join(name).exists());
+    if !is_model || has_more {
+        return Err(Failure::usage(format!("{shown} is no model alone; `--force` replaces models only"))
+            .hint("remove it, or name another directory"));
+    }
+    Ok(())
+}
