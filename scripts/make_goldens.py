@@ -8,9 +8,9 @@
 Groups: t5 (models, batches, logits, gradients), families (the same of each family, as it is published), adapters (LoRA by
 PEFT: fifty steps, directories, merged weights), generation
 (greedy, beams, processors), configs (config.json texts), adafactor, train (twelve whole steps), schedules, bleu, metrics
-(chrF, ROUGE, labels, stems), sentence-piece, tokenizers. Everything is seeded and runs on one CPU thread; the versions
-are asserted because the goldens *are* what these versions compute. `scripts/README.md` says how to make the
-environment and what each file holds.
+(chrF, ROUGE, labels, stems), quantised (int8 and NF4 weights; needs bitsandbytes), sentence-piece, tokenizers.
+Everything is seeded and runs on one CPU thread; the versions are asserted because the goldens *are* what these versions
+compute. `scripts/README.md` says how to make the environment and what each file holds.
 """
 
 import argparse
@@ -45,6 +45,7 @@ GROUPS = {
     "tokenizers": ("tokenizers", "crates/dataloader/tests/goldens/tokenizers"),
     "bleu": ("bleu", "crates/text-metrics/tests/goldens/bleu"),
     "metrics": ("text_metrics", "crates/text-metrics/tests/goldens/metrics"),
+    "quantised": ("quantised", "crates/t5-ops/tests/goldens/quantised"),
     "sentence-piece": ("sentence_piece", "crates/dataloader/tests/goldens/sentence_piece"),
 }
 

@@ -3,9 +3,9 @@
 use std::mem::size_of_val;
 
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType, bail};
-use half::bf16;
+use half::{bf16, f16};
 
-/// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64` or `BF16`.
+/// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.
 pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     let x = x.contiguous()?;
     let (storage, layout) = x.storage_and_layout();
@@ -14,7 +14,9 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(f(bytes(&data[range]))),
         Storage::Cpu(CpuStorage::F64(data)) => Ok(f(bytes(&data[range]))),
         Storage::Cpu(CpuStorage::BF16(data)) => Ok(f(bytes(&data[range]))),
-        _ => bail!("with_bytes: expected F32, F64 or BF16 on the CPU, got {:?}", x.dtype()),
+        Storage::Cpu(CpuStorage::F16(data)) => Ok(f(bytes(&data[range]))),
+        Storage::Cpu(CpuStorage::U8(data)) => Ok(f(&data[range])),
+        _ => bail!("with_bytes: expected F32, F64, BF16, F16 or U8 on the CPU, got {:?}", x.dtype()),
     }
 }
 
@@ -29,7 +31,9 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
         DType::F32 => of::<f32>(shape, fill),
         DType::F64 => of::<f64>(shape, fill),
         DType::BF16 => of::<bf16>(shape, fill),
-        _ => bail!("from_bytes: expected F32, F64 or BF16, got {dtype:?}"),
+        DType::F16 => of::<f16>(shape, fill),
+        DType::U8 => of::<u8>(shape, fill),
+        _ => bail!("from_bytes: expected F32, F64, BF16, F16 or U8, got {dtype:?}"),
     }
 }
 
@@ -51,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_tensor_comes_back_from_its_bytes() {
-        for dtype in [DType::F32, DType::F64, DType::BF16] {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U8] {
             let x = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((2, 3, 4)).unwrap();
             let x = x.to_dtype(dtype).unwrap().transpose(0, 1).unwrap();
             let saved = with_bytes(&x, <[u8]>::to_vec).unwrap();

@@ -44,11 +44,13 @@ mod dispatch;
 mod isa;
 pub mod keys;
 mod matmul;
+mod narrow;
 mod needs;
 mod ops;
 mod paging;
 mod parallel;
 mod peak;
+mod quantised;
 mod random_mask;
 mod simd;
 mod storage;
@@ -91,6 +93,7 @@ pub use paging::{
 };
 pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, threads};
 pub use peak::peak_gflops;
+pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 2;

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
 use crate::dispatch::Path;
@@ -51,7 +51,7 @@ pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result
 pub fn can_read_in_place(dtype: DType) -> bool {
     let has_order =
         cfg!(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_endian = "little", not(miri)));
-    Path::on_cpu(dtype) == Path::Cpu && has_order
+    (Path::on_cpu(dtype) == Path::Cpu || matches!(dtype, DType::F16 | DType::U8)) && has_order
 }
 
 /// A tensor whose elements are the bytes of a file from `offset` on, where they lie. `None` where they cannot be used there: few
@@ -62,14 +62,19 @@ pub fn can_read_in_place(dtype: DType) -> bool {
 /// A shape that has too many elements.
 pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
     let shape = Shape::from(shape);
-    let count = elements(&shape)?;
+    elements(&shape)?;
     if !can_read_in_place(dtype) {
         return Ok(None);
     }
-    with_element!(dtype, Value, {
-        let Some(data) = memory.block_at::<Value>(offset, count).and_then(as_they_are) else { return Ok(None) };
-        Tensor::from_vec(data, shape, &Device::Cpu).map(Some)
-    })
+    fn of<T: WithDType>(memory: &FileMemory, offset: usize, shape: Shape) -> Result<Option<Tensor>> {
+        let data = memory.block_at::<T>(offset, shape.elem_count()).and_then(as_they_are);
+        data.map(|data| Tensor::from_vec(data, shape, &Device::Cpu)).transpose()
+    }
+    match dtype {
+        DType::F16 => of::<half::f16>(memory, offset, shape),
+        DType::U8 => of::<u8>(memory, offset, shape),
+        dtype => with_element!(dtype, Value, of::<Value>(memory, offset, shape)),
+    }
 }
 
 /// Whether the tensor lies in a file.
@@ -137,6 +142,8 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
                 CpuStorage::F32(data) => bytes_mut(&mut data[start..end]),
                 CpuStorage::F64(data) => bytes_mut(&mut data[start..end]),
                 CpuStorage::BF16(data) => bytes_mut(&mut data[start..end]),
+                CpuStorage::F16(data) => bytes_mut(&mut data[start..end]),
+                CpuStorage::U8(data) => bytes_mut(&mut data[start..end]),
                 _ => &mut [],
             };
             match StretchMut::of(elements) {
@@ -165,7 +172,7 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
 fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
     fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Stretch<'_>>
     where
-        T: candle_core::WithDType,
+        T: WithDType,
     {
         Stretch::of(bytes(range.map_or(data, |range| &data[range])))
     }
@@ -175,6 +182,8 @@ fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
         Storage::Cpu(CpuStorage::F32(data)) => of(data, range),
         Storage::Cpu(CpuStorage::F64(data)) => of(data, range),
         Storage::Cpu(CpuStorage::BF16(data)) => of(data, range),
+        Storage::Cpu(CpuStorage::F16(data)) => of(data, range),
+        Storage::Cpu(CpuStorage::U8(data)) => of(data, range),
         _ => None,
     };
     stretch.as_ref().map(f)

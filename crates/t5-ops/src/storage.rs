@@ -141,7 +141,7 @@ impl<'a> View<'a> {
     }
 
     /// The elements, if they are of type `T`.
-    pub(crate) fn slice<T: Element>(&self) -> Result<&[T]> {
+    pub(crate) fn slice<T: WithDType>(&self) -> Result<&[T]> {
         match &*self.storage {
             Storage::Cpu(storage) => Ok(&T::cpu_storage_as_slice(storage)?[self.range.clone()]),
             _ => bail!("expected a tensor on the CPU"),
@@ -211,9 +211,9 @@ pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
 /// The elements that a vector's capacity holds already, because the system put them there. `None` where the compiler cannot be
 /// told so.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-pub(crate) fn as_they_are<T: Element>(mut data: Vec<T>) -> Option<Vec<T>> {
+pub(crate) fn as_they_are<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
     let count = data.capacity();
-    // SAFETY: as in `scratch`; nothing is written.
+    // SAFETY: as in `scratch`, every element being a number; nothing is written.
     unsafe {
         set_unspecified(&mut data.spare_capacity_mut()[..count]);
         data.set_len(count);
@@ -222,7 +222,7 @@ pub(crate) fn as_they_are<T: Element>(mut data: Vec<T>) -> Option<Vec<T>> {
 }
 
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-pub(crate) fn as_they_are<T: Element>(_: Vec<T>) -> Option<Vec<T>> {
+pub(crate) fn as_they_are<T: WithDType>(_: Vec<T>) -> Option<Vec<T>> {
     None
 }
 

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;
 use t5_ops::{
-    Activation, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path, attention, attention_backward,
-    attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs, dropout_needs, embedding,
-    embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
+    Activation, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path, Precision, Quantised,
+    attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
+    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
     feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
     linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
     linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
@@ -44,6 +44,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let [w, dw, table, dtable] =
         [[512, d], [512, d], [VOCABULARY, d], [VOCABULARY, d]].map(|shape| tensor(&shape, other));
     let [scale, dscale] = [0, 1].map(|_| tensor(&[d], other));
+    let nf4 = Quantised::of(&w, Precision::Nf4).unwrap();
     let dy = tensor(&[b, t, 512], dtype);
     let ids = Tensor::ones((b, t), DType::U32, &Device::Cpu).unwrap();
     let labels = vec![3; ROWS];
@@ -68,6 +69,12 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
             embedding_backward_needs(path, ROWS, head, [dtype, other]),
         ),
         ("linear", held(|| linear(&x, &w)), linear_needs(path, ROWS, weight, [dtype, other])),
+        ("linear, quantised", held(|| linear(&x, &nf4)), linear_needs(path, ROWS, weight, [dtype, DType::U8])),
+        (
+            "linear_backward_input, quantised",
+            held(|| linear_backward_input(&dy, &nf4, None)),
+            linear_backward_input_needs(path, ROWS, weight, [dtype, DType::U8], false),
+        ),
         (
             "linear_backward_input",
             held(|| linear_backward_input(&dy, &w, None)),

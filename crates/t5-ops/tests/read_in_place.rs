@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};
-use t5_ops::{Writes, is_in_file, linear, overwrite_in_file, page_in, page_out, tensor_in_file};
+use t5_ops::{
+    Precision, Quantised, Writes, is_in_file, linear, overwrite_in_file, page_in, page_out, tensor_in_file, with_bytes,
+};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -22,9 +24,13 @@ struct Numbers(PathBuf);
 
 impl Numbers {
     fn new(name: &str) -> Numbers {
-        let path = std::env::temp_dir().join(format!("t5-ops-{name}-{}", std::process::id()));
         let numbers = (0..ROWS * WIDTH).flat_map(|i| (i as f32).sin().to_le_bytes());
-        std::fs::write(&path, [0; OFFSET].into_iter().chain(numbers).collect::<Vec<u8>>()).unwrap();
+        Numbers::of_bytes(name, &numbers.collect::<Vec<u8>>())
+    }
+
+    fn of_bytes(name: &str, bytes: &[u8]) -> Numbers {
+        let path = std::env::temp_dir().join(format!("t5-ops-{name}-{}", std::process::id()));
+        std::fs::write(&path, [&[0; OFFSET], bytes].concat()).unwrap();
         Numbers(path)
     }
 
@@ -87,6 +93,30 @@ fn a_place_that_cannot_be_a_tensor_or_is_one_already_is_refused() -> Result<()> 
     // A file of this process's own is no such file.
     let own = FileMemory::create(&std::env::temp_dir(), [1 << 20].into_iter())?;
     assert!(tensor_in_file(&own, 0, &[ROWS, WIDTH], DType::F32)?.is_none());
+    Ok(())
+}
+
+#[test]
+fn narrow_weights_are_multiplied_where_they_lie() -> Result<()> {
+    let (rows, width) = (260, 320);
+    let x = Tensor::randn(0f32, 1.0, (7, width), &Device::Cpu)?;
+    let w = Tensor::randn(0f32, 1.0, (rows, width), &Device::Cpu)?;
+    let f16 = w.to_dtype(DType::F16)?;
+    let file = Numbers::of_bytes("f16", &with_bytes(&f16, <[u8]>::to_vec)?);
+    let in_file = tensor_in_file(&file.mapped(), OFFSET, &[rows, width], DType::F16)?.expect("it lies in the file");
+    assert!(is_in_file(&in_file));
+    assert_eq!(values(&linear(&x, &in_file)?), values(&linear(&x, &f16)?));
+    for precision in [Precision::Int8, Precision::Nf4] {
+        let w = Quantised::of(&w, precision)?;
+        let file = Numbers::of_bytes("codes", &with_bytes(w.bytes(), <[u8]>::to_vec)?);
+        // Codes need no alignment.
+        let bytes = tensor_in_file(&file.mapped(), OFFSET, &[w.quantisation().bytes()], DType::U8)?;
+        let in_file = Quantised::new(w.quantisation(), bytes.expect("it lies in the file"))?;
+        assert!(is_in_file(in_file.bytes()));
+        page_out(in_file.bytes());
+        page_in(in_file.bytes());
+        assert_eq!(values(&linear(&x, &in_file)?), values(&linear(&x, &w)?));
+    }
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
-use super::matrix::{Matrix, MatrixMut, Threads};
+use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
 use crate::cache;
 use crate::parallel::{Shared, for_each_part};
@@ -51,7 +51,7 @@ impl Packed {
     /// # Safety
     ///
     /// The machine has the instructions of the kernel.
-    pub(super) unsafe fn new<K: Kernel>(b: Matrix, threads: Threads) -> Self {
+    pub(super) unsafe fn new<K: Kernel>(b: Factor, threads: Threads) -> Self {
         let pack = |k: Range<usize>| {
             let panels = Panels::<K>::new(Side::B, b.t().columns(k.clone()).t());
             let count = panels.layout.count;
@@ -84,7 +84,7 @@ impl Packed {
 /// The right-hand operand of a product.
 pub(super) enum Right<'a> {
     /// Packed on the way.
-    Matrix(Matrix<'a>),
+    Factor(Factor<'a>),
     /// So many of the first rows and columns of what was packed before.
     Packed(&'a Packed, (usize, usize)),
 }
@@ -93,7 +93,7 @@ impl Right<'_> {
     /// K and N.
     pub(super) fn size(&self) -> (usize, usize) {
         match self {
-            Right::Matrix(b) => (b.rows, b.cols),
+            Right::Factor(b) => (b.rows, b.cols),
             Right::Packed(_, size) => *size,
         }
     }
@@ -104,11 +104,11 @@ impl Right<'_> {
 /// # Safety
 ///
 /// The machine has the instructions of the kernel, which is the one that B was packed for.
-pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Matrix, b: Right, accumulate: bool, threads: Threads) {
+pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Factor, b: Right, accumulate: bool, threads: Threads) {
     // SAFETY: by the caller's promise.
     let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
         let b = match b {
-            Right::Matrix(b) => Source::Matrix(Panels::<K>::new(Side::B, b.t().columns(k.clone()).t())),
+            Right::Factor(b) => Source::Matrix(Panels::<K>::new(Side::B, b.t().columns(k.clone()).t())),
             Right::Packed(packed, (rows, cols)) => {
                 // Only what is all in one slice is used in part.
                 let packed_rows = if rows == packed.size.0 { k.len() } else { packed.size.0 };
@@ -150,12 +150,12 @@ enum Source<'a, K: Kernel> {
 /// # Safety
 ///
 /// The machine has the instructions of the kernel.
-unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Matrix, b: Source<K>, accumulate: bool, threads: Threads) {
+unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Factor, b: Source<K>, accumulate: bool, threads: Threads) {
     let threads = threads.count();
     let product = Product {
         c,
-        direct: K::direct(&a),
-        copied: K::copied(&a),
+        direct: a.wide().and_then(|a| K::direct(&a)),
+        copied: a.wide().and_then(|a| K::copied(&a)),
         // A is packed ahead where it lies across K.
         ahead: a.col_stride != 1,
         a: Panels::<K>::new(Side::A, a.t()),
@@ -334,9 +334,11 @@ impl<K: Kernel> Product<'_, K> {
                     let (of_k, cols) = (k.start..self.a.matrix.rows.min(k.end), self.a.cols(panel));
                     // SAFETY: as above.
                     unsafe {
-                        K::rows(&self.a.matrix, cols.clone(), of_k.clone(), now.cells()).unwrap_or_else(|| {
+                        let wide = self.a.matrix.wide();
+                        let rows = wide.and_then(|a| K::rows(&a, cols.clone(), of_k.clone(), now.cells()));
+                        rows.unwrap_or_else(|| {
                             let cells = &mut now.cells()[..k.len() * K::ROWS];
-                            K::pack(Side::A, &self.a.matrix, cols, of_k, cells);
+                            self.a.pack_part(cols, of_k, cells);
                             packed_rows::<K>(cells.as_ptr())
                         })
                     }

@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use half::bf16;
 
+use crate::narrow::Narrow;
 use crate::parallel::Shared;
 use crate::storage::{Element, Operand, Target};
 
-/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
+/// A matrix to read: element (i, j) is the one at `i * row_stride + j * col_stride` of `data`.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
-    pub(super) data: Operand<'a>,
+pub(crate) struct Strided<D> {
+    pub(super) data: D,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) row_stride: usize,
@@ -20,13 +21,65 @@ pub(crate) struct Matrix<'a> {
     pub(super) rounds: bool,
 }
 
-impl<'a> Matrix<'a> {
-    /// Rows of `cols` elements, `row_stride` apart.
-    pub(crate) fn strided(data: Operand<'a>, rows: usize, cols: usize, row_stride: usize) -> Self {
-        let len = match data {
+/// A matrix as kernels read it: in f32 or bf16.
+pub(crate) type Matrix<'a> = Strided<Operand<'a>>;
+
+/// A matrix as a product is given it: kernels never see narrow elements, which are widened a piece at a time.
+pub(crate) type Factor<'a> = Strided<Stored<'a>>;
+
+/// The elements of a [`Factor`].
+#[derive(Clone, Copy)]
+pub(crate) enum Stored<'a> {
+    /// As kernels read them.
+    Wide(Operand<'a>),
+    /// To be widened to f32.
+    Narrow(Narrow<'a>),
+}
+
+/// Elements one after the other.
+pub(crate) trait Elements: Copy {
+    /// How many.
+    fn count(&self) -> usize;
+    /// Those from `first` on.
+    fn skip(self, first: usize) -> Self;
+}
+
+impl Elements for Operand<'_> {
+    fn count(&self) -> usize {
+        match self {
             Operand::F32(data) => data.len(),
             Operand::Bf16(data) => data.len(),
-        };
+        }
+    }
+
+    fn skip(self, first: usize) -> Self {
+        match self {
+            Operand::F32(data) => Operand::F32(&data[first..]),
+            Operand::Bf16(data) => Operand::Bf16(&data[first..]),
+        }
+    }
+}
+
+impl Elements for Stored<'_> {
+    fn count(&self) -> usize {
+        match self {
+            Stored::Wide(data) => data.count(),
+            Stored::Narrow(data) => data.count(),
+        }
+    }
+
+    fn skip(self, first: usize) -> Self {
+        match self {
+            Stored::Wide(data) => Stored::Wide(data.skip(first)),
+            Stored::Narrow(data) => Stored::Narrow(data.skip(first)),
+        }
+    }
+}
+
+impl<D: Elements> Strided<D> {
+    /// Rows of `cols` elements, `row_stride` apart.
+    pub(crate) fn strided(data: D, rows: usize, cols: usize, row_stride: usize) -> Self {
+        let len = data.count();
         let needed = reach(rows, cols, row_stride);
         let is_inside = needed.is_some_and(|needed| needed <= len);
         assert!(is_inside, "a matrix of {rows} rows, {row_stride} apart, of {cols} in {len} elements");
@@ -34,7 +87,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows one after the other.
-    pub(crate) fn new(data: Operand<'a>, rows: usize, cols: usize) -> Self {
+    pub(crate) fn new(data: D, rows: usize, cols: usize) -> Self {
         Self::strided(data, rows, cols, cols)
     }
 
@@ -46,16 +99,40 @@ impl<'a> Matrix<'a> {
     /// Some of the columns.
     pub(super) fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start <= columns.end && columns.end <= self.cols, "{columns:?} of {} columns", self.cols);
-        let skip = columns.start * self.col_stride;
-        let data = match self.data {
-            Operand::F32(data) => Operand::F32(&data[skip..]),
-            Operand::Bf16(data) => Operand::Bf16(&data[skip..]),
-        };
-        Self { data, cols: columns.len(), ..self }
+        Self { data: self.data.skip(columns.start * self.col_stride), cols: columns.len(), ..self }
+    }
+}
+
+impl<'a> Factor<'a> {
+    /// Some of the rows.
+    pub(crate) fn some_rows(self, rows: Range<usize>) -> Self {
+        self.t().columns(rows).t()
     }
 
     pub(super) fn is_bf16(&self) -> bool {
-        matches!(self.data, Operand::Bf16(_))
+        matches!(self.data, Stored::Wide(Operand::Bf16(_)))
+    }
+
+    /// What kernels can read as it lies.
+    pub(super) fn wide(&self) -> Option<Matrix<'a>> {
+        match self.data {
+            Stored::Wide(data) => Some(self.with(data)),
+            Stored::Narrow(_) => None,
+        }
+    }
+}
+
+impl<D> Strided<D> {
+    /// Other elements in the same places.
+    pub(super) fn with<E>(&self, data: E) -> Strided<E> {
+        let &Strided { rows, cols, row_stride, col_stride, rounds, .. } = self;
+        Strided { data, rows, cols, row_stride, col_stride, rounds }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Factor<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        matrix.with(Stored::Wide(matrix.data))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A transpose is a [`Matrix::t`], never a copy. Operands and result are `F32` or `BF16`. Two f32 operands
 //! are multiplied in f32; where one of them is bf16 the product is a bf16 product: both are rounded to bf16
-//! as they are packed, sums are f32.
+//! as they are packed, sums are f32. Narrow operands (f16 and quantised ones, a [`Factor`]) count as f32: they are widened
+//! a piece at a time as they are packed.
 //!
 //! | module | |
 //! | --- | --- |
@@ -36,7 +37,7 @@ pub(crate) mod tiles;
 
 use candle_core::DType;
 use engine::{PACKED_BYTES, Right};
-pub(crate) use matrix::{Matrix, MatrixMut, Threads};
+pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
 
 use crate::isa::{Isa, isa};
@@ -123,17 +124,38 @@ pub(crate) fn packed_bytes(elements: usize, operand: DType) -> usize {
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
-pub(crate) fn multiply(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+pub(crate) fn multiply<'a>(
+    c: MatrixMut,
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    accumulate: bool,
+    threads: Threads,
+) {
     multiply_with(isa(), c, a, b, accumulate, threads);
 }
 
 /// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.
-pub(crate) fn multiply_as_a(c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
-    multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads);
+pub(crate) fn multiply_as_a<'a>(
+    c: MatrixMut,
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let a = a.into();
+    multiply_rounding(isa(), a.is_bf16(), c, a, b.into(), accumulate, threads);
 }
 
 /// [`multiply`] with the instructions of `isa`, which the machine must have.
-fn multiply_with(isa: Isa, c: MatrixMut, a: Matrix, b: Matrix, accumulate: bool, threads: Threads) {
+fn multiply_with<'a>(
+    isa: Isa,
+    c: MatrixMut,
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let (a, b) = (a.into(), b.into());
     // A product with a bf16 operand rounds both, on every instruction set.
     multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, a, b, accumulate, threads);
 }
@@ -142,15 +164,15 @@ fn multiply_rounding(
     isa: Isa,
     rounds: bool,
     c: MatrixMut,
-    a: Matrix,
-    mut b: Matrix,
+    a: Factor,
+    mut b: Factor,
     accumulate: bool,
     threads: Threads,
 ) {
     b.rounds = rounds;
     // From a packed panel of A narrow blocks take as few instructions, and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
-    product((isa, b.rounds, wide), c, a, Right::Matrix(b), accumulate, threads);
+    product((isa, b.rounds, wide), c, a, Right::Factor(b), accumulate, threads);
 }
 
 /// A right-hand operand that is packed once for several products.
@@ -168,7 +190,8 @@ impl Packed {
     }
 
     /// [`Packed::new`] for the instructions of `isa`, which the machine must have.
-    fn with(isa: Isa, mut b: Matrix, rounds: bool, threads: Threads) -> Self {
+    fn with(isa: Isa, b: Matrix, rounds: bool, threads: Threads) -> Self {
+        let mut b = Factor::from(b);
         assert!(rounds || !b.is_bf16(), "a bf16 operand makes a product that rounds");
         b.rounds = rounds;
         let wide = is_wide(b.cols);
@@ -184,13 +207,27 @@ impl Packed {
 }
 
 /// [`multiply`] with a B that was packed before.
-pub(crate) fn multiply_packed(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
+pub(crate) fn multiply_packed<'a>(
+    c: MatrixMut,
+    a: impl Into<Factor<'a>>,
+    b: &Packed,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let a = a.into();
     assert_eq!((a.cols, c.cols), b.panels.size(), "rows and columns of B, which was packed");
     multiply_packed_part(c, a, b, accumulate, threads);
 }
 
 /// [`multiply`] with as many of the first rows and columns of a B that was packed before as A has columns and C has columns.
-pub(crate) fn multiply_packed_part(c: MatrixMut, a: Matrix, b: &Packed, accumulate: bool, threads: Threads) {
+pub(crate) fn multiply_packed_part<'a>(
+    c: MatrixMut,
+    a: impl Into<Factor<'a>>,
+    b: &Packed,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let a = a.into();
     let part = (a.cols, c.cols);
     assert!(b.panels.has_part(part.0, part.1), "{part:?} of a packed B of {:?}", b.panels.size());
     product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels, part), accumulate, threads);
@@ -200,7 +237,7 @@ pub(crate) fn multiply_packed_part(c: MatrixMut, a: Matrix, b: &Packed, accumula
 fn product(
     (isa, rounds, wide): (Isa, bool, bool),
     c: MatrixMut,
-    mut a: Matrix,
+    mut a: Factor,
     b: Right,
     accumulate: bool,
     threads: Threads,

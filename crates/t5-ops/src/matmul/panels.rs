@@ -3,15 +3,21 @@
 use std::ops::Range;
 
 use super::kernel::{Kernel, Side};
-use super::matrix::Matrix;
+use super::matrix::{Factor, Matrix, Stored};
+use crate::narrow::Narrow;
 use crate::parallel::Shared;
-use crate::storage::set_unspecified;
+use crate::storage::{Operand, set_unspecified};
 
 /// Values of k that a task of packing takes of an operand that lies across K: as many rows of memory are read at once, and the
 /// processor's prefetchers follow no more. With 32 of them dW took 2 % longer in f32.
 const fn part<K: Kernel>() -> usize {
     if K::STEP > 16 { K::STEP } else { 16 }
 }
+
+/// Elements that are widened at a time: 24 KiB, which stay in the first-level cache until they are packed.
+const WIDENED: usize = 6 << 10;
+/// Of these, along K: a piece of a panel of 48 columns.
+const WIDENED_DEPTH: usize = 128;
 
 /// Aligned storage of packed panels.
 #[derive(Clone, Copy)]
@@ -65,13 +71,13 @@ impl Layout {
 pub(super) struct Panels<'a, K: Kernel> {
     side: Side,
     /// (K, X)
-    pub(super) matrix: Matrix<'a>,
+    pub(super) matrix: Factor<'a>,
     pub(super) layout: Layout,
     kernel: std::marker::PhantomData<fn() -> K>,
 }
 
 impl<'a, K: Kernel> Panels<'a, K> {
-    pub(super) fn new(side: Side, matrix: Matrix<'a>) -> Self {
+    pub(super) fn new(side: Side, matrix: Factor<'a>) -> Self {
         let layout = Layout::new::<K>(side, (matrix.rows, matrix.cols));
         Self { side, matrix, layout, kernel: std::marker::PhantomData }
     }
@@ -95,12 +101,86 @@ impl<'a, K: Kernel> Panels<'a, K> {
             (panels.clone(), task * part::<K>()..self.matrix.rows.min((task + 1) * part::<K>()), panels.start)
         };
         let padded = k.start..k.end.next_multiple_of(K::STEP);
-        for panel in panels {
-            // SAFETY: this part of this panel is this task's alone.
-            unsafe {
-                let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
-                let cells = to.slice(start, padded.len() * self.layout.width);
-                K::pack(self.side, &self.matrix, self.cols(panel), k.clone(), cells);
+        // SAFETY: by the caller's promise, this part of these panels is this task's alone; each is borrowed once.
+        let cells = |panel: usize| unsafe {
+            let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
+            to.slice(start, padded.len() * self.layout.width)
+        };
+        match self.matrix.data {
+            // SAFETY: by the caller's promise.
+            Stored::Narrow(narrow) if self.matrix.row_stride != 1 => unsafe {
+                self.widen_across(narrow, panels, k, cells);
+            },
+            // SAFETY: as above.
+            _ => panels.for_each(|panel| unsafe { self.pack_part(self.cols(panel), k.clone(), cells(panel)) }),
+        }
+    }
+
+    /// Packs columns `cols`, those of a panel, over `k`: see [`Kernel::pack`].
+    ///
+    /// # Safety
+    ///
+    /// The machine has the kernel's instructions.
+    pub(super) unsafe fn pack_part(&self, cols: Range<usize>, k: Range<usize>, cells: &mut [K::Cell]) {
+        match self.matrix.data {
+            // SAFETY: by the caller's promise.
+            Stored::Wide(data) => unsafe { K::pack(self.side, &self.matrix.with(data), cols, k, cells) },
+            // SAFETY: as above.
+            Stored::Narrow(narrow) => unsafe { self.widen_along(narrow, cols, k, cells) },
+        }
+    }
+
+    /// The same of narrow elements that lie along K.
+    ///
+    /// # Safety
+    ///
+    /// As [`Panels::pack_part`].
+    unsafe fn widen_along(&self, narrow: Narrow, cols: Range<usize>, k: Range<usize>, cells: &mut [K::Cell]) {
+        let mut wide = [0f32; WIDENED];
+        for first in k.clone().step_by(WIDENED_DEPTH) {
+            let depth = WIDENED_DEPTH.min(k.end - first);
+            for (col, wide) in cols.clone().zip(wide.chunks_exact_mut(WIDENED_DEPTH)) {
+                narrow.widen(col * self.matrix.col_stride + first, &mut wide[..depth]);
+            }
+            let piece = Matrix::strided(Operand::F32(&wide), cols.len(), depth, WIDENED_DEPTH).t();
+            let piece = Matrix { rounds: self.matrix.rounds, ..piece };
+            let start = (first - k.start) * self.layout.width;
+            let cells = &mut cells[start..][..depth.next_multiple_of(K::STEP) * self.layout.width];
+            // SAFETY: by the caller's promise.
+            unsafe { K::pack(self.side, &piece, 0..cols.len(), 0..depth, cells) };
+        }
+    }
+
+    /// Packs some of K of panels of narrow elements that lie across K, several panels' at a time: short pieces of rows are
+    /// slower to widen.
+    ///
+    /// # Safety
+    ///
+    /// As [`Panels::pack_part`].
+    unsafe fn widen_across<'c>(
+        &self,
+        narrow: Narrow,
+        panels: Range<usize>,
+        k: Range<usize>,
+        cells: impl Fn(usize) -> &'c mut [K::Cell],
+    ) where
+        K::Cell: 'c,
+    {
+        let mut wide = [0f32; WIDENED];
+        let together = (WIDENED / k.len().max(1) / self.layout.width).max(1);
+        for first in panels.clone().step_by(together) {
+            let panels = first..panels.end.min(first + together);
+            let cols = self.cols(panels.start).start..self.cols(panels.end - 1).end;
+            for (k, wide) in k.clone().zip(wide.chunks_exact_mut(cols.len())) {
+                narrow.widen(k * self.matrix.row_stride + cols.start, wide);
+            }
+            let piece = Matrix::new(Operand::F32(&wide), k.len(), cols.len());
+            let piece = Matrix { rounds: self.matrix.rounds, ..piece };
+            for panel in panels {
+                let of_panel = self.cols(panel);
+                let of_panel = of_panel.start - cols.start..of_panel.end - cols.start;
+                // SAFETY: by the caller's promise.
+                unsafe { K::pack(self.side, &piece, of_panel, 0..k.len(), cells(panel)) };
             }
         }
     }

@@ -1,6 +1,7 @@
 use half::bf16;
 
 use super::*;
+use crate::narrow::{Form, Narrow};
 use crate::parallel::Shared;
 use crate::storage::{Element, Operand};
 use crate::testing::Numbers;
@@ -194,7 +195,7 @@ fn a_packed_operand_gives_the_bits_of_one_that_is_packed_on_the_way() {
             let b = Stored::<f32>::random(k, n, b_transposed, 3, 100 + case as u64);
             for isa in instruction_sets() {
                 for a in [a.matrix(), a_bf16.matrix()] {
-                    let packed = Packed::with(isa, b.matrix(), a.is_bf16(), Threads::All);
+                    let packed = Packed::with(isa, b.matrix(), Factor::from(a).is_bf16(), Threads::All);
                     let (mut expected, mut got) = (vec![1f32; m * n], vec![1f32; m * n]);
                     multiply_with(isa, MatrixMut::new(&mut expected, m, n), a, b.matrix(), true, Threads::All);
                     multiply_packed(MatrixMut::new(&mut got, m, n), a, &packed, true, Threads::One);
@@ -254,4 +255,45 @@ fn an_empty_sum_clears_or_keeps_the_result() {
     assert_eq!(c, [3.0; 4]);
     multiply(MatrixMut::new(&mut c, 2, 2), a, b, false, Threads::All);
     assert_eq!(c, [0.0; 4]);
+}
+
+#[test]
+fn narrow_operands_give_the_bits_of_wide_ones() {
+    // K is cut into slices in the last.
+    for (case, (m, n, k)) in SIZES.into_iter().chain([(40, 70, 9_000), (3, 1030, 200)]).enumerate() {
+        let number = Stored::<f32>::random(k, n, false, 0, 100 + case as u64).data;
+        let narrow: Vec<half::f16> = number.iter().map(|&x| half::f16::from_f32(x)).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
+        let narrow = super::Stored::Narrow(Narrow::new(Form::F16(&narrow), k * n));
+        for isa in instruction_sets() {
+            for rounds in [false, true] {
+                let operand = |turned: bool| {
+                    let (rows, cols) = if turned { (n, k) } else { (k, n) };
+                    let both =
+                        (Factor::new(narrow, rows, cols), Factor::from(Matrix::new((&wide[..]).into(), rows, cols)));
+                    if turned { (both.0.t(), both.1.t()) } else { both }
+                };
+                let other = Stored::<f32>::random(m, k, false, 0, 1 + case as u64);
+                for (narrow, wide) in [operand(false), operand(true)] {
+                    let right = |b: Factor, threads| {
+                        let mut c = vec![1f32; m * n];
+                        let a = other.matrix().into();
+                        multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), a, b, true, threads);
+                        c
+                    };
+                    let expected = right(wide, Threads::All);
+                    assert_eq!(right(narrow, Threads::All), expected, "{isa:?} ({m}, {n}, {k})");
+                    assert_eq!(right(narrow, Threads::One), expected, "{isa:?} ({m}, {n}, {k})");
+                    // The same on the left: C turned.
+                    let packed = Packed::with(isa, other.matrix().t(), rounds, Threads::All);
+                    let left = |a: Factor| {
+                        let mut c = vec![1f32; m * n];
+                        multiply_packed(MatrixMut::new(&mut c, n, m), a, &packed, true, Threads::All);
+                        c
+                    };
+                    assert_eq!(left(narrow.t()), left(wide.t()), "{isa:?} ({m}, {n}, {k}), left");
+                }
+            }
+        }
+    }
 }

@@ -1,20 +1,22 @@
 //! Sixteen lanes in two registers of AVX2.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_NLE_UQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_blendv_epi8, _mm256_castps_si256,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepu16_epi32,
-    _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fmsub_ps, _mm256_loadu_ps,
-    _mm256_max_epu32, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256, _mm256_sub_epi32, _mm256_sub_ps, _mm256_xor_si256,
+    __m128i, __m256, __m256i, _CMP_NLE_UQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    _mm_add_ss, _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps,
+    _mm_movehl_ps, _mm_unpackhi_epi64, _mm_unpacklo_epi8, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps,
+    _mm256_and_si256, _mm256_andnot_ps, _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fmsub_ps, _mm256_loadu_ps, _mm256_max_epu32, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
+    _mm256_permutevar8x32_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps,
+    _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srli_epi32, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_sub_epi32, _mm256_sub_ps, _mm256_xor_si256,
 };
 
-use half::bf16;
+use half::{bf16, f16};
 
-use super::{Simd, WIDTH};
+use super::{Simd, WIDTH, f16_to_f32};
 use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 
 #[derive(Clone, Copy)]
@@ -131,6 +133,7 @@ impl Simd for Avx2 {
     /// All bits of a lane, or none.
     type M = [__m256; 2];
     type Keep = Keep;
+    type Table = [__m256; 2];
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -157,6 +160,40 @@ impl Simd for Avx2 {
             let lower = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
             let upper = _mm256_cvtepu16_epi32(_mm_loadu_si128(x[HALF..].as_ptr().cast()));
             [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(lower)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(upper))]
+        }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; WIDTH]) -> Self::F {
+        self.load(&x.map(|x| f16_to_f32(x)))
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; WIDTH]) -> Self::F {
+        // SAFETY: as said above the implementation; eight bytes are read at a time.
+        unsafe {
+            let lower = _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()));
+            let upper = _mm256_cvtepi8_epi32(_mm_loadl_epi64(x[HALF..].as_ptr().cast()));
+            [_mm256_cvtepi32_ps(lower), _mm256_cvtepi32_ps(upper)]
+        }
+    }
+    #[inline(always)]
+    fn table(self, values: &[f32; 16]) -> Self::Table {
+        self.load(values)
+    }
+    #[inline(always)]
+    fn look_up(self, table: Self::Table, places: &[u8; WIDTH / 2]) -> Self::F {
+        // SAFETY: as said above the implementation; eight bytes are read.
+        unsafe {
+            let bytes = _mm_loadl_epi64(places.as_ptr().cast());
+            let twice = _mm_unpacklo_epi8(bytes, bytes);
+            let shifts = _mm256_setr_epi32(4, 0, 4, 0, 4, 0, 4, 0);
+            let of = |eight: __m128i| {
+                // Of each place the lowest three bits count here; the fourth says in which half.
+                let places = _mm256_srlv_epi32(_mm256_cvtepu8_epi32(eight), shifts);
+                let (lower, upper) =
+                    (_mm256_permutevar8x32_ps(table[0], places), _mm256_permutevar8x32_ps(table[1], places));
+                _mm256_blendv_ps(lower, upper, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(places)))
+            };
+            [of(twice), of(_mm_unpackhi_epi64(twice, twice))]
         }
     }
     #[inline(always)]

@@ -2,16 +2,18 @@
 
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512i, __mmask16, _CMP_NLE_UQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
-    _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpge_epu32_mask,
-    _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_div_ps, _mm512_fmadd_ps, _mm512_fmsub_ps,
-    _mm512_loadu_ps, _mm512_mask_or_epi32, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_mullo_epi32, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi32,
-    _mm512_storeu_ps, _mm512_sub_ps, _mm512_xor_si512,
+    _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_unpacklo_epi8, _mm256_loadu_si256,
+    _mm256_storeu_si256, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpge_epu32_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi16,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtph_ps,
+    _mm512_div_ps, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_mask_or_epi32, _mm512_maskz_mov_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_permutexvar_ps, _mm512_reduce_add_ps,
+    _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_xor_si512,
 };
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Simd, WIDTH};
 use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
@@ -46,6 +48,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     type M = __mmask16;
     type Keep = Keep;
+    type Table = __m512;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -68,6 +71,31 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
+        }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; WIDTH]) -> __m512 {
+        // SAFETY: as said above the implementation.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; WIDTH]) -> __m512 {
+        // SAFETY: as said above the implementation.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn table(self, values: &[f32; 16]) -> __m512 {
+        self.load(values)
+    }
+    #[inline(always)]
+    fn look_up(self, table: __m512, places: &[u8; WIDTH / 2]) -> __m512 {
+        // SAFETY: as said above the implementation; eight bytes are read.
+        unsafe {
+            let bytes = _mm_loadl_epi64(places.as_ptr().cast());
+            let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            // Of each place the lowest four bits count.
+            let places = _mm512_srlv_epi32(twice, _mm512_setr_epi32(4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0));
+            _mm512_permutexvar_ps(places, table)
         }
     }
     #[inline(always)]

@@ -20,7 +20,7 @@ pub(crate) use avx512::Avx512;
 pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::random_mask::RowMask;
 use crate::storage::Element;
@@ -36,11 +36,19 @@ pub(crate) trait Simd: Copy {
     type M: Copy;
     /// The mask of a row of dropout, ready to be asked.
     type Keep: Copy;
+    /// Sixteen f32 to choose from.
+    type Table: Copy;
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &[f32; WIDTH]) -> Self::F;
     fn store(self, x: Self::F, to: &mut [f32; WIDTH]);
     fn load_bf16(self, x: &[bf16; WIDTH]) -> Self::F;
+    fn load_f16(self, x: &[f16; WIDTH]) -> Self::F;
+    /// Signed bytes.
+    fn load_i8(self, x: &[u8; WIDTH]) -> Self::F;
+    fn table(self, values: &[f32; 16]) -> Self::Table;
+    /// Values of a table by their places in it: two in a byte, the first in its upper half.
+    fn look_up(self, table: Self::Table, places: &[u8; WIDTH / 2]) -> Self::F;
     /// Rounds to nearest, ties to even.
     fn store_bf16(self, x: Self::F, to: &mut [bf16; WIDTH]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -93,6 +101,28 @@ impl Lanes for bf16 {
     fn store<S: Simd>(s: S, x: S::F, to: &mut [Self; WIDTH]) {
         s.store_bf16(x, to);
     }
+}
+
+/// The value of an f16, without a branch and without arithmetic on denormal numbers, which is slow.
+#[inline(always)]
+pub(crate) fn f16_to_f32(x: f16) -> f32 {
+    const EXPONENT: u32 = 0x7C00 << 13;
+    let bits = u32::from(x.to_bits());
+    let magnitude = (bits & 0x7FFF) << 13;
+    let exponent = magnitude & EXPONENT;
+    // From the bias of one exponent to that of the other; infinities and NaN have the largest of both.
+    let rebiased = magnitude + ((127 - 15) << 23);
+    let special = rebiased + ((128 - 16) << 23);
+    let denormal = f32::from_bits(rebiased + (1 << 23)) - f32::from_bits(113 << 23);
+    let value = if exponent == EXPONENT { special } else { rebiased };
+    let value = if exponent == 0 { denormal.to_bits() } else { value };
+    f32::from_bits(value | (bits & 0x8000) << 16)
+}
+
+/// Code `place` of two a byte.
+#[inline(always)]
+pub(crate) fn code_at(codes: &[u8], place: usize) -> usize {
+    usize::from(codes[place / 2] >> if place.is_multiple_of(2) { 4 } else { 0 } & 0xF)
 }
 
 /// Up to sixteen elements, filled up with `fill`.

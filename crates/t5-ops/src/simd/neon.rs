@@ -9,9 +9,9 @@ use std::arch::aarch64::{
     vst1q_f32, vst1q_u16, vsubq_f32, vsubq_s32,
 };
 
-use half::bf16;
+use half::{bf16, f16};
 
-use super::{Simd, WIDTH};
+use super::{Simd, WIDTH, code_at, f16_to_f32};
 use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 
 /// NEON is part of the baseline of aarch64: every block here is sound because of that, and because loads and stores are of
@@ -129,6 +129,7 @@ impl Simd for Neon {
     /// All bits of a lane, or none.
     type M = [uint32x4_t; 4];
     type Keep = Keep;
+    type Table = [f32; 16];
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -163,6 +164,22 @@ impl Simd for Neon {
                 vreinterpretq_f32_u32(vshll_n_u16::<16>(wide[3])),
             ]
         }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; WIDTH]) -> Self::F {
+        self.load(&x.map(|x| f16_to_f32(x)))
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; WIDTH]) -> Self::F {
+        self.load(&x.map(|x| f32::from(x as i8)))
+    }
+    #[inline(always)]
+    fn table(self, values: &[f32; 16]) -> Self::Table {
+        *values
+    }
+    #[inline(always)]
+    fn look_up(self, table: Self::Table, places: &[u8; WIDTH / 2]) -> Self::F {
+        self.load(&std::array::from_fn(|i| table[code_at(places, i)]))
     }
     #[inline(always)]
     fn store_bf16(self, x: Self::F, to: &mut [bf16; WIDTH]) {

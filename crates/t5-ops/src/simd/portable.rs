@@ -2,9 +2,9 @@
 //!
 //! Loops, not closures: of a closure that it does not inline the compiler makes a function.
 
-use half::bf16;
+use half::{bf16, f16};
 
-use super::{Simd, WIDTH};
+use super::{Simd, WIDTH, code_at, f16_to_f32};
 use crate::random_mask::RowMask;
 use crate::storage::Element;
 use crate::vector;
@@ -43,6 +43,7 @@ impl Simd for Portable {
     type F = [f32; WIDTH];
     type M = [bool; WIDTH];
     type Keep = RowMask;
+    type Table = [f32; 16];
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -59,6 +60,22 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16(self, x: &[bf16; WIDTH]) -> Self::F {
         each!(i, Element::to_f32(x[i]))
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; WIDTH]) -> Self::F {
+        each!(i, f16_to_f32(x[i]))
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; WIDTH]) -> Self::F {
+        each!(i, f32::from(x[i] as i8))
+    }
+    #[inline(always)]
+    fn table(self, values: &[f32; 16]) -> Self::Table {
+        *values
+    }
+    #[inline(always)]
+    fn look_up(self, table: Self::Table, places: &[u8; WIDTH / 2]) -> Self::F {
+        each!(i, table[code_at(places, i)])
     }
     #[inline(always)]
     fn store_bf16(self, x: Self::F, to: &mut [bf16; WIDTH]) {

@@ -23,10 +23,11 @@ use candle_core::{DType, Result, Tensor};
 use super::CrossEntropy;
 use crate::isa::has_tiles;
 use crate::matmul::{
-    Buffer, Matrix, MatrixMut, Packed, Threads, multiply_as_a, multiply_packed, packed_bytes, product_bytes,
+    Buffer, Factor, Matrix, MatrixMut, Packed, Threads, multiply_as_a, multiply_packed, packed_bytes, product_bytes,
 };
 use crate::needs::{Kept, Needs};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
+use crate::quantised::Weight;
 use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, Operand, View, filled, scratch, update, with_element};
 use crate::vector::exp;
@@ -155,14 +156,16 @@ pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), 
 }
 
 pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
-    let (x, w) = (x.contiguous()?, w.contiguous()?);
-    let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+    let x = x.contiguous()?;
+    let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
-    with_element!(x.dtype(), T, {
-        // Without a second pass there is nothing to keep logits for.
-        let cut = Cut::new(Logits::ComputedAgain, rows.len(), v, c.chunk_rows);
-        let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w_view.operand()?, (v, d), labels, c, cut);
-        Ok(rows.chunks(cut.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
+    Weight::from(w).with_factor(|w| {
+        with_element!(x.dtype(), T, {
+            // Without a second pass there is nothing to keep logits for.
+            let cut = Cut::new(Logits::ComputedAgain, rows.len(), v, c.chunk_rows);
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, cut);
+            Ok(rows.chunks(cut.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
+        })
     })
 }
 
@@ -175,36 +178,38 @@ pub(super) fn gradients(
     dw: Option<(&Tensor, bool)>,
     logits: Logits,
 ) -> Result<(f64, Tensor)> {
-    let (x, w) = (x.contiguous()?, w.contiguous()?);
-    let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+    let x = x.contiguous()?;
+    let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
     let cut = Cut::new(logits, rows.len(), v, c.chunk_rows);
     if let (Some((dw, false)), true) = (dw, rows.is_empty()) {
         crate::zero(dw)?;
     }
     let mut loss = 0.0;
-    let dx = with_element!(x.dtype(), T, {
-        let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w_view.operand()?, (v, d), labels, c, cut);
-        pass.prepare_gradients();
-        filled::<T>(x.shape(), |dx| {
-            clear_ignored(dx, rows, d);
-            let dx = Shared::new(dx);
-            for (chunk, rows) in rows.chunks(cut.chunk.max(1)).enumerate() {
-                loss += pass.statistics(rows);
-                match dw {
-                    None => pass.gradients::<f32>(rows, None),
-                    Some((dw, accumulate)) => with_element!(dw.dtype(), G, {
-                        update::<G, _>("linear_cross_entropy_backward", dw, &[&x, &w], |dw| {
-                            pass.gradients::<G>(rows, Some((Shared::new(dw), accumulate || chunk > 0)));
-                            Ok(())
-                        })?
-                    }),
+    let dx = Weight::from(w).with_factor(|factor| {
+        with_element!(x.dtype(), T, {
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, factor, (v, d), labels, c, cut);
+            pass.prepare_gradients();
+            filled::<T>(x.shape(), |dx| {
+                clear_ignored(dx, rows, d);
+                let dx = Shared::new(dx);
+                for (chunk, rows) in rows.chunks(cut.chunk.max(1)).enumerate() {
+                    loss += pass.statistics(rows);
+                    match dw {
+                        None => pass.gradients::<f32>(rows, None),
+                        Some((dw, accumulate)) => with_element!(dw.dtype(), G, {
+                            update::<G, _>("linear_cross_entropy_backward", dw, &[&x, w], |dw| {
+                                pass.gradients::<G>(rows, Some((Shared::new(dw), accumulate || chunk > 0)));
+                                Ok(())
+                            })?
+                        }),
+                    }
+                    pass.write(rows, dx);
                 }
-                pass.write(rows, dx);
-            }
-            Ok(())
-        })?
-    });
+                Ok(())
+            })
+        })
+    })?;
     Ok((loss, dx))
 }
 
@@ -222,7 +227,7 @@ fn clear_ignored<T: Element>(dx: &mut [T], rows: &[u32], width: usize) {
 /// The operands and the buffers of a call.
 struct Pass<'a, T> {
     x: &'a [T],
-    w: Operand<'a>,
+    w: Factor<'a>, // (V, D)
     vocabulary: usize,
     width: usize,
     labels: &'a [u32],
@@ -243,7 +248,7 @@ struct Pass<'a, T> {
 impl<'a, T: Lanes> Pass<'a, T> {
     fn new(
         x: &'a [T],
-        w: Operand<'a>,
+        w: Factor<'a>,
         (vocabulary, width): (usize, usize),
         labels: &'a [u32],
         c: &CrossEntropy,
@@ -283,12 +288,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
     }
 
     /// Rows `first` to `first + count` of W.
-    fn entries(&self, first: usize, count: usize) -> Matrix<'a> {
-        let range = first * self.width..(first + count) * self.width;
-        match self.w {
-            Operand::F32(data) => Matrix::new(data[range].into(), count, self.width),
-            Operand::Bf16(data) => Matrix::new(data[range].into(), count, self.width),
-        }
+    fn entries(&self, first: usize, count: usize) -> Factor<'a> {
+        self.w.some_rows(first..first + count)
     }
 
     /// Where the logits of the `count` entries at `entry` lie, for `rows` rows: among all that are kept, or at the

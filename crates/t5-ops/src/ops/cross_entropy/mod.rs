@@ -3,6 +3,8 @@
 //!
 //! `logits = logit_scale * x Wᵀ`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`.
 //!
+//! A frozen weight may be in f16.
+//!
 //! Shapes: x, dx (R, D); w, dw (V, D); labels R.
 
 mod cpu;
@@ -14,6 +16,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
+use crate::quantised::Weight;
 use crate::storage::elements;
 
 /// Rows with this label count for nothing and cost nothing.
@@ -34,7 +37,7 @@ pub struct CrossEntropy {
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)).entered();
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    match Path::of(&[x, w]) {
+    match Weight::from(w).path_beside(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         Path::Reference => reference::loss(x, w, labels, &rows, c),
     }
@@ -57,7 +60,7 @@ pub fn linear_cross_entropy_backward(
     if let Some((dw, _)) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
     }
-    let path = dw.map_or(Path::of(&[x, w]), |(dw, _)| Path::of(&[x, w, dw]));
+    let path = Weight::from(w).path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
         Path::Reference => reference::gradients(x, w, labels, &rows, c, dw),

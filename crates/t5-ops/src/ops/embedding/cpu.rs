@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Result, Tensor, bail};
 
+use crate::narrow::{Form, Narrow};
 use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::vectorized;
@@ -14,24 +15,43 @@ pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Te
     check_range("embedding", id_data, entries)?;
     let mut shape = ids.dims().to_vec();
     shape.push(width);
-    with_element!(table.dtype(), S, {
-        let table_data = table_view.slice::<S>()?;
-        with_element!(dtype, T, {
-            filled::<T>(shape, |out| {
-                let out = Shared::new(out);
+    with_element!(dtype, T, {
+        filled::<T>(shape, |out| {
+            let out = Shared::new(out);
+            // Copies the row at an element of the table.
+            let look_up = |copy: &(dyn Fn(usize, &mut [T]) + Sync)| {
                 for_each_rows(id_data.len(), width, |rows| {
                     for row in rows {
-                        let entry = id_data[row] as usize * width;
                         // SAFETY: each row belongs to one part.
                         let out = unsafe { out.slice(row * width, width) };
-                        convert::<S, T>(&table_data[entry..entry + width], out);
+                        copy(id_data[row] as usize * width, out);
                     }
                 });
-                Ok(())
-            })
+            };
+            if table.dtype() == DType::F16 {
+                let data = table_view.slice()?;
+                let table = Narrow::new(Form::F16(data), data.len());
+                look_up(&|entry, out| {
+                    let mut wide = [0f32; WIDENED];
+                    for (piece, out) in out.chunks_mut(WIDENED).enumerate() {
+                        let wide = &mut wide[..out.len()];
+                        table.widen(entry + piece * WIDENED, wide);
+                        convert::<f32, T>(wide, out);
+                    }
+                });
+                return Ok(());
+            }
+            with_element!(table.dtype(), S, {
+                let table = table_view.slice::<S>()?;
+                look_up(&|entry, out| convert::<S, T>(&table[entry..][..width], out));
+            });
+            Ok(())
         })
     })
 }
+
+/// Elements of f16 that are widened at a time.
+const WIDENED: usize = 512;
 
 pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
     let (entries, width) = dtable.dims2()?;

@@ -13,14 +13,15 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
 use crate::storage::elements;
 
-/// Looks `ids` up in `table`, giving rows in `dtype`. An id outside the table is an error.
+/// Looks `ids` up in `table`, which may be in f16, giving rows in `dtype`. An id outside the table is an error.
 pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let _span = tracing::debug_span!("embedding").entered();
     check_ids("embedding", ids)?;
     table.dims2()?;
     elements(table.shape())?;
     let takes = ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
-    match Path::of(&[table]).provided(takes) {
+    let takes_table = Path::of(&[table]) == Path::Cpu || table.device().is_cpu() && table.dtype() == DType::F16;
+    match Path::Cpu.provided(takes && takes_table) {
         Path::Cpu => cpu::embedding(ids, table, dtype),
         Path::Reference => reference::embedding(ids, table, dtype),
     }

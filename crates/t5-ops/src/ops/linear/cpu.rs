@@ -5,19 +5,21 @@ use candle_core::{DType, Result, Tensor};
 use crate::dispatch::rows_and_width;
 use crate::matmul::{Matrix, MatrixMut, Threads, longest_sum, multiply, multiply_as_a, packed_bytes, product_bytes};
 use crate::needs::{Kept, Needs};
+use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
-pub(super) fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, w: Weight) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
-    let n = w.dim(0)?;
-    let (x, w) = (x.contiguous()?, w.contiguous()?);
-    let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+    let (n, _) = w.dims2()?;
+    let x = x.contiguous()?;
+    let x_view = View::new(&x)?;
     let a = Matrix::new(x_view.operand()?, rows, k);
-    let b = Matrix::new(w_view.operand()?, n, k).t();
-    with_element!(x.dtype(), T, {
-        filled::<T>(with_width(&x, n), |y| {
-            multiply_as_a(MatrixMut::new(y, rows, n), a, b, false, Threads::All);
-            Ok(())
+    w.with_factor(|w| {
+        with_element!(x.dtype(), T, {
+            filled::<T>(with_width(&x, n), |y| {
+                multiply_as_a(MatrixMut::new(y, rows, n), a, w.t(), false, Threads::All);
+                Ok(())
+            })
         })
     })
 }
@@ -28,26 +30,27 @@ pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), operands: DType
     Needs { kept, ..Needs::default() }.with_products(1, (rows, k, n))
 }
 
-pub(super) fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
+pub(super) fn linear_backward_input(dy: &Tensor, w: Weight, accumulate: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
-    let k = w.dim(1)?;
-    let (dy, w) = (dy.contiguous()?, w.contiguous()?);
-    let (dy_view, w_view) = (View::new(&dy)?, View::new(&w)?);
+    let (_, k) = w.dims2()?;
+    let dy = dy.contiguous()?;
+    let dy_view = View::new(&dy)?;
     let a = Matrix::new(dy_view.operand()?, rows, n);
-    let b = Matrix::new(w_view.operand()?, n, k);
-    with_element!(dy.dtype(), T, {
-        let Some(sum) = accumulate else {
-            return filled::<T>(with_width(&dy, k), |dx| {
-                multiply_as_a(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
+    w.with_factor(|b| {
+        with_element!(dy.dtype(), T, {
+            let Some(sum) = accumulate else {
+                return filled::<T>(with_width(&dy, k), |dx| {
+                    multiply_as_a(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
+                    Ok(())
+                });
+            };
+            let sum = sum.contiguous()?;
+            update::<T, _>("linear_backward_input", &sum, &[&dy, w.tensor()], |dx| {
+                multiply_as_a(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
                 Ok(())
-            });
-        };
-        let sum = sum.contiguous()?;
-        update::<T, _>("linear_backward_input", &sum, &[&dy, &w], |dx| {
-            multiply_as_a(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
-            Ok(())
-        })?;
-        Ok(sum)
+            })?;
+            Ok(sum)
+        })
     })
 }
 

@@ -1,4 +1,5 @@
-//! The linear map `y = x Wᵀ` without a bias, and its two gradients.
+//! The linear map `y = x Wᵀ` without a bias, and its two gradients. A frozen weight may be narrower than what is computed
+//! with: f16, or quantised.
 //!
 //! Shapes: x (.., K), w (N, K), y (.., N). The leading dimensions are rows: R is their product.
 
@@ -11,21 +12,23 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::Needs;
+use crate::quantised::Weight;
 
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`, which is also the
-/// precision of the product: a weight in another dtype has the values that it has in that one.
-pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * w.dim(0)?).entered();
+/// precision of the product: a weight in another dtype, or in codes, has the values that it has in that one.
+pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
+    let w = w.into();
+    let (n, width) = w.dims2()?;
+    let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * n).entered();
     let (_, k) = rows_and_width("linear", "x", x)?;
-    let (n, _) = w.dims2()?;
-    check_shape("linear", "weight", w, &[n, k])?;
-    match Path::of(&[x, w]) {
+    check_weight("linear", (n, k), (n, width))?;
+    match w.path_beside(x) {
         Path::Cpu => cpu::linear(x, w),
         Path::Reference => reference::linear(x, w),
     }
 }
 
-/// What [`linear`] needs for `rows` rows and a weight (N, K): the dtypes of x and w.
+/// What [`linear`] needs for `rows` rows and a weight (N, K): the dtypes of x and w, U8 where that is quantised.
 pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
@@ -37,11 +40,12 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
 ///
 /// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
-pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
-    let _span = tracing::debug_span!("linear_backward_input", flops = 2 * dy.elem_count() * w.dim(1)?).entered();
+pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
+    let w = w.into();
+    let (height, k) = w.dims2()?;
+    let _span = tracing::debug_span!("linear_backward_input", flops = 2 * dy.elem_count() * k).entered();
     let (_, n) = rows_and_width("linear_backward_input", "dy", dy)?;
-    let (_, k) = w.dims2()?;
-    check_shape("linear_backward_input", "weight", w, &[n, k])?;
+    check_weight("linear_backward_input", (n, k), (height, k))?;
     if let Some(accumulate) = &accumulate {
         let mut expected = dy.dims().to_vec();
         expected.pop();
@@ -51,13 +55,13 @@ pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>
             bail!("linear_backward_input: accumulate: expected {:?}, got {:?}", dy.dtype(), accumulate.dtype())
         }
     }
-    match Path::of(&[dy, w]) {
+    match w.path_beside(dy) {
         Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),
         Path::Reference => reference::linear_backward_input(dy, w, accumulate),
     }
 }
 
-/// What [`linear_backward_input`] needs for `rows` rows and a weight (N, K): the dtypes of dy and w.
+/// What [`linear_backward_input`] needs, as [`linear_needs`]: the dtypes of dy and w.
 pub fn linear_backward_input_needs(
     path: Path,
     rows: usize,
@@ -95,4 +99,11 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
         Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
         Path::Reference => reference::backward_weight_needs(rows, (n, k), dtypes),
     }
+}
+
+fn check_weight(op: &str, expected: (usize, usize), got: (usize, usize)) -> Result<()> {
+    if expected != got {
+        bail!("{op}: weight: expected shape [{}, {}], got [{}, {}]", expected.0, expected.1, got.0, got.1)
+    }
+    Ok(())
 }

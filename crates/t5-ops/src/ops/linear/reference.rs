@@ -4,15 +4,17 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
 use crate::needs::{Needs, converted, copies, wide_size};
+use crate::quantised::Weight;
 
 /// See [`crate::linear`].
-pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
+pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
     let dtype = matmul_dtype(x);
+    let w = w.into().dense(dtype)?;
     let mut shape = x.dims().to_vec();
     shape.pop();
     shape.push(w.dim(0)?);
-    let y = x.reshape((rows, k))?.to_dtype(dtype)?.matmul(&w.to_dtype(dtype)?.t()?)?;
+    let y = x.reshape((rows, k))?.to_dtype(dtype)?.matmul(&w.t()?)?;
     y.to_dtype(x.dtype())?.reshape(shape)
 }
 
@@ -28,13 +30,14 @@ pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType;
 }
 
 /// See [`crate::linear_backward_input`].
-pub fn linear_backward_input(dy: &Tensor, w: &Tensor, accumulate: Option<Tensor>) -> Result<Tensor> {
+pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     let dtype = matmul_dtype(dy);
+    let w = w.into().dense(dtype)?;
     let mut shape = dy.dims().to_vec();
     shape.pop();
     shape.push(w.dim(1)?);
-    let dx = dy.reshape((rows, n))?.to_dtype(dtype)?.matmul(&w.to_dtype(dtype)?)?.reshape(shape)?;
+    let dx = dy.reshape((rows, n))?.to_dtype(dtype)?.matmul(&w)?.reshape(shape)?;
     let dx = match accumulate {
         Some(accumulate) => (dx + accumulate.to_dtype(dtype)?)?,
         None => dx,
