@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arrow_array::builder::{ListBuilder, StringBuilder};
+use arrow_array::builder::{ListBuilder, StringBuilder, StructBuilder};
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, LargeStringArray, RecordBatch, StringArray, StructArray};
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, Fields};
 use candle_core::{DType, Device, Tensor};
 use dataloader::{TokenizerTraining, train_tokenizer_on};
 use parquet::arrow::ArrowWriter;
@@ -69,6 +69,23 @@ fn nested() -> Result<RecordBatch, Box<dyn Error>> {
     Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
 }
 
+/// Messages as a list of structs, with no list, an empty one and nulls in it.
+fn chats() -> Result<RecordBatch, Box<dyn Error>> {
+    let fields = Fields::from(["role", "content"].map(|name| Field::new(name, DataType::Utf8, true)).to_vec());
+    let mut list = ListBuilder::new(StructBuilder::from_fields(fields, 0));
+    for row in 0..12 {
+        for message in 0..row % 4 {
+            let texts = [Some(["user", "assistant"][message % 2]), (row % 5 > 0).then_some("倒过来 and back")];
+            for (field, text) in texts.into_iter().enumerate() {
+                list.values().field_builder::<StringBuilder>(field).ok_or("a text")?.append_option(text);
+            }
+            list.values().append(true);
+        }
+        list.append(row % 7 > 0);
+    }
+    Ok(RecordBatch::try_from_iter_with_nullable([("messages", Arc::new(list.finish()) as ArrayRef, true)])?)
+}
+
 /// Many small columns.
 fn wide() -> Result<RecordBatch, Box<dyn Error>> {
     let value: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
@@ -96,6 +113,8 @@ fn parquet_files(corpus: &Path) -> Outcome {
         ("no-index", rows(40)?, plain().set_offset_index_disabled(true)),
         ("no-rows", rows(0)?, plain()),
         ("nested", nested()?, base()),
+        ("chats-v1", chats()?, base()),
+        ("chats-v2", chats()?, v2(plain())),
         ("wide", wide()?, plain()),
     ];
     for (name, batch, properties) in files {

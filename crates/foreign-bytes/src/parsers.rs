@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use candle_core::{DType, Device};
 use dataloader::{Tokenizer, TokenizerTraining, train_tokenizer};
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe};
-use parquet_dataset::{Dataset, DatasetOptions, inspect};
+use parquet_dataset::{Dataset, DatasetOptions, ListRow, Lists, inspect, list_columns};
 use row_files::{BadRows, Chosen, Column, Conversion, Kind, Row, Rows, Settings};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -205,9 +205,10 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let columns = inspection.columns.into_iter().filter(|column| column.is_string).map(|column| column.name);
     let mut options = DatasetOptions::new(columns.take(16));
     (options.max_value_bytes, options.max_read_bytes) = (4 << 20, 8 << 20);
+    let lists = lists(&path);
     let dataset = Dataset::open(&[path], &options).map_err(refused)?;
     let rows = dataset.rows().min(MOST_ROWS);
-    let mut outcome = Ok(());
+    let mut outcome = lists;
     for first in (0..rows).step_by(READ_ROWS as usize) {
         // A broken page says nothing about the next one.
         if let Err(error) = dataset.read_range(first..rows.min(first + READ_ROWS)) {
@@ -217,6 +218,17 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let last = dataset.rows() - 1;
     dataset.read_rows(&[last, last / 2, 0, last]).map_err(refused)?;
     outcome
+}
+
+/// Lists of strings, all columns side by side.
+fn lists(path: &Path) -> Result<(), String> {
+    let columns: Vec<String> = list_columns(path).map_err(refused)?.into_iter().take(4).collect();
+    let mut lists = Lists::open(path, &columns, 4096, 4 << 20).map_err(refused)?;
+    let (mut row, mut left) = (ListRow::default(), MOST_ROWS);
+    while left > 0 && lists.next(&mut row).map_err(refused)? {
+        left -= 1;
+    }
+    Ok(())
 }
 
 /// The file that the page maps of the corpus are of, changed last at a fixed time.

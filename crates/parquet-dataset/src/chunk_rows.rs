@@ -95,10 +95,11 @@ impl ChunkRows<'_> {
         Ok(page)
     }
 
-    fn dictionary(&self) -> Result<Option<Dictionary<'_>>, Fault> {
-        let Some(page) = &self.map.dictionary else { return Ok(None) };
-        let (handle, codec, whole_page_bytes) = (self.handle, self.chunk.codec, self.whole_page_bytes);
-        let source = DictionarySource { handle, page, map: Some(self.map), codec, whole_page_bytes };
-        Dictionary::read(source).map(Some).map_err(|fault| source.page_source().explained(fault))
+    fn dictionary(&self) -> Result<Option<Arc<Dictionary>>, Fault> {
+        let Some(page) = self.map.dictionary else { return Ok(None) };
+        let (handle, codec, whole_page_bytes) = (self.handle.clone(), self.chunk.codec, self.whole_page_bytes);
+        let source = DictionarySource { handle, page, map: Some(Arc::clone(self.map)), codec, whole_page_bytes };
+        let read = Dictionary::read(source.clone()).map(|dictionary| Some(Arc::new(dictionary)));
+        read.map_err(|fault| source.page_source().explained(fault))
     }
 }

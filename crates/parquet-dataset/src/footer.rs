@@ -173,6 +173,7 @@ impl Sink for FooterReader<'_> {
                 column: Some(name.clone()),
                 rows: None,
             };
+            one_value_a_row(raw, group_rows, &place)?;
             chunks.push(chunk(raw, found.max_definition_level, group_rows, data_end, &place)?);
         }
         self.row_groups.push(RowGroup { rows: u64::from(group_rows), chunks });
@@ -201,6 +202,15 @@ impl StringColumns {
     }
 }
 
+/// Checks that a flat column has a value, or a null, for each row.
+pub(crate) fn one_value_a_row(raw: &RawChunk, rows: u32, place: &dyn Fn() -> Place) -> Result<(), Error> {
+    if raw.has_metadata && raw.values != i64::from(rows) {
+        let reason = format!("it declares {} values in {rows} rows", raw.values);
+        return Err(Error::Corrupt { place: Box::new(place()), reason });
+    }
+    Ok(())
+}
+
 /// Checks what a footer declares about a column chunk of `rows` rows. Pages end before `data_end`.
 pub(crate) fn chunk(
     raw: &RawChunk,
@@ -224,9 +234,6 @@ pub(crate) fn chunk(
         6 => Codec::Zstd,
         other => return Err(unsupported(format!("compression {}", codec_name(other)))),
     };
-    if raw.values != i64::from(rows) {
-        return Err(corrupt(format!("it declares {} values in {rows} rows", raw.values)));
-    }
     let unsigned = |value: i64, name: &str| {
         u64::try_from(value).map_err(|_| corrupt(format!("its {name} is {value}, expected 0 or more")))
     };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Place};
-use crate::footer::{chunk, codec_name, encoding_name};
+use crate::footer::{chunk, codec_name, encoding_name, one_value_a_row};
 use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::{Files, Handle};
 use crate::pages::header::PageHeader;
@@ -103,7 +103,15 @@ pub fn inspect(path: &Path) -> Result<Inspection, Error> {
 /// # Errors
 /// The file is no parquet file that can be read.
 pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
-    names(path, true)
+    names(path, |leaf| leaf.is_string())
+}
+
+/// The dotted paths of a file's lists of strings, from its footer alone: leaves of a struct in a list, too.
+///
+/// # Errors
+/// As [`string_columns`].
+pub fn list_columns(path: &Path) -> Result<Vec<String>, Error> {
+    names(path, |leaf| leaf.is_list_of_strings())
 }
 
 /// The dotted paths of all of a file's columns, those in lists and groups included, from its footer alone.
@@ -111,17 +119,17 @@ pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
 /// # Errors
 /// As [`string_columns`].
 pub fn column_names(path: &Path) -> Result<Vec<String>, Error> {
-    names(path, false)
+    names(path, |_| true)
 }
 
-fn names(path: &Path, strings: bool) -> Result<Vec<String>, Error> {
+fn names(path: &Path, is_wanted: fn(&Leaf<'_>) -> bool) -> Result<Vec<String>, Error> {
     struct Names {
-        strings: bool,
+        is_wanted: fn(&Leaf<'_>) -> bool,
         names: Vec<String>,
     }
     impl Sink for Names {
         fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
-            if (leaf.is_string() || !self.strings) && self.names.len() < MAX_COLUMNS {
+            if (self.is_wanted)(leaf) && self.names.len() < MAX_COLUMNS {
                 self.names.push(leaf.path.to_owned());
             }
             Ok(())
@@ -141,7 +149,7 @@ fn names(path: &Path, strings: bool) -> Result<Vec<String>, Error> {
     }
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
-    let mut names = Names { strings, names: Vec::new() };
+    let mut names = Names { is_wanted, names: Vec::new() };
     walk(path, &handle, identity.bytes, &mut names).map_err(|error| files.changed_or(0, error))?;
     Ok(names.names)
 }
@@ -264,6 +272,7 @@ impl Inspector<'_> {
             column: Some(found.shown.name.clone()),
             rows: None,
         };
+        one_value_a_row(raw, rows, &place)?;
         let chunk = chunk(raw, found.max_definition_level, rows, data_end, &place)?;
         // Nothing is read but headers: no dictionary is too large for that.
         let map = ChunkMap::build(self.handle, &chunk, usize::MAX).map_err(|fault| fault.at(place()))?;

@@ -148,6 +148,14 @@ impl Column {
         self.ends.len()
     }
 
+    /// Drops all values and keeps their room.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        self.nulls.clear();
+        self.cuts.clear();
+    }
+
     /// Room for `rows` more rows.
     pub(crate) fn reserve(&mut self, rows: usize, bytes: usize) {
         self.ends.reserve(rows);
@@ -209,7 +217,7 @@ impl Column {
         start..self.ends[row] as usize
     }
 
-    fn get(&self, row: usize) -> Option<&[u8]> {
+    pub(crate) fn get(&self, row: usize) -> Option<&[u8]> {
         (!self.is_null(row)).then(|| &self.bytes[self.range(row)])
     }
 

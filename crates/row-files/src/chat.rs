@@ -12,7 +12,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use crate::error::reason;
 
 /// Messages of a chat that are read; a longer one is an error.
-const MOST_TURNS: usize = 4096;
+pub(crate) const MOST_TURNS: usize = 4096;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
 }
 
 /// The role by its name in the OpenAI or the ShareGPT form.
-fn role(name: &str) -> String {
+pub(crate) fn role(name: &str) -> String {
     match name {
         "human" | "user" | "User" => "user".to_owned(),
         "gpt" | "assistant" | "Assistant" | "chatgpt" | "bing" | "bard" | "model" => "assistant".to_owned(),
@@ -78,11 +78,16 @@ pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A:
     let mut turns = Vec::new();
     while let Some(Message { role: name, content }) = list.next_element()? {
         if turns.len() == MOST_TURNS {
-            return Err(A::Error::custom(format!("expected at most {MOST_TURNS} messages")));
+            return Err(A::Error::custom(too_many()));
         }
         turns.push(Turn { role: role(&name.0), content: content.0 });
     }
     Ok(turns)
+}
+
+/// The error of a chat that is too long.
+pub(crate) fn too_many() -> String {
+    format!("expected at most {MOST_TURNS} messages")
 }
 
 struct Turns(Vec<Turn>);

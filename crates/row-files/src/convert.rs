@@ -126,7 +126,7 @@ impl Conversion {
         let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
         for path in paths {
             let kind = Kind::of(path)?;
-            let pairing = match (Pairing::of(&kind.columns, chosen), nested_chat(path, &kind)?) {
+            let pairing = match (Pairing::of(&kind.columns, chosen), other_lists(path, &kind)?) {
                 (Ok(pairing), None) => pairing,
                 (Ok(pairing), Some(_)) if pairing.flat().is_some() => pairing,
                 (_, Some(column)) => return Err(Error::Nested { path: path.clone(), column }),
@@ -237,9 +237,9 @@ impl Conversion {
     }
 }
 
-/// The column of messages that a parquet file holds as lists.
-fn nested_chat(path: &Path, kind: &Kind) -> Result<Option<String>, Error> {
-    if kind.form != Form::Parquet || kind.compression != Compression::None {
+/// A column of messages that a parquet file holds in another way than as lists of roles and texts.
+fn other_lists(path: &Path, kind: &Kind) -> Result<Option<String>, Error> {
+    if kind.form != Form::Parquet || kind.compression != Compression::None || kind.chat.is_some() {
         return Ok(None);
     }
     let names = parquet_dataset::column_names(path)?;

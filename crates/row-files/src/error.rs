@@ -56,8 +56,8 @@ pub enum Error {
         /// The columns that are there.
         columns: Vec<String>,
     },
-    /// A parquet file whose texts are in lists of messages.
-    #[error("{}: column `{column}` holds lists, which are read from JSON and not from parquet", path.display())]
+    /// A parquet file whose messages have no text for a role and a content each.
+    #[error("{}: column `{column}`: expected a list of structs with the texts `role` and `content`", path.display())]
     Nested {
         /// The file, as it was given.
         path: PathBuf,

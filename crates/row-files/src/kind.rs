@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::chat_lists::ChatLists;
 use crate::delimited::Records;
 use crate::error::{Error, RowFault};
 use crate::input::{Compression, Input};
@@ -26,8 +27,10 @@ pub struct Kind {
     pub form: Form,
     /// How it is compressed.
     pub compression: Compression,
-    /// The names of its columns: of JSON those that the first rows have; of parquet those of text.
+    /// The names of its columns: of JSON those that the first rows have; of parquet those of text, and of messages.
     pub columns: Vec<String>,
+    /// Of parquet: the column whose messages are lists.
+    pub chat: Option<ChatLists>,
 }
 
 /// Text that is looked at to tell one form from another.
@@ -75,13 +78,19 @@ impl Kind {
         let beginning = beginning(&mut input)?;
         drop(input);
         let form = form(path, &beginning)?;
+        let mut chat = None;
         let columns = match form {
-            Form::Parquet if compression == Compression::None => parquet_dataset::string_columns(path)?,
+            Form::Parquet if compression == Compression::None => {
+                let mut columns = parquet_dataset::string_columns(path)?;
+                chat = ChatLists::among(&parquet_dataset::list_columns(path)?);
+                columns.extend(chat.iter().map(|chat| chat.column.clone()));
+                columns
+            }
             Form::Parquet => Vec::new(),
             Form::Json(layout) => keys(path, layout)?,
             Form::Delimited(delimiter) => Records::new(Input::open(path, false)?, delimiter).header()?,
         };
-        Ok(Self { form, compression, columns })
+        Ok(Self { form, compression, columns, chat })
     }
 }
 

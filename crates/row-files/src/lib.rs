@@ -15,6 +15,7 @@
 //! Deliberately absent: tokens, order and epochs (the dataloader's), and where files are written (the caller's).
 
 mod chat;
+mod chat_lists;
 mod clean;
 mod columns;
 mod convert;
@@ -25,6 +26,7 @@ mod input;
 mod json;
 mod kind;
 mod lengths;
+mod parquet_rows;
 mod parquet_writer;
 mod row;
 mod rows;
@@ -32,6 +34,7 @@ mod split;
 mod thrift;
 
 pub use chat::Turn;
+pub use chat_lists::ChatLists;
 pub use clean::clean;
 pub use columns::{Chosen, Column, Pairing};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};

@@ -2,21 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use parquet_dataset::{Dataset, DatasetOptions};
-
-use crate::MOST_ROW_BYTES;
 use crate::columns::Column;
 use crate::delimited::DelimitedRows;
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Digested, Input};
 use crate::json::JsonRows;
 use crate::kind::{Form, Kind};
-use crate::row::{Cell, Row};
-
-/// Rows of a parquet file that are read at a time.
-const READ_ROWS: u64 = 1024;
-/// Bytes of values that are read at a time.
-const READ_BYTES: u64 = 1 << 20;
+use crate::parquet_rows::ParquetRows;
+use crate::row::Row;
 
 /// The rows of one file.
 ///
@@ -97,10 +90,7 @@ impl Rows {
         match &self.reader {
             Reader::Json(rows) => rows.input().share_read(),
             Reader::Delimited(rows) => rows.input().share_read(),
-            Reader::Parquet(rows) => {
-                let all = rows.dataset.as_ref().map_or(0, Dataset::rows);
-                rows.next as f64 / all.max(1) as f64
-            }
+            Reader::Parquet(rows) => rows.next_row() as f64 / rows.rows().max(1) as f64,
         }
     }
 
@@ -115,85 +105,5 @@ impl Rows {
             Reader::Parquet(_) => return Ok(None),
         };
         input.finish().map(Some)
-    }
-}
-
-/// Rows of a parquet file, in its order.
-struct ParquetRows {
-    dataset: Option<Dataset>,
-    /// For each wanted column its place in the dataset.
-    places: Vec<Option<usize>>,
-    read: parquet_dataset::Rows,
-    /// The first row of `read`.
-    first: u64,
-    /// The next row.
-    next: u64,
-    at_a_time: u64,
-}
-
-impl ParquetRows {
-    fn open(path: &Path, kind: &Kind, wanted: &[Column]) -> Result<Self, Error> {
-        let mut names: Vec<String> = Vec::new();
-        let mut places = Vec::with_capacity(wanted.len());
-        for Column { name, .. } in wanted {
-            let is_there = kind.columns.contains(name);
-            if is_there && !names.contains(name) {
-                names.push(name.clone());
-            }
-            places.push(names.iter().position(|found| found == name).filter(|_| is_there));
-        }
-        let options = DatasetOptions { max_value_bytes: u64::MAX, ..DatasetOptions::new(names) };
-        let dataset = match Dataset::open(&[path.to_owned()], &options) {
-            Err(parquet_dataset::Error::NoRows { .. } | parquet_dataset::Error::NoColumns) => None,
-            opened => Some(opened?),
-        };
-        let read = parquet_dataset::Rows::default();
-        Ok(Self { dataset, places, read, first: 0, next: 0, at_a_time: READ_ROWS })
-    }
-
-    fn next(&mut self, row: &mut Row) -> Result<Option<Result<(), RowFault>>, Error> {
-        let Some(dataset) = &self.dataset else { return Ok(None) };
-        row.line = self.next;
-        if self.next == self.first + self.read.len() as u64 {
-            if self.next == dataset.rows() {
-                return Ok(None);
-            }
-            self.read_more()?;
-        }
-        let index = (self.next - self.first) as usize;
-        self.next += 1;
-        row.cells.clear();
-        for place in &self.places {
-            let Some(bytes) = place.and_then(|place| self.read.bytes(place, index)) else {
-                row.cells.push(Cell::Null);
-                continue;
-            };
-            if bytes.len() > MOST_ROW_BYTES {
-                return Ok(Some(Err(RowFault::TooLong)));
-            }
-            match std::str::from_utf8(bytes) {
-                Ok(text) => row.cells.push(Cell::Text(text.to_owned())),
-                Err(_) => return Ok(Some(Err(RowFault::NotUtf8))),
-            }
-        }
-        Ok(Some(Ok(())))
-    }
-
-    /// Reads the next rows: as many as fit.
-    fn read_more(&mut self) -> Result<(), Error> {
-        let Some(dataset) = &self.dataset else { return Ok(()) };
-        loop {
-            let rows: Vec<u64> = (self.next..dataset.rows().min(self.next + self.at_a_time)).collect();
-            let most = if rows.len() == 1 { u64::MAX } else { READ_BYTES };
-            let part = |_, _, bytes: u64| 0..bytes.min(MOST_ROW_BYTES as u64 + 1);
-            match dataset.read_parts_within(&rows, most, READ_BYTES, &part) {
-                Err(error) if error.is_read_too_large() && rows.len() > 1 => self.at_a_time = rows.len() as u64 / 2,
-                read => {
-                    (self.read, self.first) = (read?, self.next);
-                    self.at_a_time = READ_ROWS.min(self.at_a_time * 2);
-                    return Ok(());
-                }
-            }
-        }
     }
 }

@@ -2,8 +2,11 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use arrow_array::builder::{ListBuilder, StringBuilder, StructBuilder};
 use arrow_array::cast::AsArray;
+use arrow_schema::{DataType, Field, Fields};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use row_files::{BadRows, Chosen, Conversion, Counts, Duplicates, Error, ParquetWriter, Part, Settings, Share, Sizes};
 use tempfile::TempDir;
@@ -18,20 +21,41 @@ impl Files {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A parquet file with a column of messages.
-    fn nested_chat(self, name: &str) -> (Self, PathBuf) {
-        use arrow_array::builder::{ListBuilder, StringBuilder};
+    /// A parquet file with a column of messages that are no structs.
+    fn nested_texts(self, name: &str) -> (Self, PathBuf) {
         let mut messages = ListBuilder::new(StringBuilder::new());
         messages.values().append_value("hi");
         messages.append(true);
-        let list: arrow_array::ArrayRef = std::sync::Arc::new(messages.finish());
-        let batch = arrow_array::RecordBatch::try_from_iter([("messages", list)]).unwrap();
+        let path = self.parquet(name, Arc::new(messages.finish()));
+        (self, path)
+    }
+
+    /// A parquet file with a column of messages, each a role and a text.
+    fn chats(&self, name: &str, names: [&str; 2], chats: &[Option<&[[Option<&str>; 2]]>]) -> PathBuf {
+        let fields = Fields::from(names.map(|name| Field::new(name, DataType::Utf8, true)).to_vec());
+        let mut list = ListBuilder::new(StructBuilder::from_fields(fields, 0));
+        for chat in chats {
+            for message in chat.iter().flat_map(|messages| messages.iter()) {
+                for (field, text) in message.iter().enumerate() {
+                    list.values().field_builder::<StringBuilder>(field).unwrap().append_option(*text);
+                }
+                list.values().append(true);
+            }
+            list.append(chat.is_some());
+        }
+        self.parquet(name, Arc::new(list.finish()))
+    }
+
+    fn parquet(&self, name: &str, messages: arrow_array::ArrayRef) -> PathBuf {
+        let ids: arrow_array::ArrayRef =
+            Arc::new((0..messages.len()).map(|id| Some(id.to_string())).collect::<arrow_array::StringArray>());
+        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids), ("messages", messages)]).unwrap();
         let path = self.0.path().join(name);
         let file = std::fs::File::create(&path).unwrap();
         let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
-        (self, path)
+        path
     }
 
     fn with(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
@@ -189,10 +213,43 @@ fn other_formats_are_named_with_the_way_out() {
     refused("a.csv", b"\xff\xfep\0r\0", "UTF-16");
     refused("a.parquet", "{\"prompt\":1}", "not a parquet file");
     refused("a", "", "the file is empty");
-    let nested = Files::new().nested_chat("chat.parquet");
+    let nested = Files::new().nested_texts("chat.parquet");
     let error = read(&nested.1).unwrap_err();
-    assert!(error.to_string().contains("column `messages` holds lists") && error.hint().unwrap().contains("pyarrow"));
+    assert!(error.to_string().contains("`messages`: expected a list of structs"), "{error}");
+    assert!(error.hint().unwrap().contains("pyarrow"));
     refused("a.jsonl", "{\"p\": 1, \"answer\": 2}", "p, answer");
+}
+
+#[test]
+fn chats_in_lists_of_parquet_are_those_of_json() {
+    let files = Files::new();
+    let [user, assistant, system] = ["user", "assistant", "system"].map(Some);
+    let chats: [Option<&[[Option<&str>; 2]]>; 5] = [
+        Some(&[[user, Some("Hi")], [assistant, Some("Hello")]]),
+        Some(&[[system, Some("Be brief.")], [user, Some("1+1")], [assistant, Some("2")], [user, Some("thanks")]]),
+        None,
+        Some(&[]),
+        Some(&[[user, Some("q")], [assistant, None], [assistant, Some("a")]]),
+    ];
+    let expected = [("Hi", "Hello"), ("Be brief.\n1+1", "2"), ("q", "a")];
+    for (name, names) in [("a.parquet", ["role", "content"]), ("b.parquet", ["from", "value"])] {
+        let path = files.chats(name, names, &chats);
+        let skip = Settings { bad_rows: BadRows::Skip, ..Settings::default() };
+        let (counts, pairs) = read_with(std::slice::from_ref(&path), &skip).unwrap();
+        assert_eq!((counts.read, counts.malformed, counts.empty, counts.train), (5, 1, 1, 3));
+        let pairs: Vec<_> = pairs.iter().map(|(prompt, response)| (prompt.as_str(), response.as_str())).collect();
+        assert_eq!(pairs, expected);
+        let error = read(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with(".parquet: row 3: column `messages`: expected a message of the assistant, got none"),
+            "{error}"
+        );
+    }
+    // As text a list is refused, with its row.
+    let chosen = Chosen { prompt: Some("id".into()), response: Some("messages".into()), ..Chosen::default() };
+    let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen).unwrap();
+    let error = conversion.run(&Settings::default(), &mut |_, _, _| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("row 0: column `messages`: expected text, got a list"), "{error}");
 }
 
 #[test]

@@ -226,8 +226,9 @@ impl Rest {
 /// A page as its decoders want it: the header, the levels of version 2, and everything behind them.
 pub(crate) struct OpenPage {
     pub(crate) header: PageHeader,
-    /// Definition levels, stored apart from the values. Version 2 only.
-    pub(crate) levels: Vec<u8>,
+    /// Repetition and definition levels, stored apart from the values. Version 2 only.
+    pub(crate) repetitions: Vec<u8>,
+    pub(crate) definitions: Vec<u8>,
     pub(crate) bytes: PageBytes,
 }
 
@@ -269,24 +270,28 @@ impl OpenPage {
         let size = header.uncompressed_bytes as usize - levels;
         if let Some(stored) = whole.filter(|_| header.uncompressed_bytes as usize <= whole_limit) {
             check_crc(&stored[body..], header.crc)?;
-            let level_bytes = stored[body + header.repetition_level_bytes as usize..body + levels].to_vec();
+            let (repetitions, definitions) =
+                stored[body..body + levels].split_at(header.repetition_level_bytes as usize);
+            let (repetitions, definitions) = (repetitions.to_vec(), definitions.to_vec());
             let bytes = match codec {
                 Codec::Uncompressed => PageBytes { buffer: stored, at: body + levels, unread: 0, rest: Rest::Nothing },
                 _ if size == 0 => PageBytes::whole(Vec::new()),
                 codec => PageBytes::whole(decompress_whole(codec, &stored[body + levels..], size)?),
             };
-            return Ok(Self { header, levels: level_bytes, bytes });
+            return Ok(Self { header, repetitions, definitions, bytes });
         }
-        if levels as u64 > most_level_bytes(header.values) {
+        if levels as u64 > 2 * most_level_bytes(header.values) {
             return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
         }
         source.check_streamed_crc(&header)?;
         let mut stored = FileRange::new(handle, entry, check);
-        stored.skip(body as u64 + u64::from(header.repetition_level_bytes))?;
-        let mut level_bytes = vec![0; header.definition_level_bytes as usize];
-        stored.read_exact(&mut level_bytes)?;
+        stored.skip(body as u64)?;
+        let mut repetitions = vec![0; header.repetition_level_bytes as usize];
+        stored.read_exact(&mut repetitions)?;
+        let mut definitions = vec![0; header.definition_level_bytes as usize];
+        stored.read_exact(&mut definitions)?;
         let bytes = PageBytes::stream(stored, codec, size as u32)?;
-        Ok(Self { header, levels: level_bytes, bytes })
+        Ok(Self { header, repetitions, definitions, bytes })
     }
 }
 

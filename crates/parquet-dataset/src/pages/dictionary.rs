@@ -22,19 +22,19 @@ const HELD_VALUE_BYTES: u64 = 1 << 20;
 const MAX_HELD_BYTES: u64 = 256 << 20;
 
 /// Where a dictionary lies.
-#[derive(Clone, Copy)]
-pub(crate) struct DictionarySource<'a> {
-    pub(crate) handle: &'a Handle,
-    pub(crate) page: &'a DictionaryPage,
+#[derive(Clone)]
+pub(crate) struct DictionarySource {
+    pub(crate) handle: Handle,
+    pub(crate) page: DictionaryPage,
     /// The chunk's map, once it is made.
-    pub(crate) map: Option<&'a Arc<ChunkMap>>,
+    pub(crate) map: Option<Arc<ChunkMap>>,
     pub(crate) codec: Codec,
     pub(crate) whole_page_bytes: usize,
 }
 
 /// The values of a dictionary.
-pub(crate) struct Dictionary<'a> {
-    source: DictionarySource<'a>,
+pub(crate) struct Dictionary {
+    source: DictionarySource,
     bytes: Vec<u8>,
     /// Value `i` lies at `starts[i]..starts[i + 1] - 4`: four bytes of length precede each value.
     starts: Vec<u32>,
@@ -60,23 +60,23 @@ impl DictionaryPage {
         let size = u64::from(entry.uncompressed_bytes);
         let page = Self { entry, held_bytes: 2 * size, largest_value_bytes: size };
         match page.is_streamed(whole_page_bytes) {
-            true => DictionarySource { handle, page: &page, map: None, codec, whole_page_bytes }.measure(),
+            true => DictionarySource { handle: handle.clone(), page, map: None, codec, whole_page_bytes }.measure(),
             false => Ok(page),
         }
     }
 }
 
-impl<'a> Dictionary<'a> {
-    pub(crate) fn read(source: DictionarySource<'a>) -> Result<Self, Fault> {
-        let mut dictionary = Self { source, bytes: Vec::new(), starts: Vec::new(), long: Vec::new() };
+impl Dictionary {
+    pub(crate) fn read(source: DictionarySource) -> Result<Self, Fault> {
         let page = source.open()?;
+        let room = source.page.held_bytes.min(MAX_HELD_BYTES) as usize;
+        let mut dictionary = Self { source, bytes: Vec::new(), starts: Vec::new(), long: Vec::new() };
         if page.bytes.is_whole() {
             let values = page.header.values;
             dictionary.bytes = page.bytes.into_buffer();
             dictionary.find_starts(values)?;
             return Ok(dictionary);
         }
-        let room = source.page.held_bytes.min(MAX_HELD_BYTES) as usize;
         let values = page.header.values as usize;
         dictionary.starts.reserve_exact((values + 1).min(room / 4 + 1));
         dictionary.bytes.reserve_exact(room.saturating_sub(4 * values));
@@ -164,9 +164,9 @@ impl<'a> Dictionary<'a> {
     }
 }
 
-impl DictionarySource<'_> {
+impl DictionarySource {
     pub(crate) fn page_source(&self) -> PageSource<'_> {
-        PageSource { handle: self.handle, entry: &self.page.entry, check: self.map.map(|map| (map, 0)) }
+        PageSource { handle: &self.handle, entry: &self.page.entry, check: self.map.as_ref().map(|map| (map, 0)) }
     }
 
     fn open(&self) -> Result<OpenPage, Fault> {

@@ -35,8 +35,9 @@ pub(crate) struct PageHeader {
     /// Values, nulls included. In a flat column these are the rows.
     pub(crate) values: u32,
     pub(crate) encoding: i32,
-    /// How definition levels are encoded in a version 1 page.
+    /// How definition and repetition levels are encoded in a version 1 page.
     pub(crate) definition_encoding: i32,
+    pub(crate) repetition_encoding: i32,
     /// Bytes of levels before the values, never compressed: repetition and definition. Version 2 only.
     pub(crate) repetition_level_bytes: u32,
     pub(crate) definition_level_bytes: u32,
@@ -59,6 +60,7 @@ impl PageHeader {
             values: 0,
             encoding: -1,
             definition_encoding: encoding::RLE,
+            repetition_encoding: encoding::RLE,
             repetition_level_bytes: 0,
             definition_level_bytes: 0,
             is_compressed: true,
@@ -144,6 +146,7 @@ impl PageHeader {
                 (1, kind::I32) => self.values = input.count("a page's number of values")?,
                 (2, kind::I32) => self.encoding = input.i32()?,
                 (3, kind::I32) => self.definition_encoding = input.i32()?,
+                (4, kind::I32) => self.repetition_encoding = input.i32()?,
                 (_, other) => input.skip(other)?,
             }
         }

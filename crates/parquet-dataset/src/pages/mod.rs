@@ -10,6 +10,7 @@
 //! | `file_range`, `snappy`, `bytes` | a page's bytes: from the file, decompressed, as a bounded cursor |
 //! | `runs`, `delta` | encodings of levels, indexes and lengths |
 //! | `dictionary`, `rows` | the values |
+//! | `list_cursor` | the values of lists |
 
 pub(crate) mod bytes;
 pub(crate) mod delta;
@@ -19,6 +20,7 @@ pub(crate) mod entry;
 mod file_range;
 mod find;
 pub(crate) mod header;
+pub(crate) mod list_cursor;
 pub(crate) mod map;
 pub(crate) mod rows;
 pub(crate) mod runs;

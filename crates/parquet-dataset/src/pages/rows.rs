@@ -5,11 +5,12 @@
 //! time, from a bounded buffer; rows that are passed over cost no copy.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES, most_level_bytes};
 use super::delta;
 use super::dictionary::Dictionary;
-use super::header::PageKind;
+use super::header::{PageHeader, PageKind};
 use super::runs::Runs;
 use crate::error::Fault;
 use crate::footer::encoding;
@@ -21,83 +22,50 @@ use crate::rows::Column;
 pub(crate) const MAX_DELTA_ROWS: u32 = 1 << 22;
 
 /// A cursor over the rows of one data page.
-pub(crate) struct PageRows<'d> {
+pub(crate) struct PageRows {
     /// `None` where every row has a value.
     levels: Option<(PageBytes, Runs)>,
     max_level: u32,
     bytes: PageBytes,
-    values: Values<'d>,
+    values: Values,
     rows: u32,
 }
 
 /// State of the page's encoding. What has to be read before the first value is read with it: a page of
 /// nulls may have no bytes at all.
-enum Values<'d> {
+pub(crate) enum Values {
     Plain,
-    Dictionary { dictionary: &'d Dictionary<'d>, indexes: Option<Runs> },
+    Dictionary { dictionary: Arc<Dictionary>, indexes: Option<Runs> },
     Lengths { lengths: Option<Vec<u32>>, next: usize },
     Prefixed { lengths: Option<(Vec<u32>, Vec<u32>)>, next: usize, last: Vec<u8> },
 }
 
-impl<'d> PageRows<'d> {
+impl PageRows {
     /// Starts at the first row of a page that should have `rows` rows.
     pub(crate) fn new(
         page: OpenPage,
-        dictionary: Option<&'d Dictionary<'d>>,
+        dictionary: Option<&Arc<Dictionary>>,
         max_level: u8,
         rows: u32,
     ) -> Result<Self, Fault> {
-        let OpenPage { header, levels, mut bytes } = page;
+        let OpenPage { header, definitions, mut bytes, .. } = page;
         if header.values != rows {
             return Fault::corrupt(format!("a page declares {} rows, expected {rows}", header.values));
         }
         let level_bytes = match header.kind {
             _ if max_level == 0 => None,
-            PageKind::Data => {
-                if header.definition_encoding != encoding::RLE {
-                    return Err(Fault::Unsupported(format!(
-                        "encoding {} of definition levels",
-                        header.definition_encoding
-                    )));
-                }
-                let length = bytes.peek(4)?;
-                let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
-                bytes.consume(4);
-                if u64::from(length) > most_level_bytes(rows).min(bytes.remaining()) {
-                    return Fault::corrupt(format!("{length} bytes of definition levels for {rows} rows"));
-                }
-                let levels = bytes.peek(length as usize)?.to_vec();
-                bytes.consume(length as usize);
-                Some(levels)
-            }
-            PageKind::DataV2 => Some(levels),
+            PageKind::Data => Some(version_1_levels(&mut bytes, header.definition_encoding, rows)?),
+            PageKind::DataV2 => Some(definitions),
             PageKind::Dictionary | PageKind::Other => {
                 return Fault::corrupt("a data page was expected, another kind of page is there");
             }
         };
         let bit_width = 8 - max_level.leading_zeros() as u8;
-        let values = match (header.encoding, dictionary) {
-            (encoding::PLAIN, _) => Values::Plain,
-            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, Some(dictionary)) => {
-                Values::Dictionary { dictionary, indexes: None }
-            }
-            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, None) => {
-                return Fault::corrupt("a page needs a dictionary, but its column has none");
-            }
-            (encoding::DELTA_LENGTH_BYTE_ARRAY | encoding::DELTA_BYTE_ARRAY, _) if rows > MAX_DELTA_ROWS => {
-                return Err(Fault::Unsupported(format!(
-                    "a page of {rows} delta-encoded values (expected at most {MAX_DELTA_ROWS})"
-                )));
-            }
-            (encoding::DELTA_LENGTH_BYTE_ARRAY, _) => Values::Lengths { lengths: None, next: 0 },
-            (encoding::DELTA_BYTE_ARRAY, _) => Values::Prefixed { lengths: None, next: 0, last: Vec::new() },
-            (other, _) => return Err(Fault::Unsupported(format!("encoding {other} of strings"))),
-        };
         Ok(Self {
             levels: level_bytes.map(|bytes| (PageBytes::whole(bytes), Runs::new(bit_width))),
             max_level: u32::from(max_level),
+            values: Values::new(&header, dictionary, rows)?,
             bytes,
-            values,
             rows,
         })
     }
@@ -155,7 +123,44 @@ impl<'d> PageRows<'d> {
     }
 }
 
-impl Values<'_> {
+/// Levels at the beginning of a version 1 page of `levels` values: their length, and then a run-length encoding.
+pub(crate) fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32) -> Result<Vec<u8>, Fault> {
+    if encoded != encoding::RLE {
+        return Err(Fault::Unsupported(format!("encoding {encoded} of levels")));
+    }
+    let length = bytes.peek(4)?;
+    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+    bytes.consume(4);
+    if u64::from(length) > most_level_bytes(levels).min(bytes.remaining()) {
+        return Fault::corrupt(format!("{length} bytes of levels for {levels} rows"));
+    }
+    let encoded = bytes.peek(length as usize)?.to_vec();
+    bytes.consume(length as usize);
+    Ok(encoded)
+}
+
+impl Values {
+    /// The values of a page of `rows` rows.
+    pub(crate) fn new(header: &PageHeader, dictionary: Option<&Arc<Dictionary>>, rows: u32) -> Result<Self, Fault> {
+        Ok(match (header.encoding, dictionary) {
+            (encoding::PLAIN, _) => Self::Plain,
+            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, Some(dictionary)) => {
+                Self::Dictionary { dictionary: Arc::clone(dictionary), indexes: None }
+            }
+            (encoding::RLE_DICTIONARY | encoding::PLAIN_DICTIONARY, None) => {
+                return Fault::corrupt("a page needs a dictionary, but its column has none");
+            }
+            (encoding::DELTA_LENGTH_BYTE_ARRAY | encoding::DELTA_BYTE_ARRAY, _) if rows > MAX_DELTA_ROWS => {
+                return Err(Fault::Unsupported(format!(
+                    "a page of {rows} delta-encoded values (expected at most {MAX_DELTA_ROWS})"
+                )));
+            }
+            (encoding::DELTA_LENGTH_BYTE_ARRAY, _) => Self::Lengths { lengths: None, next: 0 },
+            (encoding::DELTA_BYTE_ARRAY, _) => Self::Prefixed { lengths: None, next: 0, last: Vec::new() },
+            (other, _) => return Err(Fault::Unsupported(format!("encoding {other} of strings"))),
+        })
+    }
+
     /// Reads what precedes the first value. `rows` bounds the number of values that is believed.
     fn start(&mut self, bytes: &mut PageBytes, rows: u32) -> Result<(), Fault> {
         match self {
@@ -181,7 +186,14 @@ impl Values<'_> {
         Ok(())
     }
 
-    fn skip(&mut self, bytes: &mut PageBytes, count: u64, rows: u32, limits: &Limits<'_>) -> Result<(), Fault> {
+    /// Passes over `count` values.
+    pub(crate) fn skip(
+        &mut self,
+        bytes: &mut PageBytes,
+        count: u64,
+        rows: u32,
+        limits: &Limits<'_>,
+    ) -> Result<(), Fault> {
         if count == 0 {
             return Ok(());
         }
@@ -216,7 +228,8 @@ impl Values<'_> {
         Ok(())
     }
 
-    fn read(
+    /// Appends a value for each of the `wanted` rows.
+    pub(crate) fn read(
         &mut self,
         bytes: &mut PageBytes,
         wanted: Range<u64>,

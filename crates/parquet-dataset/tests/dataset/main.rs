@@ -7,6 +7,7 @@ mod digests;
 mod files;
 mod hostile;
 mod io_log;
+mod lists;
 mod many_columns;
 mod page_map;
 mod parts;
