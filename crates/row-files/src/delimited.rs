@@ -2,7 +2,8 @@
 //!
 //! The first row names the columns. A field in quotes may hold the delimiter, line breaks and, written twice, quotes. A quote
 //! inside of a field that does not begin with one is a character like any other, and text after a closing quote belongs to
-//! the field. Rows end with a line feed, a carriage return, or both. Empty lines are passed over.
+//! the field. Rows end with a line feed, a carriage return, or both. Empty lines are passed over, and
+//! so are lines of white space.
 //!
 //! Our own state machine rather than a crate's, because a quote that nothing closes has to be an error here: it would
 //! swallow every row that follows, and the readers of others do not say so.
@@ -129,7 +130,7 @@ impl Records {
             self.ends.clear();
             match self.read()? {
                 None => return Ok(None),
-                Some(Ok(())) if self.ends.len() == 1 && self.bytes.is_empty() => {}
+                Some(Ok(())) if self.ends.len() == 1 && self.bytes.trim_ascii().is_empty() => {}
                 Some(read) => return Ok(Some(read)),
             }
         }

@@ -135,6 +135,10 @@ impl Error {
             Self::Compressed { reason, .. } if reason.contains("unpack to") => {
                 Some("unpack the file first, if it is what it should be".to_owned())
             }
+            Self::Compressed { reason, .. } if reason.contains("a window of") => Some(
+                "unpack it first: `zstd -d --long=31 FILE`. `zstd` without `--ultra` and `--long` needs less"
+                    .to_owned(),
+            ),
             Self::Compressed { .. } => Some("copy or download the file again".to_owned()),
             Self::Broken { .. } => Some("the file is damaged or was not written completely".to_owned()),
             Self::Columns { columns, .. } => Some(match columns.as_slice() {

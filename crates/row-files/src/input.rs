@@ -185,8 +185,7 @@ impl Input {
             return Error::Io { path: self.path.clone(), action: "read", source: error };
         }
         if error.to_string().contains("too much memory") {
-            let reason =
-                "its zstd frame needs a window of more than 32 MiB: compress it again without `--ultra` or `--long`";
+            let reason = "its zstd frame needs a window of more than 32 MiB of memory";
             return Error::Compressed { path: self.path.clone(), reason: reason.to_owned() };
         }
         Error::io(&self.path, "read", error)

@@ -129,6 +129,12 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     if let Some((_, what, hint)) = OTHERS.iter().find(|(magic, ..)| beginning.starts_with(magic)) {
         return refused(format!("this is {what}"), hint);
     }
+    if let Some(encoding) = utf16(beginning) {
+        return refused(
+            format!("this is text in {encoding} without a byte order mark"),
+            "save it as UTF-8: `iconv -f UTF-16LE -t UTF-8 FILE > utf8.csv`, or `-f UTF-16BE`",
+        );
+    }
     let ending = ending(path).unwrap_or_default();
     let text = beginning.trim_ascii_start();
     if ending == "parquet" && !text.is_empty() {
@@ -153,6 +159,14 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     }
     let what = if text.is_empty() { "the file is empty" } else { "no rows were recognised" };
     refused(what.to_owned(), "name the file by its form, such as rows.jsonl or rows.csv")
+}
+
+/// The UTF-16 of a text whose first letters are ASCII: every other byte is zero.
+fn utf16(text: &[u8]) -> Option<&'static str> {
+    let (pairs, _) = text[..text.len().min(64)].as_chunks::<2>();
+    let all = |is_pair: fn(&[u8; 2]) -> bool| pairs.len() > 1 && pairs.iter().all(is_pair);
+    let little = all(|pair| pair[0] != 0 && pair[1] == 0).then_some("UTF-16LE");
+    little.or_else(|| all(|pair| pair[0] == 0 && pair[1] != 0).then_some("UTF-16BE"))
 }
 
 /// The delimiter that the first line has most of: a comma, or the semicolon and the tab of some spreadsheets.

@@ -116,6 +116,7 @@ fn every_form_gives_the_same_rows_plain_and_compressed_whatever_its_name() {
     check("a.json", format!("{{\n  \"data\": [\n{list}\n]\n}}\n"), &TWO);
     check("a.csv", CSV, &TWO);
     check("a.csv", format!("\u{feff}{}", CSV.replace("\nb", "\r\nb")), &TWO);
+    check("a.csv", format!("\n{CSV}\n   \n\t\n"), &TWO);
     check("a.csv", CSV.replace("a,7,1", "a;7;1").replace("prompt,id,", "prompt;id;").replace(",,2", ";;2"), &TWO);
     check("a.tsv", CSV.replace("a,7,1", "a\t7\t1").replace("prompt,id,", "prompt\tid\t").replace(",,2", "\t\t2"), &TWO);
     for (name, text) in [("a.jsonl", LINES), ("a.csv", CSV)] {
@@ -208,9 +209,21 @@ fn text_around_the_rows_that_is_broken_ends_the_reading() {
 }
 
 #[test]
+fn a_window_of_zstd_that_is_large_is_refused_with_the_way_out() {
+    let mut encoder = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
+    encoder.window_log(27).unwrap();
+    encoder.write_all(LINES.as_bytes()).unwrap();
+    let error = read(&Files::new().with("a.jsonl.zst", encoder.finish().unwrap())).unwrap_err();
+    assert!(error.to_string().ends_with("its zstd frame needs a window of more than 32 MiB of memory"), "{error}");
+    assert!(error.hint().unwrap().contains("zstd -d --long=31"));
+}
+
+#[test]
 fn other_formats_are_named_with_the_way_out() {
     refused("a.xlsx", b"PK\x03\x04rest", "a zip archive or a spreadsheet");
     refused("a.csv", b"\xff\xfep\0r\0", "UTF-16");
+    refused("a.csv", b"p\0r\0o\0,\0", "UTF-16LE without a byte order mark");
+    refused("a.jsonl", b"\0{\0\"\0p", "UTF-16BE without a byte order mark");
     refused("a.parquet", "{\"prompt\":1}", "not a parquet file");
     refused("a", "", "the file is empty");
     let nested = Files::new().nested_texts("chat.parquet");

@@ -65,7 +65,6 @@ pub fn without_tokenizer(directory: &Path) -> Failure {
         directory.display()
     ))
     .hint("fetch the tokenizer that the model was published with, into the same directory")
-    .hint("or name its file: `--set data.tokenizer=FILE`")
 }
 
 fn of_directory(directory: &Path) -> Outcome<PathBuf> {

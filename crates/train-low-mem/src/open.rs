@@ -112,7 +112,10 @@ pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The files of a directory that may hold rows, by name. Hidden ones and other directories are left out.
+/// Files that Hugging Face datasets keep beside their rows.
+const ABOUT_ROWS: [&str; 3] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json"];
+
+/// The files of a directory that may hold rows, by name. Hidden ones, other directories and [`ABOUT_ROWS`] are left out.
 fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     let failed = |error| Failure::io("list it", directory, &error);
     let mut found = Vec::new();
@@ -120,7 +123,8 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
         let path = entry.map_err(failed)?.path();
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         let may_hold_rows = row_files::ending(&path).is_some_and(|ending| row_files::ENDINGS.contains(&&*ending));
-        if !is_hidden && may_hold_rows && path.is_file() {
+        let is_about_rows = path.file_name().is_some_and(|name| ABOUT_ROWS.iter().any(|about| name == *about));
+        if !is_hidden && !is_about_rows && may_hold_rows && path.is_file() {
             found.push(path);
         }
     }
@@ -166,7 +170,9 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         return model_directory::find_tokenizer(named);
     }
     if let Some(directory) = init_from {
-        return Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory));
+        return Tokenizer::in_directory(directory).ok_or_else(|| {
+            model_directory::without_tokenizer(directory).hint("or name its file: `--set data.tokenizer=FILE`")
+        });
     }
     let name = config.model.config.as_ref().map(|name| paths::from_text(name));
     let named = name.as_deref().map(model_directory::beside_config).transpose()?.flatten();

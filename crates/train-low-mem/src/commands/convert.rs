@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memory_policy::{Bytes, Probe, SystemProbe, counted};
+use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
 use row_files::{Conversion, Counts, Duplicates, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -80,11 +80,15 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     });
     let counts = counts.map_err(|error| ended(error, failed, flags))?;
     if counts.train == 0 {
-        let failure =
-            Failure::unusable(format!("no usable row: {} were read, and all were left out", counted(counts.read)));
         return Err(match &counts.first_bad {
-            Some(first) => failure.hint(format!("the first of them: {first}")),
-            None => failure.hint("expected at least one row"),
+            Some(first) => {
+                let read = plural(counts.read, "row");
+                Failure::unusable(format!("no usable row: {read} read, and all were skipped"))
+                    .hint(format!("the first of them: {first}"))
+            }
+            None if counts.read == 0 => Failure::unusable("no rows: the files have a header or nothing"),
+            None => Failure::unusable("no row is left for training")
+                .hint("expected at least one row beside those that `--validation-split` takes"),
         });
     }
     let bytes = outputs.into_iter().map(Output::finish).collect::<Outcome<Vec<u64>>>()?;
