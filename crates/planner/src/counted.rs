@@ -158,7 +158,11 @@ impl<'a> StepCounter<'a> {
         longest: (usize, usize),
     ) -> Result<Self> {
         let specs = ParameterSpec::all(model);
-        let trains = trainer::freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+        let trains = trainer::freeze::trainable(
+            specs.iter().map(|spec| spec.name.as_str()),
+            &options.freeze,
+            model.lora.as_ref(),
+        )?;
         let frozen: Vec<String> =
             specs.into_iter().zip(trains).filter(|(_, trains)| !trains).map(|(spec, _)| spec.name).collect();
         let precisions = Precisions {

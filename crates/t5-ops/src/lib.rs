@@ -77,11 +77,12 @@ pub use ops::cross_entropy::{
     linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
 };
 pub use ops::decoding::{copy_rows, scores};
+pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
 pub use ops::linear::{
-    linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
-    linear_needs,
+    linear, linear_add, linear_add_needs, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
+    linear_backward_weight_needs, linear_needs,
 };
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::zero;
@@ -107,6 +108,7 @@ pub mod reference {
     pub use crate::ops::attention::reference::*;
     pub use crate::ops::cross_entropy::reference::*;
     pub use crate::ops::decoding::reference::*;
+    pub use crate::ops::dora::reference::*;
     pub use crate::ops::dropout::reference::*;
     pub use crate::ops::embedding::reference::*;
     pub use crate::ops::linear::reference::*;

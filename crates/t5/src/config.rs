@@ -23,6 +23,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use t5_ops::Activation;
 
+use crate::adapter::Lora;
 use crate::error::{Error, Result};
 use crate::family::Family;
 
@@ -95,6 +96,8 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// First input of the decoder in training. Answers begin with [`Config::answer_start`].
     pub decoder_start_token_id: u32,
+    /// The adapter beside the base weights, if there is one. It is not part of the file.
+    pub lora: Option<Lora>,
     /// The other entries of the file.
     pub rest: Rest,
 }
@@ -139,6 +142,7 @@ impl Default for Config {
             pad_token_id: 0,
             eos_token_ids: vec![1],
             decoder_start_token_id: 0,
+            lora: None,
             rest: Rest::default(),
         }
     }
@@ -225,6 +229,7 @@ impl Config {
             pad_token_id: pad,
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
             decoder_start_token_id: start.unwrap_or(pad),
+            lora: None,
             rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };
         config.validate()?;

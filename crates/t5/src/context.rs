@@ -15,6 +15,8 @@ pub struct StepContext {
     pub step: u64,
     /// Probability of dropping; 0 switches dropout off.
     pub dropout: f64,
+    /// The same of an adapter's inputs.
+    pub adapter_dropout: f64,
     /// Dtype in which activations are computed and kept.
     pub activations: DType,
     /// How many blocks keep only their input and run forward again in backward: those of the encoder
@@ -60,23 +62,40 @@ pub(crate) fn site(decoder: bool, block: Option<usize>, place: Place) -> u32 {
     (u32::from(decoder) << 24) | (block << 4) | place as u32
 }
 
+/// The number of the dropout place of the input of an adapter: that of a block's linear layer `linear`, counted from 0, or the head's.
+pub(crate) fn adapter_site(decoder: bool, block: Option<usize>, linear: u32) -> u32 {
+    let block = block.map_or(0, |block| block as u32 + 1);
+    (1 << 25) | (u32::from(decoder) << 24) | (block << 4) | linear
+}
+
 /// The counter that dropout masks come from: what is the same for all layers of a pass over a micro-batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Noise<'a> {
     pub seed: u64,
     pub step: u64,
     pub dropout: f64,
+    /// Of adapters' inputs.
+    pub adapter_dropout: f64,
     /// The samples' indices in the optimizer batch.
     pub samples: &'a [u32],
 }
 
 impl<'a> Noise<'a> {
     /// No dropout.
-    pub const NONE: Noise<'static> = Noise { seed: 0, step: 0, dropout: 0.0, samples: &[] };
+    pub const NONE: Noise<'static> = Noise { seed: 0, step: 0, dropout: 0.0, adapter_dropout: 0.0, samples: &[] };
 
     pub fn dropout(&self, site: u32) -> Option<Dropout<'a>> {
-        let &Noise { seed, step, dropout, samples } = self;
-        let probability = dropout as f32;
+        self.dropping(self.dropout, site)
+    }
+
+    /// The dropout of an adapter's input.
+    pub fn adapter_dropout(&self, site: u32) -> Option<Dropout<'a>> {
+        self.dropping(self.adapter_dropout, site)
+    }
+
+    fn dropping(&self, probability: f64, site: u32) -> Option<Dropout<'a>> {
+        let &Noise { seed, step, samples, .. } = self;
+        let probability = probability as f32;
         (probability > 0.0).then_some(Dropout { probability, seed, step, site, samples })
     }
 }

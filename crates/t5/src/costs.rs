@@ -169,7 +169,8 @@ impl WeightsOnDisk {
     }
 
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
-        spec.bytes(self.dtype) >= LARGE_BYTES as u64
+        // An adapter is in memory wherever its base is.
+        spec.bytes(self.dtype) >= LARGE_BYTES as u64 && !spec.is_of_adapter()
     }
 
     /// What stays in memory: parameters that have no pages of their own.

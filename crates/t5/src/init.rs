@@ -19,19 +19,20 @@ const CHUNK_VALUES: usize = 1 << 16;
 /// The first values of one parameter.
 pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = spec.shape.as_slice();
-    let std = match spec.initial {
+    let (pair, factor): (fn(u64, u64) -> [f64; 2], f64) = match spec.initial {
         Initial::Constant(value) => return Ok(Tensor::full(value as f32, shape, device)?.to_dtype(dtype)?),
-        Initial::Normal { std } => std,
+        Initial::Normal { std } => (normal_pair, std),
+        Initial::Uniform { bound } => (uniform_pair, bound),
     };
     let key = key(seed, &spec.name);
     let count = spec.elements() as usize;
     let tensor = if dtype == DType::F64 {
         let mut values = vec![0f64; count];
-        fill(&mut values, |value| value * std, key);
+        fill(&mut values, pair, |value| value * factor, key);
         Tensor::from_vec(values, shape, device)?
     } else {
         let mut values = vec![0f32; count];
-        fill(&mut values, |value| (value * std) as f32, key);
+        fill(&mut values, pair, |value| (value * factor) as f32, key);
         Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?
     };
     Ok(tensor)
@@ -47,7 +48,19 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) + 1) as f64 * (-53f64).exp2()
 }
 
-fn fill<T: Send>(values: &mut [T], convert: impl Fn(f64) -> T + Sync + Send, key: u64) {
+/// Two values of a standard normal distribution, of two outputs of the generator.
+fn normal_pair(one: u64, other: u64) -> [f64; 2] {
+    let radius = (-2.0 * uniform(one).ln()).sqrt();
+    let (sin, cos) = (TAU * uniform(other)).sin_cos();
+    [radius * cos, radius * sin]
+}
+
+/// Two values between -1 and 1.
+fn uniform_pair(one: u64, other: u64) -> [f64; 2] {
+    [one, other].map(|bits| 2.0 * uniform(bits) - 1.0)
+}
+
+fn fill<T: Send>(values: &mut [T], of: fn(u64, u64) -> [f64; 2], convert: impl Fn(f64) -> T + Sync + Send, key: u64) {
     let per_part = values.len().div_ceil(t5_ops::threads()).next_multiple_of(CHUNK_VALUES);
     let parts: Vec<_> = values.chunks_mut(per_part).map(Mutex::new).collect();
     t5_ops::for_each_part(parts.len(), |part| {
@@ -55,9 +68,7 @@ fn fill<T: Send>(values: &mut [T], convert: impl Fn(f64) -> T + Sync + Send, key
         let first_pair = (part * per_part / 2) as u64;
         for (pair, out) in values.chunks_mut(2).enumerate() {
             let counter = key.wrapping_add((first_pair + pair as u64) << 1);
-            let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt();
-            let (sin, cos) = (TAU * uniform(mix(counter ^ 1))).sin_cos();
-            for (out, value) in out.iter_mut().zip([radius * cos, radius * sin]) {
+            for (out, value) in out.iter_mut().zip(of(mix(counter), mix(counter ^ 1))) {
                 *out = convert(value);
             }
         }

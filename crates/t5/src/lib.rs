@@ -17,6 +17,7 @@
 //!     seed: 1,
 //!     step: 1,
 //!     dropout: 0.1,
+//!     adapter_dropout: 0.0,
 //!     activations: DType::F32,
 //!     recompute_blocks: 0,
 //!     loss_chunk_rows: 256,
@@ -32,6 +33,7 @@
 //! change summation order at most); a frozen parameter costs no gradient and no activation below it; no
 //! file's content makes this crate panic.
 
+mod adapter;
 mod config;
 mod context;
 pub mod costs;
@@ -50,6 +52,7 @@ mod parameters;
 mod presets;
 pub mod step;
 
+pub use adapter::{LinearLora, Lora, LoraInit, Targets, is_of_adapter};
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
@@ -20,6 +21,9 @@ use crate::step::reach::Reach;
 use crate::step::run::{Interrupts, Observer, Offload, Step, infer, without_dropout};
 use crate::step::schedule::Outline;
 use crate::step::weights::WeightFile;
+
+/// The end of the name of DoRA's magnitudes.
+const MAGNITUDE: &str = ".lora_magnitude_vector";
 
 /// A T5 with its parameters in memory.
 ///
@@ -97,6 +101,35 @@ impl T5 {
         Ok(model)
     }
 
+    /// The model with a new adapter beside its weights, which computes as it did before: B is zero, and with DoRA magnitudes are the
+    /// lengths of the weights' rows. The same seed gives the same bits. The adapter's tensors are in memory, in F32, wherever the
+    /// weights are.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an adapter that this model cannot have.
+    pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
+        lora.validate(&self.config)?;
+        let T5 { config, parameters, network, file } = self;
+        let (dtype, device) = (network.shared.tensor.dtype(), network.shared.tensor.device().clone());
+        drop(network);
+        let config = Config { lora: Some(lora), ..config };
+        let mut base = parameters.into_iter().filter(|parameter| !is_of_adapter(&parameter.name));
+        let mut parameters: Vec<Parameter> = Vec::new();
+        for spec in ParameterSpec::all(&config) {
+            let tensor = if !spec.is_of_adapter() {
+                base.next().expect("an adapter adds parameters and takes none").tensor
+            } else if spec.name.ends_with(MAGNITUDE) {
+                // W, A and B come before it.
+                let [.., weight, a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
+                t5_ops::adapted_lengths(&weight.tensor, &a.tensor, &b.tensor, 1.0)?
+            } else {
+                initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
+            };
+            parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
+        }
+        T5::assemble(config, parameters, file)
+    }
+
     /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already.
     ///
     /// # Errors
@@ -114,11 +147,12 @@ impl T5 {
         for stack in [encoder, decoder] {
             stack.blocks.clear();
         }
-        for table in [shared, head] {
+        for table in [shared, &mut head.weight] {
             table.tensor = nothing.clone();
         }
+        head.adapter = None;
         let mut parameters = std::mem::take(&mut self.parameters);
-        for parameter in &mut parameters {
+        for parameter in parameters.iter_mut().filter(|parameter| !is_of_adapter(&parameter.name)) {
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
             parameter.tensor = match &file {
                 Some(file) => WeightFile::place(Some(file), tensor)?,

@@ -1,9 +1,10 @@
 //! The layers of a T5 put together: both stacks, the shared table and the head.
 
 use crate::config::Config;
-use crate::context::StepContext;
+use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
 use crate::layers::Weights;
+use crate::layers::linear::Linear;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
@@ -16,7 +17,7 @@ pub(crate) struct Network<T> {
     pub shared: Weight<T>,
     pub encoder: Stack<T>,
     pub decoder: Stack<T>,
-    pub head: Weight<T>,
+    pub head: Linear<T>,
     logit_scale: f64,
 }
 
@@ -26,9 +27,10 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// An activation that is not known.
     pub fn new(config: &Config, parameters: &[Parameter<T>]) -> Result<Self> {
-        let weights = Weights { parameters };
+        let weights = Weights { parameters, lora: config.lora.as_ref() };
         let shared = weights.get("shared.weight".into());
-        let head = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
+        let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
+        let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
         Ok(Network { shared, encoder, decoder, head, logit_scale: config.logit_scale() })
     }
@@ -47,16 +49,16 @@ impl<T: Ops> Network<T> {
     /// Loss sum, without gradients, of the decoder's output (B, T, D).
     pub fn loss(&self, z: &T, labels: &[u32], chunk_rows: usize) -> Result<f64> {
         let settings = self.cross_entropy(1.0, chunk_rows);
-        T::linear_cross_entropy(&z.as_rows()?, &self.head.tensor, labels, &settings)
+        T::linear_cross_entropy(&z.as_rows()?, &self.head.weight.tensor, labels, &settings)
     }
 
     /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
     pub fn head_backward(&self, z: T, labels: &[u32], cx: &StepContext, grads: &mut Gradients<T>) -> Result<(f64, T)> {
         let settings = self.cross_entropy(1.0 / cx.target_tokens.max(1) as f64, cx.loss_chunk_rows);
-        let dw = grads.accumulator_or_empty(&self.head)?;
+        let dw = grads.accumulator_or_empty(&self.head.weight)?;
         let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.as_rows()?; // (B T, D)
-        let (loss, drows) = T::linear_cross_entropy_backward(&rows, &self.head.tensor, labels, &settings, dw)?;
+        let (loss, drows) = T::linear_cross_entropy_backward(&rows, &self.head.weight.tensor, labels, &settings, dw)?;
         Ok((loss, drows.shaped(z.dims())?))
     }
 
@@ -66,6 +68,6 @@ impl<T: Ops> Network<T> {
 
     /// Logits (.., V) of decoder outputs (.., D).
     pub fn logits(&self, z: &T) -> Result<T> {
-        T::linear(&z.scaled(self.logit_scale)?, &self.head.tensor)
+        self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)
     }
 }

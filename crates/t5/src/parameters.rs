@@ -6,6 +6,7 @@
 
 use candle_core::{DType, Tensor};
 
+use crate::adapter::{LoraInit, is_of_adapter};
 use crate::config::Config;
 
 /// Where in the model a parameter is.
@@ -64,13 +65,13 @@ impl Part {
 }
 
 /// The dtype of a parameter's gradient accumulator: `products` for the weights of a block's products, whose gradient a
-/// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors are nothing
-/// beside matrices: both stay in f32, unless `products` is f64.
+/// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors and adapters are nothing
+/// beside matrices: they stay in f32, unless `products` is f64.
 pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, products: DType) -> DType {
     let is_in_block = matches!(part, Part::Encoder { .. } | Part::Decoder { .. });
     match products {
         DType::F64 => DType::F64,
-        _ if is_in_block && rank == 2 && !name.contains("relative_attention_bias") => products,
+        _ if is_in_block && rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name) => products,
         _ => DType::F32,
     }
 }
@@ -84,6 +85,11 @@ pub enum Initial {
     Normal {
         /// Standard deviation.
         std: f64,
+    },
+    /// Uniform between `-bound` and `bound`.
+    Uniform {
+        /// The largest absolute value.
+        bound: f64,
     },
 }
 
@@ -106,10 +112,16 @@ impl ParameterSpec {
         self.shape.iter().map(|&n| n as u64).product()
     }
 
-    /// The dtype it is kept in, in a model of `model`: that one, but the vectors of a bf16 model are f32. They
-    /// scale whole channels and are a thousandth of the values.
+    /// The dtype it is kept in, in a model of `model`: that one, but the vectors and the adapters of a bf16 model are f32. The
+    /// first scale whole channels, the second are trained by small steps, and both are a hundredth of the values.
     pub fn dtype(&self, model: DType) -> DType {
-        if model == DType::BF16 && self.shape.len() == 1 { DType::F32 } else { model }
+        let is_small = self.shape.len() == 1 || self.is_of_adapter();
+        if model == DType::BF16 && is_small { DType::F32 } else { model }
+    }
+
+    /// Whether it is one of an adapter.
+    pub fn is_of_adapter(&self) -> bool {
+        is_of_adapter(&self.name)
     }
 
     /// Its bytes in a model of `model`.
@@ -123,7 +135,7 @@ impl ParameterSpec {
         self.elements() * dtype.size_in_bytes() as u64
     }
 
-    /// Every parameter of the model, in the model's order.
+    /// Every parameter of the model, in the model's order; those of an adapter follow the weight that they are beside.
     pub fn all(config: &Config) -> Vec<ParameterSpec> {
         let mut list = List { config, specs: Vec::new() };
         let table = vec![config.vocab_size, config.d_model];
@@ -139,6 +151,7 @@ impl ParameterSpec {
         if !config.tie_word_embeddings {
             list.normal("lm_head.weight".into(), table, Part::LmHead, 1.0);
         }
+        list.adapter("lm_head", [config.vocab_size, config.d_model], Part::LmHead);
         list.specs
     }
 }
@@ -152,6 +165,30 @@ impl List<'_> {
     fn normal(&mut self, name: String, shape: Vec<usize>, part: Part, std: f64) {
         let initial = Initial::Normal { std: std * self.config.initializer_factor };
         self.specs.push(ParameterSpec { name, shape, part, initial });
+    }
+
+    /// A linear layer: its weight, and its adapter if it has one.
+    fn linear(&mut self, name: &str, shape: [usize; 2], part: Part, std: f64) {
+        self.normal(format!("{name}.weight"), shape.to_vec(), part, std);
+        self.adapter(name, shape, part);
+    }
+
+    fn adapter(&mut self, linear: &str, [outputs, inputs]: [usize; 2], part: Part) {
+        let Some(lora) = &self.config.lora else { return };
+        let Some(adapter) = lora.of(linear) else { return };
+        let first = match lora.init {
+            LoraInit::KaimingUniform => Initial::Uniform { bound: (inputs as f64).powf(-0.5) },
+            LoraInit::Gaussian => Initial::Normal { std: 1.0 / adapter.rank as f64 },
+        };
+        let mut push = |name: &str, shape: &[usize], initial| {
+            self.specs.push(ParameterSpec { name: format!("{linear}.{name}"), shape: shape.to_vec(), part, initial });
+        };
+        push("lora_A.weight", &[adapter.rank, inputs], first);
+        push("lora_B.weight", &[outputs, adapter.rank], Initial::Constant(0.0));
+        if lora.dora {
+            // The lengths of the weight's rows, which are known when the weight is there.
+            push("lora_magnitude_vector", &[outputs], Initial::Constant(1.0));
+        }
     }
 
     fn norm(&mut self, name: String, part: Part) {
@@ -176,10 +213,10 @@ impl List<'_> {
         let inner = num_heads * d_kv;
         let power = |n: usize| (n as f64).powf(-0.5);
         // The query carries the 1/sqrt(K) that T5's attention leaves out.
-        self.normal(format!("{layer}.{name}.q.weight"), vec![inner, d_model], part, power(d_model * d_kv));
-        self.normal(format!("{layer}.{name}.k.weight"), vec![inner, d_model], part, power(d_model));
-        self.normal(format!("{layer}.{name}.v.weight"), vec![inner, d_model], part, power(d_model));
-        self.normal(format!("{layer}.{name}.o.weight"), vec![d_model, inner], part, power(inner));
+        self.linear(&format!("{layer}.{name}.q"), [inner, d_model], part, power(d_model * d_kv));
+        self.linear(&format!("{layer}.{name}.k"), [inner, d_model], part, power(d_model));
+        self.linear(&format!("{layer}.{name}.v"), [inner, d_model], part, power(d_model));
+        self.linear(&format!("{layer}.{name}.o"), [d_model, inner], part, power(inner));
         if has_table {
             let name = format!("{layer}.{name}.relative_attention_bias.weight");
             self.normal(name, vec![buckets, num_heads], part, power(d_model));
@@ -192,9 +229,9 @@ impl List<'_> {
         let power = |n: usize| (n as f64).powf(-0.5);
         let inputs: &[&str] = if is_gated_act { &["wi_0", "wi_1"] } else { &["wi"] };
         for wi in inputs {
-            self.normal(format!("{layer}.DenseReluDense.{wi}.weight"), vec![d_ff, d_model], part, power(d_model));
+            self.linear(&format!("{layer}.DenseReluDense.{wi}"), [d_ff, d_model], part, power(d_model));
         }
-        self.normal(format!("{layer}.DenseReluDense.wo.weight"), vec![d_model, d_ff], part, power(d_ff));
+        self.linear(&format!("{layer}.DenseReluDense.wo"), [d_model, d_ff], part, power(d_ff));
         self.norm(format!("{layer}.layer_norm.weight"), part);
     }
 }

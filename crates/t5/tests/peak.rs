@@ -27,6 +27,7 @@ fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u6
         seed: 1,
         step: 1,
         dropout: 0.1,
+        adapter_dropout: 0.0,
         activations: precisions.activations,
         recompute_blocks: levers.recompute_blocks,
         loss_chunk_rows: levers.loss_chunk_rows,

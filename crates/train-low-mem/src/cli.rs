@@ -101,6 +101,9 @@ pub struct TrainArgs {
     /// Start from model.init_from and freeze encoder and shared embedding
     #[arg(long, visible_alias = "is-finetune", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub finetune: Option<bool>,
+    /// Train a LoRA adapter beside the frozen weights of model.init_from; `lora.*` has its settings
+    #[arg(long)]
+    pub lora: bool,
     /// Resume from the newest valid checkpoint in the output directory
     #[arg(long, visible_alias = "is-keep-training", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub keep_training: Option<bool>,
@@ -351,6 +354,9 @@ impl TrainArgs {
         }
         if let Some(finetune) = self.finetune {
             values.set("run.finetune", Value::Boolean(finetune), Origin::Flag("--finetune".to_string()))?;
+        }
+        if self.lora && values.integer("lora.rank").is_none() {
+            values.set("lora.rank", Value::Integer(16), Origin::Flag("--lora".to_string()))?;
         }
         if !self.allow_changed.is_empty() {
             values.set(

@@ -216,6 +216,10 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
     if let Some(prefix) = &config.data.source_prefix {
         model.set_prefix(prefix);
     }
+    if let Some(adapter) = &config.lora {
+        adapter.lora.validate(&model)?;
+        model.lora = Some(adapter.lora.clone());
+    }
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(Failure::unusable(format!(
             "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",

@@ -8,7 +8,7 @@ use text_metrics::bleu::Tokenization;
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Precision, TrainerOptions};
+use trainer::{MasterWeights, Precision, TrainerOptions};
 
 use crate::config::{Config, Optimizer};
 use crate::evaluation::Settings;
@@ -21,7 +21,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         seed: config.run.seed,
         dropout: config.train.dropout.unwrap_or(model.dropout_rate),
         precision: if config.train.bf16 { Precision::Bf16 } else { Precision::F32 },
-        master_weights: config.train.master_weights,
+        master_weights: master_weights(config, model),
         gradient_precision: config.train.gradient_precision,
         freeze: config.train.freeze.clone(),
         grad_clip_norm: config.train.grad_clip_norm,
@@ -29,6 +29,15 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         schedule: schedule(config),
         total_steps,
         max_non_finite: u32::try_from(config.train.max_non_finite_steps).unwrap_or(u32::MAX),
+    }
+}
+
+/// Beside an adapter a bf16 run keeps its frozen weights in bf16, which loses nothing that products would see. Those few that are
+/// trained with the adapter are rounded as they should be.
+fn master_weights(config: &Config, model: &t5::Config) -> MasterWeights {
+    match (config.train.master_weights, &model.lora) {
+        (MasterWeights::F32, Some(_)) if config.train.bf16 => MasterWeights::StochasticRounding,
+        (chosen, _) => chosen,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The first screen of a run: what will be trained, on what, how, and until when. A colleague can check it at a glance.
 
 use memory_policy::{counted, labelled, plural};
+use t5::{Lora, Targets};
 use trainer::TrainerOptions;
 
 use crate::bits::Kernels;
@@ -15,14 +16,15 @@ use crate::progress::rate;
 /// `train.freeze` names nothing, or everything.
 pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64, total: u64) -> Outcome<String> {
     let paragraphs = [
-        ("Model", model(config, opened, options, done)?),
-        ("Data", data(config, opened)),
-        ("Recipe", recipe(config, options)),
-        ("Length", length(config, opened, done, total)),
-        ("Device", device(&Kernels::of_this_process(&opened.device))),
-        ("Output", config.run.output_dir.display().to_string()),
+        Some(("Model", model(config, opened, options, done)?)),
+        opened.model.lora.as_ref().map(|lora| ("Adapter", adapter(lora))),
+        Some(("Data", data(config, opened))),
+        Some(("Recipe", recipe(config, options))),
+        Some(("Length", length(config, opened, done, total))),
+        Some(("Device", device(&Kernels::of_this_process(&opened.device)))),
+        Some(("Output", config.run.output_dir.display().to_string())),
     ];
-    Ok(paragraphs.iter().map(|(label, words)| labelled(label, words)).collect())
+    Ok(paragraphs.iter().flatten().map(|(label, words)| labelled(label, words)).collect())
 }
 
 fn model(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64) -> Outcome<String> {
@@ -40,7 +42,7 @@ fn model(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64) 
             millions(trained),
             share(trained, all),
             millions(frozen),
-            config.train.freeze.join(", ")
+            if opened.model.lora.is_some() { "beside an adapter".to_owned() } else { config.train.freeze.join(", ") }
         ),
     };
     Ok(format!("T5 with {} parameters, {start}; {trains}", millions(all)))
@@ -63,6 +65,25 @@ fn data(config: &Config, opened: &Opened) -> String {
     )
 }
 
+fn adapter(lora: &Lora) -> String {
+    let kind = if lora.dora { "DoRA" } else { "LoRA" };
+    let rank_stable = if lora.rslora { ", rank-stabilised" } else { "" };
+    let targets = match &lora.targets {
+        Targets::AllLinear => "every linear layer of the blocks".to_owned(),
+        Targets::Names(names) => names.join(", "),
+    };
+    let others = match (lora.rank_pattern.is_empty(), lora.alpha_pattern.is_empty()) {
+        (true, true) => "",
+        _ => ", some layers have others",
+    };
+    let saved = match lora.modules_to_save.as_slice() {
+        [] => String::new(),
+        modules => format!("; {} trained whole", modules.join(", ")),
+    };
+    let dropout = if lora.dropout > 0.0 { format!("; dropout {}", lora.dropout) } else { String::new() };
+    format!("{kind}{rank_stable}, rank {}, alpha {}{others}, on {targets}{saved}{dropout}", lora.rank, lora.alpha)
+}
+
 fn recipe(config: &Config, options: &TrainerOptions) -> String {
     let (optimizer, train) = (&config.optimizer, &config.train);
     let schedule = match (config.schedule.name.as_str(), config.schedule.warmup_steps.unwrap_or(0)) {
@@ -75,7 +96,8 @@ fn recipe(config: &Config, options: &TrainerOptions) -> String {
     };
     let scaled = if optimizer.scale_parameter { ", times the size of each parameter" } else { "" };
     let name = if optimizer.is_adamw { "AdamW" } else { "Adafactor" };
-    let weights = match train.master_weights {
+    let weights = match options.master_weights {
+        trainer::MasterWeights::StochasticRounding if config.lora.is_some() => "bf16 base weights",
         trainer::MasterWeights::F32 => "f32 weights",
         trainer::MasterWeights::StochasticRounding => "bf16 weights with stochastic rounding",
         trainer::MasterWeights::NearestRounding => "bf16 weights with rounding to nearest",

@@ -19,7 +19,8 @@ const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
 /// An unknown item in `freeze`, or everything frozen.
 pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DType) -> Result<CostRow> {
     let specs = ParameterSpec::all(config);
-    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
     let elements: u64 = specs
         .iter()
         .zip(trainable)
@@ -36,7 +37,8 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
 /// An unknown item in `freeze`, or everything frozen.
 pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64> {
     let specs = ParameterSpec::all(config);
-    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze)?;
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
 }
 

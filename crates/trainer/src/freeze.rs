@@ -3,9 +3,13 @@
 //! An item is a part (`encoder`, `decoder`, `shared`, `lm_head`), a prefix of parameter names that ends at a dot
 //! (`decoder.block.0`), a whole name, or a glob (`*.layer_norm.weight`) in which `*` stands for any characters and `?` for one.
 //!
+//! Beside an adapter the base is frozen: the adapter trains, and the layers that are saved with it.
+//!
 //! Invariants:
 //! * An item that names no parameter is an error, so a spelling mistake never trains what should be frozen.
 //! * A prefix ends where a component ends: `decoder.block.1` is not `decoder.block.10`.
+
+use t5::Lora;
 
 use crate::error::{Error, Result};
 
@@ -13,13 +17,19 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::UnknownFreezeItem`] for the first item that matches no name; [`Error::NothingToTrain`] when all are frozen.
-pub fn trainable<'a>(names: impl Iterator<Item = &'a str> + Clone, freeze: &[String]) -> Result<Vec<bool>> {
+pub fn trainable<'a>(
+    names: impl Iterator<Item = &'a str> + Clone,
+    freeze: &[String],
+    lora: Option<&Lora>,
+) -> Result<Vec<bool>> {
     for item in freeze {
         if !names.clone().any(|name| item_matches(item, name)) {
             return Err(Error::UnknownFreezeItem { item: item.clone(), known: parts(names) });
         }
     }
-    let trainable: Vec<bool> = names.map(|name| !freeze.iter().any(|item| item_matches(item, name))).collect();
+    let is_frozen = |name: &str| freeze.iter().any(|item| item_matches(item, name));
+    let trains = |name: &str| lora.is_none_or(|lora| lora.trains(name)) && !is_frozen(name);
+    let trainable: Vec<bool> = names.map(trains).collect();
     if trainable.contains(&true) { Ok(trainable) } else { Err(Error::NothingToTrain) }
 }
 
@@ -82,7 +92,7 @@ mod tests {
 
     fn check(freeze: &[&str], frozen: &[usize]) {
         let freeze: Vec<String> = freeze.iter().map(|&item| item.to_owned()).collect();
-        let trainable = trainable(NAMES.into_iter(), &freeze).unwrap();
+        let trainable = trainable(NAMES.into_iter(), &freeze, None).unwrap();
         let got: Vec<usize> = (0..NAMES.len()).filter(|&i| !trainable[i]).collect();
         assert_eq!(got, frozen, "{freeze:?}");
     }
@@ -102,16 +112,25 @@ mod tests {
     #[test]
     fn an_item_that_names_nothing_is_an_error_that_lists_the_parts() {
         for item in ["encodr", "enc", "", "*.q.bias", "."] {
-            let error = trainable(NAMES.into_iter(), &[item.to_owned()]).unwrap_err();
+            let error = trainable(NAMES.into_iter(), &[item.to_owned()], None).unwrap_err();
             assert!(matches!(&error, Error::UnknownFreezeItem { item: got, .. } if got == item), "{error}");
             assert!(error.to_string().contains("shared, encoder, decoder, lm_head"), "{error}");
         }
     }
 
     #[test]
+    fn beside_an_adapter_only_the_adapter_trains_and_what_is_saved_with_it() {
+        let lora = Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() };
+        let names = NAMES.into_iter().chain(["encoder.block.0.layer.0.SelfAttention.q.lora_A.weight"]);
+        let trains = |freeze: &[String]| trainable(names.clone(), freeze, Some(&lora)).unwrap();
+        assert_eq!(trains(&[]), [false, false, false, false, false, true, true]);
+        assert_eq!(trains(&["encoder".to_owned()]), [false, false, false, false, false, true, false]);
+    }
+
+    #[test]
     fn freezing_everything_is_an_error() {
         for freeze in ["*", "????*"] {
-            assert!(matches!(trainable(NAMES.into_iter(), &[freeze.to_owned()]), Err(Error::NothingToTrain)));
+            assert!(matches!(trainable(NAMES.into_iter(), &[freeze.to_owned()], None), Err(Error::NothingToTrain)));
         }
     }
 }

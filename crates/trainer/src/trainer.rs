@@ -85,7 +85,7 @@ impl Trainer {
     pub fn new(model: T5, options: TrainerOptions) -> Result<Self> {
         options.validate()?;
         let names = model.parameters().iter().map(|parameter| parameter.name.as_str());
-        let trainable = freeze::trainable(names, &options.freeze)?;
+        let trainable = freeze::trainable(names, &options.freeze, model.config().lora.as_ref())?;
         let mut optimizer = Optimizer::new(options.optimizer, model.parameters(), &trainable)?;
         if options.master_weights == MasterWeights::StochasticRounding {
             optimizer.round_stochastically(options.seed);
@@ -165,6 +165,7 @@ impl Trainer {
             seed: self.options.seed,
             step: self.step,
             dropout: self.options.dropout,
+            adapter_dropout: self.model.config().lora.as_ref().map_or(0.0, |lora| lora.dropout),
             activations: self.options.precision.activations(),
             recompute_blocks: plan.levers.recompute_blocks,
             loss_chunk_rows: plan.levers.loss_chunk_rows,

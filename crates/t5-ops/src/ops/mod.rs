@@ -7,6 +7,7 @@ pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod decoding;
+pub(crate) mod dora;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod linear;

@@ -40,7 +40,7 @@ impl<T: Ops> Decoding<'_, T> {
         let capacity = FIRST_CAPACITY.min(max_new_tokens);
         let samples = batch.ids(false).dims()[0];
         let keys_values = |cross: &Attention<T>| -> Result<KeysValues<T>> {
-            Ok(KeysValues { k: cross.k.forward(&encoded)?, v: cross.v.forward(&encoded)? })
+            Ok(KeysValues { k: cross.k.forward(&encoded, &Noise::NONE)?, v: cross.v.forward(&encoded, &Noise::NONE)? })
         };
         let mut blocks = Vec::new();
         for block in &self.network.decoder.blocks {
@@ -72,14 +72,14 @@ impl<T: Ops> Decoding<'_, T> {
             }
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
-            let (k, v) = (own.k.forward(&n)?, own.v.forward(&n)?);
+            let (k, v) = (own.k.forward(&n, &Noise::NONE)?, own.v.forward(&n, &Noise::NONE)?);
             cached.own.k.set_positions(&k, position)?;
             cached.own.v.set_positions(&v, position)?;
-            let q = own.q.forward(&n)?;
+            let q = own.q.forward(&n, &Noise::NONE)?;
             x = own.attend(&x, &q, &cached.own.k, &cached.own.v, Some(&bias), &lengths)?;
             if let Some(cross) = &block.cross {
                 let (n, _) = cross.norm.forward(&x)?;
-                let q = cross.q.forward(&n)?;
+                let q = cross.q.forward(&n, &Noise::NONE)?;
                 // The rows of a source are queries of one sample: (B, R / B, D).
                 let beside = |x: &T| x.shaped(&[x.dims()[0] / cache.rows_of_source, cache.rows_of_source, x.dims()[2]]);
                 let (k, v) = (&cached.source.k, &cached.source.v);
@@ -90,9 +90,9 @@ impl<T: Ops> Decoding<'_, T> {
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
         let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (R, D)
-        head.tensor.page_in();
+        head.weight.tensor.page_in();
         let logits = self.network.logits(&z)?;
-        head.tensor.page_out();
+        head.weight.tensor.page_out();
         Ok(logits)
     }
 }

@@ -8,7 +8,7 @@ use super::Weights;
 use super::linear::Linear;
 use super::norm::Norm;
 use crate::config::Config;
-use crate::context::{LayerContext, Place, site};
+use crate::context::{LayerContext, Noise, Place, adapter_site, site};
 use crate::error::Result;
 use crate::ops::{Attended, AttentionSettings, Ops};
 use crate::step::gradients::Gradients;
@@ -104,7 +104,10 @@ impl<T: Ops> Attention<T> {
     /// The attention at layer `layer` ("encoder.block.3.layer.0") of block `block`.
     pub fn new(weights: &Weights<T>, config: &Config, layer: &str, decoder: bool, cross: bool, block: usize) -> Self {
         let name = if cross { "EncDecAttention" } else { "SelfAttention" };
-        let linear = |w: &str| Linear::new(weights.get(format!("{layer}.{name}.{w}.weight")));
+        let first = if cross { 4 } else { 0 };
+        let linear = |w: &str, number: u32| {
+            weights.linear(&format!("{layer}.{name}.{w}"), adapter_site(decoder, Some(block), first + number))
+        };
         let (probabilities, residual) = match cross {
             false => (Place::SelfProbabilities, Place::SelfResidual),
             true => (Place::CrossProbabilities, Place::CrossResidual),
@@ -114,10 +117,10 @@ impl<T: Ops> Attention<T> {
                 weight: weights.get(format!("{layer}.layer_norm.weight")),
                 epsilon: config.layer_norm_epsilon,
             },
-            q: linear("q"),
-            k: linear("k"),
-            v: linear("v"),
-            o: linear("o"),
+            q: linear("q", 0),
+            k: linear("k", 1),
+            v: linear("v", 2),
+            o: linear("o", 3),
             heads: config.num_heads,
             kind: if cross { Kind::Cross } else { Kind::Own { causal: decoder } },
             probabilities: site(decoder, Some(block), probabilities),
@@ -157,9 +160,9 @@ impl<T: Ops> Attention<T> {
     /// Queries (B, T, HK), keys and values (B, S, HK).
     fn products(&self, x: &T, cx: &LayerContext<T>) -> Result<[T; 3]> {
         let (n, _) = self.norm.forward(x)?;
-        let q = self.q.forward(&n)?;
+        let q = self.q.forward(&n, &cx.noise)?;
         let m = self.keys_from(&n, cx);
-        Ok([q, self.k.forward(m)?, self.v.forward(m)?])
+        Ok([q, self.k.forward(m, &cx.noise)?, self.v.forward(m, &cx.noise)?])
     }
 
     fn heads(&self, q: &T, k: &T, v: &T, cx: &LayerContext<T>) -> Result<Heads<T>> {
@@ -169,7 +172,7 @@ impl<T: Ops> Attention<T> {
 
     /// The output projection and the residual, (B, T, D).
     fn finish(&self, x: &T, heads: Heads<T>, cx: &LayerContext<T>) -> Result<T> {
-        let projected = self.o.forward(&heads.out)?;
+        let projected = self.o.forward(&heads.out, &cx.noise)?;
         drop(heads);
         T::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())
     }
@@ -186,8 +189,8 @@ impl<T: Ops> Attention<T> {
     ) -> Result<Option<T>> {
         let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
         let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
-        self.o.backward_weight(&dprojected, &out, grads)?;
-        let dout = self.o.backward_input(&dprojected, None)?;
+        self.o.backward_weight(&dprojected, &out, &cx.noise, grads)?;
+        let dout = self.o.backward_input(&dprojected, None, &cx.noise)?;
         drop(dprojected);
         let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
@@ -195,24 +198,24 @@ impl<T: Ops> Attention<T> {
         drop((q, k, v, out, lse, dout));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
-        self.q.backward_weight(&dq, &n, grads)?;
+        self.q.backward_weight(&dq, &n, &cx.noise, grads)?;
         let m = self.keys_from(&n, cx);
-        self.k.backward_weight(&dk, m, grads)?;
-        self.v.backward_weight(&dv, m, grads)?;
+        self.k.backward_weight(&dk, m, &cx.noise, grads)?;
+        self.v.backward_weight(&dv, m, &cx.noise, grads)?;
         drop(n);
         let through_input = wanted || self.norm.is_trained(grads);
         let dn = match self.kind {
             Kind::Own { .. } if through_input => {
-                let dn = self.q.backward_input(&dq, None)?;
+                let dn = self.q.backward_input(&dq, None, &cx.noise)?;
                 drop(dq);
-                Some(self.keys_backward(dk, dv, Some(dn))?)
+                Some(self.keys_backward(dk, dv, Some(dn), &cx.noise)?)
             }
             Kind::Own { .. } => None,
             Kind::Cross => {
                 if let SourceGradient::Wanted(dm) = side.source {
-                    *dm = Some(self.keys_backward(dk, dv, dm.take())?);
+                    *dm = Some(self.keys_backward(dk, dv, dm.take(), &cx.noise)?);
                 }
-                through_input.then(move || self.q.backward_input(&dq, None)).transpose()?
+                through_input.then(move || self.q.backward_input(&dq, None, &cx.noise)).transpose()?
             }
         };
         let Some(dn) = dn else { return Ok(None) };
@@ -221,10 +224,10 @@ impl<T: Ops> Attention<T> {
     }
 
     /// `sum + dk Wk + dv Wv`.
-    fn keys_backward(&self, dk: T, dv: T, sum: Option<T>) -> Result<T> {
-        let sum = self.k.backward_input(&dk, sum)?;
+    fn keys_backward(&self, dk: T, dv: T, sum: Option<T>, noise: &Noise) -> Result<T> {
+        let sum = self.k.backward_input(&dk, sum, noise)?;
         drop(dk);
-        self.v.backward_input(&dv, Some(sum))
+        self.v.backward_input(&dv, Some(sum), noise)
     }
 
     fn keys_from<'a>(&self, n: &'a T, cx: &LayerContext<'a, T>) -> &'a T {
@@ -249,6 +252,6 @@ impl<T: Ops> Attention<T> {
         let settings =
             AttentionSettings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
         let (out, _) = T::attention(q, k, v, &settings)?;
-        T::dropout_add(x, &self.o.forward(&out)?, None)
+        T::dropout_add(x, &self.o.forward(&out, &Noise::NONE)?, None)
     }
 }

@@ -129,7 +129,7 @@ impl<T: Ops> Block<T> {
             let (y, saved) = layer.recompute(x, cx, heads.next())?;
             (x, cross) = (y, Some(saved));
         }
-        Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x)? })
+        Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x, &cx.noise)? })
     }
 
     /// Adds the weights' gradients. Returns the gradient of the block's input where `wanted`, and enters

@@ -9,7 +9,7 @@ use super::Weights;
 use super::linear::Linear;
 use super::norm::Norm;
 use crate::config::Config;
-use crate::context::{LayerContext, Place, site};
+use crate::context::{LayerContext, Noise, Place, adapter_site, site};
 use crate::error::Result;
 use crate::ops::Ops;
 use crate::step::gradients::Gradients;
@@ -49,16 +49,18 @@ impl<T> FeedForwardSaved<T> {
 
 impl<T: Ops> FeedForward<T> {
     pub fn new(weights: &Weights<T>, config: &Config, layer: &str, decoder: bool, block: usize) -> Result<Self> {
-        let linear = |w: &str| Linear::new(weights.get(format!("{layer}.DenseReluDense.{w}.weight")));
+        let linear = |w: &str, number: u32| {
+            weights.linear(&format!("{layer}.DenseReluDense.{w}"), adapter_site(decoder, Some(block), number))
+        };
         let gated = config.is_gated_act;
         Ok(FeedForward {
             norm: Norm {
                 weight: weights.get(format!("{layer}.layer_norm.weight")),
                 epsilon: config.layer_norm_epsilon,
             },
-            gate: linear(if gated { "wi_0" } else { "wi" }),
-            up: gated.then(|| linear("wi_1")),
-            wo: linear("wo"),
+            gate: linear(if gated { "wi_0" } else { "wi" }, 8),
+            up: gated.then(|| linear("wi_1", 9)),
+            wo: linear("wo", 10),
             activation: config.activation()?,
             inner: site(decoder, Some(block), Place::FeedForwardInner),
             residual: site(decoder, Some(block), Place::FeedForwardResidual),
@@ -70,26 +72,26 @@ impl<T: Ops> FeedForward<T> {
     }
 
     /// Gate and up, (B, T, F).
-    fn products(&self, x: &T) -> Result<(T, Option<T>)> {
+    fn products(&self, x: &T, noise: &Noise) -> Result<(T, Option<T>)> {
         let (n, _) = self.norm.forward(x)?;
-        let gate = self.gate.forward(&n)?;
-        let up = self.up.as_ref().map(|up| up.forward(&n)).transpose()?;
+        let gate = self.gate.forward(&n, noise)?;
+        let up = self.up.as_ref().map(|up| up.forward(&n, noise)).transpose()?;
         Ok((gate, up))
     }
 
     /// The tensors that forward would have kept, without the output.
-    pub fn recompute(&self, x: T) -> Result<FeedForwardSaved<T>> {
-        let (gate, up) = self.products(&x)?;
+    pub fn recompute(&self, x: T, noise: &Noise) -> Result<FeedForwardSaved<T>> {
+        let (gate, up) = self.products(&x, noise)?;
         Ok(FeedForwardSaved { x, gate, up })
     }
 
     /// `x` is (B, T, D).
     pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: bool) -> Result<(T, Option<FeedForwardSaved<T>>)> {
-        let (gate, up) = self.products(&x)?;
+        let (gate, up) = self.products(&x, &cx.noise)?;
         let inner = cx.dropout(self.inner);
         let h = T::activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
         let saved = keep.then(|| FeedForwardSaved { x: x.clone(), gate, up });
-        let projected = self.wo.forward(&h)?; // (B, T, D)
+        let projected = self.wo.forward(&h, &cx.noise)?; // (B, T, D)
         drop(h);
         let y = T::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
         Ok((y, saved))
@@ -107,24 +109,24 @@ impl<T: Ops> FeedForward<T> {
         let FeedForwardSaved { x, gate, up } = saved;
         let inner = cx.dropout(self.inner);
         let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
-        let dh = self.wo.backward_input(&dprojected, None)?;
+        let dh = self.wo.backward_input(&dprojected, None, &cx.noise)?;
         let (h, dgate, dup) = T::activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
-        self.wo.backward_weight(&dprojected, &h, grads)?;
+        self.wo.backward_weight(&dprojected, &h, &cx.noise, grads)?;
         drop((h, dprojected));
 
         let (n, inv_rms) = self.norm.forward(&x)?;
-        self.gate.backward_weight(&dgate, &n, grads)?;
+        self.gate.backward_weight(&dgate, &n, &cx.noise, grads)?;
         if let (Some(up), Some(dup)) = (&self.up, &dup) {
-            up.backward_weight(dup, &n, grads)?;
+            up.backward_weight(dup, &n, &cx.noise, grads)?;
         }
         drop(n);
         if !wanted && !self.norm.is_trained(grads) {
             return Ok(None);
         }
-        let mut dn = self.gate.backward_input(&dgate, None)?;
+        let mut dn = self.gate.backward_input(&dgate, None, &cx.noise)?;
         drop(dgate);
         if let (Some(up), Some(dup)) = (&self.up, dup) {
-            dn = up.backward_input(&dup, Some(dn))?;
+            dn = up.backward_input(&dup, Some(dn), &cx.noise)?;
         }
         let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
         Ok(wanted.then_some(dx))
@@ -132,8 +134,8 @@ impl<T: Ops> FeedForward<T> {
 
     /// Forward without dropout, for generation.
     pub fn infer(&self, x: &T) -> Result<T> {
-        let (gate, up) = self.products(x)?;
+        let (gate, up) = self.products(x, &Noise::NONE)?;
         let h = T::activation(&gate, up.as_ref(), self.activation, None)?;
-        T::dropout_add(x, &self.wo.forward(&h)?, None)
+        T::dropout_add(x, &self.wo.forward(&h, &Noise::NONE)?, None)
     }
 }

@@ -17,11 +17,14 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod stack;
 
+use crate::adapter::Lora;
 use crate::parameters::{Parameter, Weight};
+use linear::{Adapter, Linear};
 
 /// Hands parameters to layers by name while a model is put together.
 pub(crate) struct Weights<'a, T> {
     pub parameters: &'a [Parameter<T>],
+    pub lora: Option<&'a Lora>,
 }
 
 impl<T: Clone> Weights<'_, T> {
@@ -31,5 +34,25 @@ impl<T: Clone> Weights<'_, T> {
         let index = self.parameters.iter().position(|p| p.name == name);
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
         Weight { index, tensor: self.parameters[index].tensor.clone() }
+    }
+
+    /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.
+    ///
+    /// # Panics
+    /// As [`Weights::get`].
+    pub fn linear(&self, name: &str, site: u32) -> Linear<T> {
+        self.linear_with(self.get(format!("{name}.weight")), name, site)
+    }
+
+    /// A linear layer of this name with a weight that may have another.
+    pub fn linear_with(&self, weight: Weight<T>, name: &str, site: u32) -> Linear<T> {
+        let adapter = self.lora.and_then(|lora| Some((lora, lora.of(name)?))).map(|(lora, linear)| Adapter {
+            a: self.get(format!("{name}.lora_A.weight")),
+            b: self.get(format!("{name}.lora_B.weight")),
+            magnitude: lora.dora.then(|| self.get(format!("{name}.lora_magnitude_vector"))),
+            lora: linear,
+            site,
+        });
+        Linear { weight, adapter }
     }
 }

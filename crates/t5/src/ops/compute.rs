@@ -111,6 +111,10 @@ impl Ops for Tensor {
         Ok(t5_ops::linear(x, weight)?)
     }
 
+    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
+        Ok(t5_ops::linear_add(x, weight, sum)?)
+    }
+
     fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
         Ok(t5_ops::linear_backward_input(dy, weight, sum)?)
     }
@@ -203,6 +207,26 @@ impl Ops for Tensor {
         dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)> {
         Ok(t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight)?)
+    }
+
+    fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self> {
+        Ok(t5_ops::adapted_lengths(weight, a, b, scale)?)
+    }
+
+    fn ratio(a: &Self, b: &Self) -> Result<Self> {
+        Ok((a / b)?)
+    }
+
+    fn minus(&self, other: &Self) -> Result<Self> {
+        Ok((self - other)?)
+    }
+
+    fn scale_columns(self, factors: &Self) -> Result<Self> {
+        Ok(t5_ops::scale_columns(self, factors)?)
+    }
+
+    fn magnitude_backward(dy: &Self, z: &Self, lengths: &Self, dmagnitude: &Self) -> Result<()> {
+        Ok(t5_ops::magnitude_backward(dy, z, lengths, dmagnitude)?)
     }
 
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()> {

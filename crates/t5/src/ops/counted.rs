@@ -353,6 +353,12 @@ impl Ops for Counted {
         Ok(y)
     }
 
+    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
+        weight.used();
+        x.calls(t5_ops::linear_add_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]));
+        Ok(sum)
+    }
+
     fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
         weight.used();
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.dtype]);
@@ -468,6 +474,29 @@ impl Ops for Counted {
         let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
         x.loses(t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, weight.of_weight(), dtypes, chunk));
         Ok((0.0, dx))
+    }
+
+    fn adapted_lengths(weight: &Self, a: &Self, _: &Self, _: f64) -> Result<Self> {
+        weight.used();
+        let lengths = weight.ledger().tensor(&weight.dims[..1], weight.statistics());
+        weight.calls(t5_ops::adapted_lengths_needs(weight.path(), weight.of_weight(), a.dims[0]));
+        Ok(lengths)
+    }
+
+    fn ratio(a: &Self, _: &Self) -> Result<Self> {
+        Ok(a.like())
+    }
+
+    fn minus(&self, _: &Self) -> Result<Self> {
+        Ok(self.like())
+    }
+
+    fn scale_columns(self, _: &Self) -> Result<Self> {
+        Ok(self)
+    }
+
+    fn magnitude_backward(_: &Self, _: &Self, _: &Self, _: &Self) -> Result<()> {
+        Ok(())
     }
 
     fn set_positions(&self, _: &Self, _: usize) -> Result<()> {

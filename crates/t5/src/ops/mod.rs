@@ -104,6 +104,7 @@ pub trait Ops: Clone + Debug + Sized {
     fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self>;
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()>;
     fn linear(x: &Self, weight: &Self) -> Result<Self>;
+    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self>;
     fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self>;
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;
     fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)>;
@@ -154,6 +155,17 @@ pub trait Ops: Clone + Debug + Sized {
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)>;
+
+    /// The lengths of the rows of `W + scale · B A`, (out).
+    fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self>;
+    /// `a / b` of two vectors.
+    fn ratio(a: &Self, b: &Self) -> Result<Self>;
+    /// `self - other`, in new memory.
+    fn minus(&self, other: &Self) -> Result<Self>;
+    /// Multiplies the columns of `self` (.., D) by `factors` (D), in its memory.
+    fn scale_columns(self, factors: &Self) -> Result<Self>;
+    /// Adds to `dmagnitude` (D) the sums over rows of `dy z`, (.., D), over `lengths` (D).
+    fn magnitude_backward(dy: &Self, z: &Self, lengths: &Self, dmagnitude: &Self) -> Result<()>;
 
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;

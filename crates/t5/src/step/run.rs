@@ -15,7 +15,6 @@ use crate::context::{LayerContext, Noise, StepContext};
 use crate::error::{Error, Result};
 use crate::layers::attention::{SideGradients, SourceGradient};
 use crate::layers::block::{Block, BlockInput, BlockSaved};
-use crate::layers::linear::Linear;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
@@ -305,16 +304,16 @@ impl<'a, T: Ops> Step<'a, T> {
             Part::Encoder { block } => (Some(&network.encoder.blocks[block]), None),
             Part::Decoder { block } => (Some(&network.decoder.blocks[block]), None),
             Part::Shared => (None, Some(&network.shared)),
-            Part::LmHead => (None, Some(&network.head)),
+            Part::LmHead => (None, Some(&network.head.weight)),
             Part::EncoderNorm | Part::DecoderNorm => (None, None),
         };
-        let linears = block.into_iter().flat_map(Block::linears).map(|Linear { weight }| weight);
+        let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
         linears.chain(table).map(|weight| &weight.tensor)
     }
 
     fn noise(&self, i: usize) -> Noise<'a> {
-        let StepContext { seed, step, dropout, .. } = self.cx;
-        Noise { seed, step, dropout, samples: &self.batches[i].samples }
+        let StepContext { seed, step, dropout, adapter_dropout, .. } = self.cx;
+        Noise { seed, step, dropout, adapter_dropout, samples: &self.batches[i].samples }
     }
 
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
@@ -564,5 +563,14 @@ pub(crate) fn infer<'a, T: Ops>(
 
 /// Settings of a pass without dropout.
 pub(crate) fn without_dropout(activations: DType, loss_chunk_rows: usize) -> StepContext {
-    StepContext { seed: 0, step: 0, dropout: 0.0, activations, recompute_blocks: 0, loss_chunk_rows, target_tokens: 1 }
+    StepContext {
+        seed: 0,
+        step: 0,
+        dropout: 0.0,
+        adapter_dropout: 0.0,
+        activations,
+        recompute_blocks: 0,
+        loss_chunk_rows,
+        target_tokens: 1,
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor, Var};
-use t5::{Config, Family, StepContext, T5};
+use t5::{Config, Family, Lora, StepContext, T5, Targets};
 use t5_ops::{Attention, Dropout, RelativePosition, reference};
 
 /// A forward over variables; `site` numbers dropout places as the crate's documentation fixes them.
@@ -32,7 +32,40 @@ impl Plain<'_> {
     }
 
     fn linear(&self, x: &Tensor, name: &str) -> Tensor {
-        reference::linear(x, self.var(name)).unwrap()
+        let y = reference::linear(x, self.var(name)).unwrap();
+        let module = name.strip_suffix(".weight").unwrap();
+        match self.config.lora.as_ref().and_then(|lora| Some((lora, lora.of(module)?))) {
+            Some((lora, linear)) => self.adapted(x, y, module, lora, linear.scale),
+            None => y,
+        }
+    }
+
+    /// PEFT's LoRA and DoRA, with W and B A whole.
+    fn adapted(&self, x: &Tensor, y: Tensor, module: &str, lora: &Lora, scale: f64) -> Tensor {
+        let [a, b] = ["A", "B"].map(|matrix| self.var(&format!("{module}.lora_{matrix}.weight")));
+        let linears = ["q", "k", "v", "o", "wi_0", "wi_1", "wo"];
+        let place =
+            linears.iter().position(|linear| module.replace("wi", "wi_0").contains(&format!(".{linear}"))).unwrap();
+        let number = match place {
+            0..4 => place as u32 + if module.contains("Enc") { 4 } else { 0 },
+            place => place as u32 + 4,
+        };
+        let block: u32 = module.split('.').nth(2).unwrap().parse().unwrap();
+        let site = (1 << 25) | (u32::from(module.starts_with("decoder")) << 24) | ((block + 1) << 4) | number;
+        let &StepContext { seed, step, adapter_dropout: probability, .. } = self.cx;
+        let dropout = Dropout { probability: probability as f32, seed, step, site, samples: self.samples };
+        let input = reference::dropout(x, (probability > 0.0).then_some(&dropout)).unwrap();
+        let added = (reference::linear(&reference::linear(&input, a).unwrap(), b).unwrap() * scale).unwrap();
+        if !lora.dora {
+            return (y + added).unwrap();
+        }
+        let weight = self.var(&format!("{module}.weight"));
+        let whole = (weight + (b.matmul(a).unwrap() * scale).unwrap()).unwrap();
+        let lengths = whole.sqr().unwrap().sum(1).unwrap().sqrt().unwrap().detach();
+        let gain = (self.var(&format!("{module}.lora_magnitude_vector")) / lengths).unwrap();
+        let base = reference::linear(&input, weight).unwrap();
+        let adapted = (&base + added).unwrap().broadcast_mul(&gain).unwrap();
+        ((y - base).unwrap() + adapted).unwrap()
     }
 
     fn attention(&self, x: &Tensor, source: Option<&Tensor>, layer: &str, settings: Attention) -> Tensor {
@@ -155,12 +188,18 @@ fn config(projection: &str, tied: bool) -> Config {
 
 fn check(config: &Config, dropout: f64) {
     let model = T5::init(config, 11, DType::F64, &Device::Cpu).unwrap();
+    check_model(&model, dropout);
+}
+
+fn check_model(model: &T5, dropout: f64) {
+    let config = model.config();
     let sources = [vec![3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1], vec![5, 1], vec![9, 8, 7, 1]];
     let targets = [vec![4, 1], vec![8, 9, 10, 11, 12, 13, 14, 15, 16, 1], vec![1]];
-    let cx = StepContext { dropout, ..context(13, DType::F64) };
+    let adapter_dropout = config.lora.as_ref().map_or(0.0, |lora| lora.dropout);
+    let cx = StepContext { dropout, adapter_dropout, ..context(13, DType::F64) };
     let samples = [4, 0, 9];
     let batch = t5::MicroBatch::new(&slices(&sources), &slices(&targets), &samples, config, &Device::Cpu).unwrap();
-    let (loss, grads) = gradients(&model, &batch, &cx);
+    let (loss, grads) = gradients(model, &batch, &cx);
 
     let var = |p: &t5::Parameter| (p.name.clone(), Var::from_tensor(&p.tensor.copy().unwrap()).unwrap());
     let vars: HashMap<String, Var> = model.parameters().iter().map(var).collect();
@@ -191,4 +230,42 @@ fn the_explicit_backward_is_that_of_autograd_under_dropout() {
     check(&config("relu", true), 0.25);
     check(&config("gated-gelu", false), 0.1);
     check(&Config { family: Family::Umt5, ..config("relu", true) }, 0.1);
+}
+
+/// A model with an adapter that is no longer at its start.
+fn adapted(config: &Config, lora: Lora) -> T5 {
+    let model = T5::init(config, 11, DType::F64, &Device::Cpu).unwrap().with_adapter(lora, 7).unwrap();
+    for parameter in model.parameters().iter().filter(|parameter| t5::is_of_adapter(&parameter.name)) {
+        let noise = Tensor::randn(0f64, 0.3, parameter.tensor.shape(), &Device::Cpu).unwrap();
+        parameter.tensor.slice_set(&(&parameter.tensor + noise).unwrap(), 0, 0).unwrap();
+    }
+    model
+}
+
+#[test]
+fn the_explicit_backward_of_adapters_is_that_of_autograd() {
+    let some = Targets::Names(["q", "v", "wo"].map(str::to_owned).into());
+    for (dropout, dora, targets) in [
+        (0.0, false, Targets::AllLinear),
+        (0.3, false, some.clone()),
+        (0.0, true, some),
+        (0.2, true, Targets::AllLinear),
+    ] {
+        let lora = Lora { rank: 3, alpha: 5.0, dropout, dora, rslora: dora, targets, ..Lora::default() };
+        check_model(&adapted(&config("relu", true), lora.clone()), 0.1);
+        check_model(&adapted(&config("gated-gelu", false), lora), 0.0);
+    }
+}
+
+#[test]
+fn a_new_adapter_changes_no_bit_of_the_logits() {
+    for dora in [false, true] {
+        let model = T5::init(&relu(), 11, DType::F32, &Device::Cpu).unwrap();
+        let batch = micro_batch(&[vec![3, 4, 1], vec![5, 1]], &[vec![4, 1], vec![8, 9, 1]], &relu());
+        let before = values(&model.logits(&batch).unwrap());
+        let model = model.with_adapter(Lora { dora, ..Lora::default() }, 3).unwrap();
+        let after = values(&model.logits(&batch).unwrap());
+        let far = before.iter().zip(&after).fold(0f64, |far, (a, b)| far.max((a - b).abs()));
+        assert!(if dora { far < 1e-6 } else { far == 0.0 }, "{far:e}");
+    }
 }

@@ -62,6 +62,7 @@ pub fn context(target_tokens: u64, dtype: DType) -> StepContext {
         seed: 3,
         step: 5,
         dropout: 0.0,
+        adapter_dropout: 0.0,
         activations: dtype,
         recompute_blocks: 0,
         loss_chunk_rows: 7,

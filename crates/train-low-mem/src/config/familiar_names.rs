@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// A flag of another trainer, and the key that it sets here.
-const KEYS: [(&str, &str); 48] = [
+const KEYS: [(&str, &str); 58] = [
     ("--batch-size", "train.batch_size"),
     ("--train-batch-size", "train.batch_size"),
     ("--per-device-train-batch-size", "train.batch_size_per_device"),
@@ -30,6 +30,16 @@ const KEYS: [(&str, &str); 48] = [
     ("--warmup-steps", "schedule.warmup_steps"),
     ("--output-dir", "run.output_dir"),
     ("--out", "run.output_dir"),
+    ("--lora-r", "lora.rank"),
+    ("--lora-rank", "lora.rank"),
+    ("--rank", "lora.rank"),
+    ("--lora-alpha", "lora.alpha"),
+    ("--lora-dropout", "lora.dropout"),
+    ("--lora-target", "lora.targets"),
+    ("--lora-target-modules", "lora.targets"),
+    ("--target-modules", "lora.targets"),
+    ("--use-dora", "lora.dora"),
+    ("--use-rslora", "lora.rslora"),
     ("--seed", "run.seed"),
     ("--logging-steps", "run.log_every_steps"),
     ("--save-steps", "checkpoint.every_steps"),

@@ -160,7 +160,17 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.bleu_tokenizer", OneOf(&["auto", "13a", "zh", "char", "none"]), &[], "\"auto\"", "sacreBLEU's tokenizer; auto: by the language of the references"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),
 
-    key("optimizer.name", OneOf(&["adafactor", "adamw"]), &[], "\"adafactor\"", "optimizer, with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
+    key("lora.rank", Integer(1, 1 << 16), NONE, "\"none\"", "rank of a LoRA adapter beside the frozen weights of model.init_from; none: train the weights themselves"),
+    key("lora.alpha", Number(1e-6, 1e9), AUTO, "\"auto\"", "the adapter is scaled by alpha / rank; auto: twice the rank"),
+    key("lora.dropout", Number(0.0, 0.99), &[], "0.0", "dropout of the adapter's input"),
+    key("lora.targets", Parts, &[], "[\"all-linear\"]", "layers with an adapter: q, k, v, o, wi, wi_0, wi_1, wo or longer names; all-linear: all of these"),
+    key("lora.rslora", Switch, &[], "false", "scale by alpha / sqrt(rank) instead of alpha / rank"),
+    key("lora.dora", Switch, &[], "false", "DoRA: train the magnitude of each output beside its direction"),
+    key("lora.init", OneOf(&["kaiming-uniform", "gaussian"]), &[], "\"kaiming-uniform\"", "how A starts, as PEFT names it; B starts at zero"),
+    key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
+    key("lora.init_from", Text, NONE, "\"none\"", "adapter to go on from: a directory that PEFT or an earlier run wrote"),
+
+    key("optimizer.name", OneOf(&["adafactor", "adamw"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate; auto: 1e-3, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "scale the learning rate by each parameter's root mean square"),

@@ -18,6 +18,7 @@ mod evaluating;
 pub mod familiar_names;
 pub mod generation;
 pub mod keys;
+pub mod lora;
 mod memory;
 pub mod paths;
 mod precedence;
@@ -46,6 +47,8 @@ pub struct Config {
     pub data: Data,
     /// `train.*`
     pub train: Train,
+    /// `lora.*`, where an adapter is trained.
+    pub lora: Option<lora::Adapter>,
     /// `optimizer.*`
     pub optimizer: Optimizer,
     /// `schedule.*`
@@ -235,7 +238,8 @@ impl Config {
         };
         let data = Data::of(&values);
         let train = train(&values, &run, &data)?;
-        let optimizer = optimizer(&values)?;
+        let lora = lora::Adapter::of(&values)?;
+        let optimizer = optimizer(&values, lora.is_some())?;
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
@@ -252,7 +256,8 @@ impl Config {
         };
         let generation = Generation::of(&values);
         let memory = Memory::of(&values);
-        let config = Self { run, model, data, train, optimizer, schedule, generation, checkpoint, memory, values };
+        let config =
+            Self { run, model, data, train, lora, optimizer, schedule, generation, checkpoint, memory, values };
         config.check_across_keys()?;
         Ok(config)
     }
@@ -375,12 +380,15 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
     })
 }
 
-fn optimizer(values: &Values) -> Outcome<Optimizer> {
+fn optimizer(values: &Values, trains_an_adapter: bool) -> Outcome<Optimizer> {
     let typed_rate = values.number("optimizer.learning_rate");
     let relative_step = values.switch("optimizer.relative_step");
     let warmup_init = values.switch("optimizer.warmup_init");
-    let is_adamw = values.text("optimizer.name").as_deref() == Some("adamw");
     let adafactors = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
+    let is_adamw = match values.text("optimizer.name").as_deref() {
+        None => trains_an_adapter && !adafactors.into_iter().any(|key| values.switch(key)),
+        Some(name) => name == "adamw",
+    };
     if let Some(key) = adafactors.into_iter().find(|key| is_adamw && values.switch(key)) {
         return Err(Failure::usage(format!(
             "`{key}` ({}) is Adafactor's, and `optimizer.name` ({}) is \"adamw\"",

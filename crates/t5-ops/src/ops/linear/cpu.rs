@@ -24,6 +24,22 @@ pub(super) fn linear(x: &Tensor, w: Weight) -> Result<Tensor> {
     })
 }
 
+pub(super) fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
+    let (rows, k) = rows_and_width("linear_add", "x", x)?;
+    let n = w.dim(0)?;
+    let (x, w, sum) = (x.contiguous()?, w.contiguous()?, sum.contiguous()?);
+    let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
+    let a = Matrix::new(x_view.operand()?, rows, k);
+    let b = Matrix::new(w_view.operand()?, n, k).t();
+    with_element!(x.dtype(), T, {
+        update::<T, _>("linear_add", &sum, &[&x, &w], |y| {
+            multiply_as_a(MatrixMut::new(y, rows, n), a, b, true, Threads::All);
+            Ok(())
+        })?;
+    });
+    Ok(sum)
+}
+
 /// A product of `rows` rows with a weight, (R, K) times (K, N).
 pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), operands: DType) -> Needs {
     let kept = Kept { weights: product_bytes(k, n, operands) as u64, ..Kept::default() };

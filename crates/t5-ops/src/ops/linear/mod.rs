@@ -36,6 +36,39 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     }
 }
 
+/// `sum + x Wᵀ`, in the memory of `sum`, which has the dtype of `x`: no other handle to it may be read afterwards.
+pub fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
+    let _span = tracing::debug_span!("linear_add", flops = 2 * x.elem_count() * w.dim(0)?).entered();
+    let (_, k) = rows_and_width("linear_add", "x", x)?;
+    let (n, _) = w.dims2()?;
+    check_shape("linear_add", "weight", w, &[n, k])?;
+    check_sum("linear_add", &sum, x, n)?;
+    match Path::of(&[x, w]) {
+        Path::Cpu => cpu::linear_add(x, w, sum),
+        Path::Reference => reference::linear_add(x, w, &sum),
+    }
+}
+
+/// What [`linear_add`] needs for `rows` rows and a weight (N, K): the dtypes of x and w.
+pub fn linear_add_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
+    match path {
+        Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
+        Path::Reference => reference::product_needs(rows, (k, n), dtypes, true),
+    }
+}
+
+/// An error unless `sum` has the shape of `x` with another width, and its dtype.
+fn check_sum(op: &str, sum: &Tensor, x: &Tensor, width: usize) -> Result<()> {
+    let mut expected = x.dims().to_vec();
+    expected.pop();
+    expected.push(width);
+    check_shape(op, "sum", sum, &expected)?;
+    if sum.dtype() != x.dtype() {
+        bail!("{op}: sum: expected {:?}, got {:?}", x.dtype(), sum.dtype())
+    }
+    Ok(())
+}
+
 /// The gradient with respect to the input: `dy W`, plus `accumulate` if given.
 ///
 /// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
@@ -47,13 +80,7 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
     let (_, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     check_weight("linear_backward_input", (n, k), (height, k))?;
     if let Some(accumulate) = &accumulate {
-        let mut expected = dy.dims().to_vec();
-        expected.pop();
-        expected.push(k);
-        check_shape("linear_backward_input", "accumulate", accumulate, &expected)?;
-        if accumulate.dtype() != dy.dtype() {
-            bail!("linear_backward_input: accumulate: expected {:?}, got {:?}", dy.dtype(), accumulate.dtype())
-        }
+        check_sum("linear_backward_input", accumulate, dy, k)?;
     }
     match w.path_beside(dy) {
         Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),

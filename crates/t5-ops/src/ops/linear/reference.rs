@@ -18,6 +18,12 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     y.to_dtype(x.dtype())?.reshape(shape)
 }
 
+/// See [`crate::linear_add`].
+pub fn linear_add(x: &Tensor, w: &Tensor, sum: &Tensor) -> Result<Tensor> {
+    let dtype = matmul_dtype(x);
+    (linear(&x.to_dtype(dtype)?, w)? + sum.to_dtype(dtype)?)?.to_dtype(x.dtype())
+}
+
 /// A product (R, K) times (K, N) on the CPU, to which something may be added: operands and product in the wide dtype. A
 /// card that multiplies narrow operands holds less.
 pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType; 2], accumulates: bool) -> Needs {

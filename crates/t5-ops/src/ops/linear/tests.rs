@@ -36,6 +36,8 @@ fn kernels_agree_with_the_reference() {
                 assert_close(&format!("{what} {name}"), got, expected, tolerance(dtype));
             };
             close("y", &linear(&x, &w).unwrap(), &reference::linear(&x, &w).unwrap());
+            let expected = reference::linear_add(&x, &w, &dy).unwrap();
+            close("y +=", &linear_add(&x, &w, dy.copy().unwrap()).unwrap(), &expected);
             let expected = reference::linear_backward_input(&dy, &w, None).unwrap();
             close("dx", &linear_backward_input(&dy, &w, None).unwrap(), &expected);
             let expected = reference::linear_backward_input(&dy, &w, Some(sum.clone())).unwrap();
@@ -91,6 +93,7 @@ fn shapes_that_do_not_fit_are_errors() {
     let message = linear(&x, &w).unwrap_err().to_string();
     assert!(message.contains("expected shape [4, 3], got [4, 5]"), "{message}");
     assert!(linear_backward_input(&x, &w, None).is_err());
+    assert!(linear_add(&x, &numbers.tensor(&[4, 3], DType::F32), x.clone()).is_err(), "a sum of another width");
     assert!(linear_backward_weight(&x, &x, &w, true).is_err());
     let square = numbers.tensor(&[3, 3], DType::F32);
     assert!(linear_backward_weight(&square, &square, &square, true).is_err(), "an accumulator that is an operand");

@@ -7,7 +7,7 @@ use candle_core::DType;
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
-use crate::context::StepContext;
+use crate::context::{Noise, StepContext};
 use crate::error::Result;
 use crate::layers::attention::SourceGradient;
 use crate::micro_batch::MicroBatch;
@@ -123,6 +123,7 @@ impl Rehearsal {
             seed: 0,
             step: 0,
             dropout,
+            adapter_dropout: config.lora.as_ref().map_or(0.0, |lora| lora.dropout),
             activations: precisions.activations,
             recompute_blocks: 0,
             loss_chunk_rows: 1,
@@ -226,7 +227,7 @@ impl Rehearsal {
                 ledger.begin();
                 let live = ledger.live();
                 let ids = batches[0].ids(decoder);
-                let noise = crate::context::Noise { seed: 0, step: 0, dropout: cx.dropout, samples: &[] };
+                let noise = Noise { seed: 0, step: 0, dropout: cx.dropout, adapter_dropout: 0.0, samples: &[] };
                 let stack = self.network.stack(decoder);
                 stack.embed_backward(ids, &self.network.shared, dx, &noise, &mut gradients)?;
                 let cost = self.counted_since(live, 0);
@@ -333,17 +334,20 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
     }
 }
 
-/// For each block of a stack, the first of which the same parameters are trained.
+/// For each block of a stack, the first that has the same parameters and of which the same are trained.
 fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool) -> Vec<usize> {
     // Backward of block 0 ends with the table of positions.
-    let mut masks: Vec<Vec<bool>> = (0..blocks).map(|block| vec![block == 0]).collect();
+    let mut masks: Vec<Vec<(bool, &str, &[usize])>> =
+        (0..blocks).map(|block| vec![(block == 0, "", &[][..])]).collect();
     for (spec, trains) in specs.iter().zip(trains) {
         let block = match spec.part {
             crate::Part::Encoder { block } if !decoder => block,
             crate::Part::Decoder { block } if decoder => block,
             _ => continue,
         };
-        masks[block].push(*trains);
+        // Adapters may be in some blocks only, and of other ranks.
+        let name = spec.name.splitn(4, '.').last().unwrap_or_default();
+        masks[block].push((*trains, name, &spec.shape));
     }
     let first = |block: usize| (0..block).find(|&other| masks[other] == masks[block]).unwrap_or(block);
     (0..blocks).map(first).collect()

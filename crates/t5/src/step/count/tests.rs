@@ -8,7 +8,7 @@ use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::run::{Interrupts, Observer, Offload, Step};
-use crate::{Error, Family, StepContext, T5};
+use crate::{Error, Family, Lora, StepContext, T5, Targets};
 
 type Trains<'a> = &'a dyn Fn(Part) -> bool;
 
@@ -86,7 +86,8 @@ fn rehearse(
         .into_iter()
         .map(|spec| {
             let dtype = spec.dtype(precisions.parameters);
-            let is_in_file = levers.has_weights_on_disk() && spec.bytes(dtype) >= heap::LARGE_BYTES as u64;
+            let is_in_file =
+                levers.has_weights_on_disk() && spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && !spec.is_of_adapter();
             let tensor = match is_in_file {
                 true => ledger.in_file(&spec.shape, dtype),
                 false => ledger.beside(&spec.shape, dtype),
@@ -109,6 +110,7 @@ fn rehearse(
         seed: 0,
         step: 0,
         dropout,
+        adapter_dropout: config.lora.as_ref().map_or(0.0, |lora| lora.dropout),
         activations: precisions.activations,
         recompute_blocks: levers.recompute_blocks,
         loss_chunk_rows: levers.loss_chunk_rows,
@@ -134,7 +136,11 @@ fn rehearse(
 fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
     let shapes = [(1, 6, 4), (3, 7, 5), (4, 3, 9), (5, 8, 8)];
     let tables_everywhere = Config { family: Family::Umt5, ..gated_untied() };
-    for config in [relu(), gated_untied(), tables_everywhere] {
+    let adapters = [(0.0, false), (0.1, true)].map(|(dropout, dora)| {
+        let targets = Targets::Names(["q", "v", "wo"].map(str::to_owned).into());
+        Config { lora: Some(Lora { rank: 3, dropout, dora, targets, ..Lora::default() }), ..relu() }
+    });
+    for config in [relu(), gated_untied(), tables_everywhere].into_iter().chain(adapters) {
         for (activations, dropout) in [(DType::F32, 0.1), (DType::BF16, 0.1), (DType::F32, 0.0)] {
             let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
             for trains in TRAINED {
@@ -261,6 +267,7 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
         seed: 1,
         step: 1,
         dropout: 0.1,
+        adapter_dropout: 0.0,
         activations,
         recompute_blocks,
         loss_chunk_rows: 8,

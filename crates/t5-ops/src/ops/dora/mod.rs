@@ -1,0 +1,59 @@
+//! What weight-decomposed adapters (DoRA, Liu et al. 2024) need beside the linear map: the lengths of the rows of an adapted
+//! weight, factors on columns, and the gradient of magnitudes.
+//!
+//! Shapes: weight (N, K), a (r, K), b (N, r), x and y (.., N), vectors (N).
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor, bail};
+
+use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+use crate::needs::Needs;
+
+/// The lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or F64 of F64.
+pub fn adapted_lengths(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+    let (n, k) = weight.dims2()?;
+    let (rank, _) = a.dims2()?;
+    check_shape("adapted_lengths", "a", a, &[rank, k])?;
+    check_shape("adapted_lengths", "b", b, &[n, rank])?;
+    match Path::of(&[weight, a, b]) {
+        Path::Cpu => cpu::adapted_lengths(weight, a, b, scale),
+        Path::Reference => reference::adapted_lengths(weight, a, b, scale),
+    }
+}
+
+/// What [`adapted_lengths`] needs for a weight (N, K) and this rank.
+pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
+    match path {
+        // The products of A with W and with itself.
+        Path::Cpu => Needs::bytes((rank * (n + rank) * size_of::<f32>()) as u64).with_products(1, (rank, k, n)),
+        Path::Reference => Needs::bytes((3 * n * k * size_of::<f64>()) as u64).with_products(1, (n, rank, k)),
+    }
+}
+
+/// `y` with column `j` multiplied by `factors[j]`, in its memory: no other handle to it may be read afterwards.
+pub fn scale_columns(y: Tensor, factors: &Tensor) -> Result<Tensor> {
+    let (_, width) = rows_and_width("scale_columns", "y", &y)?;
+    check_shape("scale_columns", "factors", factors, &[width])?;
+    match Path::of(&[&y, factors]).provided(y.is_contiguous()) {
+        Path::Cpu => cpu::scale_columns(y, factors),
+        Path::Reference => reference::scale_columns(&y, factors),
+    }
+}
+
+/// Adds to `dmagnitude` the sums over rows of `dy z / lengths`. All sums are in F32 or wider.
+pub fn magnitude_backward(dy: &Tensor, z: &Tensor, lengths: &Tensor, dmagnitude: &Tensor) -> Result<()> {
+    let (_, width) = rows_and_width("magnitude_backward", "dy", dy)?;
+    if dy.dims() != z.dims() || dy.dtype() != z.dtype() {
+        bail!("magnitude_backward: expected dy and z of one shape, got {:?} and {:?}", dy.dims(), z.dims())
+    }
+    check_shape("magnitude_backward", "lengths", lengths, &[width])?;
+    check_accumulator("magnitude_backward", "dmagnitude", dmagnitude, &[width])?;
+    match Path::of(&[dy, z, lengths, dmagnitude]) {
+        Path::Cpu => cpu::magnitude_backward(dy, z, lengths, dmagnitude),
+        Path::Reference => reference::magnitude_backward(dy, z, lengths, dmagnitude),
+    }
+}
