@@ -232,13 +232,18 @@ impl<'a> StepCounter<'a> {
         let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
         let passes = &self.of_model.passes;
         let weights = if layers.weights_on_disk { passes.weights_on_disk().written(passes.trained()) } else { 0 };
-        Written { once: passes.written(self.batch(), &levers), weights }
+        let read = if layers.weights_on_disk { passes.weights_on_disk().frozen(passes.trained()) } else { 0 };
+        Written { once: passes.written(self.batch(), &levers), weights, read: 2 * read }
     }
 
-    /// Bytes of the parameters in memory in other phases.
-    pub fn resident(&self, levers: &Levers) -> Resident {
+    /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
+    pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>) -> Resident {
         if levers.has_weights_on_disk() {
             let weights = self.of_model.passes.weights_on_disk();
+            if let Some(base) = base {
+                // What is saved is the adapter.
+                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base) };
+            }
             return Resident { loading: weights.loading(), saving: weights.saving(), at_a_time: weights.at_a_time() };
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }

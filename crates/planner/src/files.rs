@@ -15,17 +15,19 @@ pub struct Written {
     pub once: u64,
     /// Weights: read in forward, in backward and to be changed, and written.
     pub weights: u64,
+    /// Frozen weights, which are only read: in forward and in backward.
+    pub read: u64,
 }
 
 impl Written {
-    /// Of all kinds.
+    /// Of all kinds that are written.
     pub fn total(self) -> u64 {
         self.once + self.weights
     }
 }
 
 /// The percentage of free memory that files may fill before Linux makes those who write them wait: `vm.dirty_ratio` as it comes.
-const UNWRITTEN_PERCENT: u64 = 20;
+pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {

@@ -13,12 +13,8 @@ use crate::job::Inference;
 use crate::lever::{Pins, Space, Value};
 use crate::levers::{LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_OFFLOAD};
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
+use crate::prices::{READ, READ_FROM_DISK};
 use crate::{Job, StepChoice};
-
-/// The time of reading a byte of a mapped file, over that of writing it to a file and reading it back: where the system has
-/// it in memory, and where it comes from the disk.
-const READ: f64 = 0.1;
-const READ_FROM_DISK: f64 = 1.0;
 
 /// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading: Bytes) -> Result<Vec<StepChoice>> {

@@ -55,6 +55,8 @@ pub struct Training<'a> {
     pub evaluation: Option<Evaluation<'a>>,
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
+    /// The files of a base that is frozen beside an adapter and can be read where it is stored.
+    pub base: Option<StoredWeights>,
 }
 
 /// The evaluation of a run.

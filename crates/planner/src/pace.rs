@@ -96,8 +96,13 @@ mod tests {
     fn of(lengths: &[(usize, usize)], file: bool) -> Pace {
         let model = t5::Config::preset("t5-small").unwrap();
         let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
-        let training =
-            Training { options: &options, disk_writes: 1 << 40, evaluation: None, wanted: Wanted::Undominated(None) };
+        let training = Training {
+            options: &options,
+            disk_writes: 1 << 40,
+            evaluation: None,
+            wanted: Wanted::Undominated(None),
+            base: None,
+        };
         let order = if file { "layer-major" } else { "micro-batch-major" };
         let pins =
             Pins::default().with("micro_batch_samples", Value::Count(2)).with("accumulation", Value::Word(order));

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use t5::Levers;
 
 use crate::counted::{Arithmetic, BlockArithmetic};
-use crate::files::Written;
+use crate::files::{UNWRITTEN_PERCENT, Written};
 
 /// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
 const ENOUGH_TOKENS: f64 = 4096.0;
@@ -107,14 +107,22 @@ impl Prices {
     }
 }
 
+/// The time of reading a byte of a mapped file, over that of writing it to a file and reading it back: where the system has
+/// it in memory, and where it comes from the disk.
+pub const READ: f64 = 0.1;
+pub const READ_FROM_DISK: f64 = 1.0;
+
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 pub fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights } = written;
+    let Written { once, weights, read } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
-    once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk
+    // The system drops what is only read before anything else, and keeps it in all memory that is free.
+    let is_kept = read / 2 <= memory.0.saturating_mul(100 / UNWRITTEN_PERCENT);
+    let reading = (if is_kept { READ } else { READ_FROM_DISK }) * read as f64;
+    once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk + reading
 }
 
 /// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
@@ -227,7 +235,7 @@ mod tests {
     #[test]
     fn a_file_that_memory_does_not_hold_costs_as_much_as_the_disk() {
         let priced = |once: u64, weights: u64| {
-            let written = Written { once: once << 30, weights: weights << 30 };
+            let written = Written { once: once << 30, weights: weights << 30, read: 0 };
             priced_bytes(&Prices::vectors(), written, Bytes::gib(2)) / (1u64 << 30) as f64
         };
         assert_eq!((priced(2, 0), priced(3, 0)), (2.0, 5.0));

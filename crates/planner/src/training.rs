@@ -114,7 +114,7 @@ impl<'a> Offer<'a> {
     fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
         let place = self.job.place;
         let tensors = self.counter.training(levers);
-        let resident = self.counter.resident(levers);
+        let resident = self.counter.resident(levers, self.training.base.as_ref());
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let gradients = if levers.layer_major.is_some() { 0 } else { self.counter.gradient_bytes() };
         let mut rows = Vec::with_capacity(tensors.len() + 3);
@@ -154,7 +154,8 @@ impl<'a> Offer<'a> {
         let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
         let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
         if *row == PARAMETERS {
-            format!("{}, in a file; one block at a time in memory", self.parameters_note)
+            let file = if self.training.base.is_some() { "in the model's own files" } else { "in a file" };
+            format!("{}, {file}; one block at a time in memory", self.parameters_note)
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {
@@ -254,7 +255,8 @@ mod tests {
     ) -> T {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions { total_steps: allowance.0, ..TrainerOptions::default() };
-        let training = Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All };
+        let training =
+            Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All, base: None };
         let job = Job {
             model: &model,
             work: Work::Training(training.clone()),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// The head's name, which `all-linear` leaves out as PEFT does.
+/// The head's name. It is in no block, and `all-linear` leaves it out as PEFT does.
 const HEAD: &str = "lm_head";
 
 /// A LoRA adapter. Field names are those of PEFT's `adapter_config.json`, apart from `alpha`, `dropout`, `rslora`, `dora`
@@ -91,7 +91,7 @@ impl Lora {
     /// The adapter of the linear layer of this name, such as `encoder.block.0.layer.0.SelfAttention.q`, if it has one.
     pub fn of(&self, linear: &str) -> Option<LinearLora> {
         let is_target = match &self.targets {
-            Targets::AllLinear => linear != HEAD,
+            Targets::AllLinear => linear.contains(".block."),
             Targets::Names(names) => names.iter().any(|name| is_named(linear, name)),
         };
         if !is_target || self.saves(linear) {

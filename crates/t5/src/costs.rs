@@ -13,6 +13,7 @@ use std::ops::Range;
 use candle_core::DType;
 use heap::LARGE_BYTES;
 
+use crate::adapter::Lora;
 use crate::config::Config;
 use crate::hf::StoredWeights;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
@@ -129,6 +130,7 @@ pub fn save() -> Vec<CostRow> {
 pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
+    lora: Option<Lora>,
     /// Parts that have any there.
     parts: Vec<Part>,
     /// Of each part, by its index: bytes in the file, and of the largest parameter.
@@ -145,7 +147,8 @@ impl WeightsOnDisk {
         let specs = ParameterSpec::all(config);
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
         let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
-        let mut weights = WeightsOnDisk { specs, dtype, parts, in_file, always: 0, copying: 0, comparing: 0 };
+        let lora = config.lora.clone();
+        let mut weights = WeightsOnDisk { specs, dtype, lora, parts, in_file, always: 0, copying: 0, comparing: 0 };
         for spec in &weights.specs {
             let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
@@ -169,8 +172,9 @@ impl WeightsOnDisk {
     }
 
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
-        // An adapter is in memory wherever its base is.
-        spec.bytes(self.dtype) >= LARGE_BYTES as u64 && !spec.is_of_adapter()
+        // What trains beside a frozen base is in memory wherever the base is.
+        let trains = self.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
+        spec.bytes(self.dtype) >= LARGE_BYTES as u64 && !trains
     }
 
     /// What stays in memory: parameters that have no pages of their own.
@@ -214,6 +218,11 @@ impl WeightsOnDisk {
         // A table is read for the comparison, in pieces.
         let comparing = if stored.has_duplicates { self.comparing + 3 * PIECE_BYTES as u64 } else { 0 };
         self.always + copying.max(comparing)
+    }
+
+    /// Bytes of what a step reads and does not change.
+    pub fn frozen(&self, trained: &Trained) -> u64 {
+        self.in_file.iter().map(|(bytes, _)| bytes).sum::<u64>() - self.written(trained)
     }
 
     /// Bytes of what a step changes.

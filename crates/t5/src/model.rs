@@ -1,7 +1,8 @@
 //! The whole model: its parameters, and the passes over a micro-batch.
 
+use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
@@ -34,6 +35,8 @@ pub struct T5 {
     pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
     file: Option<WeightFile>,
+    /// The directory that the base was loaded from.
+    directory: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for T5 {
@@ -95,7 +98,7 @@ impl T5 {
 
     fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place) -> Result<T5> {
         let (config, parameters, file) = hf::load(directory, dtype, device, place)?;
-        let model = T5::assemble(config, parameters, file)?;
+        let model = T5 { directory: Some(directory.into()), ..T5::assemble(config, parameters, file)? };
         // Duplicates in the files were compared with it.
         t5_ops::page_out(&model.network.shared.tensor);
         Ok(model)
@@ -109,7 +112,7 @@ impl T5 {
     /// [`Error::Config`] for an adapter that this model cannot have.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
         lora.validate(&self.config)?;
-        let T5 { config, parameters, network, file } = self;
+        let T5 { config, parameters, network, file, directory } = self;
         let (dtype, device) = (network.shared.tensor.dtype(), network.shared.tensor.device().clone());
         drop(network);
         let config = Config { lora: Some(lora), ..config };
@@ -117,7 +120,9 @@ impl T5 {
         let mut parameters: Vec<Parameter> = Vec::new();
         for spec in ParameterSpec::all(&config) {
             let tensor = if !spec.is_of_adapter() {
-                base.next().expect("an adapter adds parameters and takes none").tensor
+                let tensor = base.next().expect("an adapter adds parameters and takes none").tensor;
+                let is_trained = config.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
+                if is_trained && file.is_some() { tensor.copy()? } else { tensor }
             } else if spec.name.ends_with(MAGNITUDE) {
                 // W, A and B come before it.
                 let [.., weight, a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
@@ -127,10 +132,11 @@ impl T5 {
             };
             parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
         }
-        T5::assemble(config, parameters, file)
+        Ok(T5 { directory, ..T5::assemble(config, parameters, file)? })
     }
 
-    /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already.
+    /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already. What is trained beside an
+    /// adapter's base stays in memory, and the base, which nobody changes, is read where it is stored.
     ///
     /// # Errors
     /// Where there is no room on the disk, and the model is as it was. A failed copy, or a file that cannot be written: then it
@@ -139,8 +145,17 @@ impl T5 {
         if files.is_some() == self.file.is_some() {
             return Ok(());
         }
-        let dtype = self.network.shared.tensor.dtype();
-        let file = files.map(|files| WeightFile::create(files, &self.config, dtype)).transpose()?;
+        let (dtype, directory) = (self.network.shared.tensor.dtype(), self.directory.take());
+        let (stored, file) = match (files, &directory, &self.config.lora) {
+            (Some(files), Some(directory), Some(_)) => {
+                let (_, parameters, file) = hf::load(directory, dtype, self.device(), Place::Stored(files))?;
+                (parameters, file)
+            }
+            (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
+            (None, ..) => (Vec::new(), None),
+        };
+        let mut stored: HashMap<String, Tensor> =
+            stored.into_iter().map(|stored| (stored.name, stored.tensor)).collect();
         // Whoever else holds a weight would keep it where it was.
         let nothing = Tensor::zeros(1, DType::F32, self.device())?;
         let Network { shared, encoder, decoder, head, .. } = &mut self.network;
@@ -152,14 +167,17 @@ impl T5 {
         }
         head.adapter = None;
         let mut parameters = std::mem::take(&mut self.parameters);
-        for parameter in parameters.iter_mut().filter(|parameter| !is_of_adapter(&parameter.name)) {
+        let lora = self.config.lora.as_ref();
+        for parameter in parameters.iter_mut().filter(|parameter| lora.is_none_or(|lora| !lora.trains(&parameter.name)))
+        {
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
-            parameter.tensor = match &file {
-                Some(file) => WeightFile::place(Some(file), tensor)?,
-                None => tensor.copy()?,
+            parameter.tensor = match (stored.remove(&parameter.name), &file) {
+                (Some(stored), _) => stored,
+                (None, Some(file)) => WeightFile::place(Some(file), tensor)?,
+                (None, None) => tensor.copy()?,
             };
         }
-        *self = T5::assemble(self.config.clone(), parameters, file)?;
+        *self = T5 { directory, ..T5::assemble(self.config.clone(), parameters, file)? };
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -190,7 +208,7 @@ impl T5 {
 
     fn assemble(config: Config, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
         let network = Network::new(&config, &parameters)?;
-        Ok(T5 { config, parameters, network, file })
+        Ok(T5 { config, parameters, network, file, directory: None })
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie.

@@ -43,6 +43,7 @@ impl<'a> RunJob<'a> {
                 disk_writes: config.memory.disk_writes,
                 evaluation: data.has_validation().then_some(evaluation),
                 wanted: self.wanted,
+                base: self.data.and_then(|(opened, _)| opened.stored),
             }),
             samples: config.train.batch_size,
             longest: (data.max_source_tokens, data.max_target_tokens),

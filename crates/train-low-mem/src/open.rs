@@ -24,6 +24,8 @@ pub struct Opened {
     pub model: t5::Config,
     /// The directory of `model.init_from`.
     pub init_from: Option<PathBuf>,
+    /// The weights there, which stay there: an adapter is trained beside them.
+    pub stored: Option<t5::StoredWeights>,
     /// Training rows.
     pub train: Arc<Dataset>,
     /// Validation rows, where there are any.
@@ -60,6 +62,10 @@ impl Opened {
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
+        let stored = match (&init_from, &model.lora) {
+            (Some(directory), Some(_)) if device.is_cpu() => Some(t5::StoredWeights::of(directory, &model)?),
+            _ => None,
+        };
         let turned = rows(config)?;
         let columns = objective(config).columns();
         let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
@@ -79,7 +85,7 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, init_from, train, validation, kept_page_map, turned })
+        Ok(Self { device, tokenizer, model, init_from, stored, train, validation, kept_page_map, turned })
     }
 }
 

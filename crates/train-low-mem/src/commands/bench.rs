@@ -118,7 +118,13 @@ fn plan(
     prices: Prices,
 ) -> Outcome<(Plan, Pace)> {
     let pins = flags.levers.pins(flags.memory_budget.is_none());
-    let training = Training { options, disk_writes: MOST_WRITTEN, evaluation: None, wanted: Wanted::Undominated(None) };
+    let training = Training {
+        options,
+        disk_writes: MOST_WRITTEN,
+        evaluation: None,
+        wanted: Wanted::Undominated(None),
+        base: None,
+    };
     let job = Job {
         model,
         work: Work::Training(training),
