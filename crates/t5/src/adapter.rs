@@ -146,6 +146,13 @@ impl Lora {
                 }
             }
         }
+        if self.of(HEAD).is_some() {
+            return bad(
+                "targets",
+                "linear layers of the blocks: the head can be trained whole (`modules_to_save`)",
+                HEAD.into(),
+            );
+        }
         let is_untied_head = |name: &str| name == HEAD && !config.tie_word_embeddings;
         for module in &self.modules_to_save {
             let is_known = is_untied_head(module) || names.clone().any(|name| name != HEAD && is_named(name, module));
