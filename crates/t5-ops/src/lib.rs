@@ -84,6 +84,7 @@ pub use ops::linear::{
     linear, linear_add, linear_add_needs, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
     linear_backward_weight_needs, linear_needs,
 };
+pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::zero;
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
@@ -112,6 +113,7 @@ pub mod reference {
     pub use crate::ops::dropout::reference::*;
     pub use crate::ops::embedding::reference::*;
     pub use crate::ops::linear::reference::*;
+    pub use crate::ops::logit_cross_entropy::reference::*;
     pub use crate::ops::norm::reference::*;
     pub use crate::ops::reduce::reference::*;
     pub use crate::ops::relative_bias::reference::*;

@@ -146,25 +146,28 @@ impl Lora {
                 }
             }
         }
-        if self.of(HEAD).is_some() {
-            return bad(
-                "targets",
-                "linear layers of the blocks: the head can be trained whole (`modules_to_save`)",
-                HEAD.into(),
-            );
-        }
-        let is_untied_head = |name: &str| name == HEAD && !config.tie_word_embeddings;
-        for module in &self.modules_to_save {
-            let is_known = is_untied_head(module) || names.clone().any(|name| name != HEAD && is_named(name, module));
-            if !is_known {
-                let expected = "names of linear layers of this model (`lm_head` only where it is not tied)";
-                return bad("modules_to_save", expected, module.clone());
-            }
+        if let Some(module) =
+            self.modules_to_save.iter().find(|module| !names.clone().any(|name| is_named(name, module)))
+        {
+            return bad("modules_to_save", "names of linear layers of this model", module.clone());
         }
         if names.filter_map(|name| self.of(name)).count() == 0 && self.modules_to_save.is_empty() {
             return bad("targets", "at least one linear layer", "none".into());
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// The model with this adapter. A head that is tied to the embedding and saved with the adapter is a table of its own from then on,
+    /// scaled as before, as it is in PEFT.
+    ///
+    /// # Errors
+    /// Those of [`Lora::validate`].
+    pub fn with_adapter(&self, lora: Lora) -> Result<Config> {
+        lora.validate(self)?;
+        let tie_word_embeddings = self.tie_word_embeddings && !lora.saves(HEAD);
+        Ok(Config { tie_word_embeddings, lora: Some(lora), ..self.clone() })
     }
 }
 
@@ -246,7 +249,8 @@ mod tests {
         assert_eq!(validate(Lora::default()), Ok(()));
         let error = validate(Lora { targets: names(&["query"]), ..Lora::default() }).unwrap_err();
         assert!(error.contains("query"), "{error}");
-        assert!(validate(Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() }).is_err());
+        assert_eq!(validate(Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() }), Ok(()));
+        assert!(validate(Lora { modules_to_save: vec!["head".into()], ..Lora::default() }).is_err());
         assert!(validate(Lora { rank: 0, ..Lora::default() }).is_err());
         assert!(validate(Lora { dropout: 1.0, ..Lora::default() }).is_err());
         assert!(validate(Lora { targets: names(&["wi_0"]), ..Lora::default() }).is_err(), "this model has no gate");

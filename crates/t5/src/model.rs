@@ -111,18 +111,24 @@ impl T5 {
     /// # Errors
     /// [`Error::Config`] for an adapter that this model cannot have.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
-        lora.validate(&self.config)?;
+        let adapted = self.config.with_adapter(lora)?;
         let T5 { config, parameters, network, file, directory } = self;
         let (dtype, device) = (network.shared.tensor.dtype(), network.shared.tensor.device().clone());
         drop(network);
-        let config = Config { lora: Some(lora), ..config };
+        // A head that is saved with the adapter starts as the table that it was tied to.
+        let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
+        let config = adapted;
         let mut base = parameters.into_iter().filter(|parameter| !is_of_adapter(&parameter.name));
         let mut parameters: Vec<Parameter> = Vec::new();
         for spec in ParameterSpec::all(&config) {
             let tensor = if !spec.is_of_adapter() {
-                let tensor = base.next().expect("an adapter adds parameters and takes none").tensor;
                 let is_trained = config.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
-                if is_trained && file.is_some() { tensor.copy()? } else { tensor }
+                match (base.next(), &head) {
+                    (Some(parameter), _) if is_trained && file.is_some() => parameter.tensor.copy()?,
+                    (Some(parameter), _) => parameter.tensor,
+                    (None, Some(head)) => head.copy()?,
+                    (None, None) => unreachable!("an adapter takes no parameter away"),
+                }
             } else if spec.name.ends_with(MAGNITUDE) {
                 // W, A and B come before it.
                 let [.., weight, a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };

@@ -48,18 +48,66 @@ impl<T: Ops> Network<T> {
 
     /// Loss sum, without gradients, of the decoder's output (B, T, D).
     pub fn loss(&self, z: &T, labels: &[u32], chunk_rows: usize) -> Result<f64> {
+        if self.head.adapter.is_some() {
+            let mut loss = 0.0;
+            for sample in 0..z.dims()[0] {
+                let logits = self.logits(&z.select(&[sample as u32])?)?;
+                loss += T::logit_cross_entropy(&logits, labels_of(labels, z, sample))?;
+            }
+            return Ok(loss);
+        }
         let settings = self.cross_entropy(1.0, chunk_rows);
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight.tensor, labels, &settings)
     }
 
-    /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time.
-    pub fn head_backward(&self, z: T, labels: &[u32], cx: &StepContext, grads: &mut Gradients<T>) -> Result<(f64, T)> {
-        let settings = self.cross_entropy(1.0 / cx.target_tokens.max(1) as f64, cx.loss_chunk_rows);
+    /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time, or those of a sample where
+    /// the head has an adapter.
+    pub fn head_backward(
+        &self,
+        z: T,
+        labels: &[u32],
+        cx: &StepContext,
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<(f64, T)> {
+        let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;
+        if self.head.adapter.is_some() {
+            return self.adapted_head_backward(&z, labels, gradient_scale, noise, grads);
+        }
+        let settings = self.cross_entropy(gradient_scale, cx.loss_chunk_rows);
         let dw = grads.accumulator_or_empty(&self.head.weight)?;
         let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.as_rows()?; // (B T, D)
         let (loss, drows) = T::linear_cross_entropy_backward(&rows, &self.head.weight.tensor, labels, &settings, dw)?;
         Ok((loss, drows.shaped(z.dims())?))
+    }
+
+    fn adapted_head_backward(
+        &self,
+        z: &T,
+        labels: &[u32],
+        gradient_scale: f64,
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<(f64, T)> {
+        let &[samples, length, width] = z.dims() else { unreachable!("an output has three dimensions") };
+        let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
+        let mut loss = 0.0;
+        for sample in 0..samples {
+            // Dropout goes by sample.
+            let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
+            let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
+            let logits = self.head.forward(&x, &noise)?;
+            let (of_sample, dlogits) =
+                T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale)?;
+            loss += of_sample;
+            self.head.backward_weight(&dlogits, &x, &noise, grads)?;
+            drop(x);
+            let dx = self.head.backward_input(&dlogits, None, &noise)?.scaled(self.logit_scale)?;
+            drop(dlogits);
+            dz.set_positions(&dx, sample * length)?;
+        }
+        Ok((loss, dz.shaped(z.dims())?))
     }
 
     fn cross_entropy(&self, gradient_scale: f64, chunk_rows: usize) -> t5_ops::CrossEntropy {
@@ -70,4 +118,10 @@ impl<T: Ops> Network<T> {
     pub fn logits(&self, z: &T) -> Result<T> {
         self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)
     }
+}
+
+/// The labels of a sample of (B, T, D). None where operations are counted.
+fn labels_of<'a, T: Ops>(labels: &'a [u32], z: &T, sample: usize) -> &'a [u32] {
+    let length = z.dims()[1];
+    labels.get(sample * length..(sample + 1) * length).unwrap_or_default()
 }

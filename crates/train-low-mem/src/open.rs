@@ -223,8 +223,7 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
         model.set_prefix(prefix);
     }
     if let Some(adapter) = &config.lora {
-        adapter.lora.validate(&model)?;
-        model.lora = Some(adapter.lora.clone());
+        model = model.with_adapter(adapter.lora.clone())?;
     }
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(Failure::unusable(format!(

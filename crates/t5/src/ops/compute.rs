@@ -209,6 +209,14 @@ impl Ops for Tensor {
         Ok(t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight)?)
     }
 
+    fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64> {
+        Ok(t5_ops::logit_cross_entropy(logits, labels)?)
+    }
+
+    fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)> {
+        Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale)?)
+    }
+
     fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self> {
         Ok(t5_ops::adapted_lengths(weight, a, b, scale)?)
     }

@@ -476,6 +476,16 @@ impl Ops for Counted {
         Ok((0.0, dx))
     }
 
+    fn logit_cross_entropy(logits: &Self, _: &[u32]) -> Result<f64> {
+        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
+        Ok(0.0)
+    }
+
+    fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64) -> Result<(f64, Self)> {
+        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
+        Ok((0.0, logits))
+    }
+
     fn adapted_lengths(weight: &Self, a: &Self, _: &Self, _: f64) -> Result<Self> {
         weight.used();
         let lengths = weight.ledger().tensor(&weight.dims[..1], weight.statistics());

@@ -156,6 +156,10 @@ pub trait Ops: Clone + Debug + Sized {
         dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)>;
 
+    /// The cross-entropy of logits (.., V) that exist whole.
+    fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64>;
+    /// The loss, and its gradient times the scale in the memory of the logits.
+    fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
     fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self>;
     /// `a / b` of two vectors.

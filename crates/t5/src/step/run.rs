@@ -367,7 +367,8 @@ impl<'a, T: Ops> Step<'a, T> {
 
     fn head(&mut self, i: usize, grads: &mut Gradients<T>) -> Result<()> {
         let Some(z) = self.slots[i].x.take() else { return Ok(()) };
-        let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, grads)?;
+        let noise = self.noise(i);
+        let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, &noise, grads)?;
         self.loss_sum += loss;
         self.slots[i].dz = Some(dz);
         Ok(())

@@ -1,0 +1,83 @@
+//! The same on the CPU, a row at a time.
+
+use candle_core::{Result, Tensor};
+
+use super::IGNORED_LABEL;
+use crate::dispatch::rows_and_width;
+use crate::parallel::{Shared, for_each_rows};
+use crate::storage::{Element, View, update, with_element};
+use crate::vector::{exp, sum, vectorized};
+
+pub(super) fn loss(logits: &Tensor, labels: &[u32]) -> Result<f64> {
+    let (rows, width) = rows_and_width("logit_cross_entropy", "logits", logits)?;
+    let logits = logits.contiguous()?;
+    let view = View::new(&logits)?;
+    let mut losses = vec![0f64; rows];
+    let shared = Shared::new(&mut losses);
+    with_element!(logits.dtype(), T, {
+        let logits = view.slice::<T>()?;
+        for_each_rows(rows, width, |rows| {
+            for row in rows.filter(|&row| labels[row] != IGNORED_LABEL) {
+                let logits = &logits[row * width..][..width];
+                let (largest, total) = statistics(logits);
+                // SAFETY: each row has its own element.
+                let loss = unsafe { shared.slice(row, 1) };
+                loss[0] = loss_of(logits[labels[row] as usize], largest, total);
+            }
+        });
+    });
+    Ok(losses.iter().sum())
+}
+
+pub(super) fn gradient(logits: Tensor, labels: &[u32], scale: f64) -> Result<(f64, Tensor)> {
+    let (rows, width) = rows_and_width("logit_cross_entropy", "logits", &logits)?;
+    let mut losses = vec![0f64; rows];
+    let shared = Shared::new(&mut losses);
+    with_element!(logits.dtype(), T, {
+        update::<T, _>("logit_cross_entropy_backward", &logits, &[], |data| {
+            let data = Shared::new(data);
+            for_each_rows(rows, width, |rows| {
+                for row in rows {
+                    // SAFETY: each row belongs to one part, and has its own element of the losses.
+                    let (logits, loss) = unsafe { (data.slice(row * width, width), shared.slice(row, 1)) };
+                    if labels[row] == IGNORED_LABEL {
+                        logits.fill(T::from_f32(0.0));
+                        continue;
+                    }
+                    let label = labels[row] as usize;
+                    let (largest, total) = statistics(logits);
+                    let of_label = logits[label];
+                    loss[0] = loss_of(of_label, largest, total);
+                    to_gradient(logits, largest, scale as f32 / total);
+                    let probability = exp(of_label.to_f32() - largest) / total;
+                    logits[label] = T::from_f32((probability - 1.0) * scale as f32);
+                }
+            });
+            Ok(())
+        })?;
+    });
+    Ok((losses.iter().sum(), logits))
+}
+
+fn loss_of<T: Element>(logit: T, largest: f32, total: f32) -> f64 {
+    f64::from(total).ln() + f64::from(largest) - f64::from(logit.to_f32())
+}
+
+vectorized! {
+    /// The largest logit, and the sum of the exponentials below it.
+    fn statistics<T: Element>(logits: &[T]) -> (f32, f32) {
+        let mut largest = f32::NEG_INFINITY;
+        for logit in logits {
+            let logit = logit.to_f32();
+            // NaN stays: then the loss is none.
+            largest = if logit > largest || logit.is_nan() { logit } else { largest };
+        }
+        (largest, sum(logits, |logit| exp(logit.to_f32() - largest)))
+    }
+
+    fn to_gradient<T: Element>(logits: &mut [T], largest: f32, scale: f32) {
+        for logit in logits {
+            *logit = T::from_f32(exp(logit.to_f32() - largest) * scale);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The cross-entropy of logits that exist whole, such as those of a head with an adapter.
+//!
+//! Shapes: logits (.., V); a label for each row.
+
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor, bail};
+
+use super::cross_entropy::IGNORED_LABEL;
+use crate::dispatch::{Path, rows_and_width};
+use crate::needs::{Needs, copies};
+
+/// The sum over rows of `log-sum-exp(logits) - logits[label]`; rows with [`crate::IGNORED_LABEL`] count for nothing.
+pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
+    check(logits, labels)?;
+    match Path::of(&[logits]) {
+        Path::Cpu => cpu::loss(logits, labels),
+        Path::Reference => reference::logit_cross_entropy(logits, labels),
+    }
+}
+
+/// The loss, and `gradient_scale` times its gradient in the memory of the logits: no other handle to them may be read afterwards.
+pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_scale: f64) -> Result<(f64, Tensor)> {
+    check(&logits, labels)?;
+    match Path::of(&[&logits]).provided(logits.is_contiguous()) {
+        Path::Cpu => cpu::gradient(logits, labels, gradient_scale),
+        Path::Reference => reference::logit_cross_entropy_backward(&logits, labels, gradient_scale),
+    }
+}
+
+/// What either needs for so many logits.
+pub fn logit_cross_entropy_needs(path: Path, elements: usize, dtype: candle_core::DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference => Needs::bytes(copies(4, elements, dtype)),
+    }
+}
+
+fn check(logits: &Tensor, labels: &[u32]) -> Result<()> {
+    let (rows, width) = rows_and_width("logit_cross_entropy", "logits", logits)?;
+    if rows != labels.len() {
+        bail!("logit_cross_entropy: expected a label for each of {rows} rows, got {}", labels.len())
+    }
+    match labels.iter().find(|&&label| label != IGNORED_LABEL && label as usize >= width) {
+        Some(label) => bail!("logit_cross_entropy: expected labels below {width}, got {label}"),
+        None => Ok(()),
+    }
+}
