@@ -45,14 +45,14 @@ impl Plain<'_> {
         let [a, b] = ["A", "B"].map(|matrix| self.var(&format!("{module}.lora_{matrix}.weight")));
         let is_head = module == "lm_head";
         let linears = ["q", "k", "v", "o", "wi_0", "wi_1", "wo"];
-        let place =
-            linears.iter().position(|linear| module.replace("wi", "wi_0").contains(&format!(".{linear}"))).unwrap();
+        let is_of = |linear: &&str| module.replace("wi", "wi_0").contains(&format!(".{linear}"));
+        let place = linears.iter().position(|linear| is_of(linear)).unwrap_or(0);
         let number = match place {
             0..4 => place as u32 + if module.contains("Enc") { 4 } else { 0 },
             place => place as u32 + 4,
         };
-        let block: u32 = module.split('.').nth(2).unwrap().parse().unwrap();
-        let site = (1 << 25) | (u32::from(module.starts_with("decoder")) << 24) | ((block + 1) << 4) | number;
+        let block = module.split('.').nth(2).map_or(0, |block| block.parse::<u32>().unwrap() + 1);
+        let site = (1 << 25) | (u32::from(is_head || module.starts_with("decoder")) << 24) | (block << 4) | number;
         let &StepContext { seed, step, adapter_dropout: probability, .. } = self.cx;
         let dropout = Dropout { probability: probability as f32, seed, step, site, samples: self.samples };
         let input = reference::dropout(x, (probability > 0.0).then_some(&dropout)).unwrap();
@@ -60,7 +60,8 @@ impl Plain<'_> {
         if !lora.dora {
             return (y + added).unwrap();
         }
-        let weight = self.var(&format!("{module}.weight"));
+        let is_tied_head = is_head && self.config.tie_word_embeddings;
+        let weight = if is_tied_head { self.var("shared.weight") } else { self.var(&format!("{module}.weight")) };
         let whole = (weight + (b.matmul(a).unwrap() * scale).unwrap()).unwrap();
         let lengths = whole.sqr().unwrap().sum(1).unwrap().sqrt().unwrap().detach();
         let gain = (self.var(&format!("{module}.lora_magnitude_vector")) / lengths).unwrap();
@@ -217,7 +218,11 @@ fn check_model(model: &T5, dropout: f64) {
     // A weight below an adapter is frozen, and with DoRA its gradient is not asked for.
     let is_below = |name: &str| {
         let lora = config.lora.as_ref().filter(|lora| lora.dora);
-        name.strip_suffix(".weight").is_some_and(|module| lora.is_some_and(|lora| lora.of(module).is_some()))
+        let module = match name.strip_suffix(".weight") {
+            Some("shared") if config.tie_word_embeddings => Some("lm_head"),
+            module => module,
+        };
+        module.is_some_and(|module| lora.is_some_and(|lora| lora.of(module).is_some()))
     };
     for (name, grad) in grads.into_iter().filter(|(name, _)| !is_below(name)) {
         let expected = by_autograd.get(vars[&name].as_tensor()).unwrap_or_else(|| panic!("no gradient of {name}"));
@@ -255,11 +260,14 @@ fn adapted(config: &Config, lora: Lora) -> T5 {
 #[test]
 fn the_explicit_backward_of_adapters_is_that_of_autograd() {
     let some = Targets::Names(["q", "v", "wo"].map(str::to_owned).into());
+    let head = Targets::Names(vec!["lm_head".into(), "k".into()]);
     for (dropout, dora, targets) in [
         (0.0, false, Targets::AllLinear),
         (0.3, false, some.clone()),
         (0.0, true, some),
         (0.2, true, Targets::AllLinear),
+        (0.0, false, head.clone()),
+        (0.3, true, head),
     ] {
         let lora = Lora { rank: 3, alpha: 5.0, dropout, dora, rslora: dora, targets, ..Lora::default() };
         check_model(&adapted(&config("relu", true), lora.clone()), 0.1);
