@@ -44,12 +44,15 @@ impl Plain<'_> {
     fn adapted(&self, x: &Tensor, y: Tensor, module: &str, lora: &Lora, scale: f64) -> Tensor {
         let [a, b] = ["A", "B"].map(|matrix| self.var(&format!("{module}.lora_{matrix}.weight")));
         let is_head = module == "lm_head";
-        let linears = ["q", "k", "v", "o", "wi_0", "wi_1", "wo"];
-        let is_of = |linear: &&str| module.replace("wi", "wi_0").contains(&format!(".{linear}"));
-        let place = linears.iter().position(|linear| is_of(linear)).unwrap_or(0);
-        let number = match place {
-            0..4 => place as u32 + if module.contains("Enc") { 4 } else { 0 },
-            place => place as u32 + 4,
+        let number = match module.rsplit('.').next().unwrap() {
+            "wi" | "wi_0" => 8,
+            "wi_1" => 9,
+            "wo" => 10,
+            "lm_head" => 0,
+            own => {
+                ["q", "k", "v", "o"].iter().position(|linear| *linear == own).unwrap() as u32
+                    + if module.contains("Enc") { 4 } else { 0 }
+            }
         };
         let block = module.split('.').nth(2).map_or(0, |block| block.parse::<u32>().unwrap() + 1);
         let site = (1 << 25) | (u32::from(is_head || module.starts_with("decoder")) << 24) | (block << 4) | number;
