@@ -130,8 +130,10 @@ impl T5 {
                     (None, None) => unreachable!("an adapter takes no parameter away"),
                 }
             } else if spec.name.ends_with(MAGNITUDE) {
-                // W, A and B come before it.
-                let [.., weight, a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
+                // W, A and B come before it, and a head that is tied is the first table.
+                let name = format!("{}.weight", spec.name.trim_end_matches(MAGNITUDE));
+                let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
+                let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
                 t5_ops::adapted_lengths(&weight.tensor, &a.tensor, &b.tensor, 1.0)?
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
