@@ -18,7 +18,7 @@ use crate::footer::{Chunk, chunk};
 use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::{Files, Handle};
 use crate::limits::{Limits, Parts};
-use crate::pages::list_cursor::ListCursor;
+use crate::pages::list_cursor::{ListCursor, ListLevels};
 use crate::rows::Column;
 use crate::schema::Leaf;
 
@@ -45,15 +45,12 @@ struct RowLimits {
     bytes: u64,
 }
 
-/// A column, and the levels of its values.
+/// A column.
 #[derive(Debug, Clone)]
-pub(crate) struct ListColumn {
+struct ListColumn {
     name: String,
     leaf: usize,
-    /// The definition level of a value.
-    pub(crate) definition: u8,
-    /// The definition level of an element, whether it has a value or not.
-    pub(crate) element: u8,
+    levels: ListLevels,
 }
 
 struct Group {
@@ -179,7 +176,9 @@ impl Lists {
         self.left = group.rows;
         let chunks = group.chunks.iter().zip(&self.columns);
         self.cursors = chunks
-            .map(|((chunk, levels), column)| ListCursor::new(self.handle.clone(), chunk.clone(), *levels, column))
+            .map(|((chunk, levels), column)| {
+                ListCursor::new(self.handle.clone(), chunk.clone(), *levels, column.levels)
+            })
             .collect();
         Ok(true)
     }
@@ -212,8 +211,10 @@ impl Sink for Found<'_> {
             self.columns.push(ListColumn {
                 name: leaf.path.to_owned(),
                 leaf: index,
-                definition: leaf.max_definition_level.min(64) as u8,
-                element: leaf.element_definition_level.min(64) as u8,
+                levels: ListLevels {
+                    value: leaf.max_definition_level.min(64) as u8,
+                    element: leaf.element_definition_level.min(64) as u8,
+                },
             });
         }
         Ok(())
@@ -254,7 +255,7 @@ impl Sink for Found<'_> {
             let levels = u64::try_from(raw.values).ok().filter(|&levels| levels >= u64::from(rows));
             let levels = levels
                 .ok_or_else(|| corrupt(format!("row group {number} declares {} values in {rows} rows", raw.values)))?;
-            chunks.push((chunk(raw, column.definition, rows, data_end, &place)?, levels));
+            chunks.push((chunk(raw, column.levels.value, rows, data_end, &place)?, levels));
         }
         self.groups.push(Group { rows, chunks });
         Ok(())

@@ -16,17 +16,25 @@ use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::lists::ListColumn;
 use crate::rows::Column;
 
 /// Levels of a page are held whole. Writers stop pages at 1 MiB of values unless told otherwise.
 const MAX_LEVELS: u32 = 1 << 24;
 
+/// Definition levels of a column of lists.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListLevels {
+    /// That of a value.
+    pub(crate) value: u8,
+    /// That of an element, whether it has a value or not.
+    pub(crate) element: u8,
+}
+
 /// A cursor over the rows of one column chunk.
 pub(crate) struct ListCursor {
     handle: Handle,
     chunk: Chunk,
-    definition: u32,
+    value: u32,
     element: u32,
     /// Where the next page begins.
     offset: u64,
@@ -63,11 +71,11 @@ pub(crate) struct FoundRow {
 }
 
 impl ListCursor {
-    pub(crate) fn new(handle: Handle, chunk: Chunk, levels: u64, column: &ListColumn) -> Self {
+    pub(crate) fn new(handle: Handle, chunk: Chunk, levels: u64, of: ListLevels) -> Self {
         Self {
             handle,
-            definition: u32::from(column.definition),
-            element: u32::from(column.element),
+            value: u32::from(of.value),
+            element: u32::from(of.element),
             offset: chunk.bytes.start,
             levels_left: levels,
             dictionary: None,
@@ -107,8 +115,8 @@ impl ListCursor {
             }
             let count = page.definitions.look(page.left)?.min(if is_first { 1 } else { repeats });
             let level = page.definitions.level;
-            if level > self.definition {
-                return Fault::corrupt(format!("a definition level of {level}, expected at most {}", self.definition));
+            if level > self.value {
+                return Fault::corrupt(format!("a definition level of {level}, expected at most {}", self.value));
             }
             page.repetitions.left -= count;
             page.definitions.left -= count;
@@ -119,7 +127,7 @@ impl ListCursor {
             } else {
                 let kept = (most as u64).saturating_sub(found.elements).min(count);
                 found.elements += count;
-                match level == self.definition {
+                match level == self.value {
                     true => {
                         page.values.read(&mut page.bytes, row..row + kept, page.levels, column, limits)?;
                         page.values.skip(&mut page.bytes, count - kept, page.levels, limits)?;
@@ -192,7 +200,7 @@ impl ListCursor {
         };
         Ok(ListPage {
             repetitions: Levels::new(repetitions, 1),
-            definitions: Levels::new(definitions, self.definition),
+            definitions: Levels::new(definitions, self.value),
             values: Values::new(&header, self.dictionary.as_ref(), levels)?,
             bytes,
             levels,
