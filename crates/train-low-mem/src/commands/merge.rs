@@ -18,6 +18,9 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     let adapter = AdapterDirectory::find(&flags.adapter)?;
     let base = base(flags, &adapter)?;
     check_output(flags, &[&base, &adapter])?;
+    if let Some(parent) = flags.output.parent() {
+        trainer::create_directories(parent)?;
+    }
     let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     if merged.parts_head {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::modules::{self, LM_HEAD, Linear};
-use super::patterns::{Pattern, Selection};
+use super::patterns::{Pattern, Selection, is_end};
+use crate::adapter::{Lora, LoraInit, Targets as LoraTargets};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -211,6 +212,52 @@ impl AdapterConfig {
             return Err(self.error("ensure_weight_tying", "true", expected));
         }
         Ok(layout)
+    }
+
+    /// The adapter with this layout, for training it on. Its names are those of the file where they mean the same; otherwise each
+    /// layer is named in full.
+    pub fn lora(&self, model: &Config, layout: &Layout) -> Lora {
+        let linears = modules::linears(model);
+        let plain = Lora {
+            rank: self.rank,
+            alpha: self.alpha,
+            dropout: self.dropout,
+            rslora: self.rslora,
+            dora: self.dora,
+            targets: match &self.targets {
+                Targets::AllLinear => LoraTargets::AllLinear,
+                Targets::Selected(Selection::Names(names)) => LoraTargets::Names(names_in(&linears, names)),
+                _ => LoraTargets::Names(vec!["q".into(), "v".into()]),
+            },
+            rank_pattern: self.rank_pattern.iter().cloned().collect(),
+            alpha_pattern: self.alpha_pattern.iter().cloned().collect(),
+            modules_to_save: self.modules_to_save.clone(),
+            init: if self.gaussian { LoraInit::Gaussian } else { LoraInit::KaimingUniform },
+        };
+        let means_the_same = linears.iter().all(|linear| {
+            let wanted = layout.linears.iter().find(|wanted| wanted.name == linear.name);
+            plain.of(&linear.name).map(|got| (got.rank, got.scale)) == wanted.map(|wanted| (wanted.rank, wanted.scale))
+        }) && modules::base_parameters(model)
+            .iter()
+            .all(|spec| plain.trains(&spec.name) == layout.saved.iter().any(|(name, _)| *name == spec.name));
+        if means_the_same {
+            return plain;
+        }
+        let linears = || layout.linears.iter();
+        let module = |(name, _): &(String, Vec<usize>)| name.trim_end_matches(".weight").to_owned();
+        Lora {
+            targets: LoraTargets::Names(linears().map(|linear| linear.name.clone()).collect()),
+            rank_pattern: linears()
+                .filter(|linear| linear.rank != self.rank)
+                .map(|linear| (linear.name.clone(), linear.rank))
+                .collect(),
+            alpha_pattern: linears()
+                .filter(|linear| linear.alpha != self.alpha)
+                .map(|linear| (linear.name.clone(), linear.alpha))
+                .collect(),
+            modules_to_save: layout.saved.iter().map(module).collect(),
+            ..plain
+        }
     }
 
     fn targets(&self, model: &Config) -> Result<Vec<Linear>> {
@@ -516,6 +563,12 @@ impl Entries<'_> {
             patterns.map_err(|_| self.error("layers_pattern", "the name of a list of layers, such as block"))?;
         Ok(Some(Layers { indices, patterns }))
     }
+}
+
+/// The names that some layer has: PEFT passes over the others.
+fn names_in(linears: &[Linear], names: &[String]) -> Vec<String> {
+    let is_known = |name: &&String| linears.iter().any(|linear| is_end(&linear.name, name));
+    names.iter().filter(is_known).cloned().collect()
 }
 
 /// Whether a value says nothing: null, false, or nothing in it.

@@ -13,10 +13,12 @@ mod config;
 mod merge;
 mod modules;
 mod patterns;
+mod save;
 mod weights;
 
 pub use config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
 pub use merge::{Merged, merge_with};
+pub use save::{ADAPTER_FILES, save_with};
 pub use weights::AdapterDirectory;
 
 /// What PEFT puts before the model's own names.

@@ -45,7 +45,7 @@ fn is_embedding(module: &str) -> bool {
 
 /// The parameters of the model without an adapter, with the head's own whether it is tied or not.
 pub(super) fn base_parameters(config: &Config) -> Vec<ParameterSpec> {
-    ParameterSpec::all(&Config { tie_word_embeddings: false, ..config.clone() })
+    ParameterSpec::all(&Config { tie_word_embeddings: false, lora: None, ..config.clone() })
 }
 
 /// The parameters below the modules with such an ending, as `modules_to_save` names them: without regard to dots.

@@ -30,7 +30,7 @@ impl Selection {
 }
 
 /// Whether a name is the whole name of a module, or its end behind a dot.
-fn is_end(module: &str, name: &str) -> bool {
+pub(super) fn is_end(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 

@@ -8,10 +8,12 @@ use candle_core::{DType, Device, Tensor};
 use super::PREFIX;
 use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
 use super::modules::LM_HEAD;
+use crate::adapter::Lora;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hf::pytorch;
 use crate::hf::safetensors::Reader;
+use crate::parameters::Parameter;
 
 /// The files of tensors, in the order in which PEFT looks for them.
 pub(super) const SAFETENSORS_FILE: &str = "adapter_model.safetensors";
@@ -96,6 +98,25 @@ impl AdapterDirectory {
     /// [`Error::AdapterTensor`], [`Error::TensorMismatch`] for values that are not floats, [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
         self.reader.read(&format!("{PREFIX}{name}"), dtype, device)
+    }
+
+    /// The adapter, for training it on.
+    pub fn lora(&self, model: &Config) -> Lora {
+        self.config.lora(model, &self.layout)
+    }
+
+    /// Puts the adapter's values into the parameters of a model with [`Self::lora`]: those of the adapter, and those that it replaces.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn fill(&self, parameters: &[Parameter]) -> Result<()> {
+        for Parameter { name, tensor, .. } in parameters {
+            if self.has(name) {
+                let values = self.read(name, tensor.dtype(), tensor.device())?;
+                tensor.flatten_all()?.slice_set(&values.flatten_all()?, 0, 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the adapter has a tensor of this name.
