@@ -33,6 +33,17 @@ pub(crate) fn bombs(parser: &str) -> &'static [Bomb] {
             || br#"{"relative_attention_num_buckets": 16777214, "relative_attention_max_distance": 16777215}"#.to_vec(),
             || json!({ "eos_token_id": vec![1; 100_000] }).to_string().into_bytes(),
         ],
+        "adapter_config" => &[
+            || adapter(json!({ "target_modules": vec!["q"; 200_000] })),
+            || adapter(json!({ "target_modules": "(a+)+$|".repeat(100_000) })),
+            || adapter(json!({ "target_modules": "(.*)*\\1q" })),
+            || adapter(json!({ "target_modules": "(\\w{1000}){1000}" })),
+            || adapter(json!({ "target_modules": "(".repeat(4000) })),
+            || {
+                let patterns = (0..40_000).map(|n| (format!(".*q{n}"), json!(2)));
+                adapter(json!({ "target_modules": ["q"], "rank_pattern": patterns.collect::<serde_json::Map<_, _>>() }))
+            },
+        ],
         "weight_index" => &[
             || format!("{{\"weight_map\":{{{}}}}}", index_entries(400_000)).into_bytes(),
             || format!("{{\"weight_map\":[{}0]}}", "0,".repeat(520_000)).into_bytes(),
@@ -162,4 +173,13 @@ fn expanding_tokenizer(times: usize) -> Vec<u8> {
 
 fn nested_normalizer(depth: usize) -> serde_json::Value {
     (0..depth).fold(json!({ "type": "NFC" }), |inner, _| json!({ "type": "Sequence", "normalizers": [inner] }))
+}
+
+/// An `adapter_config.json` with these settings.
+fn adapter(settings: serde_json::Value) -> Vec<u8> {
+    let mut all = json!({ "peft_type": "LORA", "r": 8 });
+    for (key, value) in settings.as_object().into_iter().flatten() {
+        all[key] = value.clone();
+    }
+    all.to_string().into_bytes()
 }

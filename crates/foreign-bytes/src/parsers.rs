@@ -34,6 +34,7 @@ pub struct Parser {
 
 const CONFIGS: &str = "crates/t5/tests/goldens/configs";
 const MODELS: &str = "crates/t5/tests/goldens/models";
+const ADAPTERS: &str = "crates/t5/tests/goldens/adapters";
 const FAMILIES: &str = "crates/t5/tests/goldens/families";
 const TOKENIZERS: &str = "crates/dataloader/tests/goldens/tokenizers";
 
@@ -76,6 +77,20 @@ pub const PARSERS: &[Parser] = &[
         shape: Shape::Bytes,
         also: &[("crates/t5/tests/goldens/families/umt5_hub/pytorch_model.bin", "")],
         parse: pytorch_weights,
+        command: None,
+    },
+    Parser {
+        name: "adapter_config",
+        shape: Shape::Json,
+        also: &[(ADAPTERS, "adapter_config.json")],
+        parse: adapter_config,
+        command: None,
+    },
+    Parser {
+        name: "adapter_weights",
+        shape: Shape::Safetensors,
+        also: &[("crates/t5/tests/goldens/adapters/q_v/final/adapter_model.safetensors", "")],
+        parse: adapter_weights,
         command: None,
     },
     Parser {
@@ -286,6 +301,30 @@ fn pytorch_weights(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let model = model_directory(scratch, &format!("{FAMILIES}/umt5_hub"), "pytorch_model.bin");
     scratch.write("model/pytorch_model.bin", bytes);
     t5::T5::load(&model, DType::F32, &Device::Cpu).map(|_| ()).map_err(refused)
+}
+
+fn adapter_config(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
+    adapter(bytes, "adapter_config.json", scratch)
+}
+
+fn adapter_weights(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
+    adapter(bytes, "adapter_model.safetensors", scratch)
+}
+
+/// One of the files of an adapter: what it means in a model, and its tensors.
+fn adapter(bytes: &[u8], name: &str, scratch: &Scratch) -> Result<(), String> {
+    let directory = model_directory(scratch, &format!("{ADAPTERS}/q_v/final"), name);
+    scratch.write(&format!("model/{name}"), bytes);
+    let model = root().join(ADAPTERS).join("bases/gated_tied/config.json");
+    let model = t5::Config::from_file(&model).map_err(refused)?;
+    let adapter = t5::peft::AdapterDirectory::open(&directory, &model).map_err(refused)?;
+    let _ = adapter.lora(&model);
+    for linear in &adapter.layout().linears {
+        for (tensor, _) in linear.tensors(adapter.layout().dora) {
+            adapter.read(&tensor, DType::F32, &Device::Cpu).map_err(refused)?;
+        }
+    }
+    Ok(())
 }
 
 /// One of the files of which a byte-level tokenizer is made.

@@ -10,6 +10,7 @@
 //! The semantics are PEFT 0.21's. An adapter that cannot be followed exactly is refused with the key or tensor at fault.
 
 mod config;
+mod entries;
 mod merge;
 mod modules;
 mod patterns;

@@ -7,7 +7,7 @@ use fancy_regex::{Regex, RegexBuilder};
 /// A pattern that is longer is no pattern of module names.
 const LONGEST_PATTERN: usize = 4096;
 /// Steps back that matching one name may take, and bytes of a compiled pattern.
-const MOST_STEPS: usize = 100_000;
+const MOST_STEPS: usize = 10_000;
 const MOST_COMPILED_BYTES: usize = 1 << 20;
 
 /// Modules by name.

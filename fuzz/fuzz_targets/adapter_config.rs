@@ -1,0 +1,5 @@
+//! libFuzzer on the parser `adapter_config`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| foreign_bytes::fuzz("adapter_config", input));
