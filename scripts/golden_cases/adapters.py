@@ -96,6 +96,11 @@ CASES = {
         {"target_modules": ["q", "v"], "r": 2, "lora_alpha": 4, "modules_to_save": ["lm_head", "final_layer_norm"]},
         {"lr": 1e-3},
     ),
+    "head_saved_tied": (
+        "gated_tied",
+        {"target_modules": ["wo"], "r": 2, "lora_alpha": 4, "modules_to_save": ["lm_head"]},
+        {"lr": 1e-3},
+    ),
 }
 
 

@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 
 /// The head's name. It is in no block, and `all-linear` leaves it out as PEFT does.
 const HEAD: &str = "lm_head";
+/// The table's name. PEFT leaves it out of T5's passes, so nothing trains it beside an adapter.
+const SHARED: &str = "shared";
 
 /// A LoRA adapter. Field names are those of PEFT's `adapter_config.json`, apart from `alpha`, `dropout`, `rslora`, `dora`
 /// and `rank`, which have prefixes there.
@@ -34,7 +36,7 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, usize>,
     /// Other alphas for some layers, by the end of their name.
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Layers whose own weight is trained whole and saved with the adapter.
+    /// Layers whose own weight is trained whole and saved with the adapter: linear ones, norms, relative positions.
     pub modules_to_save: Vec<String>,
     /// How A starts. B starts at zero.
     pub init: LoraInit,
@@ -146,10 +148,10 @@ impl Lora {
                 }
             }
         }
-        if let Some(module) =
-            self.modules_to_save.iter().find(|module| !names.clone().any(|name| is_named(name, module)))
-        {
-            return bad("modules_to_save", "names of linear layers of this model", module.clone());
+        let modules = module_names(config);
+        let is_module = |named: &String| modules.iter().any(|name| name != SHARED && is_named(name, named));
+        if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && *module != HEAD) {
+            return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
         if names.filter_map(|name| self.of(name)).count() == 0 && self.modules_to_save.is_empty() {
             return bad("targets", "at least one linear layer", "none".into());
@@ -188,14 +190,18 @@ pub fn is_of_adapter(parameter: &str) -> bool {
 
 /// The names of a model's linear layers, the head's last.
 fn linear_names(config: &Config) -> Vec<String> {
-    let base = Config { lora: None, ..config.clone() };
-    let specs = crate::ParameterSpec::all(&base);
-    let is_linear = |name: &str| {
+    let mut names = module_names(config);
+    names.retain(|name| {
         name.contains(".block.") && !name.contains("layer_norm") && !name.contains("relative_attention_bias")
-    };
-    let in_blocks = specs.iter().filter(|spec| is_linear(&spec.name));
-    let names = in_blocks.filter_map(|spec| spec.name.strip_suffix(".weight").map(str::to_owned));
-    names.chain([HEAD.to_owned()]).collect()
+    });
+    names.push(HEAD.to_owned());
+    names
+}
+
+/// The names of a model's layers that have a weight of their own.
+fn module_names(config: &Config) -> Vec<String> {
+    let specs = crate::ParameterSpec::all(&Config { lora: None, ..config.clone() });
+    specs.iter().filter_map(|spec| spec.name.strip_suffix(".weight").map(str::to_owned)).collect()
 }
 
 #[cfg(test)]

@@ -125,5 +125,7 @@ fn adapters_of_the_head_train_as_in_peft() {
 
 #[test]
 fn a_head_and_norms_that_are_saved_train_as_in_peft() {
-    check("head_saved");
+    for case in ["head_saved", "head_saved_tied"] {
+        check(case);
+    }
 }

@@ -11,7 +11,7 @@ use t5::{Config, Error, T5};
 
 use crate::support::*;
 
-const CASES: [&str; 10] = [
+const CASES: [&str; 11] = [
     "q_v",
     "all_linear",
     "rslora",
@@ -22,6 +22,7 @@ const CASES: [&str; 10] = [
     "head",
     "head_tied",
     "head_saved",
+    "head_saved_tied",
 ];
 
 fn adapters() -> PathBuf {
@@ -74,12 +75,10 @@ fn adapters_of_peft_are_read_and_merged_as_peft_does_it() {
         }
         assert_eq!(changed, expected.names().len(), "{case}");
         assert_eq!(merged.linears + merged.replaced, changed, "{case}");
-        assert_eq!(merged.parts_head, case == "head_tied", "{case}");
+        let parts_head = ["head_tied", "head_saved_tied"].contains(&case);
+        assert_eq!(merged.parts_head, parts_head, "{case}");
         let loaded = T5::load(target.path(), DType::F32, &Device::Cpu).unwrap();
-        assert_eq!(
-            loaded.config().tie_word_embeddings,
-            base.ends_with("gelu_tied") && case != "head_tied" || base.ends_with("gated_tied")
-        );
+        assert_eq!(loaded.config().tie_word_embeddings, model(&base).tie_word_embeddings && !parts_head, "{case}");
         assert_eq!(loaded.config().scale_decoder_outputs, model(&base).scale_decoder_outputs, "{case}");
     }
 }
