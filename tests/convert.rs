@@ -1,5 +1,11 @@
 //! `convert`, `inspect` and `train-tokenizer` on files that are no parquet; `data.source_prefix`.
 
+use std::sync::Arc;
+
+use arrow_array::builder::{ListBuilder, StringBuilder, StructBuilder};
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_schema::{DataType, Field, Fields};
+use parquet::arrow::ArrowWriter;
 use serde_json::json;
 
 use crate::run::{Scene, repository, sample, short};
@@ -69,6 +75,40 @@ fn a_tokenizer_learns_the_texts_of_rows_and_not_their_form() {
     let text = String::from_utf8(scene.read("rows.jsonl")).expect("UTF-8");
     scene.write("rows.jsonl", text.replace("not json\n", ""));
     scene.run(&train).expect_code(0).expect_words(&["from 80 texts"]);
+}
+
+#[test]
+fn a_tokenizer_learns_the_messages_of_parquet_and_not_their_ids() {
+    let scene = Scene::new();
+    chats(&scene.path("chats.parquet"), 80);
+    let train = ["train-tokenizer", "--input", "chats.parquet", "--vocab-size", "400", "--output", "t.json"];
+    scene.run(&train).expect_code(0).expect_words(&["from 160 texts"]);
+    scene
+        .run(&["inspect", "chats.parquet"])
+        .expect_code(0)
+        .expect_words(&["chats from `messages`", "- prompt: what is 0"]);
+}
+
+/// A parquet file of chats with one question and one answer each, and with ids.
+fn chats(path: &std::path::Path, rows: usize) {
+    let fields = Fields::from(["role", "content"].map(|name| Field::new(name, DataType::Utf8, true)).to_vec());
+    let mut list = ListBuilder::new(StructBuilder::from_fields(fields, 0));
+    for row in 0..rows {
+        for texts in [["user", &format!("what is {row} squared?")], ["assistant", &(row * row).to_string()]] {
+            for (field, text) in texts.into_iter().enumerate() {
+                list.values().field_builder::<StringBuilder>(field).expect("a text").append_value(text);
+            }
+            list.values().append(true);
+        }
+        list.append(true);
+    }
+    let ids: ArrayRef = Arc::new((0..rows).map(|id| Some(format!("chat-{id}"))).collect::<StringArray>());
+    let batch =
+        RecordBatch::try_from_iter([("id", ids), ("messages", Arc::new(list.finish()))]).expect("equal lengths");
+    let file = std::fs::File::create(path).expect("a file");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
+    writer.write(&batch).expect("rows");
+    writer.close().expect("a footer");
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! The texts of files, one after the other, in little memory: what a tokenizer is trained on.
 //!
-//! A file is parquet if it begins like one, rows if its name or its beginning says JSON, CSV or TSV, and text otherwise. Text is looked at as it is read: what is mostly no text (zero
-//! bytes, control characters, bytes that are not UTF-8) is an error that says so, because a tokenizer that learned it
-//! would be of no use, and nobody would notice.
+//! A file is parquet if it begins like one, rows if its name or its beginning says JSON, CSV or TSV, and text otherwise. Of
+//! parquet with lists of messages the messages are the texts. Text is looked at as it is read: if it is mostly no text (zero
+//! bytes, control characters, bytes that are not UTF-8) it is an error, because a tokenizer that learned it would be of no
+//! use, and nobody would notice.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows, inspect};
+use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows};
 use row_files::{Chosen, Compression, ENDINGS, Form, Kind, Pairing, Row};
 
 use crate::Error;
@@ -41,6 +42,9 @@ enum Input {
 /// Bytes that reading rows holds for a row of the largest size: the line, its texts, and room.
 const ROW_COPIES: u64 = 3;
 
+/// Bytes that reading lists of messages holds of parquet: of each of the two columns a page as stored and decompressed.
+const PAGES_BYTES: u64 = 4 * (4 << 20);
+
 impl TextFiles {
     /// Looks at each file: whether it is there, and is parquet with these columns (all string columns where none is named).
     ///
@@ -61,12 +65,13 @@ impl TextFiles {
             }
             if let Input::Rows(path, kind, _) = &input {
                 let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
-                let largest = match kind.compression {
-                    Compression::None => bytes.min(row_files::MOST_ROW_BYTES as u64),
+                let largest = match (kind.form, kind.compression) {
                     // It may hold a row of any size.
-                    Compression::Gzip | Compression::Zstd => row_files::MOST_ROW_BYTES as u64,
+                    (Form::Parquet, _) | (_, Compression::Gzip | Compression::Zstd) => row_files::MOST_ROW_BYTES as u64,
+                    (_, Compression::None) => bytes.min(row_files::MOST_ROW_BYTES as u64),
                 };
-                files.reading_bytes = files.reading_bytes.max(ROW_COPIES * largest + 4 * BLOCK_BYTES as u64);
+                let pages = if kind.form == Form::Parquet { PAGES_BYTES } else { 4 * BLOCK_BYTES as u64 };
+                files.reading_bytes = files.reading_bytes.max(ROW_COPIES * largest + pages);
             }
             files.inputs.push(input);
         }
@@ -120,8 +125,14 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     let columns = match columns.is_empty() {
         false => columns.to_vec(),
         true => {
-            let strings = inspect(path)?.columns.into_iter().filter(|column| column.is_string);
-            strings.map(|column| column.name).collect()
+            let kind = Kind::of(path)?;
+            // The ids beside messages are no texts to learn.
+            if let (Ok(pairing @ Pairing::Chat { .. }), true) =
+                (Pairing::of(&kind.columns, &Chosen::default()), kind.chat.is_some())
+            {
+                return Ok(Input::Rows(path.to_owned(), kind, pairing));
+            }
+            kind.columns
         }
     };
     Ok(Input::Values(path.to_owned(), columns))

@@ -35,7 +35,8 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         }
     }
     let mut unpacked = row_data::Unpacked::default();
-    let files = unpacked.files(&open::files("FILE", &flags.files)?, report::note)?;
+    let originals = open::files("FILE", &flags.files)?;
+    let files = unpacked.files(&originals, report::note)?;
     let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(|error| named_by_flags(error.into()))?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
     let most_bytes = table_bytes(flags)?;
@@ -99,13 +100,13 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         json["output"] = json!(flags.output.display().to_string());
         json["validation_output"] = json!(validation.map(|path| path.display().to_string()));
         json["bytes"] = json!(bytes);
-        json["texts"] = json!(sources(&conversion));
+        json["texts"] = json!(sources(&conversion, &originals));
         json["lengths"] = lengths.to_json();
         json["seconds"] = json!(seconds);
         json["peak_rss_bytes"] = json!(peak.0);
         return report::result(&format!("{json}\n"));
     }
-    let written = Written { flags, validation: validation.as_deref(), bytes: &bytes };
+    let written = Written { flags, originals: &originals, validation: validation.as_deref(), bytes: &bytes };
     report::result(&format!("{}{}", steps(&conversion, &counts, &written), lengths.in_words()))?;
     #[expect(clippy::cast_precision_loss, reason = "a rate of rows")]
     let rate = counts.read as f64 / seconds.max(1e-9);
@@ -141,6 +142,8 @@ impl Output {
 /// What was written, for the report.
 struct Written<'a> {
     flags: &'a ConvertArgs,
+    /// The files as they were named, also where one was unpacked.
+    originals: &'a [PathBuf],
     validation: Option<&'a Path>,
     bytes: &'a [u64],
 }
@@ -149,7 +152,7 @@ struct Written<'a> {
 fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> String {
     let flags = written.flags;
     let mut text = String::new();
-    for source in sources(conversion) {
+    for source in sources(conversion, written.originals) {
         let _ = writeln!(text, "{source}");
     }
     let mut line = |name: &str, count: u64, note: &str| {
@@ -194,13 +197,14 @@ fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> Str
 }
 
 /// A line for each of the first files: its form, and where its texts come from.
-fn sources(conversion: &Conversion) -> Vec<String> {
+fn sources(conversion: &Conversion, originals: &[PathBuf]) -> Vec<String> {
     const SHOWN: usize = 8;
     let mut lines: Vec<String> = conversion
         .sources
         .iter()
+        .zip(originals)
         .take(SHOWN)
-        .map(|(path, kind, pairing)| format!("{}: {}, {}", path.display(), kind.form.name(), pairing.in_words()))
+        .map(|((_, kind, pairing), path)| format!("{}: {}, {}", path.display(), kind.form.name(), pairing.in_words()))
         .collect();
     if conversion.sources.len() > SHOWN {
         lines.push(format!("and {} more files", conversion.sources.len() - SHOWN));
