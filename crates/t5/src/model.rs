@@ -37,6 +37,8 @@ pub struct T5 {
     file: Option<WeightFile>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
+    /// What an adapter calls its base.
+    base_name: Option<String>,
 }
 
 impl std::fmt::Debug for T5 {
@@ -112,7 +114,7 @@ impl T5 {
     /// [`Error::Config`] for an adapter that this model cannot have.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, parameters, network, file, directory } = self;
+        let T5 { config, parameters, network, file, directory, base_name } = self;
         let (dtype, device) = (network.shared.tensor.dtype(), network.shared.tensor.device().clone());
         drop(network);
         // A head that is saved with the adapter starts as the table that it was tied to.
@@ -140,7 +142,7 @@ impl T5 {
             };
             parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
         }
-        Ok(T5 { directory, ..T5::assemble(config, parameters, file)? })
+        Ok(T5 { directory, base_name, ..T5::assemble(config, parameters, file)? })
     }
 
     /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already. What is trained beside an
@@ -154,6 +156,7 @@ impl T5 {
             return Ok(());
         }
         let (dtype, directory) = (self.network.shared.tensor.dtype(), self.directory.take());
+        let base_name = self.base_name.take();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
                 let (_, parameters, file) = hf::load(directory, dtype, self.device(), Place::Stored(files))?;
@@ -185,7 +188,7 @@ impl T5 {
                 (None, None) => tensor.copy()?,
             };
         }
-        *self = T5 { directory, ..T5::assemble(self.config.clone(), parameters, file)? };
+        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), parameters, file)? };
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -214,9 +217,30 @@ impl T5 {
         hf::save_with(directory, &self.config, &self.parameters, file)
     }
 
+    /// What [`T5::save_with`] is to a model, for its adapter alone: a directory that PEFT loads.
+    ///
+    /// # Errors
+    /// Those of `file` and of writing.
+    ///
+    /// # Panics
+    /// Without an adapter.
+    pub fn save_adapter_with<E: From<Error>>(
+        &self,
+        directory: &Path,
+        file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let lora = self.config.lora.as_ref().expect("a model with an adapter");
+        hf::peft::save_with(directory, &self.config, lora, self.base_name.as_deref(), &self.parameters, file)
+    }
+
+    /// Sets what an adapter that is saved calls its base: a directory or the id of a model.
+    pub fn set_base_name(&mut self, name: &str) {
+        self.base_name = Some(name.to_owned());
+    }
+
     fn assemble(config: Config, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
         let network = Network::new(&config, &parameters)?;
-        Ok(T5 { config, parameters, network, file, directory: None })
+        Ok(T5 { config, parameters, network, file, directory: None, base_name: None })
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie.

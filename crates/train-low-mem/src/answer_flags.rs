@@ -16,6 +16,9 @@ pub struct WeightFlags {
     /// memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
+    /// Adapter beside the model: a directory that PEFT or a run wrote. Without it, `--model` may name an adapter or its run
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub offload_dir: PathBuf,

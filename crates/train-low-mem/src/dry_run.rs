@@ -7,7 +7,6 @@
 use std::path::Path;
 use std::time::Instant;
 
-use candle_core::Device;
 use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, Scratch, StepOutcome, Trainer};
@@ -16,9 +15,10 @@ use crate::cli::TrainArgs;
 use crate::config::Config;
 use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
+use crate::open::Opened;
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
-use crate::session::{Parts, Session};
+use crate::session::{Parts, Session, adapted};
 use crate::stop::Stop;
 use crate::{machine, report, row_data, setup, stop};
 
@@ -62,11 +62,11 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     };
     session.save()?;
     session.report.finish();
-    let (checkpoints, device) = (session.run.checkpoints(), session.opened.device.clone());
+    let checkpoints = session.run.checkpoints();
     let predicted = session.plan.predicted_peak;
     // A run that goes on loads into an empty process: two models at a time were never planned for.
-    drop(session);
-    let loaded = load(&checkpoints, &device)?;
+    let Session { config, opened, .. } = session;
+    let loaded = load(&checkpoints, &config, &opened)?;
     let now = SystemProbe::new().snapshot()?;
     report::print(&format!(
         "dry run: loss {:.4}, gradient norm {:.3}, {:.2} s a step, step {} loaded back; peak {} of the predicted {}\n",
@@ -81,10 +81,13 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
 }
 
 /// Goes on from what was just saved, as `--keep-training` would.
-fn load(directory: &Path, device: &Device) -> Outcome<Trainer> {
+fn load(directory: &Path, config: &Config, opened: &Opened) -> Outcome<Trainer> {
     let found = Checkpoints::newest_valid(directory)?
         .ok_or_else(|| Failure::internal(format!("{}: nothing was saved", directory.display())))?;
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();
-    Ok(Trainer::resume(&found, options, dtype, device)?)
+    if opened.model.lora.is_some() {
+        return Ok(Trainer::resume_adapter(&found, adapted(config, opened, dtype, None)?, options)?);
+    }
+    Ok(Trainer::resume(&found, options, dtype, &opened.device)?)
 }

@@ -15,6 +15,8 @@ use crate::report;
 pub struct Asked<'a> {
     /// Its directory.
     pub directory: &'a Path,
+    /// The directory of an adapter, which its shape has.
+    pub adapter: Option<&'a Path>,
     /// Its shape.
     pub config: &'a t5::Config,
     /// Where it computes.
@@ -105,6 +107,14 @@ impl Planned<'_> {
             })?
         } else {
             T5::load(directory, self.parameters, device)?
+        };
+        let model = match (self.asked.adapter, &self.asked.config.lora) {
+            (Some(adapter), Some(lora)) => {
+                let model = model.with_adapter(lora.clone(), 0)?;
+                t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
+                model
+            }
+            _ => model,
         };
         // The memory of what was on its way.
         heap::release_unused();

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use dataloader::Tokenizer;
+use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 
 use crate::failure::{Failure, Outcome};
 
@@ -27,6 +28,43 @@ pub fn find(named: &Path) -> Outcome<PathBuf> {
         Some(id) => id.find(named),
         None => Err(without_directory(named)),
     }
+}
+
+/// A model, and the adapter beside it if there is one.
+#[derive(Debug)]
+pub struct Adapted {
+    /// The directory of the model.
+    pub directory: PathBuf,
+    /// The directory of the adapter.
+    pub adapter: Option<PathBuf>,
+}
+
+/// The model that a user named, and the adapter. A name of an adapter, or of the run that made it, stands for both: its settings
+/// name the model.
+pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
+    let adapter = adapter.map(AdapterDirectory::find).transpose()?;
+    let has = |file: &str| named.join(file).exists();
+    let is_adapter = [CONFIG_FILE, "adapter/adapter_config.json"].into_iter().any(has)
+        && !["config.json", "model/config.json"].into_iter().any(has);
+    if !is_adapter || adapter.is_some() {
+        return Ok(Adapted { directory: find(named)?, adapter });
+    }
+    let adapter = AdapterDirectory::find(named)?;
+    Ok(Adapted { directory: base_of(&adapter)?, adapter: Some(adapter) })
+}
+
+/// The model that an adapter's settings name.
+pub fn base_of(adapter: &Path) -> Outcome<PathBuf> {
+    let config = AdapterConfig::read(adapter)?;
+    let hint = "name the model below the adapter: `--model DIR --adapter DIR`";
+    let Some(named) = config.base_model.as_deref().filter(|name| !name.is_empty()) else {
+        let problem = format!("{}: `base_model_name_or_path` names no model", config.path().display());
+        return Err(Failure::unusable(problem).hint(hint));
+    };
+    find(Path::new(named)).map_err(|failure| {
+        let problem = format!("the adapter's model cannot be found: {}", failure.message);
+        Failure::unusable(problem).hint(hint)
+    })
 }
 
 /// The directory of a model whose shape a user named, where it is a directory or an id of the hub. A name without `/` may be a

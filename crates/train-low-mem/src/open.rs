@@ -26,6 +26,8 @@ pub struct Opened {
     pub init_from: Option<PathBuf>,
     /// The weights there, which stay there: an adapter is trained beside them.
     pub stored: Option<t5::StoredWeights>,
+    /// The directory of `lora.init_from`.
+    pub adapter: Option<PathBuf>,
     /// Training rows.
     pub train: Arc<Dataset>,
     /// Validation rows, where there are any.
@@ -85,7 +87,8 @@ impl Opened {
             [] => None,
             patterns => Some(open("data.validation", patterns, None)?),
         };
-        Ok(Self { device, tokenizer, model, init_from, stored, train, validation, kept_page_map, turned })
+        let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
+        Ok(Self { device, tokenizer, model, init_from, stored, adapter, train, validation, kept_page_map, turned })
     }
 }
 
@@ -223,7 +226,16 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
         model.set_prefix(prefix);
     }
     if let Some(adapter) = &config.lora {
-        model = model.with_adapter(adapter.lora.clone())?;
+        let lora = match &adapter.init_from {
+            Some(directory) => {
+                let opened = t5::peft::AdapterDirectory::open(directory, &model)?;
+                let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
+                let lora = opened.lora(&model);
+                t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }
+            }
+            None => adapter.lora.clone(),
+        };
+        model = model.with_adapter(lora)?;
     }
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(Failure::unusable(format!(

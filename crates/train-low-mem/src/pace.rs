@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use candle_core::DType;
 use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
 use memory_policy::{Bytes, MemorySnapshot, plural};
 use planner::{Job, NOTHING_AHEAD, Pace, Plan, Prices};
@@ -74,7 +75,12 @@ impl RunPace {
         let Of { config, options, opened, steps, priced } = *of;
         let (lengths, cut) = opened.map(|opened| lengths(config, opened, steps)).unwrap_or_default();
         let pace = planner::pace(job, now, plan, &lengths)?;
-        let elements: u64 = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum();
+        // Of an adapter's run the base is never written.
+        let elements = match job.model.lora {
+            Some(_) => trainer::costs::trained_elements(job.model, options)?,
+            None => ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum(),
+        };
+        let dtype = if job.model.lora.is_some() { DType::F32 } else { options.parameter_dtype() };
         let state = trainer::costs::optimizer_state(job.model, options, options.parameter_dtype())?;
         let timed = Self { pace, steps, ..Self::default() };
         let seconds = timed.seconds();
@@ -84,8 +90,8 @@ impl RunPace {
             cut: (lengths.len() as u64, cut.0, cut.1),
             longest: job.longest,
             kept_checkpoints: config.checkpoint.keep_last as u64 + config.checkpoint.keep_best as u64 + 1,
-            model_bytes: elements * options.parameter_dtype().size_in_bytes() as u64,
-            checkpoint_bytes: elements * options.parameter_dtype().size_in_bytes() as u64 + state.bytes,
+            model_bytes: elements * dtype.size_in_bytes() as u64,
+            checkpoint_bytes: elements * dtype.size_in_bytes() as u64 + state.bytes,
             checkpoints: steps.map(|steps| checkpoints(config, steps, seconds)),
             is_bf16: config.train.bf16,
             bf16_over_f32: priced.bf16_over_f32,

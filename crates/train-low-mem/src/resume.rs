@@ -42,7 +42,7 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
     if let Some(why) = stalled.ends(measure, config.train.early_stopping_patience).filter(|_| step < total_steps) {
         report::print(&format!(
             "this run stopped early at step {step}: {why}; the model is in {}\nto train longer, raise `train.early_stopping_patience`\n",
-            run.model().display()
+            run.model(&opened.model).display()
         ));
         return Ok(true);
     }
@@ -51,7 +51,7 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
     }
     report::print(&format!(
         "this run is finished: {step} steps; the model is in {}\nto train longer, raise `--epochs` or `--max-steps`\n",
-        run.model().display()
+        run.model(&opened.model).display()
     ));
     Ok(true)
 }

@@ -6,6 +6,7 @@
 //! OUTPUT/metrics.jsonl   one line per event
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
+//! OUTPUT/adapter/        or the finished adapter, where one is trained
 //! OUTPUT/finished.json   which step the model is of, and what it is worth; written last
 //! ```
 //!
@@ -46,13 +47,14 @@ pub const UNPACKED: [&str; 8] = [
 const METRICS: &str = "metrics.jsonl";
 const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
+const ADAPTER: &str = "adapter";
 
 /// A longer `finished.json` is not one: it holds two evaluations.
 const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
 /// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
 pub fn own_names() -> Vec<&'static str> {
-    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL]
+    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL, ADAPTER]
         .into_iter()
         .chain(assets::names())
         .chain(TURNED)
@@ -113,9 +115,9 @@ impl RunDir {
         self.root.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)
     }
 
-    /// `OUTPUT/model`
-    pub fn model(&self) -> PathBuf {
-        self.root.join(MODEL)
+    /// Where the finished model goes: `OUTPUT/model`, or `OUTPUT/adapter` where an adapter is trained.
+    pub fn model(&self, config: &t5::Config) -> PathBuf {
+        self.root.join(if config.lora.is_some() { ADAPTER } else { MODEL })
     }
 
     /// `OUTPUT/metrics.jsonl`
@@ -127,7 +129,9 @@ impl RunDir {
     pub fn finished_step(&self) -> Option<u64> {
         let text = regular_file::read(&self.root.join(FINISHED), MAX_FINISHED_BYTES).ok()?;
         let finished: Value = serde_json::from_slice(&text).ok()?;
-        finished["step"].as_u64().filter(|_| self.model().join("model.safetensors").exists())
+        let weights = [(MODEL, "model.safetensors"), (ADAPTER, "adapter_model.safetensors")];
+        let is_there = weights.into_iter().any(|(directory, file)| self.root.join(directory).join(file).exists());
+        finished["step"].as_u64().filter(|_| is_there)
     }
 
     /// Says that `OUTPUT/model` is the model of this step. The last thing that a run writes.
@@ -139,15 +143,16 @@ impl RunDir {
     /// Refuses to start a new run where one has saved something.
     pub fn refuse_to_overwrite(&self) -> Outcome<()> {
         let has_checkpoints = self.has_checkpoints()?;
-        let model = self.model();
-        let has_model = match std::fs::symlink_metadata(&model) {
-            Err(error) if is_absence(&error) => false,
-            found => found.map(|_| true).map_err(|error| Failure::io("look for it", &model, &error))?,
-        };
-        if !has_checkpoints && !has_model {
-            return Ok(());
+        let mut what = if has_checkpoints { Some("checkpoints") } else { None };
+        for (directory, named) in [(MODEL, "a model"), (ADAPTER, "an adapter")] {
+            let path = self.root.join(directory);
+            let is_there = match std::fs::symlink_metadata(&path) {
+                Err(error) if is_absence(&error) => false,
+                found => found.map(|_| true).map_err(|error| Failure::io("look for it", &path, &error))?,
+            };
+            what = what.or(is_there.then_some(named));
         }
-        let what = if has_checkpoints { "checkpoints" } else { "a model" };
+        let Some(what) = what else { return Ok(()) };
         Err(Failure::usage(format!(
             "{}: this directory already has {what} of a run; runs are never overwritten",
             self.root.display()

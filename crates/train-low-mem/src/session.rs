@@ -19,7 +19,7 @@ use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
@@ -171,6 +171,9 @@ impl Session {
         let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
         let weights = plan.step.levers.has_weights_on_disk().then_some(&files);
         let mut trainer = match &found {
+            Some(found) if opened.model.lora.is_some() => {
+                Trainer::resume_adapter(found, adapted(&config, &opened, dtype, weights)?, options)?
+            }
             Some(found) => Trainer::resume_in(found, options, dtype, &opened.device, weights)?,
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
@@ -467,8 +470,32 @@ pub struct Took {
     pub step: Duration,
 }
 
+/// The base of `model.init_from` with an adapter: that of `lora.init_from`, or a new one.
+pub fn adapted(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
+    let (Some(directory), Some(lora)) = (&opened.init_from, &opened.model.lora) else {
+        return Err(Failure::internal("an adapter has a base"));
+    };
+    let base = match files {
+        Some(files) if opened.stored.is_some() => t5::T5::load_in_place(directory, dtype, files)?,
+        files => t5::T5::load_in(directory, dtype, &opened.device, files)?,
+    };
+    let mut model = base.with_adapter(lora.clone(), config.run.seed)?;
+    if let Some(adapter) = &opened.adapter {
+        t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
+    }
+    let named = config.model.init_from.as_deref().unwrap_or(directory);
+    // A directory is named so that it is found from anywhere, and the id of a model as it is.
+    let absolute = std::fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
+    model.set_base_name(&absolute.to_string_lossy());
+    model.set_prefix(opened.model.prefix());
+    Ok(model)
+}
+
 /// Weights from `model.init_from`, or new ones.
 fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
+    if opened.model.lora.is_some() {
+        return adapted(config, opened, dtype, files);
+    }
     let mut model = match &opened.init_from {
         Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
         None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,

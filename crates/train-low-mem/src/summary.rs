@@ -29,8 +29,10 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let (peak, predicted) = (run.peak(), run.plan.predicted_peak);
     let budget = run.config.memory.budget.map_or(String::new(), |_| format!(", {} allowed", run.plan.budget));
     let _ = writeln!(text, "peak memory {peak}, {predicted} predicted{budget}");
-    let model = run.run.model();
-    let _ = writeln!(text, "model: saved to {} (from {})", model.display(), from.display());
+    let model = run.run.model(&run.opened.model);
+    let is_adapter = run.opened.model.lora.is_some();
+    let kind = if is_adapter { "adapter" } else { "model" };
+    let _ = writeln!(text, "{kind}: saved to {} (from {})", model.display(), from.display());
     let prompt = history.example_prompt.as_deref().unwrap_or("...");
     let model = quoted(&model);
     // Commands that run as they are shown: the program as it was called, and rows that are there.
@@ -40,6 +42,16 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let rows = named("data.validation").or_else(|| named("data.train"));
     let rows = rows.as_ref();
     let rows = rows.map_or("rows.parquet".to_string(), |rows| quoted(Path::new(rows)));
+    if is_adapter {
+        let base = run.config.model.init_from.as_deref().map_or_else(String::new, quoted);
+        let merged = quoted(&run.config.run.output_dir.join("merged"));
+        let prompt = prompt.replace('\'', "'\\''");
+        let _ = write!(
+            text,
+            "\nnext:\n  {program} generate --model {base} --adapter {model} --prompt '{prompt}'\n  {program} eval --model {base} --adapter {model} --data {rows}\n  {program} merge --model {base} --adapter {model} --output {merged}"
+        );
+        return text;
+    }
     let tuned = quoted(&unused_beside(&run.config.run.output_dir));
     let _ = write!(
         text,

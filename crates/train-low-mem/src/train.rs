@@ -110,12 +110,12 @@ fn finish(run: &mut Session) -> Outcome<()> {
     run.run.check()?;
     let from = match run.best_checkpoint()? {
         Some(best) => {
-            export_checkpoint(&best, &run.run.model())?;
+            export_checkpoint(&best, &run.run.model(&run.opened.model))?;
             best
         }
         // The model in memory is the one that was saved last, and is exported whether or not that can be read.
         None => {
-            export_model(run.trainer.model(), &run.run.model(), Some(run.tokenizer_files()))?;
+            export_model(run.trainer.model(), &run.run.model(&run.opened.model), Some(run.tokenizer_files()))?;
             run.checkpoint_path()
         }
     };

@@ -10,11 +10,13 @@ use serde_json::json;
 use toml::Value;
 
 use crate::answer_flags::EvalArgs;
+use crate::config::keys::KEYS;
 use crate::config::{Config, Origin, Values, paths};
 use crate::evaluation::{Settings, Watcher, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
 use crate::inference::{Asked, Shape};
+use crate::model_directory::Adapted;
 use crate::open::{self, Opened};
 use crate::predictions::Predictions;
 use crate::report::RowProgress;
@@ -26,8 +28,9 @@ use crate::{job, model_directory, options, report, row_data, setup, stop};
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
-    let directory = model_directory::find(&flags.model)?;
-    let mut config = config(flags, &directory)?;
+    let adapted = model_directory::find_adapted(&flags.model, flags.weights.adapter.as_deref())?;
+    let mut config = config(flags, &adapted)?;
+    let Adapted { directory, adapter } = adapted;
     let scratch = stop.remove_at_end(row_data::scratch, trainer::Scratch::path)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::look_at(scratch.path());
@@ -40,6 +43,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let options = options::trainer_options(&config, &opened.model, 1);
     let asked = Asked {
         directory: &directory,
+        adapter: adapter.as_deref(),
         config: &opened.model,
         device: &opened.device,
         activations: options.precision.activations(),
@@ -98,13 +102,20 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
 }
 
 /// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.
-fn config(flags: &EvalArgs, directory: &Path) -> Outcome<Config> {
+fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome<Config> {
     let mut values = Values::defaults();
     if let Some(path) = &flags.config {
         setup::apply_file(&mut values, path)?;
     }
+    // The adapter's own settings count, whatever a run's config says of another.
+    for key in KEYS.iter().filter(|key| key.name.starts_with("lora.")) {
+        values.reset(key.name)?;
+    }
     let mut set = |key: &str, value: Value, flag: &str| values.set(key, value, Origin::Flag(flag.to_string()));
     set("model.init_from", Value::String(paths::to_text(directory.as_os_str())), "--model")?;
+    if let Some(adapter) = adapter {
+        set("lora.init_from", Value::String(paths::to_text(adapter.as_os_str())), "--adapter")?;
+    }
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memory_policy::{Bytes, Probe, SystemProbe};
 use serde_json::json;
-use t5::peft::{AdapterConfig, AdapterDirectory};
+use t5::peft::AdapterDirectory;
 use trainer::checkpoint::export_merged;
 
 use crate::cli::MergeArgs;
@@ -56,15 +56,7 @@ fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
     if let Some(model) = &flags.model {
         return model_directory::find(model);
     }
-    let config = AdapterConfig::read(adapter)?;
-    let Some(named) = config.base_model.as_deref().filter(|name| !name.is_empty()) else {
-        let problem = format!("{}: `base_model_name_or_path` names no model", config.path().display());
-        return Err(Failure::unusable(problem).hint("name the model below the adapter: `--model DIR`"));
-    };
-    model_directory::find(Path::new(named)).map_err(|failure| {
-        let problem = format!("the adapter's model cannot be found: {}", failure.message);
-        Failure::unusable(problem).hint("name the model below the adapter: `--model DIR`")
-    })
+    model_directory::base_of(adapter)
 }
 
 /// An output that exists is replaced where that is asked for and it is a model, and none of the inputs.

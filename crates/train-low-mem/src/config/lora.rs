@@ -6,7 +6,7 @@ use t5::{Lora, LoraInit, Targets};
 use toml::Value;
 
 use super::paths;
-use super::values::{Origin, Values};
+use super::values::Values;
 use crate::failure::{Failure, Outcome};
 
 /// The word for every linear layer of the blocks.
@@ -81,8 +81,7 @@ impl Adapter {
 fn typed_key(values: &Values, counts: impl Fn(&str) -> bool) -> Option<String> {
     let keys = super::keys::KEYS.iter().map(|key| key.name).filter(|key| key.starts_with("lora."));
     let others = keys.filter(|key| !["lora.rank", "lora.init_from"].contains(key) && counts(key));
-    let is_given = |key: &&str| !matches!(values.origin(key), Origin::Default);
-    others.filter(is_given).find(|key| values.setting(key).value != default(key)).map(str::to_owned)
+    others.filter(|key| values.is_given(key)).find(|key| values.setting(key).value != default(key)).map(str::to_owned)
 }
 
 fn default(key: &str) -> Value {

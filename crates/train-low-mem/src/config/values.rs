@@ -138,6 +138,11 @@ impl Values {
         &self.setting(name).origin
     }
 
+    /// Whether a file or a flag gave a key its value.
+    pub fn is_given(&self, name: &str) -> bool {
+        !matches!(self.origin(name), Origin::Default)
+    }
+
     /// A switch.
     pub fn switch(&self, name: &str) -> bool {
         self.setting(name).value.as_bool().unwrap_or_else(|| panic!("`{name}` is not a switch"))

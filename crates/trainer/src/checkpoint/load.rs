@@ -9,7 +9,10 @@ use t5::safetensors::Reader;
 use t5::{Files, T5};
 
 use super::manifest::{expect_format, read_bounded};
-use super::{Checkpoints, Found, MODEL_FILES, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, TrainerState, list};
+use super::{
+    ADAPTER_FILES, Checkpoints, Found, MODEL_FILES, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, TrainerState,
+    list,
+};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::options::TrainerOptions;
@@ -89,8 +92,10 @@ fn first_valid(candidates: impl IntoIterator<Item = (u64, PathBuf)>) -> Result<(
 /// The manifest of a checkpoint, which lists all that one must have.
 pub(super) fn manifest_of(path: &Path) -> Result<Manifest> {
     let manifest = Manifest::read(path)?;
-    for name in MODEL_FILES.iter().chain(&[OPTIMIZER_FILE, STATE_FILE]) {
-        if !manifest.files.iter().any(|file| file.name == *name) {
+    let is_listed = |name: &str| manifest.files.iter().any(|file| file.name == name);
+    let of_model: &[&str] = if is_listed(ADAPTER_FILES[0]) { &ADAPTER_FILES } else { &MODEL_FILES };
+    for name in of_model.iter().chain(&[OPTIMIZER_FILE, STATE_FILE]) {
+        if !is_listed(name) {
             return Err(Error::torn(path, format!("its manifest does not list {name}")));
         }
     }
@@ -145,7 +150,22 @@ impl Trainer {
         device: &Device,
         weights: Option<&Files>,
     ) -> Result<Self> {
-        let mut trainer = Trainer::new(T5::load_in(&found.path, dtype, device, weights)?, options)?;
+        Trainer::resume_with(found, T5::load_in(&found.path, dtype, device, weights)?, options)
+    }
+
+    /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base: `model` is the base with an adapter of the same
+    /// settings, and takes the values that were saved.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::resume`] and [`t5::peft::AdapterDirectory::open`].
+    pub fn resume_adapter(found: &Found, model: T5, options: TrainerOptions) -> Result<Self> {
+        let adapter = t5::peft::AdapterDirectory::open(&found.path, model.config())?;
+        adapter.fill(model.parameters())?;
+        Trainer::resume_with(found, model, options)
+    }
+
+    fn resume_with(found: &Found, model: T5, options: TrainerOptions) -> Result<Self> {
+        let mut trainer = Trainer::new(model, options)?;
         trainer.set_state(&found.state);
         let path = found.path.join(OPTIMIZER_FILE);
         let reader = Reader::open(&path)?;

@@ -10,6 +10,9 @@
 //!   manifest.json           lengths and SHA-256 of all of these; written last
 //! ```
 //!
+//! Where an adapter is trained, its files are there in place of the model's, as PEFT loads them: `adapter_config.json`,
+//! `adapter_model.safetensors`, `README.md`. The base is never copied.
+//!
 //! Invariants:
 //! * A directory has its final name only when everything in it is on the disk; its manifest is the proof. Older checkpoints
 //!   are removed only after that.
@@ -75,6 +78,9 @@ pub const COMPANION_FILES: [&str; 7] = [
 ];
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
+
+/// The files of [`t5::peft::ADAPTER_FILES`] without which there is no adapter.
+pub(crate) const ADAPTER_FILES: [&str; 2] = [t5::peft::ADAPTER_FILES[0], t5::peft::ADAPTER_FILES[1]];
 
 /// The tokenizer that goes beside a model. The trainer keeps it and does not read it.
 #[derive(Clone, Copy, Debug)]
@@ -213,7 +219,8 @@ pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
 /// Whether a run gives this name to a file of a checkpoint or a model.
 pub(crate) fn is_own_name(name: &OsStr) -> bool {
     let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
-    MODEL_FILES.iter().chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
+    let of_model = MODEL_FILES.iter().chain(&t5::peft::ADAPTER_FILES);
+    of_model.chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
 }
 
 /// The names that the manifest in `directory` lists; none where it has none that can be read.

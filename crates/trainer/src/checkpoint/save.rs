@@ -106,17 +106,21 @@ fn fill(
     Ok(manifest.total_bytes() + last.bytes)
 }
 
-/// The files that make the directory a Hugging Face model.
+/// The files that make the directory a Hugging Face model, or an adapter of one.
 pub(super) fn write_model(
     place: &Place,
     model: &t5::T5,
     tokenizer: Option<TokenizerFiles>,
 ) -> Result<Vec<ManifestEntry>> {
     let mut entries = Vec::new();
-    model.save_with(&place.path, |name, write| -> Result<()> {
+    let mut file = |name: &str, write: &dyn Fn(&mut dyn Write) -> t5::Result<()>| -> Result<()> {
         entries.push(write_file(place, name, |file| Ok(write(file)?))?);
         Ok(())
-    })?;
+    };
+    match model.config().lora {
+        None => model.save_with(&place.path, &mut file)?,
+        Some(_) => model.save_adapter_with(&place.path, &mut file)?,
+    }
     if let Some(tokenizer) = tokenizer {
         match tokenizer.json {
             TokenizerJson::File(path) => entries.push(copy(path, place, TOKENIZER_FILE)?),

@@ -10,6 +10,7 @@ use dataloader::Tokenizer;
 use memory_policy::{Probe, SystemProbe};
 use planner::Pins;
 use serde_json::{Value, json};
+use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answer_flags::GenerateArgs;
@@ -17,6 +18,7 @@ use crate::config::Values;
 use crate::config::generation::{Generation, apply_model_defaults};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
+use crate::model_directory::Adapted;
 use crate::{model_directory, open, options, report};
 use stream::Streamed;
 
@@ -26,8 +28,11 @@ const MAX_NEW_TOKENS: usize = 256;
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
-    let directory = model_directory::find(&flags.model)?;
-    let config = t5::Config::from_file(&directory.join("config.json"))?;
+    let Adapted { directory, adapter } = model_directory::find_adapted(&flags.model, flags.weights.adapter.as_deref())?;
+    let mut config = t5::Config::from_file(&directory.join("config.json"))?;
+    if let Some(adapter) = &adapter {
+        config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;
+    }
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
     let decoding = decoding(flags, &config)?;
@@ -37,6 +42,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let budget = options::budget(flags.weights.memory_budget.as_deref())?;
     let asked = Asked {
         directory: &directory,
+        adapter: adapter.as_deref(),
         config: &config,
         device: &device,
         activations: decoding.activations,
