@@ -7,6 +7,7 @@
 mod files;
 mod run;
 
+mod adapters;
 mod answers;
 mod budget;
 mod configs;

@@ -155,7 +155,16 @@ pub static ACCUMULATION: Lever = Lever {
 fn accumulation(space: &Space<'_>, _: &Levers) -> Vec<Value> {
     // Layer by layer every block is computed again, unless files spare that: a number of them asks for the other way.
     let asks_for_blocks = space.pins.of(RECOMPUTE_BLOCKS.name).is_some();
-    let offered: &[_] = if asks_for_blocks { &["micro-batch-major"] } else { &["micro-batch-major", "layer-major"] };
+    // A pin of what only layers one by one have asks for those.
+    let is_of_layers = |lever: &&Lever| {
+        let says_so = |value| lever.layer_major.is_some_and(|says_so| says_so(value));
+        space.pins.of(lever.name).is_some_and(says_so)
+    };
+    let offered: &[_] = match (LEVERS.iter().copied().any(|lever| is_of_layers(&lever)), asks_for_blocks) {
+        (true, _) => &["layer-major"],
+        (false, true) => &["micro-batch-major"],
+        (false, false) => &["micro-batch-major", "layer-major"],
+    };
     words_or(space, &ACCUMULATION, offered)
 }
 

@@ -1,0 +1,106 @@
+//! `--lora`: an adapter is trained beside a model that stays as it is, saved as PEFT saves it, resumed, asked and merged.
+
+use crate::files::tensors;
+use crate::run::{Scene, short};
+
+const FROM: [&str; 3] = ["--lora", "--set", "model.init_from=run/model"];
+const ADAPTER: &str = "adapter/adapter_model.safetensors";
+
+/// A model, and the flags of a short run that trains an adapter beside it.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    scene
+}
+
+fn tune(output: &str, more: &[&str]) -> Vec<String> {
+    short(&[&FROM[..], &["--output", output], more].concat())
+}
+
+#[test]
+fn an_adapter_is_trained_beside_a_model_that_stays_as_it_is_and_no_weight_of_it_is_saved() {
+    let scene = scene();
+    let before = scene.read("run/model/model.safetensors");
+    let words = ["LoRA, rank 16, alpha 32", "AdamW", "adapter: saved to tuned/adapter", "--adapter tuned/adapter"];
+    scene.run(&tune("tuned", &[])).expect_code(0).expect_words(&words);
+    assert_eq!(scene.read("run/model/model.safetensors"), before);
+    for directory in ["tuned/adapter", "tuned/checkpoints/step-00000006"] {
+        let saved = tensors(&scene.read(&format!("{directory}/adapter_model.safetensors")));
+        assert_eq!(
+            saved.len(),
+            2 * 48,
+            "two for each of 6 and 10 linear layers of three encoder and three decoder blocks"
+        );
+        assert!(saved.keys().all(|name| name.starts_with("base_model.model.") && name.contains(".lora_")));
+        assert!(!scene.path(&format!("{directory}/model.safetensors")).exists());
+    }
+    let started = &scene.events("tuned", "plan")[0];
+    let ended = &scene.events("tuned", "end")[0];
+    assert!(ended["peak_rss_bytes"].as_u64() <= started["predicted_peak_bytes"].as_u64().map(|peak| peak + (8 << 20)));
+}
+
+#[test]
+fn a_run_with_an_adapter_that_was_killed_goes_on_to_the_same_bits() {
+    let scene = scene();
+    let settings = ["--set", "lora.dora=true", "--set", "lora.dropout=0.1", "--set", "lora.modules_to_save=wo"];
+    scene.run(&tune("whole", &settings)).expect_code(0);
+    let mut running = scene.start(&tune("killed", &settings));
+    assert!(running.wait_for("step 4/6"));
+    running.kill();
+    let again = |more: &[&str]| tune("killed", &[&settings[..], &["--keep-training"], more].concat());
+    scene.run(&again(&["--set", "lora.alpha=8"])).expect_code(2).expect_words(&["lora", "--allow-changed model"]);
+    scene.run(&again(&[])).expect_code(0);
+    assert_eq!(scene.read(&format!("killed/{ADAPTER}")), scene.read(&format!("whole/{ADAPTER}")));
+}
+
+#[test]
+fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
+    let scene = scene();
+    let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.micro_batch_samples=2"];
+    scene.run(&tune("memory", &[&layers[..], &["--set", "memory.weight_offload=none"]].concat())).expect_code(0);
+    scene.run(&tune("files", &[&layers[..], &["--set", "memory.weight_offload=disk"]].concat())).expect_code(0);
+    let losses = |run: &str| {
+        let losses = scene.events(run, "step").into_iter().map(|step| step["loss"].as_f64().expect("a loss"));
+        losses.collect::<Vec<_>>()
+    };
+    for (one, other) in losses("memory").into_iter().zip(losses("files")) {
+        assert!((one - other).abs() < 1e-4, "{one} {other}");
+    }
+}
+
+#[test]
+fn an_adapter_answers_as_the_model_does_that_it_is_merged_into() {
+    let scene = scene();
+    scene.run(&tune("tuned", &["--set", "lora.rank=4"])).expect_code(0);
+    scene
+        .run(&["merge", "--model", "run/model", "--adapter", "tuned", "--output", "merged"].map(str::to_owned))
+        .expect_code(0);
+    let evaluate = |model: &[&str]| {
+        let rows = ["--data", "run/sample-data/sample-validation.parquet", "--samples", "16", "--json"];
+        let arguments: Vec<String> =
+            [&["eval", "--model"], model, &rows].concat().into_iter().map(str::to_owned).collect();
+        let ended = scene.run(&arguments).expect_code(0);
+        let figures: serde_json::Value = ended.json();
+        (figures["loss"].as_f64().expect("a loss"), figures["exact_match"].clone())
+    };
+    let (merged, named, found) =
+        (evaluate(&["merged"]), evaluate(&["run/model", "--adapter", "tuned/adapter"]), evaluate(&["tuned"]));
+    assert!((merged.0 - named.0).abs() < 1e-5, "{merged:?} {named:?}");
+    assert_eq!((merged.1, &named), (named.1.clone(), &found));
+    assert!((evaluate(&["run/model"]).0 - named.0).abs() > 1e-3, "the adapter changes something");
+}
+
+#[test]
+fn an_adapter_goes_on_from_another_and_contradictions_are_named() {
+    let scene = scene();
+    scene.run(&tune("first", &[])).expect_code(0);
+    let model = ["--set", "model.init_from=run/model", "--output", "second"];
+    let on = |more: &[&str]| short(&[&model[..], &["--set", "lora.init_from=first/adapter"], more].concat());
+    scene.run(&on(&["--set", "lora.dora=true"])).expect_code(2).expect_words(&["`lora.dora`", "hint:"]);
+    scene.run(&on(&[])).expect_code(0);
+    let first = |run: &str| scene.events(run, "step")[0]["loss"].as_f64().expect("a loss");
+    assert!(first("second") < first("first"));
+    let targets = ["--set", "lora.targets=query", "--output", "third"];
+    scene.run(&short(&[&FROM[..], &targets].concat())).expect_code(4).expect_words(&["query", "linear layers"]);
+    scene.run(&short(&["--lora", "--output", "fourth"])).expect_code(2).expect_words(&["`model.init_from`"]);
+}
