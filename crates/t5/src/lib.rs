@@ -33,6 +33,7 @@
 //! change summation order at most); a frozen parameter costs no gradient and no activation below it; no
 //! file's content makes this crate panic.
 
+mod adapted_config;
 mod adapter;
 mod config;
 mod context;

@@ -1,0 +1,103 @@
+//! An adapter and the model that it is beside: whether they fit.
+
+use crate::adapter::{HEAD, Lora, SHARED, Targets, is_named};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+impl Lora {
+    /// Checks the numbers, and that every name is of a layer of the model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the field.
+    pub fn validate(&self, config: &Config) -> Result<()> {
+        let bad = |field: &str, expected: &str, got: String| {
+            let (origin, key) = ("adapter".to_owned(), format!("lora.{field}"));
+            Err(Error::Config { origin, key, got, expected: expected.into() })
+        };
+        let linears = linear_names(config);
+        let names = linears.iter().map(String::as_str);
+        if !(0.0..1.0).contains(&self.dropout) {
+            return bad("dropout", "at least 0 and less than 1", self.dropout.to_string());
+        }
+        let ranks = || self.rank_pattern.values().chain([&self.rank]);
+        if let Some(rank) = ranks().find(|rank| !(1..=1 << 16).contains(*rank)) {
+            return bad("rank", "1 to 65536", rank.to_string());
+        }
+        let alphas = || self.alpha_pattern.values().chain([&self.alpha]);
+        if let Some(alpha) = alphas().find(|alpha| !(alpha.is_finite() && **alpha > 0.0)) {
+            return bad("alpha", "more than 0", alpha.to_string());
+        }
+        if let Targets::Names(targets) = &self.targets {
+            for target in targets {
+                if !names.clone().any(|name| is_named(name, target)) {
+                    return bad(
+                        "targets",
+                        "names of linear layers (q, k, v, o, wi, wi_0, wi_1, wo, lm_head)",
+                        target.clone(),
+                    );
+                }
+            }
+        }
+        let modules = module_names(config);
+        let is_module = |named: &String| modules.iter().any(|name| name != SHARED && is_named(name, named));
+        if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && *module != HEAD) {
+            return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
+        }
+        if names.filter_map(|name| self.of(name)).count() == 0 && self.modules_to_save.is_empty() {
+            return bad("targets", "at least one linear layer", "none".into());
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// The model with this adapter. A head that is tied to the embedding and saved with the adapter is a table of its own from then on,
+    /// scaled as before, as it is in PEFT.
+    ///
+    /// # Errors
+    /// Those of [`Lora::validate`].
+    pub fn with_adapter(&self, lora: Lora) -> Result<Config> {
+        lora.validate(self)?;
+        let tie_word_embeddings = self.tie_word_embeddings && !lora.saves(HEAD);
+        Ok(Config { tie_word_embeddings, lora: Some(lora), ..self.clone() })
+    }
+}
+
+/// The names of a model's linear layers, the head's last.
+fn linear_names(config: &Config) -> Vec<String> {
+    let mut names = module_names(config);
+    names.retain(|name| {
+        name.contains(".block.") && !name.contains("layer_norm") && !name.contains("relative_attention_bias")
+    });
+    names.push(HEAD.to_owned());
+    names
+}
+
+/// The names of a model's layers that have a weight of their own.
+fn module_names(config: &Config) -> Vec<String> {
+    let specs = crate::ParameterSpec::all(&Config { lora: None, ..config.clone() });
+    specs.iter().filter_map(|spec| spec.name.strip_suffix(".weight").map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Targets {
+        Targets::Names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    #[test]
+    fn names_that_no_layer_has_are_errors_that_say_so() {
+        let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };
+        let validate = |lora: Lora| lora.validate(&config).map_err(|error| error.to_string());
+        assert_eq!(validate(Lora::default()), Ok(()));
+        let error = validate(Lora { targets: names(&["query"]), ..Lora::default() }).unwrap_err();
+        assert!(error.contains("query"), "{error}");
+        assert_eq!(validate(Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() }), Ok(()));
+        assert!(validate(Lora { modules_to_save: vec!["head".into()], ..Lora::default() }).is_err());
+        assert!(validate(Lora { rank: 0, ..Lora::default() }).is_err());
+        assert!(validate(Lora { dropout: 1.0, ..Lora::default() }).is_err());
+        assert!(validate(Lora { targets: names(&["wi_0"]), ..Lora::default() }).is_err(), "this model has no gate");
+    }
+}
