@@ -28,8 +28,8 @@ pub struct Lists {
     handle: Handle,
     columns: Vec<ListColumn>,
     groups: Vec<Group>,
-    /// The row group that is read, and its rows that are left.
-    group: usize,
+    /// The row group that is read, none before the first row, and its rows that are left.
+    group: Option<usize>,
     left: u32,
     cursors: Vec<ListCursor>,
     /// The next row of the file.
@@ -104,7 +104,7 @@ impl Lists {
         let (columns, groups) = (found.columns, found.groups);
         let rows = groups.iter().map(|group| u64::from(group.rows)).sum();
         let limits = RowLimits { elements, bytes };
-        Ok(Self { files, handle, columns, groups, group: 0, left: 0, cursors: Vec::new(), next: 0, rows, limits })
+        Ok(Self { files, handle, columns, groups, group: None, left: 0, cursors: Vec::new(), next: 0, rows, limits })
     }
 
     /// Rows of the file.
@@ -169,8 +169,9 @@ impl Lists {
 
     /// Goes on to the next row group; false behind the last.
     fn next_group(&mut self) -> Result<bool, Error> {
-        self.group += usize::from(!self.cursors.is_empty());
-        let Some(group) = self.groups.get(self.group) else { return Ok(false) };
+        let number = self.group.map_or(0, |group| group + 1);
+        let Some(group) = self.groups.get(number) else { return Ok(false) };
+        self.group = Some(number);
         // The file is compared with the one that was opened once for each row group.
         self.handle = self.files.handle(0)?;
         self.left = group.rows;
@@ -186,7 +187,7 @@ impl Lists {
     fn error(&self, column: usize, fault: Fault) -> Error {
         let place = Place {
             path: self.files.path(0).to_owned(),
-            row_group: Some(self.group),
+            row_group: self.group,
             column: Some(self.columns[column].name.clone()),
             rows: None,
         };

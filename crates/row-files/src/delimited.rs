@@ -54,15 +54,9 @@ impl DelimitedRows {
         if records.ends.len() != self.fields {
             return Err(RowFault::Fields { expected: self.fields, got: records.ends.len() });
         }
-        let text = std::str::from_utf8(&records.bytes).map_err(|_| RowFault::NotUtf8)?;
+        let fields = records.fields()?;
         row.cells.clear();
-        for place in &self.places {
-            let cell = place.map(|place| {
-                let start = place.checked_sub(1).map_or(0, |before| records.ends[before]);
-                Cell::Text(text[start..records.ends[place]].to_owned())
-            });
-            row.cells.push(cell.unwrap_or_default());
-        }
+        row.cells.extend(self.places.iter().map(|place| place.map_or(Cell::Null, |place| Cell::Text(fields(place)))));
         Ok(())
     }
 }
@@ -113,11 +107,22 @@ impl Records {
             None => Ok(Vec::new()),
             Some(Err(fault)) => Err(broken(self, fault)),
             Some(Ok(())) => {
-                let text = std::str::from_utf8(&self.bytes).map_err(|_| broken(self, RowFault::NotUtf8))?;
-                let starts = std::iter::once(0).chain(self.ends.iter().copied());
-                Ok(starts.zip(&self.ends).map(|(start, &end)| text[start..end].trim().to_owned()).collect())
+                let fields = self.fields().map_err(|fault| broken(self, fault))?;
+                Ok((0..self.ends.len()).map(|place| fields(place).trim().to_owned()).collect())
             }
         }
+    }
+
+    /// The fields of the row by their places, if all of them are UTF-8: a letter that is cut in two by a delimiter is not.
+    fn fields(&self) -> Result<impl Fn(usize) -> String, RowFault> {
+        let text = std::str::from_utf8(&self.bytes).map_err(|_| RowFault::NotUtf8)?;
+        if !self.ends.iter().all(|&end| text.is_char_boundary(end)) {
+            return Err(RowFault::NotUtf8);
+        }
+        Ok(|place: usize| {
+            let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+            text[start..self.ends[place]].to_owned()
+        })
     }
 
     /// Reads the fields of the next row that is not empty; `None` at the end.

@@ -209,6 +209,14 @@ fn text_around_the_rows_that_is_broken_ends_the_reading() {
 }
 
 #[test]
+fn a_letter_that_a_delimiter_cuts_in_two_is_no_text() {
+    let header = [&b"prompt,\xe5\x80"[..], b",\x92,response\na,b,c,d\n"].concat();
+    refused("a.csv", &header, "the header: the row is not UTF-8");
+    let row = [&b"prompt,response\nx\xe5\x80"[..], b",\x92y\n"].concat();
+    refused("a.csv", &row, "a.csv:2: the row is not UTF-8");
+}
+
+#[test]
 fn a_window_of_zstd_that_is_large_is_refused_with_the_way_out() {
     let mut encoder = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
     encoder.window_log(27).unwrap();

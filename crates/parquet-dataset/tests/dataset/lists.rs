@@ -132,6 +132,9 @@ fn every_encoding_compression_and_version_of_lists_reads() {
         }
     }
     assert_eq!(list_columns(&path).unwrap(), [ROLE, CONTENT]);
+    // Of no columns there are rows, and an end.
+    let (mut lists, mut row) = (Lists::open(&path, &[], 1, 1).unwrap(), ListRow::default());
+    assert_eq!((0..1000).take_while(|_| lists.next(&mut row).unwrap()).count(), 300);
 }
 
 #[test]
