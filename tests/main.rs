@@ -12,6 +12,7 @@ mod answers;
 mod budget;
 mod configs;
 mod convert;
+mod convert_base;
 mod finetune;
 mod inference;
 mod leaving;

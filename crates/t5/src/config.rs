@@ -20,8 +20,8 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
-use t5_ops::Activation;
+use serde_json::{Map, Value, json};
+use t5_ops::{Activation, Precision};
 
 use crate::adapter::Lora;
 use crate::error::{Error, Result};
@@ -35,6 +35,9 @@ const LARGEST_LAYERS: u64 = 128;
 const LARGEST_BUCKETS: usize = 1 << 16;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
+/// transformers' key for quantised weights, and its method for those that are written here.
+const QUANTIZATION: &str = "quantization_config";
+const QUANT_METHOD: &str = "train_low_mem";
 /// Settings of answers that a `config.json` of an older transformers may hold.
 const OF_ANSWERS: [&str; 12] = [
     "max_length",
@@ -96,6 +99,8 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// First input of the decoder in training. Answers begin with [`Config::answer_start`].
     pub decoder_start_token_id: u32,
+    /// The codes of the weights of the blocks' products, where they are quantised: such a model is frozen.
+    pub base_precision: Option<Precision>,
     /// The adapter beside the base weights, if there is one. It is not part of the file.
     pub lora: Option<Lora>,
     /// The other entries of the file.
@@ -142,6 +147,7 @@ impl Default for Config {
             pad_token_id: 0,
             eos_token_ids: vec![1],
             decoder_start_token_id: 0,
+            base_precision: None,
             lora: None,
             rest: Rest::default(),
         }
@@ -229,6 +235,7 @@ impl Config {
             pad_token_id: pad,
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
             decoder_start_token_id: start.unwrap_or(pad),
+            base_precision: read.base_precision()?,
             lora: None,
             rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };
@@ -343,6 +350,12 @@ impl Config {
         if self.scale_decoder_outputs { (self.d_model as f64).powf(-0.5) } else { 1.0 }
     }
 
+    /// Refuses a model whose weights are quantised, for what needs their values.
+    pub(crate) fn refuse_quantised(&self, expected: &str) -> Result<()> {
+        let Some(precision) = self.base_precision else { return Ok(()) };
+        Err(self.invalid(QUANTIZATION, precision.name(), expected))
+    }
+
     /// The `config.json` of this model: the keys it was loaded with, in their order, brought up to date.
     pub fn to_json(&self) -> Value {
         let mut json = self.rest.raw.clone();
@@ -380,6 +393,12 @@ impl Config {
         set("pad_token_id", self.pad_token_id.into());
         set("eos_token_id", eos_value(&self.eos_token_ids));
         set("decoder_start_token_id", self.decoder_start_token_id.into());
+        match self.base_precision {
+            Some(precision) => {
+                set(QUANTIZATION, json!({ "quant_method": QUANT_METHOD, "base_precision": precision.name() }));
+            }
+            None => drop(json.remove(QUANTIZATION)),
+        }
         // It names Python files that are not written beside it.
         json.remove("auto_map");
         Value::Object(json)
@@ -486,6 +505,17 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// The codes of the weights; those of other programs are refused.
+    fn base_precision(&self) -> Result<Option<Precision>> {
+        let Some(quantization) = self.get(QUANTIZATION) else { return Ok(None) };
+        let text = |key: &str| quantization.get(key).and_then(Value::as_str);
+        let precision = text("base_precision").and_then(Precision::of_name);
+        match precision.filter(|_| text("quant_method") == Some(QUANT_METHOD)) {
+            Some(precision) => Ok(Some(precision)),
+            None => Err(self.error(QUANTIZATION, "one that `train_low_mem convert-base` wrote", Some(quantization))),
+        }
+    }
+
     fn get(&self, key: &str) -> Option<&Value> {
         self.raw.get(key).filter(|value| !value.is_null())
     }

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
+use t5_ops::Quantised;
 
 use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
@@ -15,7 +16,7 @@ use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
-use crate::ops::Files;
+use crate::ops::{Files, Matrix, Ops};
 use crate::parameters::{Parameter, ParameterSpec};
 use crate::step::gradients::Gradients;
 use crate::step::reach::Reach;
@@ -62,10 +63,12 @@ impl T5 {
     /// [`Error::Io`], for example where the disk has no room for them.
     pub fn init_in(config: &Config, seed: u64, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
         config.validate()?;
+        config.refuse_quantised("no quantised weights: those are made of weights that were trained")?;
         let file = files.map(|files| WeightFile::create(files, config, dtype)).transpose()?;
         let parameter = |spec: ParameterSpec| {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
-            Ok(Parameter { name: spec.name, tensor: WeightFile::place(file.as_ref(), tensor)?, part: spec.part })
+            let tensor = WeightFile::place(file.as_ref(), tensor)?;
+            Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
         T5::assemble(config.clone(), parameters, file)
@@ -126,6 +129,9 @@ impl T5 {
             let tensor = if !spec.is_of_adapter() {
                 let is_trained = config.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
                 match (base.next(), &head) {
+                    (Some(Parameter { tensor, quantisation: Some(codes), .. }), _) if spec.quantisation.is_none() => {
+                        Quantised::new(codes, tensor)?.rows(0..codes.shape().0)?.to_dtype(spec.dtype(dtype))?
+                    }
                     (Some(parameter), _) if is_trained && file.is_some() => parameter.tensor.copy()?,
                     (Some(parameter), _) => parameter.tensor,
                     (None, Some(head)) => head.copy()?,
@@ -136,11 +142,13 @@ impl T5 {
                 let name = format!("{}.weight", spec.name.trim_end_matches(MAGNITUDE));
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
-                t5_ops::adapted_lengths(&weight.tensor, &a.tensor, &b.tensor, 1.0)?
+                let weight = Matrix { tensor: &weight.tensor, quantisation: weight.quantisation };
+                Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)?
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
             };
-            parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
+            let ParameterSpec { name, part, quantisation, .. } = spec;
+            parameters.push(Parameter { name, tensor, part, quantisation });
         }
         Ok(T5 { directory, base_name, ..T5::assemble(config, parameters, file)? })
     }

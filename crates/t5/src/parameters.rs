@@ -5,9 +5,11 @@
 //! [`crate::T5::parameters`], in [`crate::Gradients`] and in an optimizer's state.
 
 use candle_core::{DType, Tensor};
+use t5_ops::Quantisation;
 
 use crate::adapter::{LoraInit, is_of_adapter};
 use crate::config::Config;
+use crate::ops::Matrix;
 
 /// Where in the model a parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,10 +46,12 @@ impl Part {
 pub struct Parameter<T = Tensor> {
     /// The Hugging Face name.
     pub name: String,
-    /// Its values. Layers hold the same storage.
+    /// Its values, or its codes and scales. Layers hold the same storage.
     pub tensor: T,
     /// Where it is.
     pub part: Part,
+    /// How its bytes are to be read, where it is quantised: a frozen weight of a block's product.
+    pub quantisation: Option<Quantisation>,
 }
 
 impl Part {
@@ -104,6 +108,8 @@ pub struct ParameterSpec {
     pub part: Part,
     /// transformers' `_init_weights` for it (Mesh TensorFlow's scales).
     pub initial: Initial,
+    /// How it is quantised, if it is.
+    pub quantisation: Option<Quantisation>,
 }
 
 impl ParameterSpec {
@@ -114,7 +120,12 @@ impl ParameterSpec {
 
     /// The dtype it is kept in, in a model of `model`: that one, but the vectors and the adapters of a bf16 model are f32. The
     /// first scale whole channels, the second are trained by small steps, and both are a hundredth of the values.
+    ///
+    /// Of a quantised one it is that of its bytes.
     pub fn dtype(&self, model: DType) -> DType {
+        if self.quantisation.is_some() {
+            return DType::U8;
+        }
         let is_small = self.shape.len() == 1 || self.is_of_adapter();
         if model == DType::BF16 && is_small { DType::F32 } else { model }
     }
@@ -126,7 +137,15 @@ impl ParameterSpec {
 
     /// Its bytes in a model of `model`.
     pub fn bytes(&self, model: DType) -> u64 {
-        self.elements() * self.dtype(model).size_in_bytes() as u64
+        match self.quantisation {
+            Some(quantisation) => quantisation.bytes() as u64,
+            None => self.elements() * self.dtype(model).size_in_bytes() as u64,
+        }
+    }
+
+    /// The shape of the tensor that holds it.
+    pub(crate) fn tensor_shape(&self) -> Vec<usize> {
+        self.quantisation.map_or_else(|| self.shape.clone(), |quantisation| vec![quantisation.bytes()])
     }
 
     /// The bytes of its gradient's accumulator; see [`crate::Gradients::new`].
@@ -164,12 +183,18 @@ struct List<'a> {
 impl List<'_> {
     fn normal(&mut self, name: String, shape: Vec<usize>, part: Part, std: f64) {
         let initial = Initial::Normal { std: std * self.config.initializer_factor };
-        self.specs.push(ParameterSpec { name, shape, part, initial });
+        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
     }
 
     /// A linear layer: its weight, and its adapter if it has one.
     fn linear(&mut self, name: &str, shape: [usize; 2], part: Part, std: f64) {
         self.normal(format!("{name}.weight"), shape.to_vec(), part, std);
+        // What is trained whole has values.
+        let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.saves(name));
+        let precision = self.config.base_precision.filter(|_| !is_trained);
+        if let (Some(precision), Some(spec)) = (precision, self.specs.last_mut()) {
+            spec.quantisation = Some(Quantisation::new(precision, shape.into()).expect("sizes of a checked config"));
+        }
         self.adapter(name, shape, part);
     }
 
@@ -181,7 +206,8 @@ impl List<'_> {
             LoraInit::Gaussian => Initial::Normal { std: 1.0 / adapter.rank as f64 },
         };
         let mut push = |name: &str, shape: &[usize], initial| {
-            self.specs.push(ParameterSpec { name: format!("{linear}.{name}"), shape: shape.to_vec(), part, initial });
+            let (name, shape) = (format!("{linear}.{name}"), shape.to_vec());
+            self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
         };
         push("lora_A.weight", &[adapter.rank, inputs], first);
         push("lora_B.weight", &[outputs, adapter.rank], Initial::Constant(0.0));
@@ -193,7 +219,8 @@ impl List<'_> {
 
     fn norm(&mut self, name: String, part: Part) {
         let initial = Initial::Constant(self.config.initializer_factor);
-        self.specs.push(ParameterSpec { name, shape: vec![self.config.d_model], part, initial });
+        let shape = vec![self.config.d_model];
+        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
     }
 
     fn block(&mut self, stack: &str, block: usize, part: Part) {
@@ -241,4 +268,11 @@ impl List<'_> {
 pub(crate) struct Weight<T> {
     pub index: usize,
     pub tensor: T,
+    pub quantisation: Option<Quantisation>,
+}
+
+impl<'a, T> From<&'a Weight<T>> for Matrix<'a, T> {
+    fn from(weight: &'a Weight<T>) -> Self {
+        Matrix { tensor: &weight.tensor, quantisation: weight.quantisation }
+    }
 }

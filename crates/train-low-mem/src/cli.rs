@@ -15,7 +15,7 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::failure::{Failure, Outcome};
-use crate::flag_values::{MasterWeights, Precision, StoredPrecision, assignment_text, truth};
+use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 
@@ -79,6 +79,8 @@ pub enum Command {
     Convert(Box<ConvertArgs>),
     /// Merge a LoRA adapter of PEFT, or of a run, into its model
     Merge(MergeArgs),
+    /// Quantise a model's weights, for adapters and answers in less memory
+    ConvertBase(ConvertBaseArgs),
     /// Train a tokenizer.json from parquet, JSONL, JSON, CSV, TSV or text files
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples
@@ -197,6 +199,26 @@ pub struct MergeArgs {
     /// Precision of the merged matrices [default: as each is stored]
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub dtype: Option<StoredPrecision>,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `convert-base`.
+#[derive(Args, Debug)]
+pub struct ConvertBaseArgs {
+    /// The model: a directory, a run or a model of the hub
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Codes of the weights in the blocks: 8 bits with a scale for each row, or NF4, 4.1 bits with its scales
+    #[arg(long, value_enum, value_name = "PRECISION")]
+    pub precision: BasePrecision,
+    /// Directory of the quantised model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
     /// Replace an existing output directory that holds a model and no run
     #[arg(long)]
     pub force: bool,

@@ -56,6 +56,24 @@ impl From<StoredPrecision> for candle_core::DType {
     }
 }
 
+/// `convert-base --precision`
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub enum BasePrecision {
+    /// 8 bits
+    Int8,
+    /// 4 bits
+    Nf4,
+}
+
+impl From<BasePrecision> for t5::Precision {
+    fn from(flag: BasePrecision) -> Self {
+        match flag {
+            BasePrecision::Int8 => Self::Int8,
+            BasePrecision::Nf4 => Self::Nf4,
+        }
+    }
+}
+
 impl From<Precision> for trainer::Precision {
     fn from(flag: Precision) -> Self {
         match flag {

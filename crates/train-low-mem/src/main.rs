@@ -164,6 +164,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Generate(flags)) => commands::generate::generate(&flags),
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
         Some(Command::Convert(flags)) => commands::convert::convert(&flags),
+        Some(Command::ConvertBase(flags)) => commands::convert_base::convert_base(&flags),
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),

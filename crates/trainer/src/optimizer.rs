@@ -246,7 +246,7 @@ mod tests {
         for options in adafactor.into_iter().chain([AdamwOptions::default().into()]) {
             for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
                 let tensor = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
-                let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared };
+                let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
                 let moments = Moments::zeros(&options, &parameter).unwrap();
                 let elements: usize = moments.named().iter().map(|(_, tensor)| tensor.elem_count()).sum();
                 assert_eq!(elements as u64, options.state_elements(shape), "{shape:?}");

@@ -114,6 +114,7 @@ fn adafactor_is_that_of_transformers_with_every_option() {
                 name: (*name).clone(),
                 tensor: read(&format!("initial.{name}")),
                 part: Part::Shared,
+                quantisation: None,
             })
             .collect();
         let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();
@@ -162,7 +163,7 @@ fn adamw_is_that_of_torch_over_fifty_steps() {
         };
         let parameter = |name: &&String| {
             let tensor = read(&format!("initial.{name}"));
-            Parameter { name: (*name).clone(), tensor, part: Part::Shared }
+            Parameter { name: (*name).clone(), tensor, part: Part::Shared, quantisation: None }
         };
         let parameters: Vec<Parameter> = names.iter().map(parameter).collect();
         let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();

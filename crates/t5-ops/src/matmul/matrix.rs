@@ -109,6 +109,21 @@ impl<'a> Factor<'a> {
         self.t().columns(rows).t()
     }
 
+    /// Row `row` in f32, of a matrix whose rows lie one after the other.
+    pub(crate) fn widen_row(&self, row: usize, to: &mut [f32]) {
+        assert!(self.col_stride == 1 && row < self.rows && to.len() == self.cols, "row {row} of {}", self.rows);
+        let first = row * self.row_stride;
+        match self.data {
+            Stored::Wide(Operand::F32(data)) => to.copy_from_slice(&data[first..][..to.len()]),
+            Stored::Wide(Operand::Bf16(data)) => {
+                for (to, from) in to.iter_mut().zip(&data[first..]) {
+                    *to = Element::to_f32(*from);
+                }
+            }
+            Stored::Narrow(narrow) => narrow.widen(first, to),
+        }
+    }
+
     pub(super) fn is_bf16(&self) -> bool {
         matches!(self.data, Stored::Wide(Operand::Bf16(_)))
     }

@@ -46,6 +46,21 @@ pub enum Precision {
     Nf4,
 }
 
+impl Precision {
+    /// `int8` or `nf4`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Int8 => "int8",
+            Precision::Nf4 => "nf4",
+        }
+    }
+
+    /// The precision of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Precision::Int8, Precision::Nf4].into_iter().find(|precision| precision.name() == name)
+    }
+}
+
 /// The parts of a quantised weight, in the order of their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantisedPart {

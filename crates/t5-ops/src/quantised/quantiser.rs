@@ -5,6 +5,7 @@ use candle_core::{Result, bail};
 use super::{Precision, Quantisation};
 use crate::narrow::tables::{absmax_map, nearest, nearest_of_nf4};
 use crate::narrow::{BLOCK, GROUP};
+use crate::vector::vectorized;
 
 /// Quantises a weight in pieces of its elements. It holds the scales, a block at most, and no codes.
 ///
@@ -72,20 +73,22 @@ impl Quantiser {
 
     /// Appends the codes of elements that share a scale.
     fn unit_of(&mut self, values: &[f32], codes: &mut Vec<u8>) {
-        let absmax = values.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let absmax = largest(values);
         self.absmax.push(absmax);
+        let start = codes.len();
         match self.quantisation.precision() {
             Precision::Int8 => {
-                let inverse = if absmax == 0.0 { 0.0 } else { 127.0 / absmax };
                 // Of a tiny magnitude the inverse is infinite: such a row has codes of 0 and 127 only, which are as near.
-                let code = |x: &f32| (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
-                codes.extend(values.iter().map(code));
+                let inverse = if absmax == 0.0 { 0.0 } else { 127.0 / absmax };
+                codes.resize(start + values.len(), 0);
+                int8_codes(values, inverse, &mut codes[start..]);
             }
             Precision::Nf4 => {
                 let inverse = 1.0 / absmax.max(1e-38);
-                let code = |x: &f32| nearest_of_nf4((x * inverse).clamp(-1.0, 1.0));
-                let pair = |pair: &[f32]| code(&pair[0]) << 4 | pair.get(1).map_or(code(&0.0), code);
-                codes.extend(values.chunks(2).map(pair));
+                let mut single = [nearest_of_nf4(0.0); BLOCK];
+                nf4_codes(values, inverse, &mut single[..values.len()]);
+                let pairs = &single.as_chunks::<2>().0[..values.len().div_ceil(2)];
+                codes.extend(pairs.iter().map(|[first, second]| first << 4 | second));
             }
         }
     }
@@ -112,6 +115,24 @@ impl Quantiser {
                 bytes.extend(absmax);
                 bytes.extend(scales.into_iter().chain([offset]).flat_map(f32::to_le_bytes));
             }
+        }
+    }
+}
+
+vectorized! {
+    fn largest(values: &[f32]) -> f32 {
+        values.iter().fold(0f32, |most, x| if x.abs() > most { x.abs() } else { most })
+    }
+
+    fn int8_codes(values: &[f32], inverse: f32, codes: &mut [u8]) {
+        for (code, x) in codes.iter_mut().zip(values) {
+            *code = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+
+    fn nf4_codes(values: &[f32], inverse: f32, codes: &mut [u8]) {
+        for (code, x) in codes.iter_mut().zip(values) {
+            *code = nearest_of_nf4((x * inverse).clamp(-1.0, 1.0));
         }
     }
 }

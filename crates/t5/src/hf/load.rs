@@ -1,14 +1,14 @@
 //! Reading a model directory, as forgiving as transformers and no more: tied duplicates may be there or
 //! not, under any of their names; anything else missing, left over or mis-shaped is an error.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::pytorch;
-use super::safetensors::Reader;
+use super::safetensors::{Reader, part_name};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
@@ -73,6 +73,11 @@ pub(crate) fn load(
     };
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
+        if spec.quantisation.is_some() {
+            let tensor = stored.quantised(directory, &spec, place, file.as_ref())?;
+            parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
+            continue;
+        }
         let name = stored.name_of(&spec.name);
         let reader = stored.reader(name).ok_or_else(|| stored.missing(directory, &spec))?;
         check_shape(reader, name, &spec)?;
@@ -87,7 +92,7 @@ pub(crate) fn load(
             Some(tensor) => tensor,
             None => WeightFile::place(file.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?,
         };
-        parameters.push(Parameter { name: spec.name, tensor, part: spec.part });
+        parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
     }
     stored.check_the_rest(&config, &parameters)?;
     Ok((config, parameters, file))
@@ -212,6 +217,30 @@ impl Files {
         WeightFile::beside(stored, files, self.copied(&specs, dtype).map(|spec| spec.bytes(dtype)))
     }
 
+    /// The codes and scales of a quantised weight, at their place.
+    fn quantised(
+        &self,
+        directory: &Path,
+        spec: &ParameterSpec,
+        place: Place,
+        file: Option<&WeightFile>,
+    ) -> Result<Tensor> {
+        let quantisation = spec.quantisation.expect("a quantised weight");
+        let parts = quantisation.parts();
+        let first = part_name(&spec.name, &parts[0]);
+        let (Some(&shard), Some(reader)) = (self.holder.get(&first), self.reader(&first)) else {
+            let (path, expected) = (directory.into(), vec![parts[0].count]);
+            return Err(Error::MissingTensor { path, tensor: first, expected });
+        };
+        let start = reader.place_of_parts(&spec.name, &parts)?;
+        if let (Place::Stored(_), Some(file), Ok(offset)) = (place, file, usize::try_from(start))
+            && let Some(tensor) = file.stored(shard, offset, &[quantisation.bytes()], DType::U8)?
+        {
+            return Ok(tensor);
+        }
+        WeightFile::place(file, reader.read_bytes(start, quantisation.bytes())?)
+    }
+
     /// The error for a tensor that no file has.
     fn missing(&self, directory: &Path, spec: &ParameterSpec) -> Error {
         let is_there = |stack: &str| self.holder.keys().any(|name| name.starts_with(stack));
@@ -265,6 +294,11 @@ impl Files {
     /// Refuses tensors without a place, and duplicates of the shared table that differ from it.
     fn check_the_rest(&self, config: &Config, parameters: &[Parameter]) -> Result<()> {
         let known: HashMap<&str, &Tensor> = parameters.iter().map(|p| (p.name.as_str(), &p.tensor)).collect();
+        let parts_of = |p: &Parameter| {
+            let parts = p.quantisation.map(|quantisation| quantisation.parts()).unwrap_or_default();
+            parts.into_iter().map(|part| part_name(&p.name, &part)).collect::<Vec<String>>()
+        };
+        let parts: BTreeSet<String> = parameters.iter().flat_map(parts_of).collect();
         for (name, &shard) in &self.holder {
             let reader = &self.readers[shard];
             let is_duplicate = EMBEDDINGS.contains(&name.as_str()) || (name == LM_HEAD && config.tie_word_embeddings);
@@ -277,7 +311,7 @@ impl Files {
                         got: "others (T5 has one embedding table)".into(),
                     });
                 }
-            } else if !known.contains_key(name.as_str()) && !name.ends_with(IGNORED) {
+            } else if !known.contains_key(name.as_str()) && !parts.contains(name) && !name.ends_with(IGNORED) {
                 return Err(Error::UnexpectedTensor { path: reader.path().into(), tensor: name.clone() });
             }
         }
@@ -367,6 +401,12 @@ impl StoredFiles {
             expected: "values in F32, F16, BF16 or F64".into(),
             got: "others".into(),
         })
+    }
+
+    /// The error for a stored tensor whose values cannot be used.
+    pub(super) fn mismatch(&self, name: &str, expected: &str, got: &dyn std::fmt::Display) -> Error {
+        let path = self.holder(self.name_of(name)).path().into();
+        Error::TensorMismatch { path, tensor: name.into(), expected: expected.into(), got: got.to_string() }
     }
 
     fn holder(&self, name: &str) -> &Reader {

@@ -8,10 +8,12 @@ mod load;
 pub mod peft;
 mod pickle;
 mod pytorch;
+mod quantise;
 pub mod safetensors;
 mod save;
 mod zip;
 
 pub use load::StoredWeights;
 pub(crate) use load::{Place, load};
+pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with};

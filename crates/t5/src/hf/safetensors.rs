@@ -29,6 +29,7 @@ use candle_core::{DType, Device, Tensor};
 use heap::FileMemory;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
+use t5_ops::QuantisedPart;
 
 use crate::error::{Error, Result};
 
@@ -269,12 +270,63 @@ impl Reader {
     }
 
     fn stored_dtype(&self, name: &str, stretch: &Stretch) -> Result<DType> {
-        stretch.dtype.clone().map_err(|got| Error::TensorMismatch {
+        let dtype = stretch.dtype.clone().and_then(|dtype| match dtype {
+            DType::U8 => Err("U8".to_owned()),
+            dtype => Ok(dtype),
+        });
+        dtype.map_err(|got| Error::TensorMismatch {
             path: self.path.clone(),
             tensor: name.into(),
             expected: "values in F32, F16, BF16 or F64".into(),
             got,
         })
+    }
+
+    /// Where the parts of a quantised weight begin, which follow each other.
+    ///
+    /// # Errors
+    /// [`Error::TensorMismatch`] naming the part that is of another size or elsewhere; [`Error::Safetensors`] for one that is missing.
+    pub(crate) fn place_of_parts(&self, name: &str, parts: &[QuantisedPart]) -> Result<u64> {
+        let (mut first, mut end) = (None, None);
+        for part in parts {
+            let name = part_name(name, part);
+            let stretch = self.stretch(&name)?;
+            if stretch.dtype != Ok(part.dtype) || stretch.shape != [part.count] {
+                return Err(Error::TensorMismatch {
+                    path: self.path.clone(),
+                    tensor: name,
+                    expected: format!("{} {:?}", part.dtype.as_str(), [part.count]),
+                    got: format!(
+                        "{} {:?}",
+                        stretch.dtype.map_or_else(|got| got, |got| got.as_str().into()),
+                        stretch.shape
+                    ),
+                });
+            }
+            if end.is_some_and(|end| stretch.start != end) {
+                let problem =
+                    format!("`{name}` does not follow the part before it: expected all parts of a weight together");
+                return Err(Error::Safetensors { path: self.path.clone(), problem });
+            }
+            first.get_or_insert(stretch.start);
+            end = Some(stretch.start + stretch.bytes as u64);
+        }
+        Ok(first.unwrap_or(0))
+    }
+
+    /// So many bytes of the file, as a vector of U8.
+    pub(crate) fn read_bytes(&self, start: u64, bytes: usize) -> Result<Tensor> {
+        let stretch = Stretch { dtype: Ok(DType::U8), shape: vec![bytes], start, bytes };
+        let mut read = Ok(());
+        let tensor = t5_ops::from_bytes(&bytes.into(), DType::U8, |to| {
+            let mut at = 0;
+            read = self.pieces(&stretch, PIECE_BYTES, |piece| {
+                to[at..][..piece.len()].copy_from_slice(piece);
+                at += piece.len();
+                Ok(())
+            });
+        })?;
+        read.map(|()| tensor)
     }
 
     /// Calls `f` with successive pieces of a tensor's bytes, of `most` bytes each: a multiple of every dtype's size.
@@ -293,6 +345,11 @@ impl Reader {
     }
 }
 
+/// The name of a part of a quantised weight.
+pub(crate) fn part_name(weight: &str, part: &QuantisedPart) -> String {
+    format!("{weight}.{}", part.name)
+}
+
 /// Where a safetensors file has a tensor.
 fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
     let dtype = match info.dtype {
@@ -301,6 +358,7 @@ fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
         Dtype::BF16 => Ok(DType::BF16),
         Dtype::F64 => Ok(DType::F64),
         Dtype::U32 => Ok(DType::U32),
+        Dtype::U8 => Ok(DType::U8),
         other => Err(format!("{other:?}")),
     };
     let (start, end) = info.data_offsets;
@@ -328,7 +386,7 @@ pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
 pub struct TensorHeader {
     /// The tensor's name.
     pub name: String,
-    /// The dtype it is stored in: F32, BF16, F16, F64 or U32.
+    /// The dtype it is stored in: F32, BF16, F16, F64, U32 or U8.
     pub dtype: DType,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -361,12 +419,22 @@ impl<W: Write> Writer<W> {
     /// Writes the header to `sink`; `path` is for messages. Tensors must follow in the order given here.
     /// Wider dtypes must come before narrower ones, so that every tensor starts at a multiple of its
     /// element's size, as readers that map the file expect.
-    pub fn new(path: &Path, mut sink: W, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Self> {
+    pub fn new(path: &Path, sink: W, tensors: Vec<TensorHeader>, metadata: &[(&str, &str)]) -> Result<Self> {
         assert!(
             tensors.is_sorted_by_key(|t| std::cmp::Reverse(t.dtype.size_in_bytes())),
             "wider dtypes come first in {}",
             path.display()
         );
+        Writer::in_order(path, sink, tensors, metadata)
+    }
+
+    /// [`Writer::new`] for tensors in any order, of which each begins where the one before it ends.
+    pub(crate) fn in_order(
+        path: &Path,
+        mut sink: W,
+        tensors: Vec<TensorHeader>,
+        metadata: &[(&str, &str)],
+    ) -> Result<Self> {
         let mut header = Map::new();
         if !metadata.is_empty() {
             let metadata: Map<String, Value> = metadata.iter().map(|&(k, v)| (k.into(), v.into())).collect();
@@ -408,6 +476,23 @@ impl<W: Write> Writer<W> {
             assert!(is_as_declared, "rows of `{name}` are written with another shape than declared");
             self.write_values(&piece, dtype)?;
         }
+        Ok(())
+    }
+
+    /// Writes the bytes of the next tensors, which follow each other and are made a piece at a time: `write` hands each to its argument.
+    pub(crate) fn write_bytes(
+        &mut self,
+        names: &[String],
+        write: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let bytes = |header: TensorHeader| header.shape.iter().product::<usize>() * header.dtype.size_in_bytes();
+        let declared: usize = names.iter().map(|name| bytes(self.next(name))).sum();
+        let mut written = 0;
+        write(&mut |bytes| {
+            written += bytes.len();
+            self.sink.write_all(bytes).map_err(Error::io(&self.path))
+        })?;
+        assert_eq!(written, declared, "bytes of {names:?}");
         Ok(())
     }
 
@@ -461,6 +546,7 @@ fn dtype_name(dtype: DType) -> Result<&'static str> {
         DType::BF16 => Ok("BF16"),
         DType::F16 => Ok("F16"),
         DType::U32 => Ok("U32"),
+        DType::U8 => Ok("U8"),
         other => Err(candle_core::Error::Msg(format!("no safetensors name for {other:?} here")).into()),
     }
 }
@@ -476,6 +562,7 @@ fn little_endian(values: &Tensor, dtype: DType) -> Result<Vec<u8>> {
             let values = values.to_dtype(DType::F32)?.to_vec1::<f32>()?;
             values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
         }
+        DType::U8 => values.to_vec1::<u8>()?,
         DType::F16 => {
             let mut bytes = Vec::with_capacity(2 * values.elem_count());
             values.write_bytes(&mut bytes)?;

@@ -30,6 +30,7 @@ pub(crate) fn save_with<E: From<Error>>(
     parameters: &[Parameter],
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
 ) -> Result<(), E> {
+    config.refuse_quantised("a model whose weights are not quantised, to be saved")?;
     // f64 exists for tests; what others load is f32 or bf16.
     let stored = |parameter: &Parameter| match parameter.tensor.dtype() {
         DType::BF16 => DType::BF16,

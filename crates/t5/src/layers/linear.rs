@@ -37,7 +37,7 @@ pub(crate) struct Adapter<T> {
 impl<T: Ops> Linear<T> {
     /// x (.., in) to (.., out).
     pub fn forward(&self, x: &T, noise: &Noise) -> Result<T> {
-        let y = T::linear(x, &self.weight.tensor)?;
+        let y = T::linear(x, &self.weight)?;
         let Some(adapter) = &self.adapter else { return Ok(y) };
         let input = adapter.input(x, noise)?;
         let Some(gain) = adapter.gain(&self.weight)? else { return adapter.add(&input, y) };
@@ -45,25 +45,25 @@ impl<T: Ops> Linear<T> {
             return adapter.add(&input, y)?.scale_columns(&gain);
         }
         // `y + (g - 1) dropout(x) Wᵀ + g · scale · dropout(x) Aᵀ Bᵀ`
-        let dropped = T::linear(&input, &self.weight.tensor)?;
+        let dropped = T::linear(&input, &self.weight)?;
         let adapted = adapter.add(&input, dropped.copied()?)?.scale_columns(&gain)?;
         T::dropout_add(&y, &adapted.minus(&dropped)?, None)
     }
 
     /// The gradient of the input, (.., in), plus `sum`, whose memory it takes.
     pub fn backward_input(&self, dy: &T, sum: Option<T>, noise: &Noise) -> Result<T> {
-        let Some(adapter) = &self.adapter else { return T::linear_backward_input(dy, &self.weight.tensor, sum) };
+        let Some(adapter) = &self.adapter else { return T::linear_backward_input(dy, &self.weight, sum) };
         let dropout = noise.adapter_dropout(adapter.site);
         let gain = adapter.gain(&self.weight)?;
         let Some(dropout) = dropout else {
             let dz = adapter.through_gain(dy, gain.as_ref())?;
-            let dx = T::linear_backward_input(&dz, &self.weight.tensor, sum)?;
+            let dx = T::linear_backward_input(&dz, &self.weight, sum)?;
             return adapter.backward_input(&dz, Some(dx));
         };
-        let dx = T::linear_backward_input(dy, &self.weight.tensor, sum)?;
+        let dx = T::linear_backward_input(dy, &self.weight, sum)?;
         let dz = adapter.through_gain(dy, gain.as_ref())?;
         let dropped = match gain {
-            Some(_) => Some(T::linear_backward_input(&dz.minus(dy)?, &self.weight.tensor, None)?),
+            Some(_) => Some(T::linear_backward_input(&dz.minus(dy)?, &self.weight, None)?),
             None => None,
         };
         let dropped = adapter.backward_input(&dz, dropped)?;
@@ -81,7 +81,7 @@ impl<T: Ops> Linear<T> {
         let mut dz = dy.clone();
         if let (Some(lengths), Some(magnitude)) = (&lengths, &adapter.magnitude) {
             if let Some(dmagnitude) = grads.accumulator(magnitude)? {
-                let z = adapter.add(&input, T::linear(&input, &self.weight.tensor)?)?;
+                let z = adapter.add(&input, T::linear(&input, &self.weight)?)?;
                 T::magnitude_backward(dy, &z, lengths, &dmagnitude)?;
             }
             dz = adapter.through_gain(dy, Some(&T::ratio(&magnitude.tensor, lengths)?))?;
@@ -112,7 +112,7 @@ impl<T: Ops> Adapter<T> {
 
     /// The lengths of the rows of `W + scale · B A`, (out), where there is a magnitude.
     fn lengths(&self, weight: &Weight<T>) -> Result<Option<T>> {
-        let of = |_: &Weight<T>| T::adapted_lengths(&weight.tensor, &self.a.tensor, &self.b.tensor, self.lora.scale);
+        let of = |_: &Weight<T>| T::adapted_lengths(weight.into(), &self.a.tensor, &self.b.tensor, self.lora.scale);
         self.magnitude.as_ref().map(of).transpose()
     }
 

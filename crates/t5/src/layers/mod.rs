@@ -33,7 +33,8 @@ impl<T: Clone> Weights<'_, T> {
     pub fn get(&self, name: String) -> Weight<T> {
         let index = self.parameters.iter().position(|p| p.name == name);
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
-        Weight { index, tensor: self.parameters[index].tensor.clone() }
+        let Parameter { tensor, quantisation, .. } = &self.parameters[index];
+        Weight { index, tensor: tensor.clone(), quantisation: *quantisation }
     }
 
     /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.

@@ -1,11 +1,21 @@
 //! The implementor that computes: candle's tensors and the kernels of [`t5_ops`].
 
 use candle_core::{DType, Tensor};
-use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
+use t5_ops::{Activation, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
 
 use super::files::{Files, Stretch, TensorFiles};
-use super::{Attended, AttentionSettings, Ops};
+use super::{Attended, AttentionSettings, Matrix, Ops};
 use crate::error::Result;
+
+impl Matrix<'_, Tensor> {
+    /// Calls `f` with the weight as kernels take it.
+    fn with<R>(self, f: impl FnOnce(Weight) -> candle_core::Result<R>) -> Result<R> {
+        match self.quantisation {
+            Some(quantisation) => Ok(f((&Quantised::new(quantisation, self.tensor.clone())?).into())?),
+            None => Ok(f(self.tensor.into())?),
+        }
+    }
+}
 
 impl AttentionSettings<'_, Tensor> {
     fn of_kernel(&self) -> t5_ops::Attention<'_> {
@@ -107,16 +117,16 @@ impl Ops for Tensor {
         Ok(t5_ops::embedding_backward(ids, dy, dtable)?)
     }
 
-    fn linear(x: &Self, weight: &Self) -> Result<Self> {
-        Ok(t5_ops::linear(x, weight)?)
+    fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self> {
+        weight.into().with(|weight| t5_ops::linear(x, weight))
     }
 
     fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
         Ok(t5_ops::linear_add(x, weight, sum)?)
     }
 
-    fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
-        Ok(t5_ops::linear_backward_input(dy, weight, sum)?)
+    fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self> {
+        weight.into().with(|weight| t5_ops::linear_backward_input(dy, weight, sum))
     }
 
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()> {
@@ -217,8 +227,8 @@ impl Ops for Tensor {
         Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale)?)
     }
 
-    fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self> {
-        Ok(t5_ops::adapted_lengths(weight, a, b, scale)?)
+    fn adapted_lengths(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {
+        weight.with(|weight| t5_ops::adapted_lengths(weight, a, b, scale))
     }
 
     fn ratio(a: &Self, b: &Self) -> Result<Self> {

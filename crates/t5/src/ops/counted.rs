@@ -10,7 +10,7 @@ use candle_core::DType;
 use t5_ops::{Activation, AttentionSizes, CrossEntropy, Dropout, Kept, Needs, Path, RelativePosition};
 
 use super::compute::largest_bytes;
-use super::{Attended, AttentionSettings, Files, Ops, Spill};
+use super::{Attended, AttentionSettings, Files, Matrix, Ops, Spill};
 use crate::error::Result;
 
 /// Multiply-adds of matrix products.
@@ -237,6 +237,13 @@ impl Counted {
     }
 }
 
+impl Matrix<'_, Counted> {
+    /// The weight's (N, K).
+    fn size(&self) -> (usize, usize) {
+        self.quantisation.map_or_else(|| self.tensor.of_weight(), |quantisation| quantisation.shape())
+    }
+}
+
 /// Counted files: what was written, and the tensor that is read ahead.
 #[derive(Debug)]
 pub(crate) struct CountedFiles {
@@ -346,10 +353,11 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn linear(x: &Self, weight: &Self) -> Result<Self> {
-        weight.used();
-        let y = x.with_width(weight.dims[0]);
-        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]));
+    fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self> {
+        let weight = weight.into();
+        weight.tensor.used();
+        let y = x.with_width(weight.size().0);
+        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.size(), [x.dtype, weight.tensor.dtype]));
         Ok(y)
     }
 
@@ -359,11 +367,12 @@ impl Ops for Counted {
         Ok(sum)
     }
 
-    fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self> {
-        weight.used();
-        let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.dtype]);
-        let dx = sum.unwrap_or_else(|| dy.with_width(weight.dims[1]));
-        let (path, weight) = (dy.path(), weight.of_weight());
+    fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self> {
+        let weight = weight.into();
+        weight.tensor.used();
+        let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
+        let (path, weight) = (dy.path(), weight.size());
+        let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
         dy.calls(t5_ops::linear_backward_input_needs(path, dy.rows(), weight, dtypes, accumulates));
         Ok(dx)
     }
@@ -486,10 +495,10 @@ impl Ops for Counted {
         Ok((0.0, logits))
     }
 
-    fn adapted_lengths(weight: &Self, a: &Self, _: &Self, _: f64) -> Result<Self> {
-        weight.used();
-        let lengths = weight.ledger().tensor(&weight.dims[..1], weight.statistics());
-        weight.calls(t5_ops::adapted_lengths_needs(weight.path(), weight.of_weight(), a.dims[0]));
+    fn adapted_lengths(weight: Matrix<Self>, a: &Self, _: &Self, _: f64) -> Result<Self> {
+        weight.tensor.used();
+        let lengths = a.ledger().tensor(&[weight.size().0], weight.tensor.statistics());
+        a.calls(t5_ops::adapted_lengths_needs(a.path(), weight.size(), a.dims[0]));
         Ok(lengths)
     }
 

@@ -19,9 +19,24 @@ use candle_core::Tensor;
 pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
 pub(crate) use t5_ops::Kept;
-use t5_ops::{Activation, CrossEntropy, Dropout, RelativePosition};
+use t5_ops::{Activation, CrossEntropy, Dropout, Quantisation, RelativePosition};
 
 use crate::error::Result;
+
+/// The weight of a product, (out, in).
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, T> {
+    /// Its values, or its codes and scales.
+    pub tensor: &'a T,
+    /// How those are to be read.
+    pub quantisation: Option<Quantisation>,
+}
+
+impl<'a, T> From<&'a T> for Matrix<'a, T> {
+    fn from(tensor: &'a T) -> Self {
+        Matrix { tensor, quantisation: None }
+    }
+}
 
 /// How attention is applied; [`t5_ops::Attention`] over any implementor.
 pub struct AttentionSettings<'a, T> {
@@ -103,9 +118,13 @@ pub trait Ops: Clone + Debug + Sized {
 
     fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self>;
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()>;
-    fn linear(x: &Self, weight: &Self) -> Result<Self>;
+    fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self>
+    where
+        Self: 'a;
     fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self>;
-    fn linear_backward_input(dy: &Self, weight: &Self, sum: Option<Self>) -> Result<Self>;
+    fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self>
+    where
+        Self: 'a;
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;
     fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)>;
     fn rms_norm_backward(
@@ -161,7 +180,7 @@ pub trait Ops: Clone + Debug + Sized {
     /// The loss, and its gradient times the scale in the memory of the logits.
     fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
-    fn adapted_lengths(weight: &Self, a: &Self, b: &Self, scale: f64) -> Result<Self>;
+    fn adapted_lengths(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
     /// `a / b` of two vectors.
     fn ratio(a: &Self, b: &Self) -> Result<Self>;
     /// `self - other`, in new memory.

@@ -8,5 +8,6 @@ mod decoding;
 mod directories;
 mod layer_major;
 mod properties;
+mod quantised;
 mod support;
 mod transformers;

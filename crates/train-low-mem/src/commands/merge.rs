@@ -17,7 +17,7 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     let began = Instant::now();
     let adapter = AdapterDirectory::find(&flags.adapter)?;
     let base = base(flags, &adapter)?;
-    check_output(flags, &[&base, &adapter])?;
+    check_output(&flags.output, flags.force, &[&base, &adapter])?;
     if let Some(parent) = flags.output.parent() {
         trainer::create_directories(parent)?;
     }
@@ -60,8 +60,7 @@ fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
 }
 
 /// An output that exists is replaced where that is asked for and it is a model, and none of the inputs.
-fn check_output(flags: &MergeArgs, inputs: &[&Path]) -> Outcome<()> {
-    let output = &flags.output;
+pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outcome<()> {
     if !output.exists() {
         return Ok(());
     }
@@ -73,7 +72,7 @@ fn check_output(flags: &MergeArgs, inputs: &[&Path]) -> Outcome<()> {
         return Err(Failure::usage(format!("--output {shown} has the model or the adapter in it"))
             .hint("name another directory"));
     }
-    if !flags.force {
+    if !force {
         return Err(Failure::usage(format!("{shown} already exists")).hint("`--force` replaces it"));
     }
     let is_model = output.join("config.json").is_file() && output.join("model.safetensors").is_file();

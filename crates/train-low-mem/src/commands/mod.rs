@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod convert;
+pub mod convert_base;
 pub mod eval;
 pub mod generate;
 pub mod inspect;

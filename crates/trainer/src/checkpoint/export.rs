@@ -51,17 +51,38 @@ pub fn export_merged(
     dtype: Option<candle_core::DType>,
     target: &Path,
 ) -> Result<t5::peft::Merged> {
+    export_from(base, target, |place| {
+        let merged = t5::peft::merge_with(base, adapter, dtype, &place.path, |name, write| -> Result<()> {
+            save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
+        })?;
+        Ok(merged)
+    })
+}
+
+/// Quantises the weights of the model of a directory, as [`t5::quantise_with`] does it, with the tokenizer's files of the source
+/// beside them.
+///
+/// # Errors
+/// Those of [`t5::quantise_with`]; as [`export_model`].
+pub fn export_quantised(source: &Path, precision: t5::Precision, target: &Path) -> Result<t5::QuantisedWeights> {
+    export_from(source, target, |place| {
+        t5::quantise_with(source, precision, &place.path, &[], |name, write| -> Result<()> {
+            save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
+        })
+    })
+}
+
+/// Makes a model directory that has the tokenizer's files of another.
+fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&Place) -> Result<R>) -> Result<R> {
     let place = Place::new(temporary::create_directory(target)?);
     save::commit_or_remove(&place.path, target, || {
-        let merged = t5::peft::merge_with(base, adapter, dtype, &place.path, |name, write| -> Result<()> {
-            save::write_file(&place, name, |file| Ok(write(file)?)).map(drop)
-        })?;
+        let written = write(&place)?;
         for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].into_iter().chain(COMPANION_FILES) {
-            let path = base.join(name);
+            let path = source.join(name);
             if path.is_file() {
                 save::copy(&path, &place, name)?;
             }
         }
-        Ok(merged)
+        Ok(written)
     })
 }

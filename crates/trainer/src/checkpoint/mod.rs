@@ -49,7 +49,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use export::{export_checkpoint, export_merged, export_model};
+pub use export::{export_checkpoint, export_merged, export_model, export_quantised};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 
 use crate::error::{Error, Result};

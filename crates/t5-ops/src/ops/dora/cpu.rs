@@ -5,27 +5,31 @@ use candle_core::{Result, Tensor};
 
 use crate::dispatch::rows_and_width;
 use crate::parallel::{Shared, for_each_part, for_each_rows, rows_per_sum};
+use crate::quantised::Weight;
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::{sum, vectorized};
 
-pub(super) fn adapted_lengths(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let (n, k) = weight.dims2()?;
     let rank = a.dim(0)?;
     let a = a.to_dtype(candle_core::DType::F32)?;
     // (r, N) and (r, r).
     let (of_weight, of_a) = (crate::linear(&a, weight)?, crate::linear(&a, &a)?);
-    let (weight, b) = (weight.contiguous()?, b.contiguous()?);
-    let (weight_view, b_view) = (View::new(&weight)?, View::new(&b)?);
+    let b = b.contiguous()?;
+    let b_view = View::new(&b)?;
     let (of_weight_view, of_a_view) = (View::new(&of_weight)?, View::new(&of_a)?);
     let (b, of_weight, of_a) = (b_view.to_f32()?, of_weight_view.slice::<f32>()?, of_a_view.slice::<f32>()?);
-    with_element!(weight.dtype(), T, {
-        let weight = weight_view.slice::<T>()?;
+    weight.with_factor(|weight| {
         filled::<f32>(n, |lengths| {
             let lengths = Shared::new(lengths);
             for_each_rows(n, k, |rows| {
                 // SAFETY: parts are disjoint ranges of rows.
                 let lengths = unsafe { lengths.slice(rows.start, rows.len()) };
-                squares(&weight[rows.start * k..rows.end * k], k, lengths);
+                let mut row_of_weight = vec![0f32; k];
+                for (row, length) in rows.clone().zip(lengths.iter_mut()) {
+                    weight.widen_row(row, &mut row_of_weight);
+                    *length = square(&row_of_weight);
+                }
                 for (row, length) in rows.zip(lengths) {
                     let b = &b[row * rank..(row + 1) * rank];
                     let (mut once, mut twice) = (0.0, 0.0);
@@ -90,10 +94,8 @@ pub(super) fn magnitude_backward(dy: &Tensor, z: &Tensor, lengths: &Tensor, dmag
 }
 
 vectorized! {
-    fn squares<T: Element>(rows: &[T], width: usize, sums: &mut [f32]) {
-        for (row, to) in sums.iter_mut().enumerate() {
-            *to = sum(&rows[row * width..][..width], |x| x.to_f32() * x.to_f32());
-        }
+    fn square(row: &[f32]) -> f32 {
+        sum(row, |x| x * x)
     }
 
     fn multiply_rows<T: Element>(rows: &mut [T], factors: &[f32]) {

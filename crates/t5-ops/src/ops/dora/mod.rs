@@ -12,14 +12,16 @@ use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::Needs;
+use crate::quantised::Weight;
 
 /// The lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or F64 of F64.
-pub fn adapted_lengths(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+    let weight = weight.into();
     let (n, k) = weight.dims2()?;
     let (rank, _) = a.dims2()?;
     check_shape("adapted_lengths", "a", a, &[rank, k])?;
     check_shape("adapted_lengths", "b", b, &[n, rank])?;
-    match Path::of(&[weight, a, b]) {
+    match weight.path_beside(a).provided(Path::of(&[b]) == Path::Cpu) {
         Path::Cpu => cpu::adapted_lengths(weight, a, b, scale),
         Path::Reference => reference::adapted_lengths(weight, a, b, scale),
     }

@@ -3,10 +3,13 @@
 use candle_core::{Result, Tensor};
 
 use crate::dispatch::{add_into, wide, wide_dtype};
+use crate::quantised::Weight;
 
 /// See [`crate::adapted_lengths`].
-pub fn adapted_lengths(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
-    let adapted = (wide(weight)? + (wide(b)?.matmul(&wide(a)?)? * scale)?.to_dtype(wide_dtype(weight))?)?;
+pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+    let weight = weight.into();
+    let dtype = wide_dtype(weight.tensor());
+    let adapted = (weight.dense(dtype)? + (wide(b)?.matmul(&wide(a)?)? * scale)?.to_dtype(dtype)?)?;
     adapted.sqr()?.sum(1)?.sqrt()
 }
 

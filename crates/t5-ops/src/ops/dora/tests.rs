@@ -2,6 +2,7 @@ use candle_core::DType;
 
 use super::*;
 use crate::testing::{Numbers, assert_close, tolerance};
+use crate::{Precision, Quantised};
 
 const SHAPES: [(usize, usize, usize, usize); 4] = [(1, 1, 1, 1), (7, 33, 65, 3), (70, 300, 257, 16), (3, 8, 64, 5)];
 
@@ -48,4 +49,17 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(scale_columns(weight.clone(), &lengths).is_err());
     assert!(magnitude_backward(&weight, &weight, &lengths, &lengths).is_err());
     assert!(magnitude_backward(&weight.t().unwrap(), &weight, &lengths, &lengths).is_err());
+}
+
+#[test]
+fn a_narrow_weight_has_the_lengths_of_its_values() {
+    let (n, k, rank) = (70, 96, 5);
+    let mut numbers = Numbers::new(6);
+    let weight = numbers.tensor(&[n, k], DType::F32);
+    let (a, b) = (numbers.tensor(&[rank, k], DType::F32), numbers.tensor(&[n, rank], DType::F32));
+    let lengths = |weight: Weight<'_>| adapted_lengths(weight, &a, &b, 0.7).unwrap().to_vec1::<f32>().unwrap();
+    let nf4 = Quantised::of(&weight, Precision::Nf4).unwrap();
+    assert_eq!(lengths((&nf4).into()), lengths((&nf4.dequantised().unwrap()).into()));
+    let f16 = weight.to_dtype(DType::F16).unwrap();
+    assert_eq!(lengths((&f16).into()), lengths((&f16.to_dtype(DType::F32).unwrap()).into()));
 }

@@ -92,6 +92,7 @@ struct Merge {
 impl Merge {
     fn new(base: &Path, adapter: &Path) -> Result<Merge> {
         let mut config = Config::from_file(&base.join("config.json"))?;
+        config.refuse_quantised("the model that these weights were made from: an adapter is merged into that one")?;
         let stored = StoredFiles::open(base)?;
         config.tie_word_embeddings = stored.is_tied_by_rows(&config)?;
         let adapter = AdapterDirectory::open(adapter, &config)?;

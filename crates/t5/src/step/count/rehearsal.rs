@@ -117,7 +117,7 @@ impl Rehearsal {
         let mut gradients =
             Gradients::new(&parameters, precisions.gradients, &|parameter| names.contains(parameter.name.as_str()));
         for (index, parameter) in parameters.iter().enumerate() {
-            gradients.accumulator(&Weight { index, tensor: parameter.tensor.clone() })?;
+            gradients.accumulator(&Weight { index, tensor: parameter.tensor.clone(), quantisation: None })?;
         }
         let cx = StepContext {
             seed: 0,
@@ -314,8 +314,8 @@ impl Rehearsal {
 /// The parameters of a model, counted elsewhere.
 fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
     let parameter = |spec: &ParameterSpec| {
-        let tensor = ledger.beside(&spec.shape, spec.dtype(dtype));
-        Parameter { name: spec.name.clone(), tensor, part: spec.part }
+        let tensor = ledger.beside(&spec.tensor_shape(), spec.dtype(dtype));
+        Parameter { name: spec.name.clone(), tensor, part: spec.part, quantisation: spec.quantisation }
     };
     specs.iter().map(parameter).collect()
 }

@@ -89,10 +89,10 @@ fn rehearse(
             let is_in_file =
                 levers.has_weights_on_disk() && spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && !spec.is_of_adapter();
             let tensor = match is_in_file {
-                true => ledger.in_file(&spec.shape, dtype),
-                false => ledger.beside(&spec.shape, dtype),
+                true => ledger.in_file(&spec.tensor_shape(), dtype),
+                false => ledger.beside(&spec.tensor_shape(), dtype),
             };
-            Parameter { tensor, name: spec.name, part: spec.part }
+            Parameter { tensor, name: spec.name, part: spec.part, quantisation: spec.quantisation }
         })
         .collect();
     let network = crate::network::Network::new(config, &parameters).unwrap();
@@ -100,7 +100,7 @@ fn rehearse(
     if levers.layer_major.is_none() {
         // Micro-batch-major they are there from the step before.
         for (index, parameter) in parameters.iter().enumerate() {
-            grads.accumulator(&Weight { index, tensor: parameter.tensor.clone() }).unwrap();
+            grads.accumulator(&Weight { index, tensor: parameter.tensor.clone(), quantisation: None }).unwrap();
         }
     }
     let micro = levers.micro_batch_samples;

@@ -1,0 +1,140 @@
+//! Models with quantised weights: the same as with the values that their codes stand for.
+
+use std::fs::File;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+use t5::safetensors::{Reader, write};
+use t5::{Error, EvalContext, Files, GenerateOptions, Gradients, Lora, Precision, StoredWeights, T5, quantise_with};
+use t5_ops::Quantised;
+
+use crate::support::{case, context, distance, micro_batch, slices};
+
+const CASES: [&str; 4] = ["v1_0_relu_tied", "v1_1_gated_gelu_untied", "odd_shapes_untied", "bf16_stored"];
+const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Nf4];
+
+fn quantise(source: &Path, precision: Precision, target: &Path) -> Result<t5::QuantisedWeights, Error> {
+    quantise_with(source, precision, target, &[], |name, write| write(&mut File::create(target.join(name)).unwrap()))
+}
+
+/// A directory with the values that the codes of another stand for, as f32.
+fn dequantised(source: &Path, target: &Path) {
+    let model = T5::load(source, DType::F32, &Device::Cpu).unwrap();
+    let values = |parameter: &t5::Parameter| match parameter.quantisation {
+        Some(codes) => Quantised::new(codes, parameter.tensor.clone()).unwrap().dequantised().unwrap(),
+        None => parameter.tensor.clone(),
+    };
+    let tensors: Vec<(String, Tensor)> = model.parameters().iter().map(|p| (p.name.clone(), values(p))).collect();
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    write(&target.join("model.safetensors"), &tensors, &[("format", "pt")]).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    assert!(config.as_object_mut().unwrap().remove("quantization_config").is_some());
+    std::fs::write(target.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_codes() {
+    for (name, precision) in CASES.into_iter().flat_map(|name| PRECISIONS.map(|precision| (name, precision))) {
+        let (source, golden, _) = case(name);
+        let [codes, values] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let weights = quantise(&source, precision, codes.path()).unwrap();
+        dequantised(codes.path(), values.path());
+        let files = Files::in_directory(codes.path());
+        let load = |path: &Path| T5::load(path, DType::F32, &Device::Cpu).unwrap();
+        let (narrow, wide) = (load(codes.path()), load(values.path()));
+        let in_place = T5::load_in_place(codes.path(), DType::F32, &files).unwrap();
+        let quantised = narrow.parameters().iter().filter(|p| p.quantisation.is_some()).count();
+        assert_eq!((weights.quantised, weights.quantised + weights.kept), (quantised, narrow.parameters().len()));
+        assert_eq!(StoredWeights::of(codes.path(), narrow.config()).unwrap().copied(DType::F32), 0, "{name}");
+
+        let batch = micro_batch(&golden.sources, &golden.targets, wide.config());
+        let cx = EvalContext { activations: DType::F32, loss_chunk_rows: 5 };
+        let expected = wide.loss(&batch, &cx).unwrap();
+        assert_eq!(narrow.loss(&batch, &cx).unwrap(), expected, "{name} {precision:?}");
+        assert_eq!(in_place.loss(&batch, &cx).unwrap(), expected, "{name} {precision:?}");
+        // The codes are near the model that they were made from.
+        let far = if precision == Precision::Int8 { 0.01 } else { 0.2 };
+        assert!((expected / golden.loss_sum - 1.0).abs() < far, "{name} {precision:?}: {expected}");
+        let options = GenerateOptions { max_new_tokens: 6, activations: DType::F32, ..Default::default() };
+        let answers = |model: &T5| model.generate(&slices(&golden.sources), &options).unwrap();
+        assert_eq!(answers(&narrow), answers(&wide), "{name} {precision:?}");
+
+        for dora in [false, true] {
+            let lora = Lora { rank: 3, dora, modules_to_save: vec!["wo".into()], ..Lora::default() };
+            let trained = |model: T5| {
+                let model = model.with_adapter(lora.clone(), 7).unwrap();
+                let mut grads = Gradients::new(model.parameters(), DType::F32, &|p| lora.trains(&p.name));
+                let loss =
+                    model.forward_backward(&batch, &context(golden.target_tokens, DType::F32), &mut grads).unwrap();
+                let grads: Vec<Tensor> = grads.iter().map(|(_, grad)| grad.copy().unwrap()).collect();
+                (loss, grads)
+            };
+            let (got, expected) = (trained(load(codes.path())), trained(load(values.path())));
+            assert_eq!(got.0, expected.0, "{name} {precision:?}");
+            assert_eq!(got.1.len(), expected.1.len());
+            assert!(got.1.iter().zip(&expected.1).all(|(got, expected)| distance(got, expected) == 0.0));
+        }
+    }
+}
+
+#[test]
+fn what_needs_values_refuses_a_quantised_model() {
+    let (source, ..) = case("v1_1_gated_gelu_untied");
+    let [codes, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    quantise(&source, Precision::Nf4, codes.path()).unwrap();
+    let model = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap();
+    let refused = |error: Error| {
+        let text = error.to_string();
+        assert!(text.contains("quantization_config") && text.contains("nf4"), "{text}");
+    };
+    refused(model.save(other.path()).unwrap_err());
+    refused(quantise(codes.path(), Precision::Int8, other.path()).unwrap_err());
+    refused(T5::init(model.config(), 1, DType::F32, &Device::Cpu).unwrap_err());
+}
+
+#[test]
+fn quantised_files_that_are_damaged_are_errors_that_name_the_part() {
+    let (source, ..) = case("v1_0_relu_tied");
+    let codes = tempfile::tempdir().unwrap();
+    quantise(&source, Precision::Nf4, codes.path()).unwrap();
+    let path = codes.path().join("model.safetensors");
+    let reader = Reader::open(&path).unwrap();
+    let all: Vec<(String, Tensor)> = reader
+        .names()
+        .into_iter()
+        .map(|name| {
+            let dtype = if name.ends_with("codes") || name.ends_with("absmax") { DType::U8 } else { DType::F32 };
+            let shape = reader.shape(&name).unwrap().to_vec();
+            (name, Tensor::zeros(shape, dtype, &Device::Cpu).unwrap())
+        })
+        .collect();
+    let check = |change: &dyn Fn(&mut Vec<(String, Tensor)>), words: &str| {
+        let mut tensors = all.clone();
+        change(&mut tensors);
+        let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        write(&path, &tensors, &[]).unwrap();
+        let error = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    };
+    let first = "encoder.block.0.layer.0.SelfAttention.q.weight";
+    let named = |tensors: &[(String, Tensor)], part: &str| {
+        tensors.iter().position(|(name, _)| *name == format!("{first}.{part}")).unwrap()
+    };
+    // Wider ones first: the parts of a weight are apart.
+    check(&|_| (), "does not follow the part before it");
+    check(&|all| drop(all.remove(named(all, "codes"))), "q.weight.codes");
+    check(&|all| drop(all.remove(named(all, "absmax"))), "q.weight.absmax");
+    let longer = |all: &mut Vec<(String, Tensor)>| {
+        let at = named(all, "codes");
+        all[at].1 = Tensor::zeros(7, DType::U8, &Device::Cpu).unwrap();
+    };
+    check(&longer, "got u8 [7]");
+    let config = codes.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    for (from, to) in [("train_low_mem", "bitsandbytes"), ("nf4", "nf5")] {
+        std::fs::write(&config, text.replace(from, to)).unwrap();
+        let error = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("quantization_config") && error.contains("convert-base"), "{error}");
+    }
+}

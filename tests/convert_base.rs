@@ -1,0 +1,36 @@
+//! `convert-base`: models with quantised weights, and what may be done with them.
+
+use crate::run::{Scene, repository};
+
+#[test]
+fn convert_base_writes_a_model_that_is_used_in_the_place_of_the_one_it_was_made_from() {
+    let scene = Scene::new();
+    let goldens = repository().join("crates/t5/tests/goldens/models/v1_1_gated_gelu_untied");
+    std::fs::create_dir_all(scene.path("model")).expect("a directory");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(goldens.join(name), scene.path("model").join(name)).expect("a copy");
+    }
+    scene.write("model/spiece.model", "pieces");
+    let convert = |more: &[&str]| {
+        scene.run(&[&["convert-base", "--model", "model", "--output", "narrow", "--precision"], more].concat())
+    };
+    let json = convert(&["nf4", "--json"]).expect_code(0).json();
+    assert!(json["quantised"].as_u64() > Some(0) && json["precision"] == "nf4", "{json}");
+    let files = ["config.json", "generation_config.json", "model.safetensors", "spiece.model"];
+    assert_eq!(scene.names("narrow"), files);
+    let size = |name: &str| std::fs::metadata(scene.path(name).join("model.safetensors")).expect("weights").len();
+    assert!(size("narrow") < size("model"));
+    let before = std::fs::read(scene.path("narrow/model.safetensors")).expect("weights");
+    convert(&["nf4"]).expect_code(2).expect_words(&["narrow already exists", "`--force`"]);
+    convert(&["int8", "--force"]).expect_code(0).expect_words(&["weights in int8", "peak"]);
+    assert_ne!(std::fs::read(scene.path("narrow/model.safetensors")).expect("weights"), before);
+    // The same bytes again.
+    convert(&["nf4", "--force"]).expect_code(0);
+    assert_eq!(std::fs::read(scene.path("narrow/model.safetensors")).expect("weights"), before);
+    scene
+        .run(&["convert-base", "--model", "narrow", "--precision", "nf4", "-o", "again"])
+        .expect_code(4)
+        .expect_words(&["quantization_config"]);
+    convert(&["fp4"]).expect_code(2);
+    assert_eq!(scene.names("."), ["model", "narrow"], "a refusal leaves nothing");
+}
