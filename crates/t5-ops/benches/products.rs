@@ -7,12 +7,13 @@
 //! ```
 //!
 //! `scripts/compare_products.py` runs this and PyTorch in turn. Weights are f32 in both precisions, as in training with
-//! f32 masters: bf16 products round them as they pack them, and that is timed, too.
+//! f32 masters: bf16 products round them as they pack them, and that is timed, too. With `frozen` the weights are those that
+//! nobody trains: in f32, bf16, f16, int8 and NF4, in turn.
 
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::{linear, linear_backward_input, linear_backward_weight};
+use t5_ops::{Precision, Quantised, Weight, linear, linear_backward_input, linear_backward_weight};
 
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
@@ -50,6 +51,9 @@ fn rate(flops: f64, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
 fn main() -> Result<()> {
     t5_ops::join_threads();
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    if filter.as_deref() == Some("frozen") {
+        return frozen();
+    }
     for dtype in [DType::F32, DType::BF16] {
         if filter.as_ref().is_some_and(|filter| filter != dtype.as_str()) {
             continue;
@@ -67,6 +71,41 @@ fn main() -> Result<()> {
             println!(
                 "{{\"dtype\":\"{dtype}\",\"rows\":{rows},\"k\":{k},\"n\":{n},\"forward\":{forward:.0},\"dx\":{dx:.0},\"dw\":{dw:.0}}}"
             );
+        }
+    }
+    Ok(())
+}
+
+/// (rows, K, N) of products with frozen weights: of many rows, of a batch's, of one that is generated.
+const FROZEN: [(usize, usize, usize); 4] = [(2048, 768, 3072), (512, 3072, 768), (256, 768, 768), (8, 768, 3072)];
+
+/// Forward and dx with weights as they are stored.
+fn frozen() -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        for (rows, k, n) in FROZEN {
+            let x = Tensor::randn(0f32, 1.0, (rows, k), &Device::Cpu)?.to_dtype(dtype)?;
+            let dy = Tensor::randn(0f32, 1.0, (rows, n), &Device::Cpu)?.to_dtype(dtype)?;
+            let w = Tensor::randn(0f32, 1.0, (n, k), &Device::Cpu)?;
+            let dense = [DType::BF16, DType::F16].map(|dtype| w.to_dtype(dtype));
+            let [bf16, f16] = dense;
+            let (bf16, f16) = (bf16?, f16?);
+            let (int8, nf4) = (Quantised::of(&w, Precision::Int8)?, Quantised::of(&w, Precision::Nf4)?);
+            let weights: [(&str, Weight); 5] = [
+                ("f32", (&w).into()),
+                ("bf16", (&bf16).into()),
+                ("f16", (&f16).into()),
+                ("int8", (&int8).into()),
+                ("nf4", (&nf4).into()),
+            ];
+            for (name, w) in weights {
+                let flops = (2 * rows * k * n) as f64;
+                let forward = rate(flops, || linear(&x, w).map(drop))?;
+                let dx = rate(flops, || linear_backward_input(&dy, w, None).map(drop))?;
+                let dtype = dtype.as_str();
+                println!(
+                    "{{\"dtype\":\"{dtype}\",\"weight\":\"{name}\",\"rows\":{rows},\"k\":{k},\"n\":{n},\"forward\":{forward:.0},\"dx\":{dx:.0}}}"
+                );
+            }
         }
     }
     Ok(())
