@@ -89,6 +89,9 @@ fn smallest(model: &t5::Config) -> t5::Config {
         eos_token_ids: vec![1],
         pad_token_id: 0,
         decoder_start_token_id: 0,
+        // Its weights are new.
+        base_precision: None,
+        stored: None,
         ..model.clone()
     }
 }

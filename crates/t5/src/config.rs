@@ -26,6 +26,7 @@ use t5_ops::{Activation, Precision};
 use crate::adapter::Lora;
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::stored_dtypes::StoredDtypes;
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
 const LARGEST_DIMENSION: u64 = 1 << 24;
@@ -101,6 +102,8 @@ pub struct Config {
     pub decoder_start_token_id: u32,
     /// The codes of the weights of the blocks' products, where they are quantised: such a model is frozen.
     pub base_precision: Option<Precision>,
+    /// The dtypes that frozen weights are stored in, where they stay in them. They are not part of the file.
+    pub stored: Option<StoredDtypes>,
     /// The adapter beside the base weights, if there is one. It is not part of the file.
     pub lora: Option<Lora>,
     /// The other entries of the file.
@@ -148,6 +151,7 @@ impl Default for Config {
             eos_token_ids: vec![1],
             decoder_start_token_id: 0,
             base_precision: None,
+            stored: None,
             lora: None,
             rest: Rest::default(),
         }
@@ -236,6 +240,7 @@ impl Config {
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
             decoder_start_token_id: start.unwrap_or(pad),
             base_precision: read.base_precision()?,
+            stored: None,
             lora: None,
             rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };

@@ -99,6 +99,7 @@ mod tests {
     fn a_value_depends_on_seed_name_and_index_only() {
         let spec = |name: &str, n| ParameterSpec {
             quantisation: None,
+            stored: None,
             name: name.into(),
             shape: vec![n],
             part: crate::Part::Shared,

@@ -52,6 +52,7 @@ mod ops;
 mod parameters;
 mod presets;
 pub mod step;
+mod stored_dtypes;
 
 pub use adapter::{LinearLora, Lora, LoraInit, Targets, is_of_adapter};
 pub use config::{Config, Rest};
@@ -71,4 +72,5 @@ pub use ops::Files;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part};
 pub use step::gradients::Gradients;
 pub use step::run::Observer;
+pub use stored_dtypes::StoredDtypes;
 pub use t5_ops::Precision;

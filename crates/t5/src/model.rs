@@ -32,6 +32,8 @@ const MAGNITUDE: &str = ".lora_magnitude_vector";
 /// Passes borrow it; an optimizer changes the parameters' storage in place between them.
 pub struct T5 {
     config: Config,
+    /// That of its parameters, but for those that [`ParameterSpec::dtype`] excepts.
+    dtype: DType,
     parameters: Vec<Parameter>,
     pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
@@ -71,7 +73,7 @@ impl T5 {
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
-        T5::assemble(config.clone(), parameters, file)
+        T5::assemble(config.clone(), dtype, parameters, file)
     }
 
     /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
@@ -80,7 +82,7 @@ impl T5 {
     /// # Errors
     /// Typed, naming file and tensor: see [`Error`].
     pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
-        T5::load_at(directory, dtype, device, Place::Memory)
+        T5::load_at(directory, dtype, device, Place::Memory, false)
     }
 
     /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`], each as soon as it is read.
@@ -88,7 +90,7 @@ impl T5 {
     /// # Errors
     /// Those of both.
     pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
-        T5::load_at(directory, dtype, device, files.map_or(Place::Memory, Place::File))
+        T5::load_at(directory, dtype, device, files.map_or(Place::Memory, Place::File), false)
     }
 
     /// [`T5::load`] for passes that train nothing: large weights are read where the directory's files have them in the
@@ -98,12 +100,21 @@ impl T5 {
     /// # Errors
     /// Those of [`T5::load_in`].
     pub fn load_in_place(directory: &Path, dtype: DType, files: &Files) -> Result<T5> {
-        T5::load_at(directory, dtype, &Device::Cpu, Place::Stored(files))
+        T5::load_at(directory, dtype, &Device::Cpu, Place::Stored(files), false)
     }
 
-    fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place) -> Result<T5> {
-        let (config, parameters, file) = hf::load(directory, dtype, device, place)?;
-        let model = T5 { directory: Some(directory.into()), ..T5::assemble(config, parameters, file)? };
+    /// A model of `dtype` that is to stay as it is, but for an adapter beside it: matrices that are stored in f16 or bf16 stay so, which
+    /// gives the same bits as in f32, in memory or, with `files`, as for [`T5::load_in_place`].
+    ///
+    /// # Errors
+    /// Those of [`T5::load_in`].
+    pub fn load_frozen(directory: &Path, dtype: DType, files: Option<&Files>) -> Result<T5> {
+        T5::load_at(directory, dtype, &Device::Cpu, files.map_or(Place::Memory, Place::Stored), true)
+    }
+
+    fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place, is_frozen: bool) -> Result<T5> {
+        let (config, parameters, file) = hf::load(directory, dtype, device, place, is_frozen)?;
+        let model = T5 { directory: Some(directory.into()), ..T5::assemble(config, dtype, parameters, file)? };
         // Duplicates in the files were compared with it.
         t5_ops::page_out(&model.network.shared.tensor);
         Ok(model)
@@ -117,8 +128,8 @@ impl T5 {
     /// [`Error::Config`] for an adapter that this model cannot have.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, parameters, network, file, directory, base_name } = self;
-        let (dtype, device) = (network.shared.tensor.dtype(), network.shared.tensor.device().clone());
+        let T5 { config, dtype, parameters, network, file, directory, base_name } = self;
+        let device = network.shared.tensor.device().clone();
         drop(network);
         // A head that is saved with the adapter starts as the table that it was tied to.
         let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
@@ -132,8 +143,12 @@ impl T5 {
                     (Some(Parameter { tensor, quantisation: Some(codes), .. }), _) if spec.quantisation.is_none() => {
                         Quantised::new(codes, tensor)?.rows(0..codes.shape().0)?.to_dtype(spec.dtype(dtype))?
                     }
+                    (Some(parameter), _) if parameter.tensor.dtype() != spec.dtype(dtype) => {
+                        parameter.tensor.to_dtype(spec.dtype(dtype))?
+                    }
                     (Some(parameter), _) if is_trained && file.is_some() => parameter.tensor.copy()?,
                     (Some(parameter), _) => parameter.tensor,
+                    (None, Some(head)) if head.dtype() != spec.dtype(dtype) => head.to_dtype(spec.dtype(dtype))?,
                     (None, Some(head)) => head.copy()?,
                     (None, None) => unreachable!("an adapter takes no parameter away"),
                 }
@@ -150,7 +165,7 @@ impl T5 {
             let ParameterSpec { name, part, quantisation, .. } = spec;
             parameters.push(Parameter { name, tensor, part, quantisation });
         }
-        Ok(T5 { directory, base_name, ..T5::assemble(config, parameters, file)? })
+        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, file)? })
     }
 
     /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already. What is trained beside an
@@ -163,11 +178,11 @@ impl T5 {
         if files.is_some() == self.file.is_some() {
             return Ok(());
         }
-        let (dtype, directory) = (self.network.shared.tensor.dtype(), self.directory.take());
-        let base_name = self.base_name.take();
+        let (dtype, directory, base_name) = (self.dtype, self.directory.take(), self.base_name.take());
+        let is_frozen = self.config.stored.is_some();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
-                let (_, parameters, file) = hf::load(directory, dtype, self.device(), Place::Stored(files))?;
+                let (_, parameters, file) = hf::load(directory, dtype, self.device(), Place::Stored(files), is_frozen)?;
                 (parameters, file)
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
@@ -196,7 +211,7 @@ impl T5 {
                 (None, None) => tensor.copy()?,
             };
         }
-        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), parameters, file)? };
+        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, file)? };
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -246,9 +261,9 @@ impl T5 {
         self.base_name = Some(name.to_owned());
     }
 
-    fn assemble(config: Config, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
+    fn assemble(config: Config, dtype: DType, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
         let network = Network::new(&config, &parameters)?;
-        Ok(T5 { config, parameters, network, file, directory: None, base_name: None })
+        Ok(T5 { config, dtype, parameters, network, file, directory: None, base_name: None })
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie.
@@ -385,7 +400,7 @@ impl T5 {
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
     pub fn logits(&self, batch: &MicroBatch) -> Result<Tensor> {
-        let z = self.output(batch, self.network.shared.tensor.dtype(), true)?;
+        let z = self.output(batch, self.dtype, true)?;
         self.network.logits(&z)
     }
 

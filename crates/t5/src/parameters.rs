@@ -110,6 +110,8 @@ pub struct ParameterSpec {
     pub initial: Initial,
     /// How it is quantised, if it is.
     pub quantisation: Option<Quantisation>,
+    /// The dtype that it is stored in and stays in, in a model of f32: a frozen matrix.
+    pub stored: Option<DType>,
 }
 
 impl ParameterSpec {
@@ -121,10 +123,13 @@ impl ParameterSpec {
     /// The dtype it is kept in, in a model of `model`: that one, but the vectors and the adapters of a bf16 model are f32. The
     /// first scale whole channels, the second are trained by small steps, and both are a hundredth of the values.
     ///
-    /// Of a quantised one it is that of its bytes.
+    /// Of a quantised one it is that of its bytes, of a frozen one that stays as it is stored that of its file.
     pub fn dtype(&self, model: DType) -> DType {
         if self.quantisation.is_some() {
             return DType::U8;
+        }
+        if let Some(stored) = self.stored.filter(|_| model == DType::F32) {
+            return stored;
         }
         let is_small = self.shape.len() == 1 || self.is_of_adapter();
         if model == DType::BF16 && is_small { DType::F32 } else { model }
@@ -183,7 +188,11 @@ struct List<'a> {
 impl List<'_> {
     fn normal(&mut self, name: String, shape: Vec<usize>, part: Part, std: f64) {
         let initial = Initial::Normal { std: std * self.config.initializer_factor };
-        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
+        let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.trains(&name));
+        // A position bias is small, and its kernel takes no f16.
+        let stays = !is_trained && !name.ends_with("relative_attention_bias.weight");
+        let stored = self.config.stored.as_ref().filter(|_| stays).and_then(|stored| stored.kept(&name, DType::F32));
+        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None, stored });
     }
 
     /// A linear layer: its weight, and its adapter if it has one.
@@ -193,6 +202,7 @@ impl List<'_> {
         let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.saves(name));
         let precision = self.config.base_precision.filter(|_| !is_trained);
         if let (Some(precision), Some(spec)) = (precision, self.specs.last_mut()) {
+            spec.stored = None;
             spec.quantisation = Some(Quantisation::new(precision, shape.into()).expect("sizes of a checked config"));
         }
         self.adapter(name, shape, part);
@@ -207,7 +217,7 @@ impl List<'_> {
         };
         let mut push = |name: &str, shape: &[usize], initial| {
             let (name, shape) = (format!("{linear}.{name}"), shape.to_vec());
-            self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
+            self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None, stored: None });
         };
         push("lora_A.weight", &[adapter.rank, inputs], first);
         push("lora_B.weight", &[outputs, adapter.rank], Initial::Constant(0.0));
@@ -220,7 +230,7 @@ impl List<'_> {
     fn norm(&mut self, name: String, part: Part) {
         let initial = Initial::Constant(self.config.initializer_factor);
         let shape = vec![self.config.d_model];
-        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None });
+        self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None, stored: None });
     }
 
     fn block(&mut self, stack: &str, block: usize, part: Part) {

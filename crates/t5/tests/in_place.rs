@@ -94,3 +94,57 @@ fn nothing_is_written_where_every_weight_is_used_where_it_is_stored() {
         t5::Error::Offload { .. }
     ));
 }
+
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
+    for (tied, stored) in [(true, DType::F16), (false, DType::F16), (false, DType::BF16), (true, DType::F32)] {
+        let directory = tempfile::tempdir().unwrap();
+        saved(directory.path(), tied, DType::F32);
+        let path = directory.path().join("model.safetensors");
+        let wide = T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap();
+        // One matrix is f32, as in files of several dtypes.
+        let is_wide = |name: &str| name.ends_with("layer.1.DenseReluDense.wo.weight");
+        let dtype = |name: &str| if is_wide(name) { DType::F32 } else { stored };
+        let tensors: Vec<(String, candle_core::Tensor)> =
+            wide.parameters().iter().map(|p| (p.name.clone(), p.tensor.to_dtype(dtype(&p.name)).unwrap())).collect();
+        let tensors: Vec<(&str, &candle_core::Tensor)> = tensors.iter().map(|(name, x)| (name.as_str(), x)).collect();
+        t5::safetensors::write(&path, &tensors, &[("format", "pt")]).unwrap();
+        let mut config = config(tied);
+        config.stored = Some(t5::StoredDtypes::of(directory.path(), &config).unwrap());
+        assert_eq!(StoredWeights::of(directory.path(), &config).unwrap().copied(DType::F32), 0, "{stored:?}");
+        let nowhere = Files::in_directory(&directory.path().join("no such directory"));
+        let wide = T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap();
+        for files in [None, Some(&nowhere)] {
+            let frozen = T5::load_frozen(directory.path(), DType::F32, files).unwrap();
+            for (spec, parameter) in t5::ParameterSpec::all(&config).iter().zip(frozen.parameters()) {
+                assert_eq!(parameter.tensor.dtype(), spec.dtype(DType::F32), "{}", spec.name);
+                let is_kept = spec.shape.len() > 1 && !spec.name.contains("relative_attention_bias");
+                assert_eq!(
+                    parameter.tensor.dtype(),
+                    if is_kept { dtype(&spec.name) } else { DType::F32 },
+                    "{}",
+                    spec.name
+                );
+                if files.is_some() && spec.bytes(DType::F32) >= heap::LARGE_BYTES as u64 {
+                    assert!(t5_ops::is_in_file(&parameter.tensor), "{}", spec.name);
+                }
+            }
+            for activations in [DType::F32, DType::BF16] {
+                assert_eq!(
+                    all_of_it(&frozen, activations),
+                    all_of_it(&wide, activations),
+                    "{stored:?} {activations:?}"
+                );
+            }
+        }
+        // What is trained beside it has f32.
+        let lora = t5::Lora { modules_to_save: vec!["wi".into()], ..t5::Lora::default() };
+        let adapted = |model: T5| model.with_adapter(lora.clone(), 3).unwrap();
+        let frozen = adapted(T5::load_frozen(directory.path(), DType::F32, Some(&nowhere)).unwrap());
+        let trained = |p: &&t5::Parameter| lora.trains(&p.name);
+        assert!(frozen.parameters().iter().filter(trained).all(|p| p.tensor.dtype() == DType::F32));
+        let wide = adapted(wide);
+        assert_eq!(all_of_it(&frozen, DType::F32), all_of_it(&wide, DType::F32), "{stored:?}");
+    }
+}

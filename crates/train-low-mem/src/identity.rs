@@ -23,6 +23,9 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
     if config.optimizer.is_adamw {
         identity["model"]["optimizer.name"] = json!("adamw");
     }
+    if let Some(precision) = opened.model.base_precision {
+        identity["model"]["base_precision"] = json!(precision.name());
+    }
     if let Some(lora) = &opened.model.lora {
         // What an adapter computes depends on the weights that it is beside; another seed of its start changes nothing later.
         identity["model"]["lora"] = json!({"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora, "dora": lora.dora,

@@ -11,6 +11,7 @@
 mod answer_flags;
 mod assets;
 mod bad_rows;
+mod base;
 mod best;
 mod bits;
 mod cli;

@@ -12,7 +12,7 @@ use parquet_dataset::{Dataset, DatasetOptions, Residency};
 
 use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
-use crate::{model_directory, report};
+use crate::{base, model_directory, report};
 
 /// Everything that a run reads from, opened.
 pub struct Opened {
@@ -60,12 +60,15 @@ impl Opened {
         // A model that is no T5 is said to be none before anything is asked of its tokenizer.
         init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
         let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?);
-        let model = model_config(config, init_from.as_deref(), &tokenizer)?;
+        let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
         let stored = match (&init_from, &model.lora) {
-            (Some(directory), Some(_)) if device.is_cpu() => Some(t5::StoredWeights::of(directory, &model)?),
+            (Some(directory), Some(_)) if device.is_cpu() => {
+                model.stored = Some(t5::StoredDtypes::of(directory, &model)?);
+                Some(t5::StoredWeights::of(directory, &model)?)
+            }
             _ => None,
         };
         let turned = rows(config)?;
@@ -225,6 +228,7 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
     if let Some(prefix) = &config.data.source_prefix {
         model.set_prefix(prefix);
     }
+    base::set_precision(&mut model, config.model.base_precision, init_from)?;
     if let Some(adapter) = &config.lora {
         let lora = match &adapter.init_from {
             Some(directory) => {

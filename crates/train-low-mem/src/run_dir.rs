@@ -4,6 +4,7 @@
 //! OUTPUT/resolved.toml   the config as resolved
 //! OUTPUT/data/           rows of files that are no parquet, turned into it
 //! OUTPUT/metrics.jsonl   one line per event
+//! OUTPUT/base-nf4/       the quantised base of an adapter
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
 //! OUTPUT/adapter/        or the finished adapter, where one is trained
@@ -44,6 +45,8 @@ pub const UNPACKED: [&str; 8] = [
     "unpacked-7.parquet",
     "unpacked-8.parquet",
 ];
+/// The quantised base of an adapter.
+pub const BASES: [&str; 2] = ["base-int8", "base-nf4"];
 const METRICS: &str = "metrics.jsonl";
 const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
@@ -56,6 +59,7 @@ const MAX_FINISHED_BYTES: u64 = 16 << 20;
 pub fn own_names() -> Vec<&'static str> {
     [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL, ADAPTER]
         .into_iter()
+        .chain(BASES)
         .chain(assets::names())
         .chain(TURNED)
         .chain(UNPACKED)

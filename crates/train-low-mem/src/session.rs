@@ -30,7 +30,7 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::speed::Priced;
 use crate::stop::Stop;
-use crate::{options, setup, start_screen, ways_out};
+use crate::{base, options, setup, start_screen, ways_out};
 
 /// A run.
 pub struct Session {
@@ -92,11 +92,12 @@ pub struct Parts {
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { mut config, opened, mut run, stop, found, machine } = parts;
+        let Parts { mut config, mut opened, mut run, stop, found, machine } = parts;
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
         if let (None, Some(directory)) = (&found, &opened.init_from) {
+            base::check_trainable(&opened.model, Some(directory))?;
             // What is wrong with the files is said before anything is planned for them.
             t5::StoredWeights::of(directory, &opened.model)?;
         }
@@ -154,6 +155,9 @@ impl Session {
         pace.disk_need().check(run.root())?;
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
+        if let Some(source) = opened.init_from.take() {
+            opened.init_from = Some(base::prepare(&source, config.model.base_precision, run.root())?);
+        }
         let mut metrics = Metrics::new(&run.metrics());
         let event = if found.is_some() { "resume" } else { "start" };
         let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin,
@@ -476,7 +480,7 @@ pub fn adapted(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5
         return Err(Failure::internal("an adapter has a base"));
     };
     let base = match files {
-        Some(files) if opened.stored.is_some() => t5::T5::load_in_place(directory, dtype, files)?,
+        files if opened.stored.is_some() => t5::T5::load_frozen(directory, dtype, files)?,
         files => t5::T5::load_in(directory, dtype, &opened.device, files)?,
     };
     let mut model = base.with_adapter(lora.clone(), config.run.seed)?;

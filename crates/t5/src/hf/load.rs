@@ -13,6 +13,7 @@ use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
 use crate::step::weights::WeightFile;
+use crate::stored_dtypes::StoredDtypes;
 
 /// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_INDEX_BYTES: u64 = 1 << 20;
@@ -62,9 +63,11 @@ pub(crate) fn load(
     dtype: DType,
     device: &Device,
     place: Place,
+    is_frozen: bool,
 ) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let stored = Files::open(directory)?;
+    config.stored = is_frozen.then(|| stored.dtypes(&config));
     config.tie_word_embeddings = stored.is_tied(&config, dtype, device)?;
     let file = match place {
         Place::Memory => None,
@@ -137,6 +140,16 @@ impl StoredWeights {
     }
 }
 
+impl StoredDtypes {
+    /// Of the model in a directory with this configuration.
+    ///
+    /// # Errors
+    /// Those of [`crate::T5::load`] about files and headers.
+    pub fn of(directory: &Path, config: &Config) -> Result<StoredDtypes> {
+        Ok(Files::open(directory)?.dtypes(config))
+    }
+}
+
 /// Every parameter that the files may have, whether the head is tied or not.
 fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
     ParameterSpec::all(&Config { tie_word_embeddings: false, ..config.clone() })
@@ -206,7 +219,9 @@ impl Files {
         specs.iter().filter(move |spec| {
             let name = self.name_of(&spec.name);
             let place = self.reader(name).map(|reader| reader.place_of(name, spec.dtype(dtype)));
-            spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && place.is_some_and(|place| place.is_none())
+            // Codes and scales are used where they lie.
+            let has_values = spec.quantisation.is_none();
+            has_values && spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && place.is_some_and(|place| place.is_none())
         })
     }
 
@@ -239,6 +254,15 @@ impl Files {
             return Ok(tensor);
         }
         WeightFile::place(file, reader.read_bytes(start, quantisation.bytes())?)
+    }
+
+    /// The dtypes of the matrices.
+    fn dtypes(&self, config: &Config) -> StoredDtypes {
+        StoredDtypes::new(specs_with_head(config).into_iter().filter_map(|spec| {
+            let name = self.name_of(&spec.name);
+            let dtype = self.reader(name)?.stored_as(name)?;
+            (spec.shape.len() > 1).then_some((spec.name, dtype))
+        }))
     }
 
     /// The error for a tensor that no file has.

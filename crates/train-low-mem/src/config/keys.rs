@@ -117,6 +117,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.config", Text, NONE, "\"none\"", "preset or Hugging Face config.json; weights are initialised at random"),
     key("model.init_from", Text, NONE, "\"none\"", "model with the initial weights: a Hugging Face directory, a run, or a hub id in the local cache"),
     key("model.vocab_size", Integer(1, 1 << 24), AUTO, "\"auto\"", "vocabulary size; auto: the tokenizer's for a preset, else that of config.json"),
+    key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "codes of the frozen weights below an adapter: quantised once, into OUTPUT/base-int8 or base-nf4; none: as model.init_from has them"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),

@@ -91,6 +91,8 @@ pub struct Model {
     pub init_from: Option<PathBuf>,
     /// Rows of the embedding; `None`: from tokenizer or file.
     pub vocab_size: Option<u64>,
+    /// Codes of the base below an adapter.
+    pub base_precision: Option<t5::Precision>,
     /// Keys laid over the model's `config.json`.
     pub overrides: toml::Table,
 }
@@ -234,6 +236,7 @@ impl Config {
             config: values.text("model.config"),
             init_from: values.text("model.init_from").as_deref().map(paths::from_text),
             vocab_size: values.integer("model.vocab_size"),
+            base_precision: values.text("model.base_precision").as_deref().and_then(t5::Precision::of_name),
             overrides: values.table("model.overrides"),
         };
         let data = Data::of(&values);
@@ -278,6 +281,14 @@ impl Config {
             return Err(Failure::usage("no model: neither `model.config` nor `model.init_from` is set").hint(
                 "use `--set model.config=t5-small` to start from scratch, or `--set model.init_from=DIR` to start from a model",
             ));
+        }
+        if let (Some(precision), None) = (self.model.base_precision, &self.lora) {
+            return Err(Failure::usage(format!(
+                "`model.base_precision` ({}) is for the frozen weights below an adapter, and weights in {} cannot be trained",
+                values.origin("model.base_precision"),
+                precision.name()
+            ))
+            .hint("`--lora` trains an adapter beside them"));
         }
         let is_scheduled =
             self.schedule.name != "constant" || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);

@@ -65,8 +65,18 @@ pub fn export_merged(
 /// # Errors
 /// Those of [`t5::quantise_with`]; as [`export_model`].
 pub fn export_quantised(source: &Path, precision: t5::Precision, target: &Path) -> Result<t5::QuantisedWeights> {
+    export_quantised_as(source, precision, target, &[])
+}
+
+/// [`export_quantised`] with entries of the header of the weights' file.
+pub(super) fn export_quantised_as(
+    source: &Path,
+    precision: t5::Precision,
+    target: &Path,
+    metadata: &[(&str, &str)],
+) -> Result<t5::QuantisedWeights> {
     export_from(source, target, |place| {
-        t5::quantise_with(source, precision, &place.path, &[], |name, write| -> Result<()> {
+        t5::quantise_with(source, precision, &place.path, metadata, |name, write| -> Result<()> {
             save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
         })
     })

@@ -35,6 +35,7 @@
 //! # }
 //! ```
 
+mod base;
 mod export;
 mod load;
 mod manifest;
@@ -49,6 +50,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use base::keep_quantised;
 pub use export::{export_checkpoint, export_merged, export_model, export_quantised};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 
