@@ -34,3 +34,30 @@ fn convert_base_writes_a_model_that_is_used_in_the_place_of_the_one_it_was_made_
     convert(&["fp4"]).expect_code(2);
     assert_eq!(scene.names("."), ["model", "narrow"], "a refusal leaves nothing");
 }
+
+#[test]
+fn an_adapter_is_trained_beside_a_base_that_is_quantised_once_and_resumes_there() {
+    let scene = Scene::new();
+    scene.run(&["--max-steps", "2", "--set", "train.batch_size=4", "--output", "first"]).expect_code(0);
+    let rows = format!("data.train={}", repository().join("data/sample-train.parquet").display());
+    let tune = |more: &[&str]| {
+        let run =
+            ["--lora", "--set", "model.base_precision=nf4", "--set", "model.init_from=first", "--output", "tuned"];
+        let batch = ["--set", "train.batch_size=4", "--set", &rows];
+        scene.run(&[&run[..], &batch, more].concat())
+    };
+    tune(&["--max-steps", "2"]).expect_code(0).expect_words(&["base-nf4", "weights in nf4"]);
+    let base = || std::fs::metadata(scene.path("tuned/base-nf4/model.safetensors")).expect("a base");
+    let made = base().modified().expect("a time");
+    tune(&["--max-steps", "3", "--keep-training"]).expect_code(0);
+    assert_eq!(base().modified().expect("a time"), made, "it is made once");
+    let other = ["--max-steps", "4", "--keep-training", "--set", "model.base_precision=int8"];
+    tune(&other).expect_code(2);
+    // A quantised model is a base without the key, and is not trained itself.
+    let beside = |more: &[&str]| {
+        let run = ["--set", "model.init_from=tuned/base-nf4", "--output", "again", "--max-steps", "1"];
+        scene.run(&[&run[..], &["--set", &rows], more].concat())
+    };
+    beside(&[]).expect_code(2).expect_words(&["in nf4 and cannot be trained", "--lora"]);
+    beside(&["--lora", "--set", "train.batch_size=4"]).expect_code(0);
+}

@@ -485,6 +485,7 @@ mod tests {
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
             (&["run.finetune=true"], "needs `model.init_from`"),
+            (&["model.base_precision=nf4"], "`model.base_precision`"),
             (&["train.epochs=none"], "never end"),
             (&["checkpoint.model=best"], "data.validation"),
             (&["train.master_weights=stochastic-rounding"], "train.precision"),
