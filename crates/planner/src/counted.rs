@@ -11,6 +11,7 @@ pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{InferenceCount, Precisions, Shape};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
 use trainer::TrainerOptions;
+use trainer::costs::StateOnDisk;
 
 use crate::error::Result;
 use crate::files::Written;
@@ -133,6 +134,7 @@ pub struct StepCounter<'a> {
     square_sums: u64,
     gradients: DType,
     freezes: bool,
+    state_on_disk: Option<StateOnDisk>,
 }
 
 /// Bytes of the parameters in memory in the phases of a run.
@@ -181,6 +183,7 @@ impl<'a> StepCounter<'a> {
             batch_samples,
             gradients: options.gradient_dtype(),
             freezes: !frozen.is_empty(),
+            state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
         })
     }
 
@@ -201,6 +204,11 @@ impl<'a> StepCounter<'a> {
     /// Bytes of all gradients where they exist together.
     pub fn gradient_bytes(&self) -> u64 {
         self.of_model.passes.trained().gradient_bytes(self.gradients)
+    }
+
+    /// The optimizer's state where its large moments lie in a file, if it has any.
+    pub fn state_on_disk(&self) -> Option<StateOnDisk> {
+        self.state_on_disk
     }
 
     pub fn gradients(&self) -> DType {
@@ -233,7 +241,8 @@ impl<'a> StepCounter<'a> {
         let passes = &self.of_model.passes;
         let weights = if layers.weights_on_disk { passes.weights_on_disk().written(passes.trained()) } else { 0 };
         let read = if layers.weights_on_disk { passes.weights_on_disk().frozen(passes.trained()) } else { 0 };
-        Written { once: passes.written(self.batch(), &levers), weights, read: 2 * read }
+        let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
+        Written { once: passes.written(self.batch(), &levers) + moments, weights, read: 2 * read }
     }
 
     /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.

@@ -11,7 +11,7 @@ use crate::Plan;
 /// Bytes that a step writes to files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Activations and gradients: written once and read once.
+    /// Activations, gradients and moments: written once and read once.
     pub once: u64,
     /// Weights: read in forward, in backward and to be changed, and written.
     pub weights: u64,
@@ -35,9 +35,12 @@ pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0 }
 }
 
-/// The share of the memory for files that activations take; gradients and weights take as much each.
+/// The share of the memory for files that activations take; gradients, weights and moments take as much each.
 fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
-    let kinds = |layers: &LayerMajor| [layers.boundaries_on_disk, layers.gradients_on_disk, layers.weights_on_disk];
+    let kinds = |layers: &LayerMajor| {
+        let LayerMajor { boundaries_on_disk, gradients_on_disk, weights_on_disk, optimizer_on_disk, .. } = *layers;
+        [boundaries_on_disk, gradients_on_disk, weights_on_disk, optimizer_on_disk]
+    };
     let kinds = layers.map_or(0, |layers| kinds(layers).into_iter().map(u64::from).sum());
     Bytes(memory.0 / kinds.max(1))
 }

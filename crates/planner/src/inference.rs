@@ -48,8 +48,13 @@ impl Offer<'_> {
         if self.inference.stored.is_none() {
             pins = pins.with(WEIGHT_OFFLOAD.name, Value::Word("none"));
         }
-        let space =
-            Space { pins: &pins, blocks: 0, batch_samples: self.job.samples, target_tokens: self.job.longest.1 };
+        let space = Space {
+            pins: &pins,
+            blocks: 0,
+            batch_samples: self.job.samples,
+            target_tokens: self.job.longest.1,
+            has_large_moments: false,
+        };
         let layer_major = Some(LayerMajor::default());
         let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD];
         if self.inference.has_targets {

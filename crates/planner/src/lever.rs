@@ -133,6 +133,8 @@ pub struct Space<'a> {
     pub batch_samples: usize,
     /// Tokens of the longest target.
     pub target_tokens: usize,
+    /// Whether the optimizer has moments that are worth a file.
+    pub has_large_moments: bool,
 }
 
 /// Values that are not the planner's to choose, by the names of their levers. The default pins nothing.

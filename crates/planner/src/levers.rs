@@ -275,6 +275,33 @@ fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     words_or(space, &WEIGHT_OFFLOAD, if goes_once { &["none", "disk"] } else { &["none"] })
 }
 
+/// The optimizer's moments in a file.
+pub static OPTIMIZER_OFFLOAD: Lever = Lever {
+    name: "optimizer_offload",
+    values: NONE_OR_DISK,
+    meaning: "layer-major: keep AdamW's moments in memory, or in a file in the output directory with some rows at a time in memory; auto: within disk_writes",
+    flag: Some(Flag {
+        long: "offload-optimizer",
+        takes: Takes::Directory,
+        help: "Layer-major: keep AdamW's moments in a file in this directory, some rows at a time in memory",
+        usual: |_| Some(Value::Word("none")),
+    }),
+    layer_major: Some(is_disk),
+    get: |levers| of_layers(levers, |layers| disk(layers.optimizer_on_disk)),
+    set: |levers, value| layer_major(levers, |layers| layers.optimizer_on_disk = is_disk(value)),
+    offered: optimizer_offload,
+    words: |levers| with_words(levers, |layers| layers.optimizer_on_disk.then(|| "moments on disk".to_owned())),
+    moves_the_next: false,
+};
+
+fn optimizer_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(layers) = levers.layer_major else { return Vec::new() };
+    // Moments cost a file as much for each byte as gradients do.
+    let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
+    let is_worth_it = space.has_large_moments && goes_once;
+    words_or(space, &OPTIMIZER_OFFLOAD, if is_worth_it { &["none", "disk"] } else { &["none"] })
+}
+
 /// Attention outputs kept beside block inputs.
 pub static ATTENTION_HEADS: Lever = Lever {
     name: "attention_heads",
@@ -385,7 +412,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 10] = [
+pub static LEVERS: [&Lever; 11] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -393,6 +420,7 @@ pub static LEVERS: [&Lever; 10] = [
     &ACTIVATION_OFFLOAD,
     &GRADIENT_OFFLOAD,
     &WEIGHT_OFFLOAD,
+    &OPTIMIZER_OFFLOAD,
     &ATTENTION_HEADS,
     &RECOMPUTE_BLOCKS,
     &BLOCKS_IN_MEMORY,

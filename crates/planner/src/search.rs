@@ -59,7 +59,7 @@ mod tests {
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
-        Space { pins, blocks: 3, batch_samples: 8, target_tokens: 16 }.ways_and_cuts().0
+        Space { pins, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }.ways_and_cuts().0
     }
 
     #[test]

@@ -34,7 +34,10 @@ pub(crate) fn offer(
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
     let optimizer = trainer::costs::optimizer_state(job.model, training.options, training.options.parameter_dtype())?;
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
-    let offer = Offer::new(job, training, &counter, memory_for_files);
+    let offer = Offer {
+        state: counter.state_on_disk().map(|_| state.clone()),
+        ..Offer::new(job, training, &counter, memory_for_files)
+    };
     let steps = match training.wanted {
         Wanted::All => offer.choices().collect(),
         Wanted::Undominated(kept) => {
@@ -42,7 +45,9 @@ pub(crate) fn offer(
             undominated(offer.choices(), is_kept)
         }
     };
-    Ok((vec![state], steps))
+    // Moments that may lie in a file are a part of each choice.
+    let fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
+    Ok((fixed, steps))
 }
 
 /// The part that all choices share.
@@ -55,6 +60,8 @@ struct Offer<'a> {
     parameters_note: String,
     gradients_note: String,
     loading: Vec<CostRow>,
+    /// The optimizer's state in memory, where it may lie in a file.
+    state: Option<CostRow>,
 }
 
 impl<'a> Offer<'a> {
@@ -79,6 +86,7 @@ impl<'a> Offer<'a> {
             parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
             gradients_note: format!("{gradients}{frozen}"),
             loading: loading.iter().map(|held| held.row("a tensor in transit")).collect(),
+            state: None,
         }
     }
 
@@ -89,9 +97,11 @@ impl<'a> Offer<'a> {
             blocks: self.counter.blocks(),
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
+            has_large_moments: self.state.is_some(),
         };
         let (ways, cuts) = space.ways_and_cuts();
-        let is_possible = |way: &Levers| self.job.place == Place::Host || !way.has_weights_on_disk();
+        let stays = |way: &Levers| !way.has_weights_on_disk() && !way.has_optimizer_on_disk();
+        let is_possible = |way: &Levers| self.job.place == Place::Host || stays(way);
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
         cuts.into_iter().flat_map(move |cut| {
@@ -130,6 +140,7 @@ impl<'a> Offer<'a> {
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
         }
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
+        rows.extend(self.state(levers, false));
         let evaluation_samples = self.evaluation_samples(levers, of_step);
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },
@@ -181,7 +192,10 @@ impl<'a> Offer<'a> {
     ) -> Vec<Phase> {
         let place = self.job.place;
         let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
-            let rows = std::iter::once(self.parameters(parameters)).chain(rows).collect();
+            let rows = std::iter::once(self.parameters(parameters))
+                .chain(self.state(levers, name == LOADING))
+                .chain(rows)
+                .collect();
             Phase { name, rows }
         };
         let buffers = trainer::costs::saving();
@@ -205,6 +219,17 @@ impl<'a> Offer<'a> {
             phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation)));
         }
         phases
+    }
+
+    /// The optimizer's state, where it may lie in a file.
+    fn state(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
+        let in_memory = self.state.clone()?;
+        let Some(state) = self.counter.state_on_disk().filter(|_| levers.has_optimizer_on_disk()) else {
+            return Some(in_memory);
+        };
+        let bytes = if is_loading { state.loading } else { state.resident };
+        let note = format!("{}, in a file; some rows at a time in memory", self.training.options.optimizer.in_words());
+        Some(CostRow::new(OPTIMIZER_STATE, bytes, note).at(self.job.place))
     }
 
     fn parameters(&self, bytes: u64) -> CostRow {

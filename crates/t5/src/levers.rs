@@ -42,6 +42,9 @@ pub struct LayerMajor {
     /// memory.
     #[serde(default)]
     pub weights_on_disk: bool,
+    /// Whether the optimizer's moments lie in a file, some rows at a time in memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub optimizer_on_disk: bool,
 }
 
 impl LayerMajor {
@@ -53,6 +56,7 @@ impl LayerMajor {
         blocks_in_memory: 0,
         gradients_on_disk: false,
         weights_on_disk: false,
+        optimizer_on_disk: false,
     };
 
     /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
@@ -64,9 +68,16 @@ impl LayerMajor {
 impl Levers {
     /// Whether anything lies in a file instead of memory.
     pub fn uses_files(&self) -> bool {
-        let in_files =
-            |layers: &LayerMajor| layers.boundaries_on_disk || layers.gradients_on_disk || layers.weights_on_disk;
+        let in_files = |layers: &LayerMajor| {
+            let activations_or_gradients = layers.boundaries_on_disk || layers.gradients_on_disk;
+            activations_or_gradients || layers.weights_on_disk || layers.optimizer_on_disk
+        };
         self.layer_major.as_ref().is_some_and(in_files)
+    }
+
+    /// Whether the optimizer's moments lie in a file.
+    pub fn has_optimizer_on_disk(&self) -> bool {
+        self.layer_major.is_some_and(|layers| layers.optimizer_on_disk)
     }
 
     /// Whether the weights lie in a file.

@@ -87,7 +87,7 @@ fn load(directory: &Path, config: &Config, opened: &Opened) -> Outcome<Trainer> 
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();
     if opened.model.lora.is_some() {
-        return Ok(Trainer::resume_adapter(&found, adapted(config, opened, dtype, None)?, options)?);
+        return Ok(Trainer::resume_adapter(&found, adapted(config, opened, dtype, None)?, options, None)?);
     }
     Ok(Trainer::resume(&found, options, dtype, &opened.device)?)
 }

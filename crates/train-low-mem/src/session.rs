@@ -175,10 +175,14 @@ impl Session {
         let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
         let weights = plan.step.levers.has_weights_on_disk().then_some(&files);
         let mut trainer = match &found {
-            Some(found) if opened.model.lora.is_some() => {
-                Trainer::resume_adapter(found, adapted(&config, &opened, dtype, weights)?, options)?
+            Some(found) => {
+                let moments = plan.step.levers.has_optimizer_on_disk().then_some(&files);
+                if opened.model.lora.is_some() {
+                    Trainer::resume_adapter(found, adapted(&config, &opened, dtype, weights)?, options, moments)?
+                } else {
+                    Trainer::resume_from_files(found, options, dtype, &opened.device, [weights, moments])?
+                }
             }
-            Some(found) => Trainer::resume_in(found, options, dtype, &opened.device, weights)?,
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
         trainer.offload_to(files);

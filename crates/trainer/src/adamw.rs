@@ -79,6 +79,7 @@ impl AdamwOptions {
             update: updates + 1,
             gradient_scale,
             rounding,
+            first_row: 0,
         }
     }
 

@@ -5,8 +5,9 @@ use t5::{Config, CostRow, ParameterSpec};
 
 use crate::error::Result;
 use crate::freeze;
-use crate::optimizer::state_dtype;
+use crate::optimizer::{OptimizerOptions, state_dtype};
 use crate::options::TrainerOptions;
+use crate::state_file;
 
 /// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
@@ -29,6 +30,46 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
         .sum();
     let width = state_dtype(parameters).size_in_bytes() as u64;
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
+}
+
+/// The optimizer's state where its large moments lie in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateOnDisk {
+    /// Bytes in memory: the small moments, and of others the rows that are updated.
+    pub resident: u64,
+    /// Bytes in memory while a checkpoint is read: the small moments, and the largest on its way.
+    pub loading: u64,
+    /// Bytes that a step reads and writes.
+    pub written: u64,
+}
+
+/// [`optimizer_state`] with its large moments in a file; none where nothing would lie there.
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn optimizer_state_on_disk(
+    config: &Config,
+    options: &TrainerOptions,
+    parameters: DType,
+) -> Result<Option<StateOnDisk>> {
+    if !matches!(options.optimizer, OptimizerOptions::Adamw(_)) {
+        return Ok(None);
+    }
+    let specs = ParameterSpec::all(config);
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let width = state_dtype(parameters).size_in_bytes();
+    let trained = specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec);
+    let bytes = |spec: &&ParameterSpec| spec.elements() * width as u64;
+    let (large, small): (Vec<_>, Vec<_>) = trained.partition(|spec| bytes(spec) >= heap::LARGE_BYTES as u64);
+    let small: u64 = small.iter().map(bytes).sum();
+    let at_a_time = large.iter().map(|spec| state_file::resident_bytes(&spec.shape, width)).max();
+    let largest = large.iter().map(bytes).max();
+    Ok(at_a_time.zip(largest).map(|(at_a_time, largest)| StateOnDisk {
+        resident: 2 * (small + at_a_time),
+        loading: 2 * small + largest,
+        written: 2 * large.iter().map(bytes).sum::<u64>(),
+    }))
 }
 
 /// The parameters that train.

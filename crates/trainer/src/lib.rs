@@ -27,6 +27,7 @@ mod run_lock;
 pub mod schedule;
 mod scratch;
 mod state;
+mod state_file;
 mod stats;
 mod temporary;
 mod trainer;

@@ -7,13 +7,14 @@
 
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
-use t5::Parameter;
+use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
 use t5_ops::{Rounding, SquareSums};
 
 use crate::adafactor::{self, AdafactorOptions};
 use crate::adamw::{self, AdamwOptions};
 use crate::error::Result;
+use crate::state_file::StateFile;
 
 /// An optimizer and its options. In a checkpoint it is told by its options' names.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,6 +94,8 @@ pub struct Optimizer {
     rounding_seed: Option<u64>,
     updates: u64,
     moments: Vec<Option<Moments>>,
+    /// Where the large moments lie, if not in memory.
+    file: Option<StateFile>,
 }
 
 struct Moments {
@@ -119,13 +122,39 @@ impl Optimizer {
             .zip(trainable)
             .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
             .collect::<Result<_>>()?;
-        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments })
+        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments, file: None })
     }
 
     /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
     /// name and the element, so that it is the same for every plan and number of threads.
     pub fn round_stochastically(&mut self, seed: u64) {
         self.rounding_seed = Some(seed);
+    }
+
+    /// Moves AdamW's moments into a file, or into memory, one by one. Nothing is done where they lie there already. Adafactor's
+    /// are small and stay in memory.
+    ///
+    /// # Errors
+    /// Where there is no room on the disk, and the optimizer is as it was. A failed copy: then it is of no use.
+    pub fn move_moments(&mut self, files: Option<&Files>) -> Result<()> {
+        let is_adamw = matches!(self.options, OptimizerOptions::Adamw(_));
+        if files.is_some() == self.file.is_some() || !is_adamw {
+            return Ok(());
+        }
+        let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+        let named = self.moments.iter().flatten().flat_map(Moments::named);
+        let sizes: Vec<usize> = named.map(|(_, tensor)| bytes(tensor)).collect();
+        let file = files.map(|files| StateFile::create(files, &sizes)).transpose()?;
+        for (_, tensor) in self.moments.iter_mut().flatten().flat_map(Moments::named_mut) {
+            *tensor = match &file {
+                Some(file) => file.place(tensor)?,
+                None => tensor.copy()?,
+            };
+        }
+        self.file = file;
+        // Where they lay is no longer needed.
+        heap::release_unused();
+        Ok(())
     }
 
     /// How many updates have been made.
@@ -154,7 +183,12 @@ impl Optimizer {
         match (&self.options, &moments.of) {
             (OptimizerOptions::Adamw(options), Of::Adamw(moments)) => {
                 let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
-                t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?;
+                match &self.file {
+                    Some(file) if t5_ops::is_in_file(&moments.first) => {
+                        file.update(values, gradient, [&moments.first, &moments.second], &hyper)?;
+                    }
+                    _ => t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?,
+                }
             }
             (OptimizerOptions::Adafactor(options), Of::Adafactor(moments)) => {
                 let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
@@ -195,7 +229,11 @@ impl Optimizer {
         self.updates = updates;
         for (moments, parameter) in self.moments.iter_mut().zip(parameters) {
             for (suffix, tensor) in moments.iter_mut().flat_map(Moments::named_mut) {
-                *tensor = read(&format!("{}.{suffix}", parameter.name), tensor)?;
+                let saved = read(&format!("{}.{suffix}", parameter.name), tensor)?;
+                match &self.file {
+                    Some(file) if t5_ops::is_in_file(tensor) => file.write(tensor, &saved)?,
+                    _ => *tensor = saved,
+                }
             }
         }
         Ok(())

@@ -154,6 +154,7 @@ impl Trainer {
             return Ok(StepOutcome::Empty(stats));
         }
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&self.offload))?;
+        self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let micro_batches = self.micro_batches(batch, plan, &mut stats)?;
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.

@@ -462,7 +462,10 @@ impl<W: Write> Writer<W> {
     }
 
     /// [`Writer::write`] for a tensor that is made some rows at a time: `rows` of a first row and a count.
-    pub(crate) fn write_by_rows(
+    ///
+    /// # Errors
+    /// Those of `rows`, and of writing.
+    pub fn write_by_rows(
         &mut self,
         name: &str,
         most_rows: usize,

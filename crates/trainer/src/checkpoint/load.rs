@@ -150,22 +150,38 @@ impl Trainer {
         device: &Device,
         weights: Option<&Files>,
     ) -> Result<Self> {
-        Trainer::resume_with(found, T5::load_in(&found.path, dtype, device, weights)?, options)
+        Trainer::resume_from_files(found, options, dtype, device, [weights, None])
+    }
+
+    /// [`Trainer::resume_in`] with the optimizer's moments in a file, too, where the second is given: none is in memory longer than
+    /// it takes to put it there.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::resume_in`].
+    pub fn resume_from_files(
+        found: &Found,
+        options: TrainerOptions,
+        dtype: DType,
+        device: &Device,
+        [weights, moments]: [Option<&Files>; 2],
+    ) -> Result<Self> {
+        Trainer::resume_with(found, T5::load_in(&found.path, dtype, device, weights)?, options, moments)
     }
 
     /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base: `model` is the base with an adapter of the same
-    /// settings, and takes the values that were saved.
+    /// settings, and takes the values that were saved. Moments lie in a file where one is given.
     ///
     /// # Errors
     /// Those of [`Trainer::resume`] and [`t5::peft::AdapterDirectory::open`].
-    pub fn resume_adapter(found: &Found, model: T5, options: TrainerOptions) -> Result<Self> {
+    pub fn resume_adapter(found: &Found, model: T5, options: TrainerOptions, moments: Option<&Files>) -> Result<Self> {
         let adapter = t5::peft::AdapterDirectory::open(&found.path, model.config())?;
         adapter.fill(model.parameters())?;
-        Trainer::resume_with(found, model, options)
+        Trainer::resume_with(found, model, options, moments)
     }
 
-    fn resume_with(found: &Found, model: T5, options: TrainerOptions) -> Result<Self> {
+    fn resume_with(found: &Found, model: T5, options: TrainerOptions, moments: Option<&Files>) -> Result<Self> {
         let mut trainer = Trainer::new(model, options)?;
+        trainer.optimizer.move_moments(moments)?;
         trainer.set_state(&found.state);
         let path = found.path.join(OPTIMIZER_FILE);
         let reader = Reader::open(&path)?;

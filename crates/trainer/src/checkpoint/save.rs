@@ -149,7 +149,17 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
     write_file(place, OPTIMIZER_FILE, |file| {
         let mut writer = Writer::new(&place.path.join(OPTIMIZER_FILE), file, headers, &[])?;
         for (name, tensor) in state() {
-            writer.write(&name, tensor)?;
+            if !t5_ops::is_in_file(tensor) {
+                writer.write(&name, tensor)?;
+                continue;
+            }
+            // No more than a piece is in memory.
+            let columns = tensor.elem_count() / tensor.dims()[0];
+            let rows = (PIECE_BYTES / size_of::<f32>() / columns).max(1);
+            writer.write_by_rows(&name, rows, |first, count| {
+                let piece = tensor.narrow(0, first, count)?;
+                Ok(t5_ops::copy_from_file(&piece)?.unwrap_or(piece))
+            })?;
         }
         writer.into_sink();
         Ok(())

@@ -53,6 +53,7 @@ struct Step {
     /// The factor of weight decay.
     keep: f32,
     rounding: Rounding,
+    first_row: usize,
 }
 
 impl Step {
@@ -69,6 +70,7 @@ impl Step {
             eps: h.eps as f32,
             keep: (1.0 - h.learning_rate * h.weight_decay) as f32,
             rounding: h.rounding,
+            first_row: h.first_row,
         }
     }
 }
@@ -84,7 +86,7 @@ fn apply<T: Element, G: Element>(p: &mut [T], g: &[G], (m, v): (&mut [f32], &mut
         let p = unsafe { p.slice(range.start, range.len()) };
         // SAFETY: as above.
         let (m, v) = unsafe { (m.slice(range.start, range.len()), v.slice(range.start, range.len())) };
-        apply_rows(p, &g[range], m, v, start, width, step);
+        apply_rows(p, &g[range], m, v, step.first_row + start, width, step);
     });
 }
 

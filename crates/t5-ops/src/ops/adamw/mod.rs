@@ -41,6 +41,8 @@ pub struct AdamwHyper {
     pub gradient_scale: f64,
     /// How a parameter in bf16 is rounded; everything before that is in f32.
     pub rounding: Rounding,
+    /// The row of the whole parameter that the first row here is, where it is updated some rows at a time: noise goes by row.
+    pub first_row: usize,
 }
 
 /// torch's constants, at the first update.
@@ -55,6 +57,7 @@ impl Default for AdamwHyper {
             update: 1,
             gradient_scale: 1.0,
             rounding: Rounding::Nearest,
+            first_row: 0,
         }
     }
 }

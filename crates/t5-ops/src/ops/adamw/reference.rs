@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::AdamwHyper;
 use crate::dispatch::{overwrite, wide, wide_dtype};
-use crate::ops::rounding::reference::rounded;
+use crate::ops::rounding::reference::rounded_from;
 
 /// See [`crate::adamw`].
 pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: &AdamwHyper) -> Result<()> {
@@ -20,5 +20,5 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     let denominator = ((second.sqrt()? / correction2.sqrt())? + h.eps)?;
     let update = ((first / denominator)? * (h.learning_rate / correction1))?;
     let kept = (wide(param)? * (1.0 - h.learning_rate * h.weight_decay))?;
-    overwrite(param, &rounded(&(kept - update)?, param.dtype(), h.rounding)?)
+    overwrite(param, &rounded_from(&(kept - update)?, param.dtype(), h.rounding, h.first_row)?)
 }

@@ -1,0 +1,141 @@
+//! A file that the optimizer's large moments lie in, so that memory holds a few rows of them at a time.
+//!
+//! The moments are tensors like any others. An update reads some rows into memory, changes them and writes them back: each byte is
+//! read once and written once a step. The file has no name: what a run keeps are its checkpoints.
+
+use std::path::PathBuf;
+
+use candle_core::Tensor;
+use heap::FileMemory;
+use t5::Files;
+use t5_ops::{AdamwHyper, Writes};
+
+use crate::error::{Error, Result};
+
+/// Bytes of a moment that are in memory while its parameter is updated.
+const UPDATED_BYTES: usize = 4 << 20;
+
+/// Rows of a parameter that are updated at a time. A vector is one row.
+fn rows_at_a_time(shape: &[usize], size: usize) -> usize {
+    match shape {
+        [_, columns @ ..] if !columns.is_empty() => (UPDATED_BYTES / (columns.iter().product::<usize>() * size)).max(1),
+        _ => usize::MAX,
+    }
+}
+
+/// Bytes of a moment of a parameter of this shape that are in memory at a time.
+pub(crate) fn resident_bytes(shape: &[usize], size: usize) -> u64 {
+    let whole = shape.iter().product::<usize>() * size;
+    let row = whole / shape.first().copied().unwrap_or(1).max(1);
+    (rows_at_a_time(shape, size).saturating_mul(row)).min(whole) as u64
+}
+
+/// Room for the moments of one optimizer.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    memory: FileMemory,
+    /// Whether the system has room for changed moments.
+    writes: Writes,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl StateFile {
+    /// Room for moments of these sizes.
+    ///
+    /// # Errors
+    /// [`t5::Error::Offload`], for example where the disk is full.
+    pub fn create(files: &Files, sizes: &[usize]) -> Result<StateFile> {
+        let path = heap::shown_path(&files.directory);
+        let memory = FileMemory::create(&files.directory, sizes.iter().copied());
+        let memory = memory.map_err(|source| t5::Error::Offload { path: path.clone(), source })?;
+        let has_room = sizes.iter().map(|&bytes| bytes as u64).sum::<u64>() <= files.unwritten_bytes;
+        Ok(StateFile { memory, writes: if has_room { Writes::Later } else { Writes::Now }, path })
+    }
+
+    /// A moment in the file, if it is large enough, and then out of memory.
+    ///
+    /// # Errors
+    /// [`t5::Error::Offload`].
+    pub fn place(&self, moment: &Tensor) -> Result<Tensor> {
+        let placed = t5_ops::copy_into_file(moment, &self.memory, self.writes).map_err(|error| self.error(error))?;
+        t5_ops::page_out(&placed);
+        Ok(placed)
+    }
+
+    /// AdamW's update of a parameter whose moments lie in the file: [`UPDATED_BYTES`] of each moment are in memory at a time.
+    ///
+    /// # Errors
+    /// [`t5::Error::Offload`], and those of [`t5_ops::adamw`].
+    pub fn update(&self, values: &Tensor, gradient: &Tensor, moments: [&Tensor; 2], hyper: &AdamwHyper) -> Result<()> {
+        let failed = |error| self.error(error);
+        let rows = rows_at_a_time(values.dims(), moments[0].dtype().size_in_bytes());
+        for first_row in (0..values.dims()[0]).step_by(rows) {
+            let count = rows.min(values.dims()[0] - first_row);
+            let part = |x: &Tensor| x.narrow(0, first_row, count).map_err(failed);
+            let moments = [part(moments[0])?, part(moments[1])?];
+            let read = |moment: &Tensor| -> Result<Tensor> {
+                let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
+                copy.map_or_else(|| moment.copy().map_err(failed), Ok)
+            };
+            let copies = [read(&moments[0])?, read(&moments[1])?];
+            let hyper = AdamwHyper { first_row, ..*hyper };
+            t5_ops::adamw(&part(values)?, &part(gradient)?, &copies[0], &copies[1], &hyper).map_err(failed)?;
+            for (moment, copy) in moments.iter().zip(&copies) {
+                self.write(moment, copy)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a changed copy over the moment.
+    ///
+    /// # Errors
+    /// [`t5::Error::Offload`].
+    pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
+        t5_ops::overwrite_in_file(moment, changed, self.writes).map_err(|error| self.error(error))
+    }
+
+    /// An error of the file is told apart from those of tensors.
+    fn error(&self, error: candle_core::Error) -> Error {
+        match error {
+            candle_core::Error::Io(source) => t5::Error::Offload { path: self.path.clone(), source }.into(),
+            error => t5::Error::Tensor(error).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use t5_ops::Rounding;
+
+    use super::*;
+
+    #[test]
+    fn a_parameter_that_is_updated_some_rows_at_a_time_has_the_bits_of_one_that_is_updated_whole() {
+        // Two parts and a bit.
+        let shape = [2 * UPDATED_BYTES / 4 / 512 + 7, 512];
+        let of = |offset: f32, dtype| {
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| (i as f32 * 0.37 + offset).sin()).collect();
+            Tensor::from_vec(values, shape.as_slice(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+        };
+        assert_eq!(resident_bytes(&shape, 4), UPDATED_BYTES as u64);
+        assert_eq!(resident_bytes(&[70_000], 4), 280_000);
+        let hyper = AdamwHyper { rounding: Rounding::Stochastic { key: 5 }, update: 3, ..AdamwHyper::default() };
+        let state = || [of(0.0, DType::BF16), of(1.0, DType::F32), of(2.0, DType::F32).abs().unwrap()];
+        let gradient = of(3.0, DType::BF16);
+        let [whole, parts] = [state(), state()];
+        t5_ops::adamw(&whole[0], &gradient, &whole[1], &whole[2], &hyper).unwrap();
+        let rows = rows_at_a_time(&shape, 4);
+        for first_row in (0..shape[0]).step_by(rows) {
+            let part = |x: &Tensor| x.narrow(0, first_row, rows.min(shape[0] - first_row)).unwrap();
+            let hyper = AdamwHyper { first_row, ..hyper };
+            t5_ops::adamw(&part(&parts[0]), &part(&gradient), &part(&parts[1]), &part(&parts[2]), &hyper).unwrap();
+        }
+        let bits = |x: &Tensor| x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        for (whole, parts) in whole.iter().zip(&parts) {
+            assert!(bits(whole) == bits(parts));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! AdamW's moments in a file against moments in memory: the same bits, whatever is done with them.
+
+#[allow(dead_code, reason = "moments of the model there are too small for a file")]
+mod support;
+
+use candle_core::Device;
+use support::bits;
+use t5::{Config, Files, T5};
+use trainer::adamw::AdamwOptions;
+use trainer::checkpoint::Checkpoints;
+use trainer::costs::{optimizer_state, optimizer_state_on_disk};
+use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
+
+// Only what it allocates can lie in a file.
+#[global_allocator]
+static ALLOCATOR: heap::Allocator = heap::Allocator;
+
+fn config() -> Config {
+    Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }
+}
+
+fn options(precision: Precision) -> TrainerOptions {
+    let master_weights = match precision {
+        Precision::Bf16 => MasterWeights::StochasticRounding,
+        _ => MasterWeights::F32,
+    };
+    let optimizer = AdamwOptions::default().into();
+    TrainerOptions { dropout: 0.1, precision, master_weights, optimizer, ..support::options() }
+}
+
+fn plan(optimizer_on_disk: bool) -> StepPlan {
+    let layers = LayerMajor { kept_gradient_blocks: 9, optimizer_on_disk, ..LayerMajor::default() };
+    let levers = Levers { micro_batch_samples: 3, recompute_blocks: 9, loss_chunk_rows: 64, layer_major: Some(layers) };
+    StepPlan { levers, longest: None }
+}
+
+fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
+    support::run(trainer, plan, 7, seed..seed + 1)[0]
+}
+
+fn trainer(options: &TrainerOptions, files: &Files) -> Trainer {
+    let model = T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap();
+    let mut trainer = Trainer::new(model, options.clone()).unwrap();
+    trainer.offload_to(files.clone());
+    trainer
+}
+
+/// Moments that lie in a file, and their bytes.
+fn in_files(trainer: &Trainer) -> (usize, u64) {
+    let state = trainer.optimizer().named_state(trainer.model().parameters()).map(|(_, tensor)| tensor);
+    let in_files: Vec<u64> =
+        state.filter(|tensor| t5_ops::is_in_file(tensor)).map(|tensor| 4 * tensor.elem_count() as u64).collect();
+    (in_files.len(), in_files.iter().sum())
+}
+
+#[test]
+fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    for precision in [Precision::F32, Precision::Bf16] {
+        // The system has room for changed moments, and has none.
+        for unwritten_bytes in [u64::MAX, 0] {
+            let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };
+            let options = options(precision);
+            let [mut memory, mut disk] = [trainer(&options, &files), trainer(&options, &files)];
+            for seed in 0..3 {
+                assert_eq!(step(&mut memory, seed, &plan(false)), step(&mut disk, seed, &plan(true)));
+            }
+            let (large, bytes) = in_files(&disk);
+            assert_eq!((in_files(&memory).0, large), (0, 2 * (1 + 2 * (4 + 2) + 2 * (8 + 2))));
+            assert!(bits(&memory) == bits(&disk));
+            assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+
+            let dtype = options.parameter_dtype();
+            let all = optimizer_state(&config(), &options, dtype).unwrap().bytes;
+            let bill = optimizer_state_on_disk(&config(), &options, dtype).unwrap().unwrap();
+            let largest = 4 * 160 * 64; // wi: the table has fewer rows
+            assert_eq!(
+                (bill.written, bill.resident, bill.loading),
+                (bytes, all - bytes + 2 * largest, all - bytes + largest)
+            );
+
+            let saved = tempfile::tempdir().unwrap();
+            let mut checkpoints = Checkpoints::new(saved.path(), 1, 0);
+            checkpoints.save(&disk, &serde_json::Value::Null, None, &|| false).unwrap();
+            let found = Checkpoints::newest_valid(saved.path()).unwrap().unwrap();
+            let mut resumed =
+                Trainer::resume_from_files(&found, options, dtype, &Device::Cpu, [None, Some(&files)]).unwrap();
+            assert_eq!(in_files(&resumed), (large, bytes));
+            resumed.offload_to(files);
+            assert_eq!(step(&mut resumed, 5, &plan(true)), step(&mut memory, 5, &plan(false)));
+            assert!(bits(&resumed) == bits(&memory));
+        }
+    }
+}
+
+#[test]
+fn moments_move_between_steps_where_the_plan_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |on_disk: &[bool]| {
+        let mut trainer = trainer(&options(Precision::F32), &Files::in_directory(directory.path()));
+        let mut losses = Vec::new();
+        for (&on_disk, seed) in on_disk.iter().zip(0..) {
+            losses.push(step(&mut trainer, seed, &plan(on_disk)));
+            assert_eq!(in_files(&trainer).0 > 0, on_disk);
+        }
+        (losses, bits(&trainer))
+    };
+    assert!(run(&[false; 5]) == run(&[true, false, false, true, true]));
+}
+
+#[test]
+fn adafactor_has_no_moments_for_a_file() {
+    let options = support::options();
+    let bill = optimizer_state_on_disk(&config(), &options, options.parameter_dtype()).unwrap();
+    assert_eq!(bill, None);
+}
