@@ -19,6 +19,10 @@ const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every ta
 /// The targets of a release. The last one needs no other toolchain than the usual one.
 const TARGETS: [&str; 3] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl", "x86_64-unknown-linux-gnu"];
 
+/// Static, and random bytes from the system call: a static program of glibc does not find the call by its name, and an image
+/// from scratch has no /dev/urandom.
+const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
+
 /// The most that a stripped program may take.
 const MOST_BYTES: u64 = 15 << 20;
 
@@ -61,7 +65,7 @@ impl Release<'_> {
         cargo
             .args(["build", "--release", "--locked", "-p", "train-low-mem", "--target", target])
             .current_dir(self.root);
-        cargo.env("RUSTFLAGS", "-C target-feature=+crt-static").env("CARGO_PROFILE_RELEASE_LTO", "thin");
+        cargo.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_PROFILE_RELEASE_LTO", "thin");
         done(&mut cargo)?;
         let built = self.root.join("target").join(target).join("release/train_low_mem");
         let program = self.directory.join(format!("train_low_mem-{target}"));
@@ -123,7 +127,7 @@ impl Release<'_> {
         // The crate itself knows nothing of Python: its pyproject is in a folder of its own.
         maturin.args(["build", "--release", "--locked", "--target", target, "--out"]).arg(&wheels);
         maturin.current_dir(self.root.join("packaging"));
-        maturin.env("RUSTFLAGS", "-C target-feature=+crt-static").env("CARGO_PROFILE_RELEASE_LTO", "thin");
+        maturin.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_PROFILE_RELEASE_LTO", "thin");
         done(&mut maturin)?;
         let wheel = fs::read_dir(&wheels)
             .map_err(|error| error.to_string())?
