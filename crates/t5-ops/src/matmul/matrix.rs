@@ -11,7 +11,7 @@ use crate::storage::{Element, Operand, Target};
 
 /// A matrix to read: element (i, j) is the one at `i * row_stride + j * col_stride` of `data`.
 #[derive(Clone, Copy)]
-pub(crate) struct Strided<D> {
+pub(crate) struct Strides<D> {
     pub(super) data: D,
     pub(super) rows: usize,
     pub(super) cols: usize,
@@ -22,10 +22,10 @@ pub(crate) struct Strided<D> {
 }
 
 /// A matrix as kernels read it: in f32 or bf16.
-pub(crate) type Matrix<'a> = Strided<Operand<'a>>;
+pub(crate) type Matrix<'a> = Strides<Operand<'a>>;
 
 /// A matrix as a product is given it: kernels never see narrow elements, which are widened a piece at a time.
-pub(crate) type Factor<'a> = Strided<Stored<'a>>;
+pub(crate) type Factor<'a> = Strides<Stored<'a>>;
 
 /// The elements of a [`Factor`].
 #[derive(Clone, Copy)]
@@ -76,7 +76,7 @@ impl Elements for Stored<'_> {
     }
 }
 
-impl<D: Elements> Strided<D> {
+impl<D: Elements> Strides<D> {
     /// Rows of `cols` elements, `row_stride` apart.
     pub(crate) fn strided(data: D, rows: usize, cols: usize, row_stride: usize) -> Self {
         let len = data.count();
@@ -137,11 +137,11 @@ impl<'a> Factor<'a> {
     }
 }
 
-impl<D> Strided<D> {
+impl<D> Strides<D> {
     /// Other elements in the same places.
-    pub(super) fn with<E>(&self, data: E) -> Strided<E> {
-        let &Strided { rows, cols, row_stride, col_stride, rounds, .. } = self;
-        Strided { data, rows, cols, row_stride, col_stride, rounds }
+    pub(super) fn with<E>(&self, data: E) -> Strides<E> {
+        let &Strides { rows, cols, row_stride, col_stride, rounds, .. } = self;
+        Strides { data, rows, cols, row_stride, col_stride, rounds }
     }
 }
 

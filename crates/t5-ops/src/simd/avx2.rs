@@ -164,7 +164,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn load_f16(self, x: &[f16; WIDTH]) -> Self::F {
-        self.load(&x.map(|x| f16_to_f32(x)))
+        self.load(&x.map(f16_to_f32))
     }
     #[inline(always)]
     fn load_i8(self, x: &[u8; WIDTH]) -> Self::F {
