@@ -45,7 +45,7 @@ fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcom
     let costs = planner::costs(&job_on_disk, now)?;
     let Some(smallest) = smallest(&costs, job_on_disk.budgets, now) else { return Ok(None) };
     // The plan that the run would take, where it fits.
-    let plan = memory_policy::plan(now, &costs, job_on_disk.budgets).unwrap_or_else(|_| *smallest.smallest_plan);
+    let plan = memory_policy::plan(now, &costs, job_on_disk.budgets).unwrap_or(*smallest.smallest_plan);
     let a_step = planner::pace(&job_on_disk, now, &plan, &[])?.step_written_bytes;
     let allowed = job.config.memory.disk_writes;
     let words = match steps {

@@ -314,7 +314,7 @@ fn storage(text: &mut String, file: &Inspection) {
         text,
         "  row groups        {}, the largest of {}",
         counted(file.row_groups.len() as u64),
-        plural(largest.into(), "row")
+        plural(largest, "row")
     );
     let _ = writeln!(text, "  page index        {}", yes_no(file.has_page_index));
     let _ = writeln!(text, "  checksums         {}", yes_no(file.has_checksums));
