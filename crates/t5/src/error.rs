@@ -120,7 +120,7 @@ pub enum Error {
         /// The accepted values.
         expected: String,
         /// Advice.
-        hint: String,
+        hint: &'static str,
     },
     /// A tensor of an adapter that its configuration and the model do not imply, or one that is not there.
     #[error("{}: tensor `{tensor}`: expected {expected}, got {got}", .path.display())]
@@ -157,7 +157,8 @@ impl Error {
             Error::Offload { .. } => {
                 Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
             }
-            Error::Directory { hint, .. } | Error::AdapterConfig { hint, .. } => Some(hint.clone()),
+            Error::Directory { hint, .. } => Some(hint.clone()),
+            Error::AdapterConfig { hint, .. } => Some((*hint).into()),
             Error::AdapterTensor { .. } => Some(
                 "adapter_config.json and the tensors beside it must belong together, and to this model".into(),
             ),

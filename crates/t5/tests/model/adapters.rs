@@ -201,6 +201,7 @@ fn the_first_pattern_in_the_file_decides() {
 }
 
 type Tensors = Vec<(String, Tensor)>;
+type Change<'a> = &'a dyn Fn(&mut Tensors);
 
 #[test]
 fn tensors_that_do_not_belong_to_the_settings_and_the_model_are_refused_by_name() {
@@ -223,7 +224,7 @@ fn tensors_that_do_not_belong_to_the_settings_and_the_model_are_refused_by_name(
         .unwrap();
     let set =
         |tensors: &mut Tensors, tensor: Tensor| tensors.iter_mut().find(|(name, _)| name == A).unwrap().1 = tensor;
-    let cases: [(&dyn Fn(&mut Tensors), &str, &str); 5] = [
+    let cases: [(Change, &str, &str); 5] = [
         (&|tensors| tensors.retain(|(name, _)| name != A), A, "got no such tensor"),
         (&|tensors| set(tensors, zeros(&[7, 16], DType::F32)), A, "expected shape [8, 16], got shape [7, 16]"),
         (&|tensors| set(tensors, zeros(&[8, 16], DType::U32)), A, "expected values in F32"),

@@ -339,7 +339,7 @@ impl AdapterConfig {
             key: key.into(),
             got: got.into(),
             expected: expected.into(),
-            hint: "the adapter and the model must belong together".into(),
+            hint: "the adapter and the model must belong together",
         }
     }
 }

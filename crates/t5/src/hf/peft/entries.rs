@@ -83,8 +83,8 @@ impl Entries<'_> {
         self.error_with(key, expected, "have PEFT merge the adapter: `merge_and_unload`")
     }
 
-    pub(super) fn error_with(&self, key: &str, expected: &str, hint: &str) -> Error {
-        let (got, expected, hint) = (shown(self.raw.get(key)), expected.into(), hint.into());
+    pub(super) fn error_with(&self, key: &str, expected: &str, hint: &'static str) -> Error {
+        let (got, expected) = (shown(self.raw.get(key)), expected.into());
         Error::AdapterConfig { path: self.path.into(), key: key.into(), got, expected, hint }
     }
 
@@ -203,7 +203,7 @@ impl Entries<'_> {
                     key: key.into(),
                     got: problem,
                     expected: "a list of names, or a regular expression as Python has them".into(),
-                    hint: "list the names of the layers instead".into(),
+                    hint: "list the names of the layers instead",
                 })
             }
             _ => self.names(key).map(Selection::Names),
