@@ -91,8 +91,8 @@ impl ListRow {
 }
 
 impl Lists {
-    /// Opens a file to read these columns, by dotted path. They have to be strings in one list ([`list_columns`]
-    /// (crate::list_columns) finds them). Of a row at most `elements` elements and `bytes` bytes are kept.
+    /// Opens a file to read these columns, by dotted path. They have to be strings in one list, as
+    /// [`crate::list_columns`] finds them. Of a row at most `elements` elements and `bytes` bytes are kept.
     ///
     /// # Errors
     /// The file cannot be read, or a column is not there or is no list of strings.

@@ -16,10 +16,13 @@ use crate::parameters::{Initial, ParameterSpec};
 /// Values a thread fills at a time; even, so that pairs stay together.
 const CHUNK_VALUES: usize = 1 << 16;
 
+/// Two values of a distribution, of two outputs of the generator.
+type Pair = fn(u64, u64) -> [f64; 2];
+
 /// The first values of one parameter.
 pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = spec.shape.as_slice();
-    let (pair, factor): (fn(u64, u64) -> [f64; 2], f64) = match spec.initial {
+    let (pair, factor): (Pair, f64) = match spec.initial {
         Initial::Constant(value) => return Ok(Tensor::full(value as f32, shape, device)?.to_dtype(dtype)?),
         Initial::Normal { std } => (normal_pair, std),
         Initial::Uniform { bound } => (uniform_pair, bound),
@@ -60,7 +63,7 @@ fn uniform_pair(one: u64, other: u64) -> [f64; 2] {
     [one, other].map(|bits| 2.0 * uniform(bits) - 1.0)
 }
 
-fn fill<T: Send>(values: &mut [T], of: fn(u64, u64) -> [f64; 2], convert: impl Fn(f64) -> T + Sync + Send, key: u64) {
+fn fill<T: Send>(values: &mut [T], of: Pair, convert: impl Fn(f64) -> T + Sync + Send, key: u64) {
     let per_part = values.len().div_ceil(t5_ops::threads()).next_multiple_of(CHUNK_VALUES);
     let parts: Vec<_> = values.chunks_mut(per_part).map(Mutex::new).collect();
     t5_ops::for_each_part(parts.len(), |part| {

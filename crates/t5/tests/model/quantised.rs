@@ -109,7 +109,8 @@ fn quantised_files_that_are_damaged_are_errors_that_name_the_part() {
             (name, Tensor::zeros(shape, dtype, &Device::Cpu).unwrap())
         })
         .collect();
-    let check = |change: &dyn Fn(&mut Vec<(String, Tensor)>), words: &str| {
+    type Change<'a> = &'a dyn Fn(&mut Vec<(String, Tensor)>);
+    let check = |change: Change, words: &str| {
         let mut tensors = all.clone();
         change(&mut tensors);
         let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
