@@ -132,6 +132,6 @@ mod tests {
         assert!(Pattern::whole("(").is_err());
         assert!(Pattern::whole(&"a".repeat(LONGEST_PATTERN + 1)).is_err());
         let endless = Pattern::whole(r"(?:(?=a)(a|aa))+\1$").unwrap();
-        assert!(endless.matches(&"a".repeat(400)).is_err());
+        assert!(endless.matches(&format!("{}!", "a".repeat(400))).is_err());
     }
 }
