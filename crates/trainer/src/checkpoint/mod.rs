@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Where an adapter is trained, its files are there in place of the model's, as PEFT loads them: `adapter_config.json`,
-//! `adapter_model.safetensors`, `README.md`. The base is never copied.
+//! `adapter_model.safetensors`. The base is never copied.
 //!
 //! Invariants:
 //! * A directory has its final name only when everything in it is on the disk; its manifest is the proof. Older checkpoints
@@ -221,7 +221,7 @@ pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
 /// Whether a run gives this name to a file of a checkpoint or a model.
 pub(crate) fn is_own_name(name: &OsStr) -> bool {
     let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
-    let of_model = MODEL_FILES.iter().chain(&t5::peft::ADAPTER_FILES);
+    let of_model = MODEL_FILES.iter().chain(&ADAPTER_FILES);
     of_model.chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
 }
 

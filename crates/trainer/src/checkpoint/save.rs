@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 
 use super::{
-    COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE, Saved,
-    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
+    ADAPTER_FILES, COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE,
+    Saved, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
@@ -119,7 +119,11 @@ pub(super) fn write_model(
     };
     match model.config().lora {
         None => model.save_with(&place.path, &mut file)?,
-        Some(_) => model.save_adapter_with(&place.path, &mut file)?,
+        // Without a card: one that is there is the user's.
+        Some(_) => model.save_adapter_with(&place.path, |name, write| match ADAPTER_FILES.contains(&name) {
+            true => file(name, write),
+            false => Ok(()),
+        })?,
     }
     if let Some(tokenizer) = tokenizer {
         match tokenizer.json {
