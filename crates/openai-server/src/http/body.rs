@@ -1,0 +1,151 @@
+//! Bodies: of a request, read whole within limits; of an answer, whole or a stream of events.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Sleep;
+
+use super::record::Record;
+use crate::error::ApiError;
+use crate::queue::Event;
+use crate::response::Form;
+
+/// Reads the body of a request.
+pub(super) async fn read(mut body: Incoming, most: usize, timeout: Duration) -> Result<Vec<u8>, ApiError> {
+    let too_large = || ApiError::new(413, "body_too_large", format!("the body is larger than {most} bytes"));
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large());
+    }
+    let read = async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let frame = frame
+                .map_err(|error| ApiError::new(400, "incomplete_body", format!("the body ended early: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > most {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(bytes)
+    };
+    let seconds = timeout.as_secs_f64();
+    tokio::time::timeout(timeout, read).await.unwrap_or_else(|_| {
+        Err(ApiError::new(408, "body_timeout", format!("the body was not whole within {seconds} s")))
+    })
+}
+
+/// The body of an answer.
+pub(super) enum Answer {
+    /// All of it, and the record of its request.
+    Whole(Option<Bytes>, #[expect(dead_code, reason = "it is handed in when the answer was sent")] Box<Record>),
+    /// Events as they come.
+    Events(Box<Events>),
+}
+
+impl Answer {
+    /// Of this text.
+    pub fn whole(text: String, record: Record) -> Self {
+        Answer::Whole(Some(Bytes::from(text)), Box::new(record))
+    }
+}
+
+/// Answers that are sent as they are made.
+pub(super) struct Events {
+    pub form: Form,
+    pub events: UnboundedReceiver<(usize, Event)>,
+    /// Answers that are not whole.
+    pub left: usize,
+    pub record: Record,
+    /// Text to begin with.
+    pub first: Option<String>,
+    pub deadline: Pin<Box<Sleep>>,
+    pub timeout: Duration,
+}
+
+impl Events {
+    /// The last text of the stream.
+    fn last(&mut self, failed: Option<ApiError>) -> String {
+        self.left = 0;
+        self.events.close();
+        let error = failed.map(|error| {
+            self.record.access.error = Some(error.code);
+            self.form.event(0, &Event::Failed(error)).unwrap_or_default()
+        });
+        self.record.access.cancelled = false;
+        error.unwrap_or_default() + &self.form.end(self.record.usage)
+    }
+
+    fn next(&mut self, cx: &mut Context<'_>) -> Poll<Option<String>> {
+        if let Some(text) = self.first.take().filter(|text| !text.is_empty()) {
+            return Poll::Ready(Some(text));
+        }
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        if self.deadline.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(self.last(Some(too_late(self.timeout)))));
+        }
+        loop {
+            let news = match self.events.poll_recv(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(news) => news,
+            };
+            let Some((first_choice, event)) = news else {
+                return Poll::Ready(Some(self.last(Some(gone()))));
+            };
+            if let Event::Failed(error) = event {
+                return Poll::Ready(Some(self.last(Some(error))));
+            }
+            self.record.count(&event);
+            let text = self.form.event(first_choice, &event);
+            if matches!(event, Event::Finished { .. }) {
+                self.left -= 1;
+                if self.left == 0 {
+                    return Poll::Ready(Some(text.unwrap_or_default() + &self.last(None)));
+                }
+            }
+            if text.is_some() {
+                return Poll::Ready(text);
+            }
+        }
+    }
+}
+
+/// The error of an answer that took too long.
+pub(super) fn too_late(timeout: Duration) -> ApiError {
+    ApiError::new(504, "deadline", format!("the answer was not whole within {} s", timeout.as_secs_f64()))
+}
+
+/// The error of an answer that the engine gave up.
+pub(super) fn gone() -> ApiError {
+    ApiError::internal("the answer was given up")
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let bytes = match &mut *self {
+            Answer::Whole(bytes, _) => Poll::Ready(bytes.take()),
+            Answer::Events(events) => events.next(cx).map(|text| text.map(Bytes::from)),
+        };
+        bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Answer::Whole(None, _))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Answer::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Answer::Events(_) => SizeHint::default(),
+        }
+    }
+}

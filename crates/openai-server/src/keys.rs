@@ -1,0 +1,76 @@
+//! API keys: lines of a file. A request has one of them, or is refused.
+
+/// The keys that are accepted; none: every request is.
+#[derive(Clone, Default)]
+pub struct Keys {
+    keys: Vec<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "Keys({})", self.keys.len())
+    }
+}
+
+impl Keys {
+    /// One key a line. Blank lines and those that begin with `#` are none.
+    ///
+    /// # Errors
+    /// In words: no key, or one of characters that a header cannot have.
+    pub fn of_file(text: &str) -> Result<Self, String> {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let keys: Vec<Vec<u8>> = lines.map(|line| line.as_bytes().to_vec()).collect();
+        if keys.is_empty() {
+            return Err("expected a key on a line, found none".to_owned());
+        }
+        match keys.iter().flatten().all(u8::is_ascii_graphic) {
+            true => Ok(Keys { keys }),
+            false => Err("expected keys of visible ASCII characters, without spaces".to_owned()),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether the value of an `Authorization` header has one of the keys.
+    pub fn accept(&self, authorization: Option<&[u8]>) -> bool {
+        if self.keys.is_empty() {
+            return true;
+        }
+        let Some((scheme, given)) = authorization.and_then(|value| value.split_at_checked(7)) else { return false };
+        // Every key is compared to its end: the time says nothing about which one was nearly right.
+        let matches = self.keys.iter().fold(false, |found, key| found | is_same(key, given));
+        scheme.eq_ignore_ascii_case(b"bearer ") && matches
+    }
+}
+
+/// Compares in a time that depends on the lengths only.
+fn is_same(key: &[u8], given: &[u8]) -> bool {
+    let mut difference = u8::from(key.len() != given.len());
+    for (place, byte) in key.iter().enumerate() {
+        difference |= byte ^ given.get(place).copied().unwrap_or(!byte);
+    }
+    std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_needs_one_of_the_keys_whole() {
+        let keys = Keys::of_file("# ours\nsk-one\n\n sk-two \n").unwrap();
+        let accepts = |value: &str| keys.accept(Some(value.as_bytes()));
+        assert!(accepts("Bearer sk-one") && accepts("bearer sk-two"));
+        for value in
+            ["", "Bearer", "Bearer ", "Bearer sk-on", "Bearer sk-onee", "Basic sk-one", "sk-one", "Bearer # ours"]
+        {
+            assert!(!accepts(value), "{value}");
+        }
+        assert!(!keys.accept(None) && Keys::default().accept(None));
+        assert!(Keys::of_file("# none\n").is_err() && Keys::of_file("a b").is_err());
+        assert!(!format!("{keys:?}").contains("sk"));
+    }
+}

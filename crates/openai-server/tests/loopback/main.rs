@@ -1,0 +1,6 @@
+//! The server over loopback, with an engine that answers by its prompt.
+
+mod answers;
+mod endings;
+mod refusals;
+mod support;
