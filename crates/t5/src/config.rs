@@ -414,6 +414,12 @@ impl Config {
         self.rest.raw.get("prefix").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// transformers' `n_positions`: the tokens that the model was made for. T5 itself has no limit.
+    pub fn positions(&self) -> Option<usize> {
+        let positions = self.rest.raw.get("n_positions").and_then(Value::as_u64).filter(|count| *count > 0);
+        positions.and_then(|count| u32::try_from(count).ok()).map(|count| count as usize)
+    }
+
     /// Sets the text before every source.
     pub fn set_prefix(&mut self, prefix: &str) {
         match prefix {

@@ -64,7 +64,7 @@ pub use generate::beams::{Beams, EarlyStopping};
 pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
 pub use generate::{Answer, AnswerShape, GenerateOptions, Search, Watch};
-pub use hf::{QuantisedWeights, StoredWeights, peft, quantise_with, safetensors};
+pub use hf::{QuantisedWeights, StoredModel, StoredWeights, peft, quantise_with, safetensors};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
 pub use model::T5;

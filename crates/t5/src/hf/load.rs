@@ -156,6 +156,7 @@ fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
 }
 
 /// The weight files of a directory and who holds what.
+#[derive(Debug)]
 struct Files {
     readers: Vec<Reader>,
     holder: BTreeMap<String, usize>,
@@ -358,6 +359,7 @@ fn without_weights(directory: &Path) -> Error {
 }
 
 /// The weights of a directory, to be read a few rows at a time.
+#[derive(Debug)]
 pub(super) struct StoredFiles(Files);
 
 impl StoredFiles {

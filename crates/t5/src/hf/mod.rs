@@ -11,9 +11,11 @@ mod pytorch;
 mod quantise;
 pub mod safetensors;
 mod save;
+mod stored_model;
 mod zip;
 
 pub use load::StoredWeights;
 pub(crate) use load::{Place, load};
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with};
+pub use stored_model::StoredModel;

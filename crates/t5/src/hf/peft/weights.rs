@@ -125,12 +125,12 @@ impl AdapterDirectory {
     }
 
     /// Some rows of a parameter that the adapter replaces.
-    pub(super) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
+    pub(in crate::hf) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
         self.reader.read_rows(&format!("{PREFIX}{name}"), first, count, DType::F32)
     }
 
     /// The name of the head's weight below its adapter, where the file has it.
-    pub(super) fn head_below(&self) -> Option<&'static str> {
+    pub(in crate::hf) fn head_below(&self) -> Option<&'static str> {
         self.has(HEAD_BELOW).then_some(HEAD_BELOW)
     }
 
@@ -145,7 +145,7 @@ impl AdapterDirectory {
         }
     }
 
-    pub(super) fn other_head(&self) -> Error {
+    pub(in crate::hf) fn other_head(&self) -> Error {
         self.error(
             HEAD_BELOW,
             "the values of the model's head".into(),
@@ -153,7 +153,7 @@ impl AdapterDirectory {
         )
     }
 
-    pub(super) fn error(&self, name: &str, expected: String, got: String) -> Error {
+    pub(in crate::hf) fn error(&self, name: &str, expected: String, got: String) -> Error {
         let (path, tensor) = (self.reader.path().into(), format!("{PREFIX}{name}"));
         Error::AdapterTensor { path, tensor, expected, got }
     }
