@@ -14,6 +14,7 @@ use toml::Value;
 
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::config::{Origin, Values, familiar_names, paths};
+use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
@@ -79,6 +80,8 @@ pub enum Command {
     Convert(Box<ConvertArgs>),
     /// Merge a LoRA adapter of PEFT, or of a run, into its model
     Merge(MergeArgs),
+    /// Write a model as GGUF for llama.cpp, or for CTranslate2
+    Export(ExportArgs),
     /// Quantise a model's weights, for adapters and answers in less memory
     ConvertBase(ConvertBaseArgs),
     /// Train a tokenizer.json from parquet, JSONL, JSON, CSV, TSV or text files

@@ -179,6 +179,26 @@ impl From<t5::Error> for Failure {
     }
 }
 
+impl From<model_formats::Unsupported> for Failure {
+    fn from(refusal: model_formats::Unsupported) -> Self {
+        let exit = if refusal.what == "`--dtype`" { Exit::Usage } else { Exit::Unusable };
+        let hint = refusal.hint.clone();
+        Self::new(exit, refusal.to_string()).hint(hint)
+    }
+}
+
+impl From<model_formats::Error> for Failure {
+    fn from(error: model_formats::Error) -> Self {
+        use model_formats::Error as E;
+        let hint = error.hint();
+        match error {
+            E::Value { .. } => Self::unusable(error.to_string()).with_hint(hint),
+            E::Io(error) => Self::internal(format!("cannot write the export: {error}"))
+                .hint("free some disk space, or choose another place with `--output`"),
+        }
+    }
+}
+
 impl From<trainer::Error> for Failure {
     fn from(error: trainer::Error) -> Self {
         use trainer::Error as E;

@@ -20,6 +20,7 @@ mod config;
 mod disk;
 mod dry_run;
 mod evaluation;
+mod export_flags;
 mod failure;
 mod flag_values;
 mod identity;
@@ -166,6 +167,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
         Some(Command::Convert(flags)) => commands::convert::convert(&flags),
         Some(Command::ConvertBase(flags)) => commands::convert_base::convert_base(&flags),
+        Some(Command::Export(flags)) => commands::export::export(&flags),
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),

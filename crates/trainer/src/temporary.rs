@@ -88,7 +88,7 @@ pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
 /// # Errors
 /// I/O errors. What had the name then has it still and nothing is left of `temporary`, or only the last sync failed.
 pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
-    let replaced = give_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
+    let replaced = take_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
     sync_directory(&parent_of(target))?;
     if let Some(old) = replaced {
         // The next start removes the rest with its other leftovers.
@@ -97,8 +97,8 @@ pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns where the directory is now that had the name.
-fn give_name(temporary: &Path, target: &Path) -> Result<Option<PathBuf>> {
+/// Gives a filled directory its name. Returns where the one is now that had it.
+pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBuf>> {
     sync_directory(temporary)?;
     match fs::symlink_metadata(target) {
         Ok(_) => {}

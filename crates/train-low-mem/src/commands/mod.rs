@@ -4,6 +4,7 @@ pub mod bench;
 pub mod convert;
 pub mod convert_base;
 pub mod eval;
+pub mod export;
 pub mod generate;
 pub mod inspect;
 pub mod merge;

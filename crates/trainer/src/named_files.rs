@@ -1,0 +1,157 @@
+//! A directory of files with names that the caller gives, which appears whole: a model in the files of another program.
+//!
+//! Invariant: only files of these names are ever removed. Others in a directory that is replaced move to the new one.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::directories::{parent_of, sync_directory};
+use crate::error::{Error, Result};
+use crate::temporary::{create_directory, rename_to_free_name, take_name};
+
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A directory under a temporary name that is being filled. Dropped before it is finished, nothing is left of it.
+#[derive(Debug)]
+pub struct NamedFiles {
+    target: PathBuf,
+    temporary: PathBuf,
+    names: Vec<String>,
+    is_done: bool,
+}
+
+impl NamedFiles {
+    /// Begins a directory that is to be `target`.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn create(target: &Path) -> Result<NamedFiles> {
+        let temporary = create_directory(target)?;
+        Ok(NamedFiles { target: target.to_owned(), temporary, names: Vec::new(), is_done: false })
+    }
+
+    /// Writes one of the files.
+    ///
+    /// # Errors
+    /// I/O errors, and those of `write`.
+    pub fn write<E: From<Error>>(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let path = self.temporary.join(name);
+        let file = heap::create_new(&path).map_err(|e| Error::io("create", &path, e))?;
+        self.names.push(name.to_owned());
+        let mut sink = BufWriter::with_capacity(BUFFER_BYTES, file);
+        write(&mut sink)?;
+        let synced = sink.flush().and_then(|()| sink.get_ref().sync_all());
+        Ok(synced.map_err(|e| Error::io("write", &self.target.join(name), e))?)
+    }
+
+    /// The length of the files that were written.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn bytes(&self) -> Result<u64> {
+        self.names.iter().try_fold(0, |sum, name| {
+            let path = self.temporary.join(name);
+            Ok(sum + fs::metadata(&path).map_err(|e| Error::io("examine", &path, e))?.len())
+        })
+    }
+
+    /// Gives the directory its name. Of one that had the name, files of the same names are removed and all others move over.
+    ///
+    /// # Errors
+    /// I/O errors. What had the name then has it still, or only the last sync failed.
+    pub fn commit(mut self) -> Result<()> {
+        let replaced = take_name(&self.temporary, &self.target)?;
+        self.is_done = true;
+        sync_directory(&parent_of(&self.target))?;
+        if let Some(old) = replaced {
+            // What cannot be moved stays where it is, under the temporary name.
+            let _ = self.empty(&old);
+        }
+        Ok(())
+    }
+
+    fn empty(&self, old: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(old)? {
+            let name = entry?.file_name();
+            match self.names.iter().any(|own| name == **own) {
+                true => fs::remove_file(old.join(&name))?,
+                false => rename_to_free_name(&old.join(&name), &self.target.join(&name))?,
+            }
+        }
+        fs::remove_dir(old)
+    }
+}
+
+impl Drop for NamedFiles {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.names.iter().for_each(|name| drop(fs::remove_file(self.temporary.join(name))));
+            let _ = fs::remove_dir(&self.temporary);
+        }
+    }
+}
+
+/// Writes a file of any length, which has its name only once it is whole.
+///
+/// # Errors
+/// I/O errors, and those of `write`. What had the name then has it still.
+pub fn write_whole<E: From<Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let file = crate::AtomicFile::create(path)?;
+    let mut sink: BufWriter<&File> = BufWriter::with_capacity(BUFFER_BYTES, file.file());
+    write(&mut sink)?;
+    sink.flush().map_err(|e| Error::io("write", path, e))?;
+    drop(sink);
+    Ok(file.commit()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(directory: &mut NamedFiles, text: &str) -> Result<()> {
+        for name in ["model.bin", "config.json"] {
+            directory.write(name, |sink| sink.write_all(text.as_bytes()).map_err(|e| Error::io("write", name, e)))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_directory_is_there_whole_or_not_at_all_and_keeps_what_others_put_into_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let target = scratch.path().join("export");
+        let mut directory = NamedFiles::create(&target).unwrap();
+        fill(&mut directory, "one").unwrap();
+        drop(directory);
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+        let mut directory = NamedFiles::create(&target).unwrap();
+        fill(&mut directory, "one").unwrap();
+        directory.commit().unwrap();
+        fs::write(target.join("README.md"), "mine").unwrap();
+        let mut directory = NamedFiles::create(&target).unwrap();
+        fill(&mut directory, "two").unwrap();
+        directory.commit().unwrap();
+        assert_eq!(fs::read_to_string(target.join("model.bin")).unwrap(), "two");
+        assert_eq!(fs::read_to_string(target.join("README.md")).unwrap(), "mine");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_file() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("model.gguf");
+        write_whole(&path, |sink| sink.write_all(b"old").map_err(|e| Error::io("write", &path, e))).unwrap();
+        let failed = write_whole(&path, |_| Err(Error::io("write", &path, io::ErrorKind::StorageFull.into())));
+        assert!(failed.is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
+    }
+}
