@@ -118,7 +118,9 @@ mod tests {
 
     fn fill(directory: &mut NamedFiles, text: &str) -> Result<()> {
         for name in ["model.bin", "config.json"] {
-            directory.write(name, |sink| sink.write_all(text.as_bytes()).map_err(|e| Error::io("write", Path::new(name), e)))?;
+            directory.write(name, |sink| {
+                sink.write_all(text.as_bytes()).map_err(|e| Error::io("write", Path::new(name), e))
+            })?;
         }
         Ok(())
     }
