@@ -32,4 +32,5 @@ mod same_mathematics;
 mod shown_commands;
 mod situations;
 mod training;
+mod views;
 mod wrong_input;

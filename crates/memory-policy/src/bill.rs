@@ -15,7 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{self, Unit};
-use crate::{Bytes, CostRow, DeviceBill, Name};
+use crate::{Bytes, CostRow, DeviceBill, Name, Phase};
 
 /// The predicted memory of a plan, row by row. `Display` prints it for people, `Serialize` for `--json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct Bill {
     /// The peak of every phase, fixed rows and loader included.
     #[serde(default)]
     pub phases: Vec<CostRow>,
+    /// The rows of every phase, fixed rows and loader included: those of the process's own memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phase_rows: Vec<Phase>,
     /// The phase that `rows` and `predicted_peak` are about: the one with the highest peak.
     #[serde(default)]
     pub binding: Name,
@@ -122,6 +125,7 @@ mod tests {
             headroom: budget.percent(5),
             headroom_note: String::new(),
             phases: Vec::new(),
+            phase_rows: Vec::new(),
             binding: Name::default(),
             next: String::new(),
             device: None,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::budget::{ANOTHER_START, Budget, HEADROOM_PERCENT, LEAST_HEADROOM, headroom};
 use crate::costs::{sum, sum_at};
 use crate::device::DeviceLimit;
-use crate::{Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Place, Setting, Traffic};
+use crate::{Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Phase, Place, Setting, Traffic};
 
 /// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
 const NO_SLOWER_PERCENT: f64 = 1.5;
@@ -349,6 +349,14 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
                 .phases()
                 .filter(|(_, rows)| !rows.is_empty())
                 .map(|(name, rows)| CostRow::new(name.clone(), (beside + sum(rows)).0, ""))
+                .collect(),
+            phase_rows: step
+                .phases()
+                .filter(|(_, rows)| !rows.is_empty())
+                .map(|(name, step_rows)| {
+                    let rows = costs.fixed.iter().chain(step_rows).chain(&loader.rows);
+                    Phase { name: name.clone(), rows: rows.filter(|row| row.place.is_host()).cloned().collect() }
+                })
                 .collect(),
             binding: binding.clone(),
             conclusion: format!("{}, {}", costs.task, step.what.in_words()),

@@ -8,7 +8,7 @@ use candle_core::DType;
 use memory_policy::{CostRow, Name};
 use t5::costs;
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
-use t5::step::count::{InferenceCount, Precisions, Shape};
+use t5::step::count::{InferenceCount, Moment, Precisions, Shape};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
 use trainer::TrainerOptions;
 use trainer::costs::StateOnDisk;
@@ -231,6 +231,11 @@ impl<'a> StepCounter<'a> {
             (WORKSPACE, count.workspace),
             (PACKED, count.packed),
         ]))
+    }
+
+    /// A step with these levers from moment to moment.
+    pub fn timeline(&self, levers: &Levers) -> Vec<Moment> {
+        self.of_model.passes.timeline(self.batch(), levers)
     }
 
     /// Bytes that a step with these levers writes to files.

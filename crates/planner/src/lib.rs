@@ -33,6 +33,7 @@ mod reading;
 mod rehearsal;
 mod search;
 mod speed;
+mod timeline;
 mod training;
 
 pub use error::{Error, Result};
@@ -50,6 +51,7 @@ pub use prices::Prices;
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};
 pub use speed::{MachineSpeed, Speed};
+pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
 
 /// A plan of this planner's choices.

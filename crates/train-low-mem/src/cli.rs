@@ -19,6 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
+use crate::view_flags::ReportArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,6 +40,7 @@ Examples:
 
 Files of a run:
   OUTPUT/resolved.toml  OUTPUT/metrics.jsonl  OUTPUT/checkpoints/  OUTPUT/model/ (Hugging Face)
+  OUTPUT/report.html  OUTPUT/events.out.tfevents.0.train_low_mem (TensorBoard)
 
 Exit codes:
   0 done, 1 internal error, 2 usage or config, 3 does not fit the budget,
@@ -88,6 +90,8 @@ pub enum Command {
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples
     Bench(BenchArgs),
+    /// Make an HTML page of a run, or of several side by side
+    Report(ReportArgs),
     /// List every config key with its default and meaning
     Keys,
     /// Print a completion script for your shell
@@ -159,6 +163,9 @@ pub struct PlanArgs {
     /// Show the savings and costs of each lever's other values
     #[arg(long)]
     pub explain: bool,
+    /// Write the bill as an HTML page: over the phases of the run and the events of a step
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// Flags of `train-tokenizer`.

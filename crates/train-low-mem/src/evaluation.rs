@@ -252,6 +252,16 @@ impl Figures {
         lines.join("\n")
     }
 
+    /// The examples, for the `eval` event: long texts are cut.
+    pub fn examples_json(&self) -> Value {
+        const MOST_CHARACTERS: usize = 1000;
+        let text = |text: &str| run_report::figures::clipped(text, MOST_CHARACTERS);
+        let examples = self.examples.iter().map(|example| {
+            json!({"prompt": text(&example.source), "answer": text(&example.hypothesis), "expected": text(&example.reference)})
+        });
+        examples.collect()
+    }
+
     /// The examples, for reading.
     pub fn examples_text(&self) -> String {
         let shown = |text: &str| text.chars().take(120).collect::<String>().replace('\n', " ");

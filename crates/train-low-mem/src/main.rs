@@ -52,6 +52,8 @@ mod start_screen;
 mod stop;
 mod summary;
 mod train;
+mod view_flags;
+mod views;
 mod warnings;
 mod ways_out;
 
@@ -171,6 +173,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
+        Some(Command::Report(flags)) => commands::report::report(&flags),
         Some(Command::Keys) => report::result(&listing::keys()),
         Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
     }

@@ -38,15 +38,8 @@ impl Metrics {
         Self { path: path.to_path_buf(), file: None, waiting: Vec::new(), lost_lines: 0, has_warned: false }
     }
 
-    /// Appends `{"event": event, "time": now, ..fields}`, after what waits. The first time that this cannot be done there is a warning.
-    pub fn record(&mut self, event: &str, fields: Value) -> Option<String> {
-        let mut line = Map::new();
-        line.insert("event".to_string(), json!(event));
-        line.insert("time".to_string(), json!(humantime::format_rfc3339_millis(SystemTime::now()).to_string()));
-        if let Value::Object(fields) = fields {
-            line.extend(fields);
-        }
-        let line = format!("{}\n", Value::Object(line));
+    /// Appends a line that [`line`] made, after what waits. The first time that this cannot be done there is a warning.
+    pub fn append(&mut self, line: &str) -> Option<String> {
         let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MOST_WAITING_BYTES;
         if has_room(&self.waiting) || (self.write_waiting().is_ok() && has_room(&self.waiting)) {
             self.waiting.extend_from_slice(line.as_bytes());
@@ -85,6 +78,17 @@ impl Metrics {
         }
         Ok(())
     }
+}
+
+/// The line of an event: `{"event": event, "time": now, ..fields}`.
+pub fn line(event: &str, fields: Value) -> String {
+    let mut line = Map::new();
+    line.insert("event".to_string(), json!(event));
+    line.insert("time".to_string(), json!(humantime::format_rfc3339_millis(SystemTime::now()).to_string()));
+    if let Value::Object(fields) = fields {
+        line.extend(fields);
+    }
+    format!("{}\n", Value::Object(line))
 }
 
 /// Opens the file to append, and removes a torn last line.
@@ -148,7 +152,7 @@ mod tests {
         std::fs::write(&path, format!("{{\"event\":\"step\",\"step\":1}}\n{torn}")).unwrap();
         for step in [2, 3] {
             let mut metrics = Metrics::new(&path);
-            assert_eq!(metrics.record("step", json!({"step": step, "loss": number(f64::NAN)})), None);
+            assert_eq!(metrics.append(&line("step", json!({"step": step, "loss": number(f64::NAN)}))), None);
         }
         assert_eq!(steps(&path), [1, 2, 3]);
         let text = std::fs::read_to_string(&path).unwrap();
@@ -163,12 +167,12 @@ mod tests {
         let path = directory.path().join("metrics.jsonl");
         std::fs::create_dir(&path).unwrap();
         let mut metrics = Metrics::new(&path);
-        let warning = metrics.record("step", json!({"step": 1})).expect("a directory is in the way");
+        let warning = metrics.append(&line("step", json!({"step": 1}))).expect("a directory is in the way");
         assert!(warning.contains("metrics.jsonl: cannot append: "), "{warning}");
-        assert_eq!(metrics.record("step", json!({"step": 2})), None, "it was said");
+        assert_eq!(metrics.append(&line("step", json!({"step": 2}))), None, "it was said");
         assert!(metrics.missing().is_some_and(|missing| missing.contains("2 lines could not be written")));
         std::fs::remove_dir(&path).unwrap();
-        assert_eq!(metrics.record("step", json!({"step": 3})), None);
+        assert_eq!(metrics.append(&line("step", json!({"step": 3}))), None);
         assert_eq!((steps(&path), metrics.missing()), (vec![1, 2, 3], None));
     }
 
@@ -179,12 +183,12 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let mut metrics = Metrics::new(&path);
         for step in 0..10 {
-            metrics.record("step", json!({"step": step, "text": "x".repeat(MOST_WAITING_BYTES / 5)}));
+            metrics.append(&line("step", json!({"step": step, "text": "x".repeat(MOST_WAITING_BYTES / 5)})));
         }
         assert!(metrics.waiting.len() <= MOST_WAITING_BYTES);
         assert!(metrics.missing().is_some_and(|missing| missing.contains("10 lines could not be written")));
         std::fs::remove_dir(&path).unwrap();
-        metrics.record("step", json!({"step": 10}));
+        metrics.append(&line("step", json!({"step": 10})));
         assert_eq!(steps(&path), [0, 1, 2, 3, 10]);
         assert!(metrics.missing().is_some_and(|missing| missing.contains("6 lines could not be written")));
     }

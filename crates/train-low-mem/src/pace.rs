@@ -27,7 +27,7 @@ const PLACES: u64 = 4;
 const ROWS: usize = 8;
 
 /// The pace of a run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RunPace {
     pace: Pace,
     /// Steps that are left, where that is known.
@@ -49,6 +49,8 @@ pub struct RunPace {
     is_bf16: bool,
     bf16_over_f32: Option<f64>,
     prices: Option<Prices>,
+    /// A step from moment to moment.
+    timeline: Option<planner::Timeline>,
 }
 
 /// The facts about a run that its pace follows from.
@@ -96,6 +98,7 @@ impl RunPace {
             is_bf16: config.train.bf16,
             bf16_over_f32: priced.bf16_over_f32,
             prices: Some(priced.prices),
+            timeline: planner::timeline(job, plan)?,
             ..timed
         })
     }
@@ -194,6 +197,7 @@ impl RunPace {
         json["truncation"] = json!({"rows": self.cut.0, "sources": self.cut.1, "targets": self.cut.2});
         json["prices"] = json!(self.prices);
         json["bf16_over_f32"] = json!(self.bf16_over_f32);
+        json["timeline"] = json!(self.timeline);
         json
     }
 }

@@ -29,7 +29,8 @@ pub fn assignment(text: &str) -> Result<(), String> {
 
 /// Opens a `metrics.jsonl` to append, which removes a torn last line, and appends one.
 pub fn metrics(path: &Path) -> Result<(), String> {
-    metrics::Metrics::new(path).record("step", serde_json::json!({ "step": 1 })).map_or(Ok(()), Err)
+    let line = metrics::line("step", serde_json::json!({ "step": 1 }));
+    metrics::Metrics::new(path).append(&line).map_or(Ok(()), Err)
 }
 
 /// Reads the `finished.json` of an output directory.

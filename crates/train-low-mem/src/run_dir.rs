@@ -4,6 +4,8 @@
 //! OUTPUT/resolved.toml   the config as resolved
 //! OUTPUT/data/           rows of files that are no parquet, turned into it
 //! OUTPUT/metrics.jsonl   one line per event
+//! OUTPUT/report.html     the run as a page
+//! OUTPUT/events.out.tfevents.0.train_low_mem   the same numbers for TensorBoard
 //! OUTPUT/base-nf4/       the quantised base of an adapter
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
@@ -48,6 +50,10 @@ pub const UNPACKED: [&str; 8] = [
 /// The quantised base of an adapter.
 pub const BASES: [&str; 2] = ["base-int8", "base-nf4"];
 const METRICS: &str = "metrics.jsonl";
+/// The run as a page.
+pub const PAGE: &str = "report.html";
+/// TensorBoard's event file.
+pub const EVENTS: &str = "events.out.tfevents.0.train_low_mem";
 const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
 const ADAPTER: &str = "adapter";
@@ -57,7 +63,7 @@ const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
 /// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
 pub fn own_names() -> Vec<&'static str> {
-    [RESOLVED, PAGE_MAP, METRICS, FINISHED, MODEL, ADAPTER]
+    [RESOLVED, PAGE_MAP, METRICS, PAGE, EVENTS, FINISHED, MODEL, ADAPTER]
         .into_iter()
         .chain(BASES)
         .chain(assets::names())

@@ -30,6 +30,7 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::speed::Priced;
 use crate::stop::Stop;
+use crate::views::{Log, Views};
 use crate::{base, options, setup, start_screen, ways_out};
 
 /// A run.
@@ -59,7 +60,7 @@ pub struct Session {
     costs: Costs,
     budgets: Budgets,
     scope: bits::Scope,
-    metrics: Metrics,
+    log: Log,
     checkpoints: Checkpoints,
     position: Position,
     history: History,
@@ -93,6 +94,8 @@ impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<Self> {
         let Parts { mut config, mut opened, mut run, stop, found, machine } = parts;
+        // Before the process is measured: the memory of the views is part of it.
+        let mut views = Views::of(run.root());
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
@@ -108,7 +111,8 @@ impl Session {
 
         let kept_stretches = opened.train.known_stretches();
         let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
-        report.line(&start_screen::text(&config, &opened, &options, steps_done, total_steps)?);
+        let screen = start_screen::text(&config, &opened, &options, steps_done, total_steps)?;
+        report.line(&screen);
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
@@ -158,10 +162,13 @@ impl Session {
         if let Some(source) = opened.init_from.take() {
             opened.init_from = Some(base::prepare(&source, config.model.base_precision, run.root())?);
         }
-        let mut metrics = Metrics::new(&run.metrics());
+        let resumes_at = found.is_some().then_some(steps_done);
+        views.begin(&run.metrics(), resumes_at, &config.to_toml("")).inspect(|warning| report.warn(warning));
+        let mut log = Log::new(Metrics::new(&run.metrics()), views);
         let event = if found.is_some() { "resume" } else { "start" };
         let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin,
-            "threads": kernels.threads, "instruction_set": kernels.instruction_set, "kernels": kernels.version});
+            "threads": kernels.threads, "instruction_set": kernels.instruction_set, "kernels": kernels.version,
+            "version": env!("CARGO_PKG_VERSION"), "total_memory_bytes": now.total.0, "screen": screen});
         let warned = warning.map(|warning| {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))
@@ -169,7 +176,7 @@ impl Session {
         let turned = opened.turned.iter().map(|turned| ("data", turned.clone()));
         let first = [(event, start), ("plan", pace.plan_json(&plan))];
         for (event, fields) in first.into_iter().chain(turned).chain(warned) {
-            metrics.record(event, fields).inspect(|warning| report.warn(warning));
+            log.record(event, fields).for_each(|warning| report.warn(&warning));
         }
 
         let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
@@ -206,7 +213,7 @@ impl Session {
             costs,
             budgets,
             scope,
-            metrics,
+            log,
             checkpoints,
             position,
             plan,
@@ -248,7 +255,10 @@ impl Session {
             let step = self.trainer.step_count();
             let (is_too_large, reason) = (matches!(change, Change::DoesNotFit { .. }), change.to_string());
             let (followed, bits) = (job::plan_json(&self.plan), bits::to_json(&differences));
-            self.note_event("replan", json!({"step": step, "reason": change, "plan": followed, "bits": bits}));
+            self.note_event(
+                "replan",
+                json!({"step": step, "reason": change, "reason_text": reason, "plan": followed, "bits": bits}),
+            );
             if self.config.run.deterministic && is_too_large {
                 self.is_hopeless = true;
                 let text = format!(
@@ -327,7 +337,13 @@ impl Session {
             "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.len(),
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
             "cut_sources": batch.cut_sources, "cut_targets": batch.cut_targets,
+            "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
+            "available_bytes": now.ceiling().0,
         });
+        let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
+        if let Some(percent) = pressure.reduce(f64::max) {
+            line["pressure_percent"] = json!(percent);
+        }
         if kind != "done" {
             line[kind] = json!(true);
         }
@@ -380,7 +396,10 @@ impl Session {
 
     /// A line in the metrics. Where it cannot be written the run goes on, and says so once.
     fn note_event(&mut self, event: &str, fields: Value) {
-        if let Some(warning) = self.metrics.record(event, fields) {
+        self.log.record(event, fields).for_each(|warning| self.report.warn(&warning));
+        // Only in a directory that is still this run's.
+        let shows = matches!(event, "eval" | "checkpoint" | "end") && self.run.check().is_ok();
+        if let Some(warning) = shows.then(|| self.log.write_page()).flatten() {
             self.report.warn(&warning);
         }
     }
@@ -434,7 +453,7 @@ impl Session {
                 "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
             }),
         );
-        if let Some(missing) = self.metrics.missing() {
+        if let Some(missing) = self.log.missing() {
             self.report.warn(&missing);
         }
         Ok(())
@@ -510,6 +529,10 @@ fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&
     };
     model.set_prefix(opened.model.prefix());
     Ok(model)
+}
+
+fn longest(texts: &[Vec<u32>]) -> usize {
+    texts.iter().map(Vec::len).max().unwrap_or(0)
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -144,6 +144,8 @@ fn the_phase_that_holds_most_is_what_the_bill_shows() {
     let plan = plan(&ample(), &costs, explicit(4000)).unwrap();
     assert_eq!((plan.predicted_peak, plan.bill.binding.as_str()), (Bytes::mib(950), "evaluation"));
     assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
+    let of_phases = plan.bill.phase_rows.iter().map(|phase| (phase.name.clone(), sum(&phase.rows)));
+    assert!(of_phases.eq(plan.bill.phases.iter().map(|phase| (phase.name.clone(), phase.bytes))));
     assert!(plan.bill.to_string().contains("largest phase: evaluation\n"), "{}", plan.bill);
     let full = plan.bill.in_full().split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(full.contains("largest phase: evaluation (training 900.0 MiB)"), "{full}");

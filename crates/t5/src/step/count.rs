@@ -24,6 +24,7 @@ mod rehearsal;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use rehearsal::Rehearsal;
 use tally::{Tallied, Tally};
+pub use timeline::Moment;
 
 /// A rectangle of tokens: samples, and the longest source and target among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

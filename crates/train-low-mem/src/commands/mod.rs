@@ -9,5 +9,6 @@ pub mod generate;
 pub mod inspect;
 pub mod merge;
 pub mod plan;
+pub mod report;
 mod text_lengths;
 pub mod train_tokenizer;

@@ -7,6 +7,7 @@ use planner::{Plan, Planned, Wanted};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
+use crate::commands::report::write_page;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
@@ -23,13 +24,20 @@ type PlannedRun = (Planned, RunPace, Option<u64>);
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
     let machine = machine::machine(&flags.train, &config)?;
+    let title = title(&config);
     // Whoever wants nothing explained needs only the choices that some budget would take.
     let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
     let (Planned { plan, costs }, pace, total_steps) = planned(config, machine.as_ref(), wanted)?;
-    if flags.json {
+    let json = || {
         let mut json = pace.plan_json(&plan);
         json["total_steps"] = json!(total_steps);
-        return report::result(&format!("{json:#}\n"));
+        json
+    };
+    if let Some(path) = &flags.html {
+        write_page(path, &run_report::page::of_plan(&json(), &title))?;
+    }
+    if flags.json {
+        return report::result(&format!("{:#}\n", json()));
     }
     let bill = if flags.explain { plan.bill.in_full() } else { plan.bill.to_string() };
     report::result(&format!("{bill}{}\n{}", pace.in_words(), in_words(&plan)))?;
@@ -37,6 +45,13 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
         report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
     }
     Ok(())
+}
+
+/// The model and where it runs, for the head of a page.
+fn title(config: &Config) -> String {
+    let model = config.model.init_from.as_ref().map(|directory| directory.display().to_string());
+    let model = model.or_else(|| config.values.text("model.config")).unwrap_or_else(|| "a model".to_owned());
+    format!("{model}, {} samples a step", config.train.batch_size)
 }
 
 /// The plan of the config's run, its pace and its steps. Without data it is the plan as far as it is known then: the queue of

@@ -57,7 +57,9 @@ impl Session {
         let step = self.trainer.step_count();
         let mut fields = figures.to_json();
         fields["step"] = json!(step);
-        self.note_event("eval", fields.clone());
+        let mut event = fields.clone();
+        event["examples"] = figures.examples_json();
+        self.note_event("eval", event);
         self.report.note_validation(figures.loss);
         self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
         if !figures.examples.is_empty() && step > 0 {

@@ -1,6 +1,7 @@
 //! A step's events added up, from the rehearsals of its units.
 
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
+use super::timeline::Noted;
 use super::{Counter, Shape, StepCount};
 use crate::levers::Levers;
 use crate::ops::Kept;
@@ -103,11 +104,29 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
+    /// Every moment, where they are asked for.
+    noted: Option<Noted>,
 }
 
 impl<'a> Tally<'a> {
     /// Goes through all events of a step over this batch.
     pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
+        let Tally { peak, head, saved, written, packed, .. } = Tally::through(counter, outline, batch, levers, None);
+        Tallied { peak, head, saved, written, packed }
+    }
+
+    /// The same from moment to moment, the head with its chunk of logits.
+    pub fn timeline(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Noted {
+        Tally::through(counter, outline, batch, levers, Some(Noted::default())).noted.unwrap_or_default()
+    }
+
+    fn through(
+        counter: &'a Counter,
+        outline: Outline,
+        batch: Shape,
+        levers: &'a Levers,
+        noted: Option<Noted>,
+    ) -> Tally<'a> {
         let samples = levers.micro_batch_samples.clamp(1, batch.samples.max(1));
         let (full, rest) = match levers.layer_major {
             Some(_) => (batch.samples / samples, batch.samples % samples),
@@ -134,6 +153,7 @@ impl<'a> Tally<'a> {
             has_embedding: false,
             entering: 0,
             waiting: Vec::new(),
+            noted,
         };
         let events = match levers.layer_major {
             Some(_) => outline.training(full + usize::from(rest > 0)),
@@ -141,10 +161,26 @@ impl<'a> Tally<'a> {
             None => outline.accumulation(1),
         };
         for event in &events {
-            tally.add(event);
+            tally.add_and_note(event);
         }
-        let Tally { peak, head, saved, written, packed, .. } = tally;
-        Tallied { peak, head, saved, written, packed }
+        tally
+    }
+
+    fn add_and_note(&mut self, event: &Event) {
+        if let Some(noted) = &mut self.noted {
+            noted.begin(self.live);
+        }
+        self.add(event);
+        let (live, micro, chunk) = (self.live, self.micro, self.levers.loss_chunk_rows);
+        if let Some(noted) = &mut self.noted {
+            noted.moment(live);
+            if matches!(event, Event::Head { .. }) {
+                let head = self.counter.rehearsal.head(micro, chunk);
+                let workspace = live.workspace + head.extra - head.loss;
+                noted.moment(Live { loss: head.loss, workspace, ..live });
+            }
+            noted.end(event);
+        }
     }
 
     fn add(&mut self, event: &Event) {
@@ -202,6 +238,9 @@ impl<'a> Tally<'a> {
     /// Notes a moment at which this much is held beside what is alive.
     fn moment(&mut self, workspace: u64) {
         let now = Live { workspace: self.live.workspace + workspace, ..self.live };
+        if let Some(noted) = &mut self.noted {
+            noted.moment(now);
+        }
         if now.total() > self.peak.total() {
             self.peak = now;
         }

@@ -280,3 +280,25 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
     step.run(&events[..until], &mut Gradients::none(), &mut Interrupts(&|| false)).unwrap();
     step.slot_bytes()
 }
+
+#[test]
+fn the_largest_moment_of_a_timeline_is_the_step() {
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    for config in [relu(), gated_untied(), Config::preset("t5-small").unwrap()] {
+        for trains in TRAINED {
+            let counter = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
+            for ((recompute_blocks, layer_major), samples) in ways().into_iter().flat_map(|way| [(way, 2), (way, 3)]) {
+                let levers = Levers { micro_batch_samples: samples, recompute_blocks, loss_chunk_rows: 4, layer_major };
+                let shape = Shape { samples: 5, source_tokens: 8, target_tokens: 6 };
+                let step = counter.step(shape, &levers);
+                let moments = counter.timeline(shape, &levers);
+                let largest = moments.iter().map(|moment| moment.held.total()).max();
+                assert_eq!(largest, Some(step.total() - step.packed), "{levers:?}");
+                assert!(
+                    moments.iter().any(|moment| moment.pass == "loss" && moment.held.loss == step.loss),
+                    "{levers:?}"
+                );
+            }
+        }
+    }
+}

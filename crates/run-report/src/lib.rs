@@ -1,0 +1,35 @@
+//! What a run's files say, for people: a page, TensorBoard's events, and the figures of a terminal.
+//!
+//! [`Run`] is everything that the outputs need, in memory that does not grow with the run. Its curves are down-sampled as they come in.
+//! It is fed with the lines of `metrics.jsonl`: by the run itself as it writes them, or by [`read`] from the file.
+//!
+//! | output | is |
+//! | --- | --- |
+//! | [`page::of_run`], [`page::of_runs`] | HTML pages of one run, or of several side by side |
+//! | [`page::of_plan`] | the HTML page of a memory plan |
+//! | [`tensorboard::EventFile`] | TensorBoard's event file |
+//! | [`figures`] | numbers with their units |
+//!
+//! Invariants: no network, no clock. Everything that comes from a file or a user is escaped. A page is smaller than
+//! [`page::MOST_BYTES`], whatever the run.
+//!
+//! ```
+//! let mut run = run_report::Run::new("runs/a");
+//! run.note(r#"{"event":"step","step":1,"time":"2026-11-23T18:25:49.319Z","loss":7.5}"#);
+//! assert_eq!(run.step(), 1);
+//! ```
+
+mod answers;
+pub mod figures;
+mod line;
+pub mod page;
+mod reading;
+mod run;
+mod series;
+pub mod tensorboard;
+
+pub use answers::{Answer, Answers};
+pub use line::{Line, Step};
+pub use reading::{Followed, ReadError, read, read_lines};
+pub use run::{Evaluation, Note, Run, Totals};
+pub use series::{Bucket, Series};

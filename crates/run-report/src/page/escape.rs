@@ -1,0 +1,49 @@
+//! Text in HTML: nothing that a file or a user wrote is markup.
+
+use std::fmt::{self, Display, Write};
+
+/// A text or number as HTML shows it, in elements and in quoted attributes.
+pub fn text(shown: impl Display) -> String {
+    struct Escaping(String);
+    impl Write for Escaping {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for letter in text.chars() {
+                match letter {
+                    '<' => self.0.push_str("&lt;"),
+                    '>' => self.0.push_str("&gt;"),
+                    '&' => self.0.push_str("&amp;"),
+                    '"' => self.0.push_str("&quot;"),
+                    '\'' => self.0.push_str("&#39;"),
+                    // HTML has no such letters.
+                    '\0' => self.0.push('\u{fffd}'),
+                    letter => self.0.push(letter),
+                }
+            }
+            Ok(())
+        }
+    }
+    let mut out = Escaping(String::new());
+    write!(out, "{shown}").expect("a string takes everything");
+    out.0
+}
+
+/// JSON inside a `script` element, which ends at the first `</`.
+pub fn json(value: &serde_json::Value) -> String {
+    value
+        .to_string()
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markup_is_text() {
+        assert_eq!(text("<a href='x' t=\"&\">"), "&lt;a href=&#39;x&#39; t=&quot;&amp;&quot;&gt;");
+        assert_eq!(json(&serde_json::json!("</script>")), "\"\\u003c/script\\u003e\"");
+    }
+}

@@ -1,0 +1,54 @@
+//! HTML pages: self-contained, small, and readable without a script, in the dark and on paper.
+//!
+//! | page | shows |
+//! | --- | --- |
+//! | [`of_run`] | a run: learning, speed, memory beside the predicted bill, answers, data, recipe, machine |
+//! | [`of_runs`] | several runs in the same charts, with their figures and the settings in which they differ |
+//! | [`of_plan`] | the bill of a plan: over the phases of a run, and over the events of a step |
+//!
+//! A policy in the page's head allows our own style and script and nothing else, no network least of all.
+
+mod bill;
+mod chart;
+mod escape;
+mod plan;
+mod recipe;
+mod run;
+mod runs;
+mod scale;
+
+pub use plan::of_plan;
+pub use run::of_run;
+pub use runs::{MOST_RUNS, of_runs};
+
+/// No page is larger.
+pub const MOST_BYTES: usize = 300_000;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+/// Of the script as it stands in a page; a test says what it is.
+const SCRIPT_SHA256: &str = "TuYA85NziCw4BoDCumxeCTSx8DzFLAw3a6gn4y4X7l8=";
+
+/// A whole page. `title` is a text, `body` is HTML.
+fn page(title: &str, body: &str, figures: &serde_json::Value) -> String {
+    let (title, figures) = (escape::text(title), escape::json(figures));
+    format!(
+        r#"<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none';style-src 'unsafe-inline';script-src 'sha256-{SCRIPT_SHA256}';base-uri 'none';form-action 'none'">
+<meta name="generator" content="train_low_mem"><title>{title}</title>
+<style>{STYLE}</style></head><body>
+{body}
+<script type="application/json" id="figures">{figures}</script>
+<script>{SCRIPT}</script></body></html>
+"#
+    )
+}
+
+/// `<section>`s have headings; an empty one is left out.
+fn section(title: &str, content: &str) -> String {
+    if content.is_empty() { String::new() } else { format!("<h2>{title}</h2>\n{content}") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,452 @@
+//! The page of one run.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::chart::Chart;
+use super::scale::Scale;
+use super::{MOST_BYTES, bill, escape, page, recipe, section};
+use crate::figures::{self, bytes, count, decimal};
+use crate::run::{Evaluation, Run};
+use crate::series::Series;
+
+/// Evaluations in the table; of more, every so many.
+pub(super) const MOST_ROWS: usize = 24;
+
+/// The page of a run.
+pub fn of_run(run: &Run) -> String {
+    let config =
+        format!("<details><summary>resolved.toml</summary><pre>{}</pre></details>", escape::text(run.config()));
+    let with = |config: &str| {
+        let body = [
+            header(run),
+            section("Learning", &learning(run)),
+            section("Speed", &speed(run)),
+            section("Memory", &memory(run)),
+            section("Answers", &answers(run)),
+            section("Data", &data(run)),
+            section("Recipe", &recipe_of(run, config)),
+            section("Machine", &machine(run)),
+            "<footer>made by <code>train_low_mem</code> from the run’s own files</footer>".to_owned(),
+        ];
+        page(run.name(), &body.concat(), &figures_of(run))
+    };
+    let whole = with(if run.config().is_empty() { "" } else { &config });
+    // The text of a config is the one part that a file beside the page has, too.
+    if whole.len() <= MOST_BYTES { whole } else { with("") }
+}
+
+/// The exact numbers of the page, for programs.
+pub(super) fn figures_of(run: &Run) -> Value {
+    let totals = run.totals();
+    let evaluation = |evaluation: &Evaluation| {
+        let scores = evaluation.scores.iter().map(|(name, value)| (name.clone(), json!(value)));
+        let scores: serde_json::Map<String, Value> = scores.collect();
+        json!({"step": evaluation.step, "loss": evaluation.loss, "scores": scores})
+    };
+    let shown = spread(run.evaluations(), MOST_ROWS);
+    json!({
+        "run": run.name(), "step": run.step(), "total_steps": run.total_steps(), "steps": totals.steps,
+        "target_tokens": totals.target_tokens, "source_tokens": totals.source_tokens, "samples": totals.samples,
+        "last_loss": run.loss.last().map(|(_, loss)| loss), "last_lr": run.learning_rate.last().map(|(_, rate)| rate),
+        "last_grad_norm": run.gradient_norm.last().map(|(_, norm)| norm),
+        "peak_rss_bytes": totals.peak_rss_bytes, "predicted_peak_bytes": run.predicted_peak(),
+        "evaluations": shown.into_iter().map(evaluation).collect::<Vec<_>>(),
+    })
+}
+
+fn header(run: &Run) -> String {
+    let (class, state) = match run.end() {
+        Some(("done", _)) => ("done", "done".to_owned()),
+        Some((reason, _)) => ("failed", escape::text(reason.replace('_', " "))),
+        None => ("running", "running".to_owned()),
+    };
+    let began = run.first_ms().map_or_else(String::new, |began| format!(" · began {}", figures::moment(began)));
+    let of = run.total_steps().map_or_else(String::new, |total| format!(" of {}", count(total)));
+    let mut html = format!(
+        "<h1>{}</h1><p class=\"status {class}\"><b class=\"s\">{state}</b> at step <b>{}</b>{of} · {}{began}</p>\n<dl class=\"top\">",
+        escape::text(run.name()),
+        count(run.step()),
+        figures::duration(run.running_ms()),
+    );
+    let mut fact = |name: &str, value: &str, more: &str| {
+        let _ = write!(html, "<div><dt>{}</dt><dd>{value}<small>{more}</small></dd></div>", escape::text(name));
+    };
+    let evaluations = run.evaluations();
+    match (evaluations.first(), evaluations.last()) {
+        (Some(first), Some(last)) => {
+            fact(
+                "validation loss",
+                &decimal(last.loss),
+                &format!("from {} before the first step", decimal(first.loss)),
+            );
+            for (name, value) in last.scores.iter().take(2) {
+                let before = first.scores.iter().find(|(other, _)| other == name).map_or(0.0, |(_, value)| *value);
+                fact(&score_name(name), &score(name, *value), &format!("from {}", score(name, before)));
+            }
+        }
+        _ => {
+            if let Some((_, loss)) = run.loss.last() {
+                fact("loss", &decimal(loss), "of the last step");
+            }
+        }
+    }
+    let totals = run.totals();
+    let predicted =
+        run.predicted_peak().map_or_else(String::new, |predicted| format!("{} predicted", bytes(predicted)));
+    fact("peak memory", &bytes(totals.peak_rss_bytes), &predicted);
+    if let Some(median) = run.tokens_per_second.median() {
+        let tokens = totals.source_tokens + totals.target_tokens;
+        fact(
+            "tokens a second",
+            &figures::short(median.round()),
+            &format!("{} tokens in {} steps", count(tokens), count(totals.steps)),
+        );
+    }
+    html + "</dl>"
+}
+
+/// A curve of a training figure by step.
+fn by_step(run: &Run, title: &str, unit: &str, series: &Series, scale: fn((f64, f64)) -> Scale) -> String {
+    let Some(range) = series.range() else { return String::new() };
+    let (scale, last) = (scale(range), series.last().map_or_else(String::new, |(_, value)| decimal(value)));
+    Chart::new(title, unit, steps(run), scale).curve("train", "", series, ("last", &last)).html()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "steps, for drawing")]
+pub(super) fn steps(run: &Run) -> (Scale, &'static str) {
+    (Scale::linear(0.0, run.total_steps().unwrap_or(0).max(run.step()).max(1) as f64), "step")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "steps, for drawing")]
+pub(super) fn validation_points(run: &Run) -> Vec<(f64, f64)> {
+    let finite = run.evaluations().iter().filter(|evaluation| evaluation.loss.is_finite());
+    finite.map(|evaluation| (evaluation.step as f64, evaluation.loss)).collect()
+}
+
+fn learning(run: &Run) -> String {
+    let validation = validation_points(run);
+    let mut range = run.loss.range();
+    for (_, loss) in &validation {
+        range = Some(range.map_or((*loss, *loss), |(least, most)| (least.min(*loss), most.max(*loss))));
+    }
+    let Some(range) = range else { return String::new() };
+    let last = run.loss.last().map_or_else(String::new, |(_, loss)| decimal(loss));
+    let mut loss = Chart::new("Loss", "nats a target token", steps(run), Scale::of_range(range)).wide();
+    loss = loss.curve("train", "training", &run.loss, ("training", &last));
+    if let Some((_, last)) = validation.last() {
+        loss = loss.dots("valid", "validation", &validation, ("validation", &decimal(*last)));
+    }
+    for note in run.notes().iter().filter(|note| note.kind == "resume") {
+        #[expect(clippy::cast_precision_loss, reason = "steps, for drawing")]
+        let step = note.step as f64;
+        loss = loss.mark("resume", step, &note.text);
+    }
+    let rate = by_step(run, "Learning rate", "", &run.learning_rate, |(_, most)| Scale::from_zero(most));
+    let norm = by_step(run, "Gradient norm", "before clipping", &run.gradient_norm, Scale::of_range);
+    let not_finite = run.loss.not_finite() + run.gradient_norm.not_finite();
+    let note = match not_finite {
+        0 => String::new(),
+        count => format!("<p class=\"wrong\">{count} values were not finite and are not drawn.</p>"),
+    };
+    format!("<div class=\"charts\">{}{rate}{norm}</div>{note}{}", loss.html(), evaluations(run))
+}
+
+/// At most so many of the items: the first, the last, and some between them.
+fn spread<T>(items: &[T], most: usize) -> Vec<&T> {
+    if items.len() <= most {
+        return items.iter().collect();
+    }
+    (0..most).map(|at| &items[at * (items.len() - 1) / (most - 1)]).collect()
+}
+
+fn evaluations(run: &Run) -> String {
+    let all = run.evaluations();
+    let Some(last) = all.last() else { return String::new() };
+    let names: Vec<&String> = last.scores.iter().map(|(name, _)| name).collect();
+    let mut html = String::from(
+        "<h3>Evaluations</h3><div class=\"scroll\"><table class=\"evaluations\"><tr><th class=\"n\">step</th><th class=\"n\">loss</th><th class=\"n\">perplexity</th>",
+    );
+    for name in &names {
+        let _ = write!(html, "<th class=\"n\">{}</th>", escape::text(score_name(name)));
+    }
+    html += "<th class=\"n\">rows</th><th class=\"n\">generated</th></tr>\n";
+    for evaluation in spread(all, MOST_ROWS) {
+        let perplexity = decimal(evaluation.perplexity);
+        let _ = write!(
+            html,
+            "<tr><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{perplexity}</td>",
+            count(evaluation.step),
+            decimal(evaluation.loss)
+        );
+        for name in &names {
+            let value = evaluation.scores.iter().find(|(other, _)| other == *name);
+            let _ = write!(
+                html,
+                "<td class=\"n\">{}</td>",
+                value.map_or_else(String::new, |(_, value)| score(name, *value))
+            );
+        }
+        let (rows, generated) = evaluation.samples;
+        let _ = writeln!(html, "<td class=\"n\">{}</td><td class=\"n\">{}</td></tr>", count(rows), count(generated));
+    }
+    html + "</table></div>"
+}
+
+pub(super) fn score_name(name: &str) -> String {
+    match name {
+        "bleu" => "BLEU".to_owned(),
+        "chrf" => "chrF".to_owned(),
+        "chrf++" => "chrF++".to_owned(),
+        "exact_match" => "exact match".to_owned(),
+        name => name.replace('_', " ").replace("rouge", "ROUGE-"),
+    }
+}
+
+/// BLEU and chrF are of 100; the others are shares.
+pub(super) fn score(name: &str, value: f64) -> String {
+    if name.starts_with("bleu") || name.starts_with("chrf") {
+        format!("{value:.1}")
+    } else {
+        format!("{:.1} %", 100.0 * value)
+    }
+}
+
+fn speed(run: &Run) -> String {
+    let mut charts = String::new();
+    if let (Some((_, most)), Some(mean)) = (run.tokens_per_second.range(), run.tokens_per_second.median()) {
+        let chart =
+            Chart::new("Tokens a second", "source and target, without padding", steps(run), Scale::from_zero(most));
+        charts += &chart.curve("train", "", &run.tokens_per_second, ("median", &figures::short(mean.round()))).html();
+    }
+    if let Some((_, most)) = run.data_wait.range() {
+        let totals = run.totals();
+        let share = 100.0 * totals.data_wait_ms / (totals.data_wait_ms + totals.step_ms).max(1e-9);
+        let chart = Chart::new("Waiting for data", "% of a step", steps(run), Scale::from_zero(most.max(1.0)));
+        charts += &chart.curve("train", "", &run.data_wait, ("of all time", &format!("{share:.2} %"))).html();
+    }
+    if charts.is_empty() { charts } else { format!("<div class=\"charts\">{charts}</div>") }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes and milliseconds, for drawing")]
+fn memory(run: &Run) -> String {
+    let mut html = String::new();
+    let plan = run.plan();
+    let plan = plan.as_ref();
+    if let Some((_, most)) = run.rss.range() {
+        let budget = plan.and_then(|plan| plan["budget"].as_u64());
+        let predicted = run.predicted_peak();
+        let peak = run.totals().peak_rss_bytes;
+        let highest = most.max(predicted.unwrap_or(0) as f64).max(peak as f64);
+        let top =
+            budget.map(|budget| budget as f64).filter(|budget| *budget <= 3.0 * highest).unwrap_or(0.0).max(highest);
+        let time = (Scale::time(run.running_ms() as f64), "time");
+        let mut chart = Chart::new("Resident memory", "of the process", time, Scale::bytes(top * 1.06)).wide().bytes();
+        chart = chart.curve("train", "", &run.rss, ("peak", &bytes(peak)));
+        if let Some(predicted) = predicted {
+            chart = chart.rule("predicted", predicted as f64, &format!("predicted peak {}", bytes(predicted)));
+        }
+        if let Some(budget) = budget {
+            chart = chart.rule("budget", budget as f64, &format!("budget {}", bytes(budget)));
+        }
+        for note in run.notes().iter().filter(|note| ["replan", "resume"].contains(&note.kind.as_str())) {
+            chart = chart.mark(if note.kind == "replan" { "replan" } else { "resume" }, note.at_ms as f64, &note.text);
+        }
+        html += &format!("<div class=\"charts\">{}{}</div>", chart.html(), pressure(run, 2.0 * top));
+    }
+    html += &notes(run);
+    if let Some(plan) = plan {
+        let bars = bill::of_phases(plan);
+        if !bars.is_empty() {
+            html += &format!(
+                "<h3>The predicted bill</h3><p class=\"mute\">{}</p>{bars}",
+                escape::text(plan["bill"]["conclusion"].as_str().unwrap_or_default())
+            );
+        }
+        let step = bill::of_step(plan);
+        if !step.is_empty() {
+            html += &format!("<div class=\"charts\">{step}</div>");
+        }
+    }
+    html
+}
+
+/// Others' hunger for memory: pressure where there was some, and what was left where that came near `top`.
+#[expect(clippy::cast_precision_loss, reason = "milliseconds, for drawing")]
+fn pressure(run: &Run, top: f64) -> String {
+    let time = || (Scale::time(run.running_ms() as f64), "time");
+    let mut charts = String::new();
+    if let Some((_, most)) = run.pressure.range().filter(|(_, most)| *most > 0.0) {
+        let chart = Chart::new(
+            "Memory pressure",
+            "% of the last 10 s in which a task waited",
+            time(),
+            Scale::from_zero(most.max(1.0)),
+        );
+        charts += &chart.curve("replan", "", &run.pressure, ("largest", &format!("{most:.1} %"))).html();
+    }
+    if let Some((least, most)) = run.available.range().filter(|(least, _)| *least <= top) {
+        let chart = Chart::new("Within reach", "held and available", time(), Scale::bytes(most * 1.06)).bytes();
+        charts += &chart.curve("resume", "", &run.available, ("least", &bytes(least as u64))).html();
+    }
+    charts
+}
+
+fn notes(run: &Run) -> String {
+    let totals = run.totals();
+    if run.notes().is_empty() {
+        return String::new();
+    }
+    let mut html = format!(
+        "<h3>Events</h3><p class=\"mute\">{} replans, {} warnings</p><div class=\"scroll\"><table>",
+        count(totals.replans),
+        count(totals.warnings)
+    );
+    for note in run.notes() {
+        let _ = writeln!(
+            html,
+            "<tr><td class=\"n\">step {}</td><td class=\"n\">{}</td><td>{}</td><td>{}</td></tr>",
+            count(note.step),
+            figures::duration(note.at_ms),
+            escape::text(&note.kind),
+            escape::text(&note.text)
+        );
+    }
+    html + "</table></div>"
+}
+
+fn answers(run: &Run) -> String {
+    let by_step = run.answers().by_step();
+    let mut html = String::new();
+    for (at, (step, answers)) in by_step.iter().enumerate().rev() {
+        let is_newest = at + 1 == by_step.len();
+        let right = answers.iter().filter(|answer| answer.is_right()).count();
+        let _ = write!(
+            html,
+            "<details{}><summary>after step {} <small>{right} of {} right</small></summary><table class=\"answers\"><tr><th>prompt</th><th>answer</th><th>expected</th></tr>\n",
+            if is_newest { " open" } else { "" },
+            count(*step),
+            answers.len()
+        );
+        for answer in answers {
+            let class = if answer.is_right() { "right" } else { "wrong" };
+            let _ = writeln!(
+                html,
+                "<tr class=\"answer\"><td>{}</td><td class=\"{class}\">{}</td><td>{}</td></tr>",
+                escape::text(&answer.prompt),
+                escape::text(&answer.answer),
+                escape::text(&answer.expected)
+            );
+        }
+        html += "</table></details>\n";
+    }
+    html
+}
+
+fn facts(facts: &[(String, String)]) -> String {
+    if facts.is_empty() {
+        return String::new();
+    }
+    let facts: String = facts
+        .iter()
+        .map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>", escape::text(name), escape::text(value)))
+        .collect();
+    format!("<dl class=\"facts\">{facts}</dl>")
+}
+
+/// A paragraph of the command's first screen, by its label.
+fn of_screen(run: &Run, label: &str) -> Option<String> {
+    let mut words = Vec::new();
+    for line in run.screen().lines() {
+        let is_more = line.starts_with(' ');
+        if line.strip_prefix(label).is_some_and(|rest| rest.starts_with(' ')) {
+            words.push(line[label.len()..].trim());
+        } else if is_more && !words.is_empty() {
+            words.push(line.trim());
+        } else if !words.is_empty() {
+            break;
+        }
+    }
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+fn data(run: &Run) -> String {
+    let totals = run.totals();
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut fact = |name: &str, value: String| found.push((name.to_owned(), value));
+    of_screen(run, "Data").into_iter().for_each(|data| fact("rows", data));
+    if totals.samples > 0 {
+        #[expect(clippy::cast_precision_loss, reason = "for reading")]
+        let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+        let longest = |longest: u64| if longest > 0 { format!(", longest {}", count(longest)) } else { String::new() };
+        fact("samples trained on", format!("{} in {} steps", count(totals.samples), count(totals.steps)));
+        let lengths = [
+            ("source", totals.source_tokens, totals.longest.0, totals.cut_sources),
+            ("target", totals.target_tokens, totals.longest.1, totals.cut_targets),
+        ];
+        for (what, tokens, most, cut) in lengths {
+            let mean = share(tokens, totals.samples);
+            let cut = format!("{} cut ({:.2} %)", count(cut), 100.0 * share(cut, totals.samples));
+            fact(&format!("{what} tokens"), format!("mean {mean:.1}{}; {cut}", longest(most)));
+        }
+        let tokens = totals.source_tokens + totals.target_tokens;
+        if totals.padded_tokens >= tokens {
+            fact(
+                "padding",
+                format!("{:.1} % of all computed tokens", 100.0 * (1.0 - share(tokens, totals.padded_tokens))),
+            );
+        }
+    }
+    if let Some(bad) = run.end().and_then(|(_, end)| end["bad_rows"].as_u64()) {
+        fact("rows left out", count(bad));
+    }
+    facts(&found)
+}
+
+fn recipe_of(run: &Run, config: &str) -> String {
+    let screen = ["Model", "Adapter", "Recipe", "Length"];
+    let screen = screen.iter().filter_map(|label| Some((label.to_lowercase(), of_screen(run, label)?)));
+    let mut html = facts(&screen.collect::<Vec<_>>());
+    let named: Vec<_> =
+        recipe::settings(run.config()).into_iter().filter(|setting| !setting.origin.is_empty()).collect();
+    if !named.is_empty() {
+        html += "<h3>Settings that are not defaults</h3><div class=\"scroll\"><table class=\"settings\">";
+        for setting in named.iter().take(128) {
+            let _ = writeln!(
+                html,
+                "<tr><td><code>{}</code></td><td><code>{}</code></td><td class=\"mute\">{}</td></tr>",
+                escape::text(&setting.key),
+                escape::text(figures::clipped(&setting.value, 300)),
+                escape::text(&setting.origin)
+            );
+        }
+        html += "</table></div>";
+    }
+    html + config
+}
+
+fn machine(run: &Run) -> String {
+    let mut found = Vec::new();
+    of_screen(run, "Device").into_iter().for_each(|device| found.push(("device".to_owned(), device)));
+    let start = run.start();
+    for (key, name) in [
+        ("version", "command"),
+        ("commit", "commit"),
+        ("processor", "processor"),
+        ("threads", "threads"),
+        ("instruction_set", "instruction set"),
+        ("world_size", "processes"),
+    ] {
+        let value = match &start[key] {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => continue,
+        };
+        found.push((name.to_owned(), value));
+    }
+    if let Some(total) = start["total_memory_bytes"].as_u64() {
+        found.push(("memory of the machine".to_owned(), bytes(total)));
+    }
+    facts(&found)
+}

@@ -1,0 +1,120 @@
+use base64::Engine;
+use proptest::prelude::*;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::*;
+use crate::run::Run;
+
+/// Everything that a user or a file can name, with markup in it.
+const MARKUP: &str = "</script><img src=x onerror=alert(1)>'\"&";
+
+fn run_of(steps: u64, text: &str) -> Run {
+    let mut run = Run::new(text);
+    run.set_config(&format!("[run]\noutput_dir = {:?} # {text}: directory\n", text));
+    let plan = json!({"budget": 3 << 30, "predicted_peak": 1 << 30, "headroom": 8 << 20, "bill": {"binding": text, "conclusion": text,
+        "headroom_note": text, "rows": [{"name": text, "bytes": 1 << 30, "note": text}], "phases": []},
+        "timeline": {"rows": [text], "moments": [{"pass": text, "what": text, "bytes": [5]}]}});
+    let mut note = |event: serde_json::Value| run.note(&event.to_string());
+    note(
+        json!({"event": "start", "time": "1970-01-01T00:00:00Z", "step": 0, "total_steps": steps, "screen": format!("Data   {text}\n"), "version": text}),
+    );
+    let mut of_plan = plan;
+    of_plan["event"] = json!("plan");
+    note(of_plan);
+    for step in 1..=steps {
+        note(
+            json!({"event": "step", "step": step, "loss": (step % 97) as f64 + 0.123_456, "lr": 1e-3 * step as f64, "grad_norm": 0.7 + (step % 13) as f64,
+            "tokens_per_second": 1e4 + (step % 31) as f64, "step_ms": 100.5, "data_wait_ms": (step % 7) as f64, "rss_bytes": (1u64 << 30) + step % 1000 * 4096,
+            "available_bytes": 1u64 << 33, "pressure_percent": (step % 5) as f64, "samples": 64, "source_tokens": 400, "target_tokens": 300, "padded_tokens": 900}),
+        );
+        if step % (steps / 600).max(1) == 0 {
+            note(json!({"event": "eval", "step": step, "loss": 2.5, text: 0.5, "samples": 10,
+                "examples": (0..8).map(|_| json!({"prompt": format!("{text}{}", "字".repeat(500)), "answer": text.repeat(50), "expected": text})).collect::<Vec<_>>()}));
+            note(json!({"event": "warning", "step": step, "message": text.repeat(30)}));
+        }
+    }
+    note(json!({"event": "end", "step": steps, "reason": text}));
+    run
+}
+
+/// Whether the page has only the elements that we wrote: no text of the run became one.
+fn has_no_markup_of(page: &str) {
+    for forbidden in ["<img", "onerror=alert(1)>", "<script>alert"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert_eq!(page.matches("<script").count(), 2);
+    assert_eq!(page.matches("</script").count(), 2);
+}
+
+#[test]
+fn the_policy_in_the_head_allows_the_script_as_it_is() {
+    let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(SCRIPT.as_bytes()));
+    assert_eq!(digest, SCRIPT_SHA256);
+}
+
+#[test]
+fn texts_of_users_are_never_markup() {
+    let run = run_of(50, MARKUP);
+    let page = of_run(&run);
+    has_no_markup_of(&page);
+    assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;"), "it is shown as it is");
+    has_no_markup_of(&of_runs(&[run_of(20, MARKUP), run]));
+    has_no_markup_of(&of_plan(
+        &json!({"bill": {"rows": [{"name": MARKUP, "bytes": 7, "note": MARKUP}], "binding": MARKUP}}),
+        MARKUP,
+    ));
+}
+
+#[test]
+fn a_long_run_with_long_answers_has_a_small_page() {
+    let mut run = run_of(60_000, "a run");
+    run.set_config(&"key = \"<<<<<<<<<<<<<<<<<<<<<<<<\" # --set: x\n".repeat(2000));
+    let page = of_run(&run);
+    assert!(page.len() < MOST_BYTES, "{}", page.len());
+    let runs: Vec<Run> = (0..MOST_RUNS).map(|_| run_of(3000, "a run")).collect();
+    let page = of_runs(&runs);
+    assert!(page.len() < MOST_BYTES, "{}", page.len());
+}
+
+#[test]
+fn a_page_asks_no_network_for_anything() {
+    let page = of_run(&run_of(10, "a run"));
+    for outside in ["http:", "https:", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn the_numbers_in_a_page_are_those_of_the_run() {
+    let page = of_run(&run_of(50, "a run"));
+    let text = page.split(r#"id="figures">"#).nth(1).and_then(|rest| rest.split("</script>").next()).expect("figures");
+    let figures: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(
+        (&figures["steps"], &figures["samples"], &figures["last_loss"]),
+        (&json!(50), &json!(3200), &json!(50.123_456))
+    );
+    assert_eq!(figures["evaluations"].as_array().map(Vec::len), Some(run::MOST_ROWS));
+}
+
+#[test]
+fn a_run_of_which_nothing_is_known_has_a_page() {
+    assert!(of_run(&Run::new("empty")).contains("<h1>empty</h1>"));
+    assert!(of_runs(&[Run::new("a"), Run::new("b")]).contains("2 runs"));
+    assert!(of_plan(&json!(null), "nothing").contains("<h1>nothing</h1>"));
+}
+
+proptest! {
+    #[test]
+    fn any_events_make_a_page(lines in proptest::collection::vec((0..6usize, any::<u64>(), -1e300..1e300f64, ".{0,20}"), 0..40)) {
+        let mut run = Run::new("any");
+        for (kind, number, value, text) in lines {
+            let event = ["step", "eval", "plan", "replan", "memory", "end"][kind];
+            run.note(&json!({"event": event, "step": number, "loss": value, "lr": value, "grad_norm": value, "rss_bytes": number,
+                "tokens_per_second": value, "data_wait_ms": value, "step_ms": value, "budget": number, "predicted_peak": number, "reason": text,
+                "target_tokens": number, "bill": {"rows": [{"name": text, "bytes": number / 2}], "binding": text}}).to_string());
+        }
+        prop_assert!(of_run(&run).len() < MOST_BYTES);
+        prop_assert!(of_runs(&[run.clone(), run]).len() < MOST_BYTES);
+    }
+}

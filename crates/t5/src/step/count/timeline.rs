@@ -1,0 +1,92 @@
+//! A step from moment to moment: the most that is held while each of its events goes on.
+
+use super::tally::{Live, Tally};
+use super::{Counter, Shape, StepCount};
+use crate::levers::Levers;
+use crate::step::schedule::{Event, Stage, Then, Unit};
+
+/// The most that is held during one event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The part of the step: `encoder`, `loss`, `decoder backward`, `update`.
+    pub pass: &'static str,
+    /// The event within it: `block 3`, `embedding`, `norm`.
+    pub what: String,
+    /// The bytes, as [`Counter::step`] counts them; saved activations and workspace as they are at this moment.
+    pub held: StepCount,
+}
+
+/// What a tally notes for a timeline.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    /// The most of the event that goes on.
+    most: Live,
+    begun: usize,
+    moments: Vec<(&'static str, String, Live)>,
+}
+
+impl Noted {
+    /// An event begins, with so much held.
+    pub fn begin(&mut self, live: Live) {
+        self.most = live;
+    }
+
+    /// A moment of the event that goes on.
+    pub fn moment(&mut self, now: Live) {
+        if now.total() > self.most.total() {
+            self.most = now;
+        }
+    }
+
+    /// The event is over. One that computes nothing is no moment of its own.
+    pub fn end(&mut self, event: &Event) {
+        self.begun += usize::from(matches!(event, Event::Begin { .. }));
+        if let Some((pass, what)) = words(event, self.begun) {
+            self.moments.push((pass, what, self.most));
+        }
+    }
+}
+
+/// The part of a step that an event belongs to, and its own name. `begun` backward passes have begun.
+fn words(event: &Event, begun: usize) -> Option<(&'static str, String)> {
+    let of_unit = |unit: Unit| match unit {
+        Unit::Norm { .. } => "norm".to_owned(),
+        Unit::Block { block, .. } => format!("block {}", block + 1),
+    };
+    Some(match event {
+        Event::Embed { decoder, .. } => (if *decoder { "decoder" } else { "encoder" }, "embedding".to_owned()),
+        Event::Forward { unit, .. } => (if unit.is_decoder() { "decoder" } else { "encoder" }, of_unit(*unit)),
+        Event::Head { .. } => ("loss", "output projection".to_owned()),
+        Event::Backward(way) => {
+            let pass = match (way.unit.is_decoder(), begun > 1) {
+                (true, false) => "decoder backward",
+                (false, false) => "encoder backward",
+                (true, true) => "decoder, second backward",
+                (false, true) => "encoder, second backward",
+            };
+            (pass, of_unit(way.unit))
+        }
+        Event::EnterEmbedding => ("update", "gradients of the embedding".to_owned()),
+        Event::ReadBack => ("update", "gradients from the file".to_owned()),
+        Event::HandOver { part: None, stage: Stage::Apply, then: Then::Keep | Then::Free } => {
+            ("update", "parameters".to_owned())
+        }
+        _ => return None,
+    })
+}
+
+impl Counter {
+    /// The events of a step over a batch of this shape, one after the other. The largest of them is [`Counter::step`], but
+    /// for the packed operands, which stay from event to event.
+    pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
+        let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
+        let always = levers.has_weights_on_disk().then(|| self.weights.always());
+        let noted = Tally::timeline(self, outline, batch, levers);
+        let held = |live: Live| {
+            let Live { weights, activations, gradients, loss, workspace } = live;
+            let parameters = always.map(|always| always + weights);
+            StepCount { parameters, activations, gradients, loss, workspace, packed: 0 }
+        };
+        noted.moments.into_iter().map(|(pass, what, live)| Moment { pass, what, held: held(live) }).collect()
+    }
+}

@@ -1,0 +1,61 @@
+//! `train_low_mem report`: a run as an HTML page, or several runs side by side.
+
+use std::path::{Path, PathBuf};
+
+use memory_policy::Bytes;
+use run_report::{Run, page};
+
+use crate::failure::{Failure, Outcome};
+use crate::report::result;
+use crate::run_dir::{PAGE, RESOLVED, RunDir};
+use crate::view_flags::ReportArgs;
+
+/// Of a config, so much is read; a page shows less.
+const MOST_CONFIG_BYTES: u64 = 1 << 20;
+
+/// Reads the runs' files and writes the page.
+pub fn report(flags: &ReportArgs) -> Outcome<()> {
+    if flags.runs.len() > page::MOST_RUNS {
+        let most = page::MOST_RUNS;
+        return Err(Failure::usage(format!("report: expected at most {most} runs, got {}", flags.runs.len()))
+            .hint("make a page for each group of runs that you want to compare"));
+    }
+    let runs = flags.runs.iter().map(|root| read(root)).collect::<Outcome<Vec<Run>>>()?;
+    let (html, default) = match (runs.as_slice(), flags.runs.as_slice()) {
+        ([run], [root]) => (page::of_run(run), root.join(PAGE)),
+        (runs, _) => (page::of_runs(runs), PathBuf::from(PAGE)),
+    };
+    let path = flags.output.clone().unwrap_or(default);
+    write_page(&path, &html)?;
+    result(&format!("wrote {} ({})\n", path.display(), Bytes(html.len() as u64)))
+}
+
+/// The run in this directory.
+pub fn read(root: &Path) -> Outcome<Run> {
+    let metrics = RunDir::look_at(root).metrics();
+    let mut run = run_report::read(&metrics, &root.display().to_string()).map_err(|error| {
+        Failure::unusable(error.to_string())
+            .hint("a run is the directory that `--output` named; its metrics.jsonl is written from the start on")
+    })?;
+    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MOST_CONFIG_BYTES) {
+        run.set_config(&config);
+    }
+    Ok(run)
+}
+
+/// Writes a page. Only a page of ours is replaced.
+pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
+    let is_ours = |text: &[u8]| text.windows(MARK.len()).take(4096).any(|window| window == MARK);
+    match regular_file::read(path, page::MOST_BYTES as u64) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Ok(text) if is_ours(&text) => {}
+        _ => {
+            return Err(Failure::usage(format!("{}: there is a file that this command did not make", path.display()))
+                .hint("name another file, or remove this one"));
+        }
+    }
+    Ok(trainer::write_atomic(path, html.as_bytes())?)
+}
+
+/// In the head of every page.
+const MARK: &[u8] = br#"<meta name="generator" content="train_low_mem">"#;

@@ -1,0 +1,125 @@
+//! Views of a run beside its metrics: `report.html`, and the event file of TensorBoard.
+//!
+//! They are made of the events, so they hold nothing that `metrics.jsonl` lacks, and they never stop a run: the first one
+//! that cannot be written is a warning. Their memory does not grow with the run. It is taken before the plan measures the process.
+//!
+//! The event file of a run that goes on is made anew from the steps that count: no step is in it twice.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use run_report::tensorboard::EventFile;
+use run_report::{Line, Run};
+use serde_json::Value;
+use trainer::AtomicFile;
+
+use crate::failure::{Failure, Outcome};
+use crate::metrics::{self, Metrics};
+use crate::run_dir::{EVENTS, PAGE};
+
+/// The views of a run.
+#[derive(Debug)]
+pub struct Views {
+    root: PathBuf,
+    run: Run,
+    events: Option<EventFile>,
+    has_warned: bool,
+}
+
+impl Views {
+    /// Of the run in this directory. Nothing is read or written yet.
+    pub fn of(root: &Path) -> Self {
+        let name = root.display().to_string();
+        Self { root: root.to_owned(), run: Run::new(&name), events: None, has_warned: false }
+    }
+
+    /// The run begins to write. One that resumes at a step has the events up to it behind it. Returns a warning where the views
+    /// cannot be made.
+    pub fn begin(&mut self, metrics: &Path, resumes_at: Option<u64>, config: &str) -> Option<String> {
+        self.run.set_config(config);
+        let begun = self.make_events(metrics, resumes_at);
+        self.events = begun.as_ref().ok().and_then(|()| {
+            let file = OpenOptions::new().append(true).open(self.root.join(EVENTS)).ok()?;
+            Some(EventFile::append(file))
+        });
+        begun.err().and_then(|failure| self.warning(EVENTS, &failure.message))
+    }
+
+    /// The event file as it was at the step, and the run as its page shows it.
+    fn make_events(&mut self, metrics: &Path, resumes_at: Option<u64>) -> Outcome<()> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let atomic = AtomicFile::create(&self.root.join(EVENTS))?;
+        let failed = |error: &std::io::Error| Failure::io("write it", &self.root.join(EVENTS), error);
+        let out = std::io::BufWriter::new(atomic.file());
+        let began_ms = u64::try_from(now.as_millis()).unwrap_or(0);
+        let mut events = EventFile::begin(out, began_ms).map_err(|error| failed(&error))?;
+        let (run, mut result) = (&mut self.run, Ok(()));
+        if resumes_at.is_some() {
+            // Without its metrics a run goes on as well; its views then begin here.
+            let _ = run_report::read_lines(metrics, resumes_at, &mut |line| {
+                run.note_line(line);
+                if result.is_ok() {
+                    result = events.note(line);
+                }
+            });
+        }
+        let flushed = result.and_then(|()| std::io::Write::flush(&mut events.into_inner()));
+        flushed.map_err(|error| Failure::io("write it", &self.root.join(EVENTS), &error))?;
+        Ok(atomic.commit()?)
+    }
+
+    /// Shows an event. Returns a warning the first time that it cannot be written.
+    pub fn note(&mut self, line: &str) -> Option<String> {
+        let line = Line::parse(line)?;
+        self.run.note_line(&line);
+        let error = self.events.as_mut()?.note(&line).err()?;
+        // A part of a record may be there: what came after it could not be read.
+        self.events = None;
+        self.warning(EVENTS, &format!("cannot append: {error}"))
+    }
+
+    /// Writes the page again. Returns a warning the first time that this cannot be done.
+    pub fn write_page(&mut self) -> Option<String> {
+        let page = run_report::page::of_run(&self.run);
+        let error = trainer::write_atomic(&self.root.join(PAGE), page.as_bytes()).err()?;
+        self.warning(PAGE, &error.to_string())
+    }
+
+    fn warning(&mut self, name: &str, error: &str) -> Option<String> {
+        let is_first = !std::mem::replace(&mut self.has_warned, true);
+        let path = self.root.join(name);
+        is_first.then(|| format!("{}: {error}; the run continues", path.display()))
+    }
+}
+
+/// The events of a run: in `metrics.jsonl`, and in the views.
+#[derive(Debug)]
+pub struct Log {
+    metrics: Metrics,
+    views: Views,
+}
+
+impl Log {
+    /// Appends to these metrics, and shows the same in these views.
+    pub fn new(metrics: Metrics, views: Views) -> Self {
+        Self { metrics, views }
+    }
+
+    /// Records an event. Returns warnings about what cannot be written, each once.
+    pub fn record(&mut self, event: &str, fields: Value) -> impl Iterator<Item = String> {
+        let line = metrics::line(event, fields);
+        let warnings = [self.metrics.append(&line), self.views.note(line.trim_end())];
+        warnings.into_iter().flatten()
+    }
+
+    /// Writes the page again. Returns a warning the first time that this cannot be done.
+    pub fn write_page(&mut self) -> Option<String> {
+        self.views.write_page()
+    }
+
+    /// The warning at the end about lines that `metrics.jsonl` lacks.
+    pub fn missing(&self) -> Option<String> {
+        self.metrics.missing()
+    }
+}
