@@ -13,6 +13,7 @@ mod budget;
 mod configs;
 mod convert;
 mod convert_base;
+mod doctor;
 mod export;
 mod finetune;
 mod inference;

@@ -62,6 +62,7 @@
 mod bill;
 mod budget;
 mod bytes;
+mod cards;
 mod costs;
 mod count;
 mod device;
@@ -78,6 +79,7 @@ mod testing;
 pub use bill::Bill;
 pub use budget::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, headroom};
 pub use bytes::{Bytes, ParseBytesError};
+pub use cards::{Card, Cards, cards};
 pub use costs::{Choice, CostRow, Costs, Phase, Setting, TRAINING, undominated};
 pub use count::{counted, plural};
 pub use device::{Budgets, DeviceBill, DeviceMemory, Place};

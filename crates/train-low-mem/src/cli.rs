@@ -13,6 +13,7 @@ use memory_policy::Bytes;
 use toml::Value;
 
 use crate::answer_flags::{EvalArgs, GenerateArgs};
+use crate::commands::doctor::DoctorArgs;
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
@@ -44,12 +45,19 @@ Files of a run:
 
 Exit codes:
   0 done, 1 internal error, 2 usage or config, 3 does not fit the budget,
-  4 data or checkpoint unusable, 5 diverged, 75 interrupted (resumable)
+  4 data or checkpoint unusable, 5 diverged, 6 and 7 findings of `doctor`,
+  75 interrupted (resumable)
 Signals (SIGTERM, SIGINT, SIGHUP, SIGUSR1):
   The first one saves a checkpoint and exits with 75. A second one exits at once with 128 + its
   number (130, 143, ..) and loses the steps since the last checkpoint.
 
 `train_low_mem keys` lists every config key.";
+
+const DOCTOR: &str = "\
+Exit codes:
+  0 nothing is wrong, 6 warnings (slower or less than the machine has), 7 training cannot work here
+
+For a bug report: train_low_mem doctor --json > doctor.json";
 
 /// Trains T5 inside a memory budget, with the same losses at every budget.
 #[derive(Debug, Parser)]
@@ -92,6 +100,9 @@ pub enum Command {
     Bench(BenchArgs),
     /// Make an HTML page of a run, or of several side by side
     Report(ReportArgs),
+    /// Examine this machine: processor, memory, disk, cards, and the line that gets what is missing
+    #[command(after_help = DOCTOR)]
+    Doctor(DoctorArgs),
     /// List every config key with its default and meaning
     Keys,
     /// Print a completion script for your shell

@@ -26,6 +26,10 @@ pub enum Exit {
     Unusable = 4,
     /// Too many non-finite steps in a row.
     Diverged = 5,
+    /// `doctor` found something that makes training slower or smaller than the machine allows.
+    Warnings = 6,
+    /// `doctor` found something without which training cannot work.
+    Unfit = 7,
     /// A signal stopped the run after it saved, or before there was anything to save; `--keep-training` goes on. A second
     /// signal ends it with 128 and the signal's number instead.
     Interrupted = 75,
@@ -115,9 +119,10 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the `error:` line and the `hint:` lines. To stop a run is no error.
+    /// Writes the `error:` line and the `hint:` lines. To stop a run is no error, and neither is what `doctor` finds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.exit == Exit::Interrupted { "" } else { "error: " };
+        let is_error = ![Exit::Interrupted, Exit::Warnings, Exit::Unfit].contains(&self.exit);
+        let kind = if is_error { "error: " } else { "" };
         write!(f, "{kind}{}", self.message)?;
         for hint in &self.hints {
             write!(f, "\nhint: {hint}")?;

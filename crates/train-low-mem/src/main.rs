@@ -169,6 +169,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
         Some(Command::Convert(flags)) => commands::convert::convert(&flags),
         Some(Command::ConvertBase(flags)) => commands::convert_base::convert_base(&flags),
+        Some(Command::Doctor(flags)) => commands::doctor::doctor(&flags),
         Some(Command::Export(flags)) => commands::export::export(&flags),
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod convert;
 pub mod convert_base;
+pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod generate;

@@ -105,11 +105,20 @@ impl Card<'_> {
             prefix => format!("\nTexts begin with `{prefix}`.\n"),
         };
         match (self.flags.format, self.flags.gguf_names) {
-            (Format::Gguf, GgufNames::LlamaCpp) => format!(
-                "\n## Use\n\n```sh\nllama-completion -m {file} --no-conversation -p 'a text' -n 64\n```\n\n\
-                 ```python\nfrom transformers import AutoModelForSeq2SeqLM\n\
-                 model = AutoModelForSeq2SeqLM.from_pretrained(\".\", gguf_file=\"{file}\")\n```\n{prefix}"
-            ),
+            (Format::Gguf, GgufNames::LlamaCpp) => {
+                // transformers takes every T5 in GGUF for one with a gate.
+                let transformers = match self.config.is_gated_act {
+                    true => format!(
+                        "\n```python\nfrom transformers import AutoModelForSeq2SeqLM\n\
+                         model = AutoModelForSeq2SeqLM.from_pretrained(\".\", gguf_file=\"{file}\")\n```\n"
+                    ),
+                    false => String::new(),
+                };
+                format!(
+                    "\n## Use\n\n```sh\nllama-completion -m {file} --no-conversation --temp 0 -p 'a text' -n 64\n```\n\
+                     {transformers}{prefix}"
+                )
+            }
             (Format::Gguf, GgufNames::Hf) => format!(
                 "\n## Use\n\nTensors have the names of Hugging Face, as candle's `quantized_t5` reads them: `{file}` beside the \
                  model's own config.json and tokenizer.json.\n{prefix}"

@@ -1,0 +1,70 @@
+//! NVIDIA's cards on this machine, from the driver's own library.
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::Bytes;
+
+/// The driver and the cards that this process may see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cards {
+    /// Version of the driver.
+    pub driver: String,
+    /// The newest version of CUDA that the driver supports.
+    pub cuda: String,
+    /// The cards, in the driver's order.
+    pub cards: Vec<Card>,
+}
+
+/// A card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// What the driver calls it.
+    pub name: String,
+    /// Its memory.
+    pub total: Bytes,
+    /// How much of it is free.
+    pub free: Bytes,
+    /// Its compute capability, such as `9.0`.
+    pub capability: Option<String>,
+}
+
+/// The cards, or why nothing is known of them: most machines have no driver.
+///
+/// # Errors
+/// The words of the driver's library.
+pub fn cards() -> Result<Cards, String> {
+    let read = || -> Result<Cards, NvmlError> {
+        let nvml = Nvml::init()?;
+        let version = nvml.sys_cuda_driver_version()?;
+        let cards = (0..nvml.device_count()?).map(|index| card(&nvml, index)).collect::<Result<_, NvmlError>>()?;
+        let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);
+        Ok(Cards { driver: nvml.sys_driver_version()?, cuda, cards })
+    };
+    read().map_err(|error| format!("NVML: {error}"))
+}
+
+fn card(nvml: &Nvml, index: u32) -> Result<Card, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let memory = device.memory_info()?;
+    let capability = device.cuda_compute_capability().ok();
+    Ok(Card {
+        name: device.name()?,
+        total: Bytes(memory.total),
+        free: Bytes(memory.free),
+        capability: capability.map(|capability| format!("{}.{}", capability.major, capability.minor)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_says_so_and_one_with_cards_names_them() {
+        match cards() {
+            Err(said) => assert!(said.starts_with("NVML: "), "{said}"),
+            Ok(found) => assert!(found.cards.iter().all(|card| card.free <= card.total && !card.name.is_empty())),
+        }
+    }
+}

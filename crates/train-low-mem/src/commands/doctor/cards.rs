@@ -1,0 +1,116 @@
+//! Cards: NVIDIA's by their driver, and those that no driver is there for.
+
+use memory_policy::{Card, Cards};
+
+use super::finding::Finding;
+use super::program::read;
+
+/// NVIDIA's number on the bus.
+const NVIDIA: &str = "0x10de";
+
+/// What is known of cards.
+#[derive(Clone, Debug)]
+struct Facts {
+    /// What the driver says.
+    cards: Result<Cards, String>,
+    /// NVIDIA's display controllers on the bus.
+    on_the_bus: usize,
+    is_built_for_cuda: bool,
+    /// Whether the CUDA library of the driver can be used by this program.
+    is_usable: bool,
+}
+
+/// What cards there are.
+pub fn findings() -> Vec<Finding> {
+    judged(&Facts {
+        cards: memory_policy::cards(),
+        on_the_bus: on_the_bus(),
+        is_built_for_cuda: cfg!(feature = "cuda"),
+        is_usable: candle_core::utils::cuda_is_available() && candle_core::Device::new_cuda(0).is_ok(),
+    })
+}
+
+fn on_the_bus() -> usize {
+    let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().filter_map(Result::ok);
+    let is_card = |path: std::path::PathBuf| {
+        let of = |name: &str| read(&path.join(name).display().to_string()).unwrap_or_default();
+        // Display controllers are class 03.
+        of("vendor").trim() == NVIDIA && of("class").starts_with("0x03")
+    };
+    devices.filter(|device| is_card(device.path())).count()
+}
+
+fn judged(facts: &Facts) -> Vec<Finding> {
+    let Facts { cards, on_the_bus, is_built_for_cuda, is_usable } = facts;
+    let Ok(Cards { driver, cuda, cards }) = cards else {
+        return vec![match on_the_bus {
+            0 => Finding::note("cards", "no NVIDIA card, and none is needed"),
+            count => Finding::warning("cards", format!("{count} of NVIDIA without a driver"))
+                .remedy("install the driver: `apt-get install nvidia-driver`, or https://www.nvidia.com/drivers"),
+        }];
+    };
+    if cards.is_empty() {
+        return vec![
+            Finding::note("cards", format!("driver {driver}, and no card that this process may see"))
+                .remedy("in a container: `docker run --gpus all ..`; else `unset CUDA_VISIBLE_DEVICES`"),
+        ];
+    }
+    let shown = |card: &Card| format!("{}: {} of {} free", card.name, card.free, card.total);
+    let mut findings: Vec<Finding> = cards
+        .iter()
+        .map(|card| {
+            Finding::ok("card", shown(card))
+                .fact("name", card.name.as_str())
+                .fact("total_bytes", card.total.0)
+                .fact("free_bytes", card.free.0)
+                .fact("capability", card.capability.clone())
+        })
+        .collect();
+    let found = format!("{driver}, CUDA {cuda}");
+    let driver_found = match (is_built_for_cuda, is_usable) {
+        (false, _) => Finding::warning("card driver", format!("{found}; this build has no `cuda`: cards are not used"))
+            .remedy("cargo build --release --features cuda"),
+        (true, false) => {
+            Finding::warning("card driver", format!("{found}; no card can be opened, the processor computes"))
+                .remedy("check `nvidia-smi`, and that the driver is as new as the toolkit of the build")
+        }
+        (true, true) => Finding::ok("card driver", found),
+    };
+    findings.push(driver_found.fact("driver", driver.as_str()).fact("cuda", cuda.as_str()));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use memory_policy::Bytes;
+
+    use super::super::finding::Severity;
+    use super::*;
+
+    fn one() -> Cards {
+        let card =
+            Card { name: "H100".into(), total: Bytes(80 << 30), free: Bytes(79 << 30), capability: Some("9.0".into()) };
+        Cards { driver: "570.1".into(), cuda: "12.8".into(), cards: vec![card] }
+    }
+
+    #[track_caller]
+    fn check(facts: &Facts, severity: Severity, words: &str) {
+        let findings = judged(facts);
+        let text: String = findings.iter().map(Finding::to_string).collect();
+        let worst = findings.iter().map(|finding| finding.severity).max();
+        assert!(worst == Some(severity) && text.contains(words), "{text}");
+    }
+
+    #[test]
+    fn a_card_that_is_not_used_is_a_warning_with_what_it_lacks() {
+        let good = Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true };
+        check(&good, Severity::Ok, "79.0 GiB of 80.0 GiB free");
+        check(&Facts { is_built_for_cuda: false, ..good.clone() }, Severity::Warning, "--features cuda");
+        check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no card can be opened");
+        let none = Facts { cards: Err("no library".into()), on_the_bus: 0, ..good.clone() };
+        check(&none, Severity::Note, "none is needed");
+        check(&Facts { on_the_bus: 2, ..none }, Severity::Warning, "install the driver");
+        let hidden = Cards { cards: Vec::new(), ..one() };
+        check(&Facts { cards: Ok(hidden), ..good }, Severity::Note, "--gpus all");
+    }
+}

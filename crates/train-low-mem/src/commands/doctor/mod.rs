@@ -1,0 +1,71 @@
+//! `train_low_mem doctor`: what this machine has, what the command makes of it, and the line that gets what is missing.
+//!
+//! Each module finds facts at the edge and judges them in a pure function. Nothing is changed: the disk's rate is measured with a
+//! file that has no name and is gone when it is closed.
+
+mod cards;
+mod disk;
+mod finding;
+mod memory;
+mod processes;
+mod processor;
+mod program;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use memory_policy::plural;
+use serde_json::{Value, json};
+
+use crate::failure::{Exit, Failure, Outcome};
+use crate::report;
+use finding::{Finding, Severity};
+
+/// Flags of `doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Directory whose disk is looked at: that of a run
+    #[arg(long, short, value_name = "DIR", default_value = ".")]
+    pub output: PathBuf,
+    /// Leave out the disk's rate, which writes and reads 64 MiB
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Examines the machine. Ends with 0 where all is well, with 6 where there are warnings, with 7 where training cannot work.
+pub fn doctor(flags: &DoctorArgs) -> Outcome<()> {
+    let mut findings = program::findings();
+    findings.extend(processor::findings());
+    findings.extend(memory::findings());
+    findings.extend(disk::findings(&flags.output, flags.quick));
+    findings.extend(cards::findings());
+    findings.extend(processes::findings());
+    let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok);
+    let text = match flags.json {
+        true => format!("{:#}\n", as_json(&findings, worst)),
+        false => findings.iter().map(Finding::to_string).collect(),
+    };
+    report::result(&text)?;
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count() as u64;
+    let verdict = || {
+        let counts = [(count(Severity::Failure), "failure"), (count(Severity::Warning), "warning")];
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        counts.map(|(count, word)| plural(count, word)).collect::<Vec<_>>().join(", ")
+    };
+    match worst {
+        Severity::Ok | Severity::Note => Ok(()),
+        Severity::Warning => Err(Failure::new(Exit::Warnings, verdict())),
+        Severity::Failure => Err(Failure::new(Exit::Unfit, verdict())),
+    }
+}
+
+fn as_json(findings: &[Finding], worst: Severity) -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "severity": worst.name(),
+        "findings": findings.iter().map(Finding::to_json).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,103 @@
+//! Several processes: MPI, as far as it is on the machine.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::finding::Finding;
+use super::program::{read, value_of};
+
+/// Launchers of MPI, by the names that all implementations have.
+const LAUNCHERS: [&str; 2] = ["mpirun", "mpiexec"];
+/// A launcher that does not say its version in this time is not waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What is known of MPI.
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    launcher: Option<PathBuf>,
+    version: Option<String>,
+    /// The distribution, as /etc/os-release names it.
+    distribution: Option<String>,
+}
+
+/// What MPI there is.
+pub fn findings() -> Vec<Finding> {
+    let launcher = on_the_path();
+    let version = launcher.as_deref().and_then(version);
+    let distribution = read("/etc/os-release").as_deref().and_then(|text| value_of(text, "ID"));
+    vec![judged(&Facts { launcher, version, distribution })]
+}
+
+fn on_the_path() -> Option<PathBuf> {
+    let directories = std::env::var_os("PATH")?;
+    let directories: Vec<PathBuf> = std::env::split_paths(&directories).collect();
+    let places = LAUNCHERS.iter().flat_map(|name| directories.iter().map(move |directory| directory.join(name)));
+    places.into_iter().find(|path| path.is_file())
+}
+
+/// The first line that the launcher prints of itself.
+fn version(launcher: &Path) -> Option<String> {
+    let mut command = Command::new(launcher);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().ok()?;
+    let out = child.stdout.take()?;
+    let (said, says) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let read = out.take(1 << 12).read_to_string(&mut text);
+        let _ = said.send(read.map(|_| text));
+    });
+    let text = says.recv_timeout(PATIENCE);
+    // One that said its version has ended, or is about to.
+    let _ = child.kill();
+    let _ = child.wait();
+    let text = text.ok()?.ok()?;
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+fn judged(facts: &Facts) -> Finding {
+    let Facts { launcher, version, distribution } = facts;
+    let Some(launcher) = launcher else {
+        let line = match distribution.as_deref() {
+            Some("fedora" | "rhel" | "centos" | "rocky" | "almalinux") => {
+                "dnf install openmpi openmpi-devel && module load mpi"
+            }
+            Some("arch") => "pacman -S openmpi",
+            Some("alpine") => "apk add openmpi openmpi-dev",
+            Some("opensuse-leap" | "opensuse-tumbleweed" | "sles") => "zypper install openmpi4 openmpi4-devel",
+            _ => "apt-get install openmpi-bin libopenmpi-dev",
+        };
+        return Finding::note("mpi", "no mpirun on the PATH; only runs of several processes need it").remedy(line);
+    };
+    let shown = version.clone().unwrap_or_else(|| "of unknown version".to_owned());
+    Finding::ok("mpi", format!("{shown} ({})", launcher.display()))
+        .fact("launcher", launcher.display().to_string())
+        .fact("version", version.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Severity;
+    use super::*;
+
+    #[test]
+    fn mpi_that_is_missing_comes_with_the_line_that_installs_it_here() {
+        let of = |distribution: &str| judged(&Facts { distribution: Some(distribution.into()), ..Facts::default() });
+        assert_eq!(of("debian").severity, Severity::Note);
+        for (distribution, word) in
+            [("debian", "apt-get"), ("fedora", "dnf"), ("arch", "pacman"), ("unknown", "apt-get")]
+        {
+            assert!(of(distribution).remedies[0].contains(word), "{distribution}");
+        }
+        let there = Facts {
+            launcher: Some("/usr/bin/mpirun".into()),
+            version: Some("mpirun (Open MPI) 4.1.4".into()),
+            ..Facts::default()
+        };
+        assert_eq!((judged(&there).severity, judged(&there).remedies.len()), (Severity::Ok, 0));
+        assert!(judged(&there).found.contains("Open MPI"));
+    }
+}
