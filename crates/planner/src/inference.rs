@@ -148,7 +148,8 @@ mod tests {
     use super::*;
     use crate::{Plan, Prices, plan};
 
-    const STORED: StoredWeights = StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2] };
+    const STORED: StoredWeights =
+        StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
 
     /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within so many MiB.
     fn planned(inference: &Inference<'_>, mib: u64, pins: &Pins) -> Result<Plan> {
@@ -201,7 +202,7 @@ mod tests {
         let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(STORED))));
         // The table of the vocabulary is what lies in memory at a time, beside the two tables of positions.
         assert_eq!(whole.saturating_sub(half), Bytes((32_128 * 512 + 2 * 32 * 8) * 2));
-        let copied = StoredWeights { copied_bytes: [0, 120 << 20], ..STORED };
+        let copied = StoredWeights { copied_bytes: [0, 120 << 20], copying_bytes: [0, 240 << 20], ..STORED };
         let pins = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
         let plan = planned(&inference(DType::BF16, Some(copied)), 2000, &pins).expect("it fits");
         let note = format!("in files, {} of them copied", Bytes::mib(120));

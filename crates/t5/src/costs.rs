@@ -15,8 +15,8 @@ use heap::LARGE_BYTES;
 
 use crate::adapter::Lora;
 use crate::config::Config;
-use crate::hf::StoredWeights;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
+use crate::hf::{StoredWeights, copying_bytes};
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Reach;
 
@@ -161,12 +161,7 @@ impl WeightsOnDisk {
             }
             *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
         }
-        let of = |spec: &ParameterSpec| {
-            let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
-            let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
-            2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
-        };
-        weights.copying = weights.specs.iter().map(of).max().unwrap_or(0);
+        weights.copying = weights.specs.iter().map(|spec| copying_bytes(spec, dtype)).max().unwrap_or(0);
         weights.comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
         weights
     }
@@ -214,10 +209,9 @@ impl WeightsOnDisk {
 
     /// While a model is loaded that stays where it is stored ([`crate::T5::load_in_place`]).
     pub fn loading_in_place(&self, stored: &StoredWeights) -> u64 {
-        let copying = if stored.copied(self.dtype) > 0 { self.copying } else { 0 };
         // A table is read for the comparison, in pieces.
         let comparing = if stored.has_duplicates { self.comparing + 3 * PIECE_BYTES as u64 } else { 0 };
-        self.always + copying.max(comparing)
+        self.always + stored.copying(self.dtype).max(comparing)
     }
 
     /// Bytes of what a step reads and does not change.

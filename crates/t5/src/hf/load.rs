@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::pytorch;
-use super::safetensors::{Reader, part_name};
+use super::safetensors::{Reader, part_name, reading_bytes};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::parameters::{Parameter, ParameterSpec};
@@ -110,6 +110,8 @@ pub struct StoredWeights {
     pub has_duplicates: bool,
     /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
     pub copied_bytes: [u64; 2],
+    /// Bytes in memory while the largest of these is copied, in a model of f32 and of bf16.
+    pub copying_bytes: [u64; 2],
 }
 
 impl StoredWeights {
@@ -126,11 +128,13 @@ impl StoredWeights {
         };
         let mut matrices = specs.iter().filter(|spec| spec.shape.len() > 1);
         let of = |dtype| stored.copied(&specs, dtype).map(|spec| spec.bytes(dtype)).sum();
+        let copying = |dtype| stored.copied(&specs, dtype).map(|spec| copying_bytes(spec, dtype)).max().unwrap_or(0);
         let tables = EMBEDDINGS.into_iter().chain([LM_HEAD, SHARED]);
         Ok(StoredWeights {
             is_bf16: matrices.all(|spec| stored_as(spec).is_none_or(|dtype| dtype == DType::BF16)),
             has_duplicates: tables.filter(|name| stored.holder.contains_key(*name)).count() > 1,
             copied_bytes: [of(DType::F32), of(DType::BF16)],
+            copying_bytes: [copying(DType::F32), copying(DType::BF16)],
         })
     }
 
@@ -138,6 +142,18 @@ impl StoredWeights {
     pub fn copied(&self, dtype: DType) -> u64 {
         self.copied_bytes[usize::from(dtype == DType::BF16)]
     }
+
+    /// Bytes in memory while the largest parameter of these is copied.
+    pub fn copying(&self, dtype: DType) -> u64 {
+        self.copying_bytes[usize::from(dtype == DType::BF16)]
+    }
+}
+
+/// Bytes in memory while one parameter is read and put into a file: in memory, in f32 where it is converted, and in the file.
+pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType) -> u64 {
+    let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
+    let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
+    2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
 }
 
 impl StoredDtypes {
