@@ -1,0 +1,80 @@
+//! What launchers of many processes tell each of them through its environment.
+//!
+//! How many processes there are and which one this is says MPI itself. Before it is started, the environment tells whether there is
+//! anything to join, and how many of the processes share this host.
+
+/// A launcher that started this process as one of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// The command that people know.
+    pub by: &'static str,
+    /// Processes in all.
+    pub processes: usize,
+    /// Those on this host, where it says so.
+    pub on_this_host: Option<usize>,
+}
+
+/// Name, and the variables that say how many processes there are, and how many on this host.
+const LAUNCHERS: [(&str, &str, &[&str]); 4] = [
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", &["OMPI_COMM_WORLD_LOCAL_SIZE"]),
+    ("torchrun", "WORLD_SIZE", &["LOCAL_WORLD_SIZE"]),
+    // Set in a step of `srun` alone, not in a batch script.
+    ("srun", "SLURM_STEP_NUM_TASKS", &["SLURM_STEP_TASKS_PER_NODE"]),
+    ("mpiexec", "PMI_SIZE", &["MPI_LOCALNRANKS"]),
+];
+
+/// The launcher of this process, if it started more than one. `variable` reads the environment.
+pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
+    // `4` or, of several hosts, `4(x2),3`: the largest.
+    let number = |text: String| {
+        let parts = text.split(',').map(|part| part.split('(').next().unwrap_or(part).trim().parse::<usize>().ok());
+        parts.collect::<Option<Vec<_>>>()?.into_iter().max()
+    };
+    let found = LAUNCHERS.iter().find_map(|&(by, processes, local)| {
+        let processes = variable(processes).and_then(number)?;
+        let on_this_host = local.iter().find_map(|local| variable(local).and_then(number));
+        Some(Launched { by, processes, on_this_host })
+    });
+    found.filter(|launched| launched.processes > 1)
+}
+
+/// Threads for each of several processes that share a host, so that all of them together use its processors once. A launcher that has
+/// bound them to processors has divided these already.
+pub fn threads(available: usize, on_host: usize, processes: usize) -> usize {
+    available.min((on_host / processes.max(1)).max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Option<Launched> {
+        launched(|name| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_string()))
+    }
+
+    #[test]
+    fn launchers_are_known_by_what_they_set() {
+        let launched = |by, processes, on_this_host| Some(Launched { by, processes, on_this_host });
+        let open_mpi = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMI_SIZE", "9")];
+        assert_eq!(of(&open_mpi), launched("mpirun", 4, Some(2)));
+        assert_eq!(of(&[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]), launched("torchrun", 8, Some(8)));
+        let slurm = [("SLURM_STEP_NUM_TASKS", "11"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2),3")];
+        assert_eq!(of(&slurm), launched("srun", 11, Some(4)));
+        assert_eq!(of(&[("PMI_SIZE", "3")]), launched("mpiexec", 3, None));
+    }
+
+    #[test]
+    fn one_process_and_a_batch_script_are_not_launched() {
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[("OMPI_COMM_WORLD_SIZE", "1")]), None);
+        assert_eq!(of(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), None);
+        assert_eq!(of(&[("WORLD_SIZE", "many")]), None);
+    }
+
+    #[test]
+    fn processes_of_a_host_share_its_processors() {
+        assert_eq!(threads(16, 16, 4), 4);
+        assert_eq!(threads(1, 2, 2), 1, "bound to one processor each");
+        assert_eq!(threads(2, 2, 4), 1);
+    }
+}

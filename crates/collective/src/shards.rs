@@ -1,0 +1,109 @@
+//! The parts of an optimizer batch: each is summed by itself, whoever computes it.
+
+use std::ops::Range;
+
+/// Shards next to each other whose gradients have been added up: `count` of them from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The first shard.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+}
+
+impl Stretch {
+    /// One shard.
+    pub fn of(shard: usize) -> Self {
+        Self { first: shard, count: 1 }
+    }
+
+    /// Both, where `next` follows this one and they are the two halves of one node of the tree.
+    pub fn with(self, next: Stretch) -> Option<Stretch> {
+        let is_left_half = self.first.is_multiple_of(2 * self.count);
+        let are_halves = self.count == next.count && self.first + self.count == next.first;
+        (is_left_half && are_halves).then_some(Stretch { first: self.first, count: 2 * self.count })
+    }
+}
+
+/// How an optimizer batch is divided among processes: into `count` shards by position, of which each process has some that are
+/// next to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shards {
+    /// Shards of a batch.
+    pub count: usize,
+    /// Processes.
+    pub processes: usize,
+}
+
+impl Shards {
+    /// The shards of process `rank`.
+    pub fn of(&self, rank: usize) -> Range<usize> {
+        rank * self.count / self.processes..(rank + 1) * self.count / self.processes
+    }
+
+    /// The positions of shard `shard` in a batch of so many.
+    pub fn positions(&self, shard: usize, batch: usize) -> Range<usize> {
+        shard * batch / self.count..(shard + 1) * batch / self.count
+    }
+
+    /// The most positions of a shard.
+    pub fn most_positions(&self, batch: usize) -> usize {
+        batch.div_ceil(self.count)
+    }
+
+    /// The sums that process `rank` is left with: the nodes of the tree over its shards alone.
+    pub fn stretches(&self, rank: usize) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        for shard in self.of(rank) {
+            push(&mut stretches, Stretch::of(shard));
+        }
+        stretches
+    }
+
+    /// The most sums that process `rank` has at a time, with that of the shard that is computed.
+    pub fn most_sums(&self, rank: usize) -> usize {
+        let (mut stretches, mut most) = (Vec::new(), 0);
+        for shard in self.of(rank) {
+            most = most.max(stretches.len() + 1);
+            push(&mut stretches, Stretch::of(shard));
+        }
+        most
+    }
+}
+
+/// Adds a stretch behind others, and joins those that are two halves.
+fn push(stretches: &mut Vec<Stretch>, next: Stretch) {
+    stretches.push(next);
+    while let [.., left, right] = stretches[..]
+        && let Some(both) = left.with(right)
+    {
+        stretches.truncate(stretches.len() - 2);
+        stretches.push(both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_dealt_out_in_order_and_none_is_left() {
+        for (count, processes) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (7, 3)] {
+            let shards = Shards { count, processes };
+            let dealt: Vec<usize> = (0..processes).flat_map(|rank| shards.of(rank)).collect();
+            assert_eq!(dealt, (0..count).collect::<Vec<_>>());
+            let positions: Vec<usize> = (0..count).flat_map(|shard| shards.positions(shard, 13)).collect();
+            assert_eq!(positions, (0..13).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_process_is_left_with_nodes_of_the_tree_over_all_shards() {
+        let shards = Shards { count: 6, processes: 2 };
+        assert_eq!(shards.stretches(0), [Stretch { first: 0, count: 2 }, Stretch::of(2)]);
+        assert_eq!(shards.stretches(1), [Stretch::of(3), Stretch { first: 4, count: 2 }]);
+        assert_eq!(Shards { count: 8, processes: 1 }.stretches(0), [Stretch { first: 0, count: 8 }]);
+        assert_eq!(Shards { count: 8, processes: 1 }.most_sums(0), 4);
+        assert_eq!(Shards { count: 8, processes: 8 }.most_sums(3), 1);
+    }
+}

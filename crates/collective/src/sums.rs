@@ -1,0 +1,208 @@
+//! The sum of a gradient over all shards, in an order that does not depend on who computed which.
+//!
+//! Shards are the leaves of a binary tree, in their order. A node is the elementwise sum of its two halves, so a process can add up
+//! the nodes that are its own alone, and whoever owns an element adds those of all processes in the tree's order.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::group::{Group, PIECE_BYTES, Result};
+use crate::shards::{Shards, Stretch};
+
+/// The elements of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+    /// bfloat16: two are added in f32, and their sum is rounded to nearest.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F64 => 8,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// Adds `other` to `sum`, element by element.
+    pub fn add(self, sum: &mut [u8], other: &[u8]) {
+        match self {
+            Self::F32 => add(sum, other, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()),
+            Self::F64 => add(sum, other, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()),
+            Self::Bf16 => add(sum, other, |a, b| {
+                let [a, b] = [a, b].map(|value| bf16::from_le_bytes(value).to_f32());
+                bf16::from_f32(a + b).to_le_bytes()
+            }),
+        }
+    }
+}
+
+fn add<const N: usize>(sum: &mut [u8], other: &[u8], of: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+    let (sum, other) = (sum.as_chunks_mut::<N>().0, other.as_chunks::<N>().0);
+    sum.iter_mut().zip(other).for_each(|(sum, other)| *sum = of(*sum, *other));
+}
+
+/// Who is to have a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// Every process.
+    All,
+    /// This one alone.
+    One(usize),
+}
+
+/// Bytes in memory while something is summed: what is sent, what is received, and the sums.
+pub fn buffers(shards: Shards) -> u64 {
+    let most = (0..shards.processes).map(|rank| shards.stretches(rank).len()).max().unwrap_or(1);
+    if shards.processes == 1 { 0 } else { (PIECE_BYTES * (2 * most + 1)) as u64 }
+}
+
+/// Sums a gradient over all shards. `parts` are the sums of this process, those of [`Shards::stretches`]; afterwards the first
+/// of them is the whole sum wherever it is wanted, and what is in the others means nothing.
+///
+/// # Errors
+/// Those of [`Group::exchange`].
+pub fn sum(group: &Group, shards: Shards, element: Element, parts: &mut [&mut [u8]], to: To) -> Result<()> {
+    let (size, rank) = (group.size(), group.rank());
+    let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
+    if size == 1 {
+        fold(element, &mut stretches[0].iter().copied().zip(parts.iter_mut().map(|part| &mut **part)).collect());
+        return Ok(());
+    }
+    let bytes = parts.first().map_or(0, |part| part.len());
+    let piece = PIECE_BYTES / size / element.bytes() * size * element.bytes();
+    let (mut send, mut received) = (Vec::new(), Vec::new());
+    for start in (0..bytes).step_by(piece.max(1)) {
+        let here = start..bytes.min(start + piece);
+        // The elements of each process, which adds them up.
+        let of = |process: usize| dealt(here.clone(), process, size, element, to);
+        send.clear();
+        for process in 0..size {
+            parts.iter().for_each(|part| send.extend_from_slice(&part[of(process)]));
+        }
+        let mine = of(rank).len();
+        let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * parts.len()).collect();
+        let received_bytes: Vec<usize> = stretches.iter().map(|stretches| stretches.len() * mine).collect();
+        received.resize(received_bytes.iter().sum(), 0);
+        group.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
+        let nodes = stretches.iter().flatten().copied();
+        let mut sums = nodes.zip(received.chunks_mut(mine.max(1))).collect();
+        let whole = fold(element, &mut sums);
+        match to {
+            To::One(_) => parts[0][of(rank)].copy_from_slice(whole),
+            To::All => {
+                let bytes: Vec<usize> = (0..size).map(|process| of(process).len()).collect();
+                group.gather_into(whole, &mut parts[0][here], &bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The part of a stretch of bytes that a process adds up.
+fn dealt(here: Range<usize>, process: usize, size: usize, element: Element, to: To) -> Range<usize> {
+    match to {
+        To::One(one) if one == process => here,
+        To::One(_) => here.start..here.start,
+        To::All => {
+            let elements = here.len() / element.bytes();
+            let place = |process: usize| here.start + process * elements / size * element.bytes();
+            place(process)..place(process + 1)
+        }
+    }
+}
+
+/// The sum of nodes that are next to each other, in the tree's order; it is where the first of them was.
+fn fold<'a>(element: Element, nodes: &mut Vec<(Stretch, &'a mut [u8])>) -> &'a mut [u8] {
+    let mut sums: Vec<(Stretch, &'a mut [u8])> = Vec::new();
+    for (stretch, bytes) in nodes.drain(..) {
+        sums.push((stretch, bytes));
+        while let [.., (left, _), (right, _)] = &sums[..]
+            && let Some(both) = left.with(*right)
+        {
+            join(element, &mut sums, both);
+        }
+    }
+    // Where the number of shards is no power of two, the smaller nodes at the end come first.
+    while let [.., (left, _), (right, _)] = &sums[..] {
+        let both = Stretch { first: left.first, count: left.count + right.count };
+        join(element, &mut sums, both);
+    }
+    sums.pop().map(|(_, bytes)| bytes).unwrap_or_default()
+}
+
+fn join(element: Element, sums: &mut Vec<(Stretch, &mut [u8])>, both: Stretch) {
+    if let (Some((_, right)), Some((stretch, left))) = (sums.pop(), sums.last_mut()) {
+        element.add(left, right);
+        *stretch = both;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+
+    /// The sum of one gradient from each shard by so many processes, as each of them has it.
+    fn sums(count: usize, processes: usize, elements: usize, to: To) -> Vec<Vec<u8>> {
+        let shards = Shards { count, processes };
+        threads::run(processes, move |group| {
+            let gradient = |shard: usize| -> Vec<u8> {
+                (0..elements).flat_map(|i| ((shard * 31 + i * 7) as f32).sin().exp().to_le_bytes()).collect()
+            };
+            let mut parts: Vec<(Stretch, Vec<u8>)> = Vec::new();
+            for shard in shards.of(group.rank()) {
+                parts.push((Stretch::of(shard), gradient(shard)));
+                while let [.., (left, _), (right, _)] = &parts[..]
+                    && let Some(both) = left.with(*right)
+                {
+                    let (_, right) = parts.pop().expect("two");
+                    let (stretch, left) = parts.last_mut().expect("two");
+                    Element::F32.add(left, &right);
+                    *stretch = both;
+                }
+            }
+            let stretches: Vec<Stretch> = parts.iter().map(|(stretch, _)| *stretch).collect();
+            assert_eq!(stretches, shards.stretches(group.rank()));
+            let mut views: Vec<&mut [u8]> = parts.iter_mut().map(|(_, part)| part.as_mut_slice()).collect();
+            sum(&group, shards, Element::F32, &mut views, to).expect("threads do not get lost");
+            parts.swap_remove(0).1
+        })
+    }
+
+    #[test]
+    fn any_number_of_processes_gets_the_same_bits() {
+        for count in [4, 6, 8] {
+            let alone = sums(count, 1, 1001, To::All).swap_remove(0);
+            for processes in (2..=count).filter(|processes| count % processes == 0) {
+                for (rank, sum) in sums(count, processes, 1001, To::All).into_iter().enumerate() {
+                    assert_eq!(sum, alone, "{count} shards, process {rank} of {processes}");
+                }
+                assert_eq!(sums(count, processes, 1001, To::One(1))[1], alone);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_of_many_pieces_is_summed_to_its_last_element() {
+        let elements = PIECE_BYTES / 4 + 12_345;
+        let alone = sums(2, 1, elements, To::All).swap_remove(0);
+        assert!(sums(2, 2, elements, To::All).iter().all(|sum| *sum == alone));
+    }
+
+    #[test]
+    fn bf16_is_added_in_f32_and_rounded_once() {
+        let bytes = |values: [f32; 2]| values.map(|value| bf16::from_f32(value).to_le_bytes()).concat();
+        let mut sum = bytes([1.0, 256.0]);
+        Element::Bf16.add(&mut sum, &bytes([2.0, 1.0]));
+        // 257 has nine bits: the nearest with eight is 256.
+        assert_eq!(sum, bytes([3.0, 256.0]));
+    }
+}
