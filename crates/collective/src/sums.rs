@@ -64,19 +64,25 @@ pub fn buffers(shards: Shards) -> u64 {
     if shards.processes == 1 { 0 } else { (PIECE_BYTES * (2 * most + 1)) as u64 }
 }
 
-/// Sums a gradient over all shards. `parts` are the sums of this process, those of [`Shards::stretches`]; afterwards the first
-/// of them is the whole sum wherever it is wanted, and what is in the others means nothing.
+/// Sums a gradient over all shards. `whole` and then `rest` are the sums of this process, those of [`Shards::stretches`];
+/// afterwards `whole` is the whole sum wherever it is wanted, and elsewhere it means nothing.
 ///
 /// # Errors
 /// Those of [`Group::exchange`].
-pub fn sum(group: &Group, shards: Shards, element: Element, parts: &mut [&mut [u8]], to: To) -> Result<()> {
+pub fn sum(
+    group: &Group,
+    shards: Shards,
+    element: Element,
+    whole: &mut [u8],
+    rest: &[&[u8]],
+    to: To,
+) -> Result<()> {
     let (size, rank) = (group.size(), group.rank());
-    let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
-    if size == 1 {
-        fold(element, &mut stretches[0].iter().copied().zip(parts.iter_mut().map(|part| &mut **part)).collect());
+    if size == 1 && rest.is_empty() {
         return Ok(());
     }
-    let bytes = parts.first().map_or(0, |part| part.len());
+    let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
+    let bytes = whole.len();
     let piece = PIECE_BYTES / size / element.bytes() * size * element.bytes();
     let (mut send, mut received) = (Vec::new(), Vec::new());
     for start in (0..bytes).step_by(piece.max(1)) {
@@ -85,21 +91,22 @@ pub fn sum(group: &Group, shards: Shards, element: Element, parts: &mut [&mut [u
         let of = |process: usize| dealt(here.clone(), process, size, element, to);
         send.clear();
         for process in 0..size {
-            parts.iter().for_each(|part| send.extend_from_slice(&part[of(process)]));
+            send.extend_from_slice(&whole[of(process)]);
+            rest.iter().for_each(|part| send.extend_from_slice(&part[of(process)]));
         }
         let mine = of(rank).len();
-        let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * parts.len()).collect();
+        let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * (1 + rest.len())).collect();
         let received_bytes: Vec<usize> = stretches.iter().map(|stretches| stretches.len() * mine).collect();
+        // Where nothing is added up here, `received` is empty.
         received.resize(received_bytes.iter().sum(), 0);
         group.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
         let nodes = stretches.iter().flatten().copied();
-        let mut sums = nodes.zip(received.chunks_mut(mine.max(1))).collect();
-        let whole = fold(element, &mut sums);
+        let sum = fold(element, nodes.zip(received.chunks_mut(mine.max(1))));
         match to {
-            To::One(_) => parts[0][of(rank)].copy_from_slice(whole),
+            To::One(_) => whole[of(rank)].copy_from_slice(sum),
             To::All => {
                 let bytes: Vec<usize> = (0..size).map(|process| of(process).len()).collect();
-                group.gather_into(whole, &mut parts[0][here], &bytes)?;
+                group.gather_into(sum, &mut whole[here], &bytes)?;
             }
         }
     }
@@ -120,9 +127,9 @@ fn dealt(here: Range<usize>, process: usize, size: usize, element: Element, to: 
 }
 
 /// The sum of nodes that are next to each other, in the tree's order; it is where the first of them was.
-fn fold<'a>(element: Element, nodes: &mut Vec<(Stretch, &'a mut [u8])>) -> &'a mut [u8] {
+fn fold<'a>(element: Element, nodes: impl Iterator<Item = (Stretch, &'a mut [u8])>) -> &'a mut [u8] {
     let mut sums: Vec<(Stretch, &'a mut [u8])> = Vec::new();
-    for (stretch, bytes) in nodes.drain(..) {
+    for (stretch, bytes) in nodes {
         sums.push((stretch, bytes));
         while let [.., (left, _), (right, _)] = &sums[..]
             && let Some(both) = left.with(*right)
@@ -171,9 +178,10 @@ mod tests {
             }
             let stretches: Vec<Stretch> = parts.iter().map(|(stretch, _)| *stretch).collect();
             assert_eq!(stretches, shards.stretches(group.rank()));
-            let mut views: Vec<&mut [u8]> = parts.iter_mut().map(|(_, part)| part.as_mut_slice()).collect();
-            sum(&group, shards, Element::F32, &mut views, to).expect("threads do not get lost");
-            parts.swap_remove(0).1
+            let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
+            let mut whole = parts[0].1.clone();
+            sum(&group, shards, Element::F32, &mut whole, &rest, to).expect("threads do not get lost");
+            whole
         })
     }
 

@@ -1,8 +1,12 @@
 //! A tensor's values as bytes in memory order, for files that only this process reads.
 
+use std::cell::Cell;
 use std::mem::size_of_val;
 
-use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType, bail};
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
 use half::{bf16, f16};
 
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.
@@ -37,6 +41,39 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
     }
 }
 
+/// Calls `f` with the bytes of a contiguous tensor on the CPU, in `F32`, `F64` or `BF16`, to be changed in place, under its
+/// write lock: `f` may look at no tensor in the same memory.
+///
+/// # Errors
+/// Another kind of tensor.
+pub fn change_bytes<R>(x: &Tensor, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    struct Change<F, R>(Cell<Option<F>>, Cell<Option<R>>);
+    impl<R, F: FnOnce(&mut [u8]) -> R> InplaceOp1 for Change<F, R> {
+        fn name(&self) -> &'static str {
+            "change_bytes"
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+            let Some((start, end)) = layout.contiguous_offsets() else {
+                bail!("change_bytes: expected a contiguous tensor, got strides {:?}", layout.stride())
+            };
+            let Some(f) = self.0.take() else { return Ok(()) };
+            self.1.set(Some(match storage {
+                CpuStorage::F32(data) => f(bytes_mut(&mut data[start..end])),
+                CpuStorage::F64(data) => f(bytes_mut(&mut data[start..end])),
+                CpuStorage::BF16(data) => f(bytes_mut(&mut data[start..end])),
+                other => bail!("change_bytes: expected F32, F64 or BF16 on the CPU, got {:?}", other.dtype()),
+            }));
+            Ok(())
+        }
+    }
+    let change = Change(Cell::new(Some(f)), Cell::new(None));
+    x.inplace_op1(&change)?;
+    match change.1.take() {
+        Some(result) => Ok(result),
+        None => bail!("change_bytes: expected a tensor on the CPU, got one on {:?}", x.device().location()),
+    }
+}
+
 /// The bytes of elements, which are numbers.
 pub(crate) fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
     // SAFETY: numbers have no padding, and the lifetime is that of the borrow.
@@ -64,6 +101,11 @@ mod tests {
             let values = |t: &Tensor| t.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
             assert_eq!(values(&back), values(&x));
         }
+        let x = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
+        let row = x.narrow(0, 1, 1).unwrap();
+        change_bytes(&row, |bytes| bytes.copy_from_slice(&[0, 0, 128, 63].repeat(3))).unwrap();
+        assert_eq!(x.to_vec2::<f32>().unwrap(), [[0.0; 3], [1.0; 3]]);
+        assert!(change_bytes(&x.t().unwrap(), |_| ()).is_err());
         assert!(with_bytes(&Tensor::zeros(3, DType::U32, &Device::Cpu).unwrap(), <[u8]>::len).is_err());
     }
 }

@@ -58,7 +58,7 @@ mod storage;
 mod testing;
 mod vector;
 
-pub use bytes::{from_bytes, with_bytes};
+pub use bytes::{change_bytes, from_bytes, with_bytes};
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Kept, Needs};
@@ -86,7 +86,7 @@ pub use ops::linear::{
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
-pub use ops::reduce::zero;
+pub use ops::reduce::{add_in_place, zero};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use ops::rounding::Rounding;
 pub use paging::{

@@ -322,7 +322,7 @@ impl T5 {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
         let tables = self.trained_tables(grads);
-        let events = self.outline(grads, &tables, cx, None).accumulation(1);
+        let events = self.outline(grads, &tables, cx, None).accumulation(0..1);
         let batches = std::slice::from_ref(batch);
         let mut step = Step::new(&self.network, &self.parameters, cx, batches, None)?;
         let is_done = step.run(&events, grads, &mut Interrupts(interrupted))?;
@@ -348,7 +348,8 @@ impl T5 {
         observer: &mut dyn Observer<Tensor, E>,
     ) -> Result<bool, E> {
         let tables = self.trained_tables(grads);
-        let events = self.outline(grads, &tables, cx, layer_major).training(batches.len());
+        let outline = self.outline(grads, &tables, cx, layer_major);
+        let events = outline.training_of_shards(batches.len(), &observer.shards());
         let offload = layer_major.map(|layers| Offload {
             files,
             activations: layers.boundaries_on_disk,

@@ -30,6 +30,9 @@ pub enum Error {
         /// The parts that this model has.
         known: Vec<String>,
     },
+    /// Another process is gone.
+    #[error(transparent)]
+    Processes(#[from] collective::Error),
     /// Everything is frozen.
     #[error("`train.freeze`: every parameter is frozen; there is nothing to train")]
     NothingToTrain,

@@ -2,6 +2,7 @@
 //!
 //! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor or AdamW ([`optimizer`]), a
 //!   [`schedule`], freezing by name ([`freeze`]).
+//! * [`Parallel`]: several processes that make one step together.
 //! * [`evaluate`]: loss, perplexity, and the scores of answers ([`text_metrics`]), streaming.
 //! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
 //!   [`write_atomic`]: the one way in which the house writes small files.
@@ -24,6 +25,7 @@ pub mod micro_batches;
 mod named_files;
 pub mod optimizer;
 mod options;
+mod parallel;
 mod run_lock;
 pub mod schedule;
 mod scratch;
@@ -41,6 +43,7 @@ pub use error::{Error, Result};
 pub use named_files::{NamedFiles, write_whole};
 pub use optimizer::{Optimizer, OptimizerOptions};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
+pub use parallel::{Parallel, Sharding};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;
 pub use state::TrainerState;

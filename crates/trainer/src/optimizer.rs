@@ -157,6 +157,12 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Frees the state of the parameters that `is_held` says no to: another process updates them.
+    pub(crate) fn keep(&mut self, is_held: impl Fn(usize) -> bool) {
+        let others = self.moments.iter_mut().enumerate().filter(|(index, _)| !is_held(*index));
+        others.for_each(|(_, moments)| *moments = None);
+    }
+
     /// How many updates have been made.
     pub fn updates(&self) -> u64 {
         self.updates

@@ -27,6 +27,7 @@
 //! ```
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use candle_core::Device;
 use t5::step::count::{Counter, Precisions, Shape};
@@ -35,6 +36,7 @@ use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
+use crate::parallel::{Parallel, Share, Sharding};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
@@ -70,6 +72,8 @@ pub struct Trainer {
     counter: Counter,
     /// Where activations and gradients go that are not to stay in memory.
     offload: Files,
+    /// The processes that it trains with.
+    parallel: Option<Parallel>,
     step: u64,
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
@@ -108,6 +112,7 @@ impl Trainer {
             gradients,
             counter,
             offload: Files::in_directory(&std::env::temp_dir()),
+            parallel: None,
             step: 0,
             non_finite_in_a_row: 0,
             last_score: None,
@@ -121,6 +126,21 @@ impl Trainer {
         self.offload = files;
     }
 
+    /// From here on every step is made together with other processes, which have the same model, options and state. Called before
+    /// the first step.
+    pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) {
+        if sharding == Sharding::Optimizer {
+            parallel.deal_out(self.model.parameters(), |index| self.gradients.is_trainable(index));
+            self.optimizer.keep(|index| parallel.holds(index));
+        }
+        self.parallel = Some(parallel);
+    }
+
+    /// The processes that it trains with.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        self.parallel.as_ref()
+    }
+
     /// Makes one optimizer step of `batch`, `plan.micro_batch_samples` at a time.
     ///
     /// `interrupted` is asked before every block of every micro-batch, up to the first change of a parameter; `true`
@@ -132,11 +152,30 @@ impl Trainer {
     /// block inputs or gradients that cannot be read back in the second pass of a layer-major step does not: the trainer is then of
     /// no use.
     pub fn step(&mut self, batch: &Batch, plan: &StepPlan, interrupted: &dyn Fn() -> bool) -> Result<StepOutcome> {
+        self.step_of_shards(batch, &[batch.sources.len()], plan, interrupted)
+    }
+
+    /// As [`Trainer::step`], where `batch` is the share of this process, and each of its shards has the next so many of the samples.
+    /// Numbers of the outcome are those of the whole batch.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::step`]; several shards layer by layer; [`Error::Processes`].
+    pub fn step_of_shards(
+        &mut self,
+        batch: &Batch,
+        shards: &[usize],
+        plan: &StepPlan,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<StepOutcome> {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
         if plan.levers.micro_batch_samples == 0 {
             return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
+        }
+        if shards.len() > 1 && plan.levers.layer_major.is_some() {
+            let expected = "`micro-batch-major` beside more virtual shards than processes";
+            return Err(Error::invalid_option("memory.accumulation", expected, "layer-major"));
         }
         let factor = self.options.schedule.factor(self.step, self.options.total_steps);
         let mut stats = StepStats {
@@ -144,18 +183,29 @@ impl Trainer {
             loss: 0.0,
             lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
-            target_tokens: count_tokens(batch.targets),
-            source_tokens: count_tokens(batch.sources),
+            target_tokens: 0,
+            source_tokens: 0,
             padded_tokens: 0,
             micro_batches: 0,
         };
-        if batch.sources.is_empty() {
+        let (cut, of_shards) = self.cut_of_shards(batch, shards, plan);
+        let share = self.share(batch, &cut, interrupted)?;
+        stats.target_tokens = share.target_tokens;
+        stats.source_tokens = share.source_tokens;
+        stats.padded_tokens = share.padded_tokens;
+        stats.micro_batches = share.micro_batches as usize;
+        if share.is_interrupted {
+            return Ok(StepOutcome::Interrupted);
+        }
+        if share.samples == 0 {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&self.offload))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
-        let micro_batches = self.micro_batches(batch, plan, &mut stats)?;
+        let (config, device) = (self.model.config(), self.model.device());
+        let micro_batches = cut.iter().map(|samples| gather(batch, samples, share.first_sample, config, device));
+        let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.
             None => self.gradients.clear(),
@@ -174,6 +224,9 @@ impl Trainer {
         };
         let rates = (stats.lr, self.options.grad_clip_norm);
         let mut update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
+        if let Some(parallel) = &self.parallel {
+            update = update.among(parallel, parallel.own_shards().zip(of_shards).collect());
+        }
         let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
         let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
         let verdict = update.verdict;
@@ -200,15 +253,32 @@ impl Trainer {
         Ok(StepOutcome::Skipped(stats))
     }
 
-    /// Cuts the batch, and notes in `stats` how.
-    fn micro_batches(&self, batch: &Batch, plan: &StepPlan, stats: &mut StepStats) -> Result<Vec<MicroBatch>> {
-        let lengths: Vec<_> =
-            batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect();
-        let cut = self.cut(&lengths, plan);
-        stats.micro_batches = cut.len();
-        stats.padded_tokens = cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum();
-        let (config, device) = (self.model.config(), self.model.device());
-        cut.iter().map(|samples| gather(batch, samples, config, device)).collect()
+    /// The samples of each micro-batch, and the micro-batches of each shard.
+    fn cut_of_shards(&self, batch: &Batch, shards: &[usize], plan: &StepPlan) -> (Vec<Vec<usize>>, Vec<Range<usize>>) {
+        let lengths = lengths(batch);
+        let (mut cut, mut of_shards, mut first): (Vec<Vec<usize>>, _, _) = (Vec::new(), Vec::new(), 0);
+        for &samples in shards {
+            let of_shard = self.cut(&lengths[first..first + samples], plan);
+            of_shards.push(cut.len()..cut.len() + of_shard.len());
+            cut.extend(of_shard.into_iter().map(|samples| samples.into_iter().map(|sample| first + sample).collect()));
+            first += samples;
+        }
+        (cut, of_shards)
+    }
+
+    /// The numbers of the whole batch, and the place of this process' samples in it.
+    fn share(&self, batch: &Batch, cut: &[Vec<usize>], interrupted: &dyn Fn() -> bool) -> Result<Share> {
+        let lengths = lengths(batch);
+        let mine = Share {
+            first_sample: 0,
+            samples: batch.sources.len() as u64,
+            source_tokens: count_tokens(batch.sources),
+            target_tokens: count_tokens(batch.targets),
+            padded_tokens: cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum(),
+            micro_batches: cut.len() as u64,
+            is_interrupted: self.parallel.is_some() && interrupted(),
+        };
+        self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))
     }
 
     /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.
@@ -327,11 +397,22 @@ impl Trainer {
     }
 }
 
-/// The micro-batch of some samples of a batch, each with its index in the batch.
-fn gather(batch: &Batch, samples: &[usize], config: &t5::Config, device: &Device) -> Result<MicroBatch> {
+/// Source and target tokens of each sample.
+fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
+    batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect()
+}
+
+/// The micro-batch of some samples of a share of a batch, each with its index in the whole batch, where the share's first is `first`.
+fn gather(
+    batch: &Batch,
+    samples: &[usize],
+    first: usize,
+    config: &t5::Config,
+    device: &Device,
+) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
     let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
-    let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
+    let indices: Vec<u32> = samples.iter().map(|&i| (first + i) as u32).collect();
     Ok(MicroBatch::new(&sources, &targets, &indices, config, device)?)
 }
 

@@ -1,11 +1,14 @@
 //! The update of a step, as its events reach the optimizer: gradients are measured, a decision is made, gradients are applied.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 use t5::{Observer, T5};
 use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
+use crate::parallel::Parallel;
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,10 @@ pub(crate) struct Update<'a> {
     max_norm: f64,
     target_tokens: f64,
     interrupted: &'a dyn Fn() -> bool,
+    /// Other processes, and the micro-batches of each shard of this one.
+    parallel: Option<(&'a Parallel, Vec<(usize, Range<usize>)>)>,
+    /// The loss sums of shards that are complete.
+    losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
     scale: f64,
     is_changed: bool,
@@ -53,6 +60,8 @@ impl<'a> Update<'a> {
             max_norm,
             target_tokens: target_tokens as f64,
             interrupted,
+            parallel: None,
+            losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
             scale: 1.0,
             is_changed: false,
@@ -63,44 +72,86 @@ impl<'a> Update<'a> {
     }
 }
 
+impl<'a> Update<'a> {
+    /// The update of all these processes together, where this one has some shards, each with its micro-batches.
+    pub fn among(self, parallel: &'a Parallel, shards: Vec<(usize, Range<usize>)>) -> Self {
+        Update { parallel: Some((parallel, shards)), ..self }
+    }
+
+    /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
+    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, bool)> {
+        let mut sums: Vec<f64> = self.sums.iter().map(|sums| sums.as_ref().map_or(0.0, SquareSums::total)).collect();
+        let Some((parallel, _)) = &self.parallel else {
+            self.loss = loss_sum / self.target_tokens;
+            return Ok((sums, (self.interrupted)()));
+        };
+        if self.losses.is_empty() {
+            self.losses.push(loss_sum);
+        }
+        let (loss_sum, stop) = parallel.agree(&self.losses, (self.interrupted)(), &mut sums)?;
+        self.loss = loss_sum / self.target_tokens;
+        Ok((sums, stop))
+    }
+}
+
 impl Observer<Tensor, Error> for Update<'_> {
-    /// Never again once a parameter has changed: a step is made whole or not at all.
+    /// Never again once a parameter has changed: a step is made whole or not at all. Several processes stop together, when they decide.
     fn interrupted(&mut self) -> bool {
-        !self.is_changed && (self.interrupted)()
+        self.parallel.is_none() && !self.is_changed && (self.interrupted)()
+    }
+
+    fn shards(&self) -> Vec<(usize, Range<usize>)> {
+        self.parallel.as_ref().map(|(_, shards)| shards.clone()).unwrap_or_default()
+    }
+
+    fn close(&mut self, loss_sum: f64) {
+        self.losses.push(loss_sum);
+    }
+
+    fn sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
+        self.parallel.as_ref().map_or(Ok(()), |(parallel, _)| parallel.sum(index, parts))
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        self.sums[index] = Some(SquareSums::of(gradient)?);
+        if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.holds(index)) {
+            self.sums[index] = Some(SquareSums::of(gradient)?);
+        }
         Ok(())
     }
 
     fn decide(&mut self, loss_sum: f64) -> Result<bool> {
-        self.loss = loss_sum / self.target_tokens;
-        self.grad_norm = norm(&self.sums);
+        let (sums, stop) = self.agree(loss_sum)?;
+        self.grad_norm = norm(&sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
         // The optimizer squares in f32: a gradient whose square is infinite would reach its state as one.
         let largest_square = (self.grad_norm * self.scale).powi(2) as f32;
         let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
         self.verdict = match is_finite {
             false => Verdict::NotFinite,
-            true if (self.interrupted)() => Verdict::Interrupted,
+            true if stop => Verdict::Interrupted,
             true => Verdict::Made,
         };
         Ok(self.verdict == Verdict::Made)
     }
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        let Some(sums) = &self.sums[index] else { return Ok(()) };
+        let owner = self.parallel.as_ref().and_then(|(parallel, _)| Some((*parallel, parallel.owner(index)?)));
+        if self.sums[index].is_none() && owner.is_none() {
+            return Ok(());
+        }
         self.is_changed = true;
         self.model.change(index, |values| {
-            self.optimizer.update_one(index, values, gradient, sums, self.learning_rate, self.scale)
+            if let Some(sums) = &self.sums[index] {
+                self.optimizer.update_one(index, values, gradient, sums, self.learning_rate, self.scale)?;
+            }
+            owner.map_or(Ok(()), |(parallel, owner)| parallel.broadcast(owner, values))
         })
     }
 }
 
 /// The global L2 norm, summed in the parameters' order.
-fn norm(sums: &[Option<SquareSums>]) -> f64 {
-    sums.iter().flatten().map(SquareSums::total).sum::<f64>().sqrt()
+fn norm(sums: &[f64]) -> f64 {
+    sums.iter().sum::<f64>().sqrt()
 }
 
 /// The factor of the gradients: `torch.nn.utils.clip_grad_norm_`.

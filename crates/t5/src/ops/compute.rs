@@ -69,6 +69,10 @@ impl Ops for Tensor {
         Ok(t5_ops::zero(self)?)
     }
 
+    fn add_in_place(&self, other: &Self) -> Result<()> {
+        Ok(t5_ops::add_in_place(self, other)?)
+    }
+
     fn copied(&self) -> Result<Self> {
         Ok(self.copy()?)
     }

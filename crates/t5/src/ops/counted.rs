@@ -303,6 +303,10 @@ impl Ops for Counted {
         Ok(())
     }
 
+    fn add_in_place(&self, _: &Self) -> Result<()> {
+        Ok(())
+    }
+
     fn copied(&self) -> Result<Self> {
         Ok(self.like())
     }

@@ -96,6 +96,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn zeros(&self, dims: &[usize], dtype: DType) -> Result<Self>;
     /// Sets every element to zero.
     fn clear(&self) -> Result<()>;
+    /// Adds the elements of `other`, in place.
+    fn add_in_place(&self, other: &Self) -> Result<()>;
     /// The same elements in memory of their own.
     fn copied(&self) -> Result<Self>;
     /// (.., D) as (R, D), in the same memory.

@@ -11,6 +11,7 @@
 //! nor read before it is written.
 
 use candle_core::{DType, Tensor};
+use collective::Stretch;
 
 use crate::error::Result;
 use crate::ops::Ops;
@@ -31,6 +32,8 @@ struct Slot<T> {
     accumulator: Option<T>,
     /// Nothing has been added since the accumulator was emptied: its elements mean nothing.
     empty: bool,
+    /// Sums of shards that are complete, in their order.
+    closed: Vec<(Stretch, T)>,
 }
 
 impl<T> Slot<T> {
@@ -48,7 +51,7 @@ impl<T: Ops> Gradients<T> {
         let slot = |parameter: &Parameter<T>| {
             let products = if parameter.tensor.dtype() == DType::F64 { DType::F64 } else { products };
             let dtype = gradient_dtype(&parameter.name, parameter.part, parameter.tensor.dims().len(), products);
-            Slot { trainable: trainable(parameter), dtype, accumulator: None, empty: true }
+            Slot { trainable: trainable(parameter), dtype, accumulator: None, empty: true, closed: Vec::new() }
         };
         Gradients { slots: parameters.iter().map(slot).collect(), spare: Vec::new() }
     }
@@ -77,7 +80,57 @@ impl<T: Ops> Gradients<T> {
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
             slot.empty = true;
+            slot.closed.clear();
         }
+    }
+
+    /// Says that a shard is complete: what is added from here on belongs to the next. Sums of shards that are the halves of one node of
+    /// their tree are added up.
+    pub(crate) fn close(&mut self, shard: usize, parameters: &[Parameter<T>]) -> Result<()> {
+        for index in 0..self.slots.len() {
+            if !self.slots[index].trainable {
+                continue;
+            }
+            let sum = self.complete(index, &parameters[index].tensor)?;
+            let slot = &mut self.slots[index];
+            (slot.accumulator, slot.empty) = (None, true);
+            slot.closed.push((Stretch::of(shard), sum));
+            while let [.., (left, _), (right, _)] = slot.closed.as_slice()
+                && let Some(both) = left.with(*right)
+                && let (Some((_, right)), Some((stretch, left))) = (slot.closed.pop(), slot.closed.last_mut())
+            {
+                left.add_in_place(&right)?;
+                *stretch = both;
+                self.spare.push(right);
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums that the gradient of a trained parameter consists of, in the order of the shards: at least one, of zeros where nothing
+    /// was added.
+    pub(crate) fn parts(&mut self, index: usize, weight: &T) -> Result<Vec<T>> {
+        if self.slots[index].closed.is_empty() {
+            return Ok(vec![self.complete(index, weight)?]);
+        }
+        Ok(self.slots[index].closed.iter().map(|(_, sum)| sum.clone()).collect())
+    }
+
+    /// The first of [`Gradients::parts`] is the whole gradient now.
+    pub(crate) fn keep_first(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let Some((_, first)) = slot.closed.drain(..).next() {
+            (slot.accumulator, slot.empty) = (Some(first), false);
+        }
+    }
+
+    /// The accumulator of a trained parameter, of zeros where nothing was added.
+    fn complete(&mut self, index: usize, weight: &T) -> Result<T> {
+        let (sum, accumulate) = self.taken(index, weight)?;
+        if !accumulate {
+            sum.clear()?;
+        }
+        Ok(sum)
     }
 
     /// Takes one gradient out and frees its slot, for an optimizer that consumes them one by one.
@@ -107,12 +160,14 @@ impl<T: Ops> Gradients<T> {
         self.release_spare();
         for slot in &mut self.slots {
             slot.accumulator = None;
+            slot.closed.clear();
         }
     }
 
     /// Bytes of the accumulators that exist, those put aside included.
     pub fn bytes(&self) -> u64 {
-        let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare);
+        let closed = self.slots.iter().flat_map(|slot| slot.closed.iter().map(|(_, sum)| sum));
+        let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare).chain(closed);
         tensors.map(T::bytes).sum()
     }
 
@@ -132,22 +187,27 @@ impl<T: Ops> Gradients<T> {
     /// The accumulator, and whether to add to it or, at its first use, to write every element of it whatever it
     /// was. `None` for a frozen parameter.
     pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight<T>) -> Result<Option<(T, bool)>> {
-        let slot = &mut self.slots[weight.index];
-        if !slot.trainable {
+        if !self.slots[weight.index].trainable {
             return Ok(None);
         }
+        self.taken(weight.index, &weight.tensor).map(Some)
+    }
+
+    /// The accumulator of a trained parameter, which counts as written from here on, and whether it was before.
+    fn taken(&mut self, index: usize, weight: &T) -> Result<(T, bool)> {
+        let slot = &mut self.slots[index];
         let accumulator = match slot.accumulator.take() {
             Some(accumulator) => accumulator,
             None => {
                 slot.empty = true;
-                let is_fit = |spare: &T| spare.dims() == weight.tensor.dims() && spare.dtype() == slot.dtype;
+                let is_fit = |spare: &T| spare.dims() == weight.dims() && spare.dtype() == slot.dtype;
                 match self.spare.iter().position(is_fit) {
                     Some(spare) => self.spare.swap_remove(spare),
-                    None => weight.tensor.zeros(weight.tensor.dims(), slot.dtype)?,
+                    None => weight.zeros(weight.dims(), slot.dtype)?,
                 }
             }
         };
         let accumulate = !std::mem::replace(&mut slot.empty, false);
-        Ok(Some((slot.accumulator.insert(accumulator).clone(), accumulate)))
+        Ok((slot.accumulator.insert(accumulator).clone(), accumulate))
     }
 }

@@ -28,6 +28,28 @@ pub trait Observer<T, E> {
         false
     }
 
+    /// The shards that this process has of an optimizer batch, each with its micro-batches, where gradients are sums over several:
+    /// then every gradient is handed to [`Observer::sum`] before it is anything else. Empty: a gradient is the sum of what was added.
+    fn shards(&self) -> Vec<(usize, Range<usize>)> {
+        Vec::new()
+    }
+
+    /// A shard is complete, with this sum of token losses. Called where there are several.
+    fn close(&mut self, loss_sum: f64) {
+        let _ = loss_sum;
+    }
+
+    /// The sums of this process that the gradient of parameter `index` consists of, in the order of the shards. Afterwards the first is
+    /// the gradient. Called for every trained parameter, in the same order by every process; once more where a gradient is
+    /// computed once more.
+    ///
+    /// # Errors
+    /// The caller's; the step ends with them.
+    fn sum(&mut self, index: usize, parts: &[T]) -> Result<(), E> {
+        let _ = (index, parts);
+        Ok(())
+    }
+
     /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient.
     ///
     /// # Errors
@@ -264,6 +286,10 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.head(i, grads)?;
                 }
             }
+            Event::Close { shard } => {
+                grads.close(*shard, self.parameters)?;
+                observer.close(std::mem::take(&mut self.loss_sum));
+            }
             Event::WriteTables => {
                 let Some(files) = &mut self.gradients else { return Ok(true) };
                 for index in indices(self.parameters, is_table) {
@@ -455,7 +481,15 @@ impl<'a, T: Ops> Step<'a, T> {
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
+        // What is handed over for good at the end was summed when it was measured.
+        let is_new = stage == Stage::Measure || part.is_some();
+        let is_summed = is_new && !observer.shards().is_empty();
         for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
+            if is_summed && grads.is_trainable(index) {
+                let parts = grads.parts(index, &self.parameters[index].tensor)?;
+                observer.sum(index, &parts)?;
+                grads.keep_first(index);
+            }
             if let Some(gradient) = grads.get(index) {
                 match stage {
                     Stage::Measure => observer.measure(index, gradient)?,

@@ -138,6 +138,10 @@ pub(crate) enum Event {
     Head {
         of: Range<usize>,
     },
+    /// Every gradient of this shard is complete, and so is its loss.
+    Close {
+        shard: usize,
+    },
     /// The tables' gradients go to a file until backward is through.
     WriteTables,
     /// The gradient of the decoder's output starts on its way down.
@@ -244,17 +248,31 @@ impl Outline<'_> {
 
     /// A whole step over `n` micro-batches.
     pub fn training(self, n: usize) -> Vec<Event> {
-        match self.layer_major {
-            Some(layers) => self.layer_major_step(layers, n),
-            None => self.micro_batch_major_step(n),
+        self.training_of_shards(n, &[])
+    }
+
+    /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. With more than one shard, only
+    /// micro-batch-major.
+    pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)]) -> Vec<Event> {
+        match (self.layer_major, shards) {
+            (Some(layers), [] | [_]) => self.layer_major_step(layers, n),
+            (None, [] | [_]) => self.micro_batch_major_step(self.accumulation(0..n)),
+            (Some(_), _) => unreachable!("whoever trains refuses several shards layer by layer"),
+            (None, shards) => {
+                let of_shard = |(shard, of): &(usize, Range<usize>)| {
+                    let close = Event::Close { shard: *shard };
+                    self.accumulation(of.clone()).into_iter().chain([close]).collect::<Vec<_>>()
+                };
+                self.micro_batch_major_step(shards.iter().flat_map(of_shard).collect())
+            }
         }
     }
 
     /// Forward and backward of each micro-batch. Gradients add up, and none is handed over.
-    pub fn accumulation(self, n: usize) -> Vec<Event> {
+    pub fn accumulation(self, of: Range<usize>) -> Vec<Event> {
         let units = Unit::entered(self.reach);
         let mut events = Vec::new();
-        for of in (0..n).map(|m| m..m + 1) {
+        for of in of.map(|m| m..m + 1) {
             self.forward(of.clone(), &units, units.len(), &mut events);
             let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
             self.backward(of, &pass, &mut events);
@@ -262,8 +280,7 @@ impl Outline<'_> {
         events
     }
 
-    fn micro_batch_major_step(self, n: usize) -> Vec<Event> {
-        let mut events = self.accumulation(n);
+    fn micro_batch_major_step(self, mut events: Vec<Event>) -> Vec<Event> {
         events.push(Event::HandOver { part: None, stage: Stage::Measure, then: Then::Keep });
         events.push(Event::Decide);
         events.push(Event::HandOver { part: None, stage: Stage::Apply, then: Then::Keep });

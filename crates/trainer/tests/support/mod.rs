@@ -37,15 +37,19 @@ pub fn new(options: TrainerOptions) -> Trainer {
     Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
 }
 
-/// Steps `steps`, of `samples` samples each; the losses.
-pub fn run(trainer: &mut Trainer, plan: &StepPlan, samples: u32, steps: std::ops::Range<u32>) -> Vec<f64> {
-    let ids = |step: u32, sample: u32| -> Vec<u32> {
+/// Sources and targets of a step's batch.
+pub fn batch(step: u32, samples: u32) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let ids = |sample: u32| -> Vec<u32> {
         (0..4 + sample % 5).map(|i| 2 + (step % 3 * 11 + sample * 7 + i * 5) % 35).chain([1]).collect()
     };
+    ((0..samples).map(ids).collect(), (1..=samples).map(ids).collect())
+}
+
+/// Steps `steps`, of `samples` samples each; the losses.
+pub fn run(trainer: &mut Trainer, plan: &StepPlan, samples: u32, steps: std::ops::Range<u32>) -> Vec<f64> {
     steps
         .map(|step| {
-            let sources: Vec<_> = (0..samples).map(|sample| ids(step, sample)).collect();
-            let targets: Vec<_> = (0..samples).map(|sample| ids(step, sample + 1)).collect();
+            let (sources, targets) = batch(step, samples);
             match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
                 StepOutcome::Done(stats) => stats.loss,
                 other => panic!("{other:?}"),

@@ -24,6 +24,21 @@ pub(super) fn zero(x: &Tensor) -> Result<()> {
     })
 }
 
+pub(super) fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
+    with_element!(sum.dtype(), T, {
+        update::<T, _>("add_in_place", sum, &[x], |sum| {
+            let view = View::new(x)?;
+            let (x, len, sum) = (view.slice::<T>()?, sum.len(), Shared::new(sum));
+            for_each_rows(len, 1, |part| {
+                // SAFETY: each element belongs to one part.
+                let sums = unsafe { sum.slice(part.start, part.len()) };
+                sums.iter_mut().zip(&x[part]).for_each(|(sum, x)| *sum = T::from_f32(sum.to_f32() + x.to_f32()));
+            });
+            Ok(())
+        })
+    })
+}
+
 pub(super) fn square_sum(x: &Tensor) -> Result<f64> {
     let x = x.contiguous()?;
     let view = View::new(&x)?;

@@ -1,11 +1,11 @@
-//! Whole-tensor operations of the optimizer: the sum of squares, and setting to zero.
+//! Whole-tensor operations on gradients: the sum of squares, the sum of two, and setting to zero.
 
 pub(crate) mod cpu;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch::Path;
 
@@ -22,5 +22,20 @@ pub fn zero(x: &Tensor) -> Result<()> {
     match Path::of(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
         Path::Reference => x.zero_set(),
+    }
+}
+
+/// Adds `x` to `sum`, element by element, in place. Values of bf16 are added in f32 and rounded to nearest.
+///
+/// # Errors
+/// Tensors of different shapes or dtypes, or the same memory twice.
+pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
+    if sum.dims() != x.dims() || sum.dtype() != x.dtype() {
+        let (dims, dtype) = (sum.dims(), sum.dtype());
+        bail!("add_in_place: expected {dims:?} of {dtype:?}, got {:?} of {:?}", x.dims(), x.dtype());
+    }
+    match Path::of(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
+        Path::Cpu => cpu::add_in_place(sum, x),
+        Path::Reference => reference::add_in_place(sum, x),
     }
 }

@@ -2,7 +2,18 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::dispatch::{add_into, overwrite, wide};
+
 /// The same, with candle's operations.
 pub fn square_sum(x: &Tensor) -> Result<f64> {
     x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()
+}
+
+/// The same, with candle's operations.
+pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
+    if sum.dtype() == DType::BF16 {
+        let both = (wide(sum)? + wide(x)?)?;
+        return overwrite(sum, &both);
+    }
+    add_into(sum, x)
 }

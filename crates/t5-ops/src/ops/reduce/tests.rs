@@ -34,3 +34,17 @@ fn zero_clears_in_place() {
         assert_eq!(square_sum(&same).unwrap(), 0.0);
     }
 }
+
+#[test]
+fn two_tensors_are_added_as_the_reference_adds_them() {
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let mut numbers = Numbers::new(7);
+        let [sum, x] = [&[301, 65][..]; 2].map(|shape| numbers.tensor(shape, dtype));
+        let expected = sum.copy().unwrap();
+        reference::add_in_place(&expected, &x).unwrap();
+        add_in_place(&sum, &x).unwrap();
+        let [got, expected] = [&sum, &expected].map(|t| crate::with_bytes(t, <[u8]>::to_vec).unwrap());
+        assert_eq!(got, expected, "{dtype:?}");
+        assert!(add_in_place(&sum, &sum).is_err() && add_in_place(&sum, &x.t().unwrap()).is_err());
+    }
+}

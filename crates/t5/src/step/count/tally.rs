@@ -158,7 +158,7 @@ impl<'a> Tally<'a> {
         let events = match levers.layer_major {
             Some(_) => outline.training(full + usize::from(rest > 0)),
             // Every micro-batch is as long as the first.
-            None => outline.accumulation(1),
+            None => outline.accumulation(0..1),
         };
         for event in &events {
             tally.add_and_note(event);
@@ -230,6 +230,7 @@ impl<'a> Tally<'a> {
             | Event::ReadAhead(_)
             | Event::Loss { .. }
             | Event::Finish { .. }
+            | Event::Close { .. }
             | Event::Decide
             | Event::ReleaseUnused => {}
         }

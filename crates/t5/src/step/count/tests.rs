@@ -273,7 +273,7 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
         loss_chunk_rows: 8,
         target_tokens: 1,
     };
-    let events = counter.outline(recompute_blocks, None).accumulation(1);
+    let events = counter.outline(recompute_blocks, None).accumulation(0..1);
     let until = events.iter().position(|event| matches!(event, crate::step::schedule::Event::Head { .. })).unwrap();
     let batches = [batch];
     let mut step: Step<Tensor> = Step::new(model.network(), model.parameters(), &cx, &batches, None).unwrap();

@@ -1,0 +1,183 @@
+//! Several processes that train one model, each on its share of every optimizer batch.
+//!
+//! Invariants:
+//! * The gradient is the sum over the shards of a batch in an order that is a function of their number alone ([`collective::sums`]),
+//!   so that every process makes the same update to the bit, and as many shards give the same bits on any number of processes.
+//! * Every decision of a step (interrupted, not finite, empty) is made from what all processes say, by all of them alike.
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+use collective::sums::{self, Element, To};
+use collective::{Group, Shards};
+use serde::{Deserialize, Serialize};
+use t5::Parameter;
+
+use crate::error::{Error, Result};
+
+/// What each process holds of what all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by whole parameters,
+/// because Adafactor needs whole matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sharding {
+    /// Everything.
+    #[default]
+    None,
+    /// The optimizer's state of its own parameters: it updates these, and sends them to the others.
+    Optimizer,
+}
+
+/// The other processes, and the part of this one.
+#[derive(Clone, Debug)]
+pub struct Parallel {
+    group: Group,
+    shards: Shards,
+    /// Who holds the optimizer's state of each parameter. Empty: everybody, of all.
+    owners: Vec<usize>,
+}
+
+/// A share of an optimizer batch among those of other processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// The place of its first sample in the whole batch.
+    pub first_sample: usize,
+    /// Of the whole batch.
+    pub samples: u64,
+    pub source_tokens: u64,
+    pub target_tokens: u64,
+    pub padded_tokens: u64,
+    pub micro_batches: u64,
+    /// Somebody wants to stop.
+    pub is_interrupted: bool,
+}
+
+impl Parallel {
+    /// This process in its group. A batch has as many shards as there are processes, or more.
+    ///
+    /// # Errors
+    /// Fewer shards than processes.
+    pub fn new(group: Group, virtual_shards: Option<usize>) -> Result<Self> {
+        let processes = group.size();
+        let count = virtual_shards.unwrap_or(processes);
+        if count < processes {
+            let expected = format!("at least the number of processes, {processes}");
+            return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
+        }
+        Ok(Self { group, shards: Shards { count, processes }, owners: Vec::new() })
+    }
+
+    /// The processes.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// How a batch is divided.
+    pub fn shards(&self) -> Shards {
+        self.shards
+    }
+
+    /// The shards of this process.
+    pub fn own_shards(&self) -> Range<usize> {
+        self.shards.of(self.group.rank())
+    }
+
+    /// Deals the parameters that are trained out to owners: from the largest on, each to the process that has least.
+    pub(crate) fn deal_out(&mut self, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
+        let mut order: Vec<usize> = (0..parameters.len()).filter(|&index| trainable(index)).collect();
+        order.sort_by_key(|&index| std::cmp::Reverse(parameters[index].tensor.elem_count()));
+        let mut held = vec![0; self.group.size()];
+        self.owners = vec![0; parameters.len()];
+        for index in order {
+            let least = (0..held.len()).min_by_key(|&rank| held[rank]).unwrap_or(0);
+            self.owners[index] = least;
+            held[least] += parameters[index].tensor.elem_count();
+        }
+    }
+
+    /// The process that alone updates a parameter; none: every process updates all.
+    pub(crate) fn owner(&self, index: usize) -> Option<usize> {
+        self.owners.get(index).copied()
+    }
+
+    /// Whether this process has the gradient and the optimizer's state of a parameter.
+    pub(crate) fn holds(&self, index: usize) -> bool {
+        self.owner(index).is_none_or(|owner| owner == self.group.rank())
+    }
+
+    /// This process' share of a batch, after everybody has said how large theirs is.
+    pub(crate) fn share(&self, mine: &Share) -> Result<Share> {
+        let Share { samples, source_tokens, target_tokens, padded_tokens, micro_batches, is_interrupted, .. } = *mine;
+        let stop = u64::from(is_interrupted);
+        let all = [samples, source_tokens, target_tokens, padded_tokens, micro_batches, stop];
+        let said = self.group.gather_numbers(&all)?;
+        let sum = |number: usize| said.iter().map(|numbers| numbers[number]).sum::<u64>();
+        Ok(Share {
+            first_sample: said[..self.group.rank()].iter().map(|numbers| numbers[0] as usize).sum(),
+            samples: sum(0),
+            source_tokens: sum(1),
+            target_tokens: sum(2),
+            padded_tokens: sum(3),
+            micro_batches: sum(4),
+            is_interrupted: sum(5) > 0,
+        })
+    }
+
+    /// Adds the gradient of a parameter up over all processes, into the first of `parts`.
+    pub(crate) fn sum(&self, index: usize, parts: &[Tensor]) -> Result<()> {
+        let [whole, rest @ ..] = parts else { return Ok(()) };
+        let element = match whole.dtype() {
+            DType::BF16 => Element::Bf16,
+            DType::F64 => Element::F64,
+            _ => Element::F32,
+        };
+        let to = self.owner(index).map_or(To::All, To::One);
+        let mut summed = Ok(());
+        let changed = with_bytes_of_all(rest, &[], &mut |rest| {
+            t5_ops::change_bytes(whole, |whole| {
+                summed = sums::sum(&self.group, self.shards, element, whole, rest, to);
+            })
+        });
+        changed.map_err(t5::Error::from)?;
+        Ok(summed?)
+    }
+
+    /// Makes a tensor everywhere what it is at process `root`.
+    pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
+        let sent = t5_ops::change_bytes(tensor, |bytes| self.group.broadcast(root, bytes)).map_err(t5::Error::from)?;
+        Ok(sent?)
+    }
+
+    /// The loss sums of all shards in their order, whether anybody wants to stop, and the square sums of the parameters: of each
+    /// the one of its owner.
+    pub(crate) fn agree(&self, losses: &[f64], stop: bool, sums: &mut [f64]) -> Result<(f64, bool)> {
+        let mut mine = vec![u8::from(stop)];
+        mine.extend(losses.iter().chain(&*sums).flat_map(|number| number.to_le_bytes()));
+        let said = self.group.gather(&mine)?;
+        let numbers: Vec<Vec<f64>> = said
+            .iter()
+            .map(|said| said[1..].as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect())
+            .collect();
+        let losses = |rank: usize| &numbers[rank][..numbers[rank].len() - sums.len()];
+        let loss = (0..numbers.len()).flat_map(losses).sum();
+        for (index, sum) in sums.iter_mut().enumerate() {
+            if let Some(owner) = self.owner(index) {
+                let of_owner = &numbers[owner];
+                *sum = of_owner[of_owner.len() - self.owners.len() + index];
+            }
+        }
+        Ok((loss, said.iter().any(|said| said[0] != 0)))
+    }
+}
+
+/// Calls `f` with the bytes of all these tensors.
+fn with_bytes_of_all(
+    tensors: &[Tensor],
+    before: &[&[u8]],
+    f: &mut dyn FnMut(&[&[u8]]) -> candle_core::Result<()>,
+) -> candle_core::Result<()> {
+    let [first, rest @ ..] = tensors else { return f(before) };
+    t5_ops::with_bytes(first, |bytes| {
+        let with_first: Vec<&[u8]> = before.iter().copied().chain([bytes]).collect();
+        with_bytes_of_all(rest, &with_first, f)
+    })?
+}

@@ -1,0 +1,168 @@
+//! Several processes make the step that one makes: the same losses and parameters, with as many shards to the bit.
+//!
+//! Processes are threads here. What they say to each other is what they would say over MPI.
+
+#[expect(dead_code, reason = "these tests compare more than losses")]
+mod support;
+
+use collective::{Shards, threads};
+use t5::{LayerMajor, Levers};
+use trainer::adamw::AdamwOptions;
+use trainer::{Batch, Parallel, Sharding, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
+
+const STEPS: u32 = 6;
+
+fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan {
+    let levers = Levers { micro_batch_samples, recompute_blocks: 0, loss_chunk_rows: 16, layer_major };
+    StepPlan { levers, longest: None }
+}
+
+/// A trainer's numbers after some steps, and every bit of it.
+#[derive(Debug, PartialEq)]
+struct Ended {
+    stats: Vec<StepStats>,
+    parameters: Vec<Vec<u32>>,
+}
+
+fn parameters(trainer: &Trainer) -> Vec<Vec<u32>> {
+    let values = trainer.model().parameters().iter().map(|parameter| support::values(&parameter.tensor));
+    values.map(|values| values.into_iter().map(f32::to_bits).collect()).collect()
+}
+
+/// Steps of `samples` samples by so many processes with so many shards; what each of them has then.
+fn run(
+    options: &TrainerOptions,
+    (processes, shards): (usize, Option<usize>),
+    sharding: Sharding,
+    (plan, samples): (&StepPlan, usize),
+) -> Vec<Ended> {
+    threads::run(processes, |group| {
+        let rank = group.rank();
+        let mut trainer = support::new(options.clone());
+        let parallel = Parallel::new(group, shards).unwrap();
+        let shards: Shards = parallel.shards();
+        trainer.join(parallel, sharding);
+        let stats = (0..STEPS).map(|step| {
+            let (sources, targets) = support::batch(step, samples as u32);
+            let of_shards: Vec<_> = shards.of(rank).map(|shard| shards.positions(shard, samples)).collect();
+            let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
+            let batch = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
+            let of_shards: Vec<usize> = of_shards.iter().map(ExactSizeIterator::len).collect();
+            match trainer.step_of_shards(&batch, &of_shards, plan, &|| false).unwrap() {
+                StepOutcome::Done(stats) => stats,
+                other => panic!("{other:?}"),
+            }
+        });
+        Ended { stats: stats.collect(), parameters: parameters(&trainer) }
+    })
+}
+
+fn alone(options: &TrainerOptions, plan: &StepPlan, samples: usize) -> Ended {
+    let mut trainer = support::new(options.clone());
+    let stats = (0..STEPS).map(|step| {
+        let (sources, targets) = support::batch(step, samples as u32);
+        match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
+            StepOutcome::Done(stats) => stats,
+            other => panic!("{other:?}"),
+        }
+    });
+    Ended { stats: stats.collect(), parameters: parameters(&trainer) }
+}
+
+#[track_caller]
+fn assert_close(got: &Ended, expected: &Ended, at_most: f64) {
+    for (got, expected) in got.stats.iter().zip(&expected.stats) {
+        assert!((got.loss - expected.loss).abs() <= at_most, "loss {} instead of {}", got.loss, expected.loss);
+        let off = (got.grad_norm / expected.grad_norm - 1.0).abs();
+        assert!(off <= 10.0 * at_most, "norm {} instead of {}", got.grad_norm, expected.grad_norm);
+        let tokens = |stats: &StepStats| (stats.source_tokens, stats.target_tokens, stats.lr, stats.step);
+        assert_eq!(tokens(got), tokens(expected));
+    }
+}
+
+fn adamw() -> TrainerOptions {
+    let optimizer = AdamwOptions { learning_rate: 1e-3, ..AdamwOptions::default() }.into();
+    TrainerOptions { optimizer, ..support::options() }
+}
+
+#[test]
+fn several_processes_have_the_losses_of_one() {
+    let options = support::options();
+    let layers = [None, Some(LayerMajor::PLAIN), Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN })];
+    for layer_major in layers {
+        let plan = plan(2, layer_major);
+        let expected = alone(&options, &plan, 9);
+        for processes in [1, 2, 4] {
+            let ended = run(&options, (processes, None), Sharding::None, (&plan, 9));
+            assert!(ended.iter().all(|other| *other == ended[0]), "every process has the same bits");
+            assert_close(&ended[0], &expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
+    for options in [support::options(), adamw()] {
+        let plan = plan(2, None);
+        let expected = run(&options, (1, Some(4)), Sharding::None, (&plan, 9)).swap_remove(0);
+        for processes in [2, 4] {
+            for ended in run(&options, (processes, Some(4)), Sharding::None, (&plan, 9)) {
+                assert_eq!(ended.parameters, expected.parameters, "{processes} processes");
+                assert_eq!(ended.stats, expected.stats, "{processes} processes");
+            }
+        }
+        let six = run(&options, (1, Some(6)), Sharding::None, (&plan, 7)).swap_remove(0);
+        for processes in [2, 3, 6] {
+            assert_eq!(run(&options, (processes, Some(6)), Sharding::None, (&plan, 7))[1], six);
+        }
+    }
+}
+
+#[test]
+fn owners_of_the_optimizers_state_change_no_bit() {
+    for options in [support::options(), adamw()] {
+        for layer_major in [None, Some(LayerMajor::PLAIN)] {
+            let plan = plan(2, layer_major);
+            let expected = run(&options, (3, None), Sharding::None, (&plan, 8));
+            assert_eq!(run(&options, (3, None), Sharding::Optimizer, (&plan, 8)), expected);
+        }
+    }
+}
+
+#[test]
+fn a_process_without_samples_goes_along() {
+    let options = support::options();
+    for layer_major in [None, Some(LayerMajor::PLAIN)] {
+        let plan = plan(2, layer_major);
+        let ended = run(&options, (4, None), Sharding::None, (&plan, 3));
+        assert!(ended.iter().all(|other| *other == ended[0]));
+        assert_close(&ended[0], &alone(&options, &plan, 3), 1e-5);
+    }
+}
+
+#[test]
+fn whoever_wants_to_stop_stops_all_of_them_before_anything_changes() {
+    let options = support::options();
+    // Asked at the beginning of the step and when the update is decided.
+    for asked in [0, 1] {
+        let ended = threads::run(2, |group| {
+            let is_first = group.is_first();
+            let mut trainer = support::new(options.clone());
+            let before = parameters(&trainer);
+            trainer.join(Parallel::new(group, None).unwrap(), Sharding::None);
+            let (sources, targets) = support::batch(0, 4);
+            let batch = Batch { sources: &sources[..2], targets: &targets[..2] };
+            let times = std::cell::Cell::new(0);
+            let interrupted = || is_first && times.replace(times.get() + 1) == asked;
+            let outcome = trainer.step(&batch, &plan(2, None), &interrupted).unwrap();
+            (outcome, trainer.step_count(), parameters(&trainer) == before)
+        });
+        assert_eq!(ended, [(StepOutcome::Interrupted, 0, true), (StepOutcome::Interrupted, 0, true)]);
+    }
+}
+
+#[test]
+fn fewer_shards_than_processes_are_refused() {
+    let refused = threads::run(3, |group| Parallel::new(group, Some(2)).map(drop).unwrap_err().to_string());
+    assert_eq!(refused[0], "`parallel.virtual_shards`: expected at least the number of processes, 3, got 2");
+}
