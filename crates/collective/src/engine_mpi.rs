@@ -2,6 +2,8 @@
 //!
 //! MPI's own answer to a lost process is to end the others; an [`Error`](crate::Error) is for what it does report.
 
+use std::fmt;
+
 use mpi::datatype::{Partition, PartitionMut};
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
@@ -11,10 +13,14 @@ use mpi::{Count, Threading};
 use crate::group::{Engine, Error, Group, Result};
 
 /// MPI, from its start to its end. When it is dropped every process of the group waits for the others.
-#[derive(Debug)]
 pub struct Mpi {
-    world: SimpleCommunicator,
-    _universe: Universe,
+    universe: Universe,
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mpi")
+    }
 }
 
 impl Mpi {
@@ -25,12 +31,12 @@ impl Mpi {
     pub fn join() -> Result<Self> {
         let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::Lost("MPI was started twice".into()))?;
-        Ok(Self { world: universe.world(), _universe: universe })
+        Ok(Self { universe })
     }
 
     /// The group of all these processes.
     pub fn group(&self) -> Group {
-        Group::new(World(self.world.clone()))
+        Group::new(World(self.universe.world()))
     }
 
     /// The name of this host.
@@ -39,8 +45,13 @@ impl Mpi {
     }
 }
 
-#[derive(Debug)]
 struct World(SimpleCommunicator);
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of {} of MPI", self.0.rank(), self.0.size())
+    }
+}
 
 /// Counts and places as MPI takes them: pieces are far below 2 GiB.
 fn counts_and_places(bytes: &[usize]) -> Result<(Vec<Count>, Vec<Count>)> {
@@ -68,6 +79,10 @@ impl Engine for World {
     fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()> {
         let (send_counts, send_places) = counts_and_places(send_bytes)?;
         let (counts, places) = counts_and_places(received_bytes)?;
+        // An empty vector's address is 1, which Open MPI takes for `MPI_IN_PLACE`.
+        let mut nothing = [0];
+        let send = if send.is_empty() { &[0][..] } else { send };
+        let received = if received.is_empty() { &mut nothing[..] } else { received };
         let send = Partition::new(send, send_counts, send_places);
         self.0.all_to_all_varcount_into(&send, &mut PartitionMut::new(received, counts, places));
         Ok(())

@@ -62,6 +62,11 @@ impl Group {
         Self { engine: Rc::new(engine), sent: Rc::default() }
     }
 
+    /// A group of this process alone.
+    pub fn alone() -> Self {
+        Self::new(Alone)
+    }
+
     /// The number of this process, from 0.
     pub fn rank(&self) -> usize {
         self.engine.rank()
@@ -180,6 +185,36 @@ impl Group {
     /// Ends every process, this one with `code`.
     pub fn abort(&self, code: i32) -> ! {
         self.engine.abort(code)
+    }
+}
+
+/// One process has nobody to talk to but itself.
+#[derive(Debug)]
+struct Alone;
+
+impl Engine for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn exchange(&self, send: &[u8], _: &[usize], received: &mut [u8], _: &[usize]) -> Result<()> {
+        if send.len() != received.len() {
+            return Err(Error::OutOfStep { rank: 0, got: send.len(), expected: received.len() });
+        }
+        received.copy_from_slice(send);
+        Ok(())
+    }
+
+    fn broadcast(&self, _: usize, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&self, code: i32) -> ! {
+        std::process::exit(code)
     }
 }
 

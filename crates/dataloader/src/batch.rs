@@ -44,6 +44,8 @@ pub struct Batch {
     pub epoch: u64,
     /// Rows of the dataset, in the order of the samples.
     pub rows: Vec<u64>,
+    /// How many of the samples each shard has; see [`LoaderOptions::share`].
+    pub shard_samples: Vec<usize>,
     /// Source ids, ended, not padded.
     pub sources: Vec<Vec<u32>>,
     /// Target ids, ended, not padded.
@@ -139,12 +141,21 @@ impl BatchMaker {
     /// The batch of the samples `samples` of `epoch`; `None` when `stop`, asked before every row, said so.
     pub fn make(&self, epoch: u64, samples: Range<u64>, stop: &dyn Fn() -> bool) -> Result<Option<Batch>, Error> {
         let mut batch = Batch { epoch, position_after: self.position(epoch, samples.end), ..Batch::default() };
-        let rows = self.order.epoch(epoch).rows_at(samples);
-        batch.rows.reserve_exact(rows.len());
-        batch.sources.reserve_exact(rows.len());
-        batch.targets.reserve_exact(rows.len());
+        let shards = self.options.share.positions(&samples);
+        let length = shards.iter().map(|shard| (shard.end - shard.start) as usize).sum();
+        batch.rows.reserve_exact(length);
+        batch.sources.reserve_exact(length);
+        batch.targets.reserve_exact(length);
         let key = Key::new(self.options.order.seed).of(SAMPLES).of(epoch);
-        Ok(self.add_rows(&mut batch, &rows, key, stop)?.then_some(batch))
+        let order = self.order.epoch(epoch);
+        for positions in shards {
+            let (rows, before) = (order.rows_at(positions), batch.len());
+            if !rows.is_empty() && !self.add_rows(&mut batch, &rows, key, stop)? {
+                return Ok(None);
+            }
+            batch.shard_samples.push(batch.len() - before);
+        }
+        Ok(Some(batch))
     }
 
     /// Adds rows to a batch, reading no more at a time than [`MOST_READ_BYTES`]; false when `stop` said so.

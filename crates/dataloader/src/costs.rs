@@ -41,7 +41,7 @@ const THREAD_BYTES: u64 = 1 << 20;
 ///
 /// Of the dataset its largest values count, not its usual ones: a batch may be made of those alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
-    let batch_size = options.batch_size as u64;
+    let batch_size = options.share.most_samples(options.batch_size) as u64;
     let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
     let read = read_bytes_of(options, tokenizer);
     let columns = options.objective.columns();
@@ -83,9 +83,10 @@ pub fn batch_bytes(samples: u64, tokens: u64) -> u64 {
 /// The rows of a batch as they are read, or as many of them as are read at a time, while they are put in order.
 fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     let most_of_a_value = read.iter().copied().max().unwrap_or(0);
-    let of_batch = dataset.most_read_bytes(options.batch_size, most_of_a_value);
+    let samples = options.share.most_samples(options.batch_size);
+    let of_batch = dataset.most_read_bytes(samples, most_of_a_value);
     let of_a_row = read.iter().sum();
-    of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (options.batch_size * read.len()) as u64
+    of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
 }
 
 /// A further stretch of a long value. A piece for span corruption is read whole.

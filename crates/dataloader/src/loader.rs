@@ -38,6 +38,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use collective::Shards;
 use parquet_dataset::Dataset;
 
 use crate::batch::{BadRows, Batch, BatchMaker, Position};
@@ -72,6 +73,41 @@ pub struct LoaderOptions {
     pub keep_texts: bool,
     /// Keep the text of the first of several columns, too.
     pub keep_prompts: bool,
+    /// The part of every batch that is made.
+    pub share: BatchShare,
+}
+
+/// The part of every batch that one of several processes makes: some of its shards, by position. The default is the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShare {
+    /// The shards of a batch, and how many processes there are.
+    pub shards: Shards,
+    /// The number of this process.
+    pub rank: usize,
+}
+
+impl Default for BatchShare {
+    fn default() -> Self {
+        Self { shards: Shards { count: 1, processes: 1 }, rank: 0 }
+    }
+}
+
+impl BatchShare {
+    /// The positions of each of its shards, of a batch with these.
+    pub(crate) fn positions(&self, batch: &Range<u64>) -> Vec<Range<u64>> {
+        let length = (batch.end - batch.start) as usize;
+        let place = |position: usize| batch.start + position as u64;
+        let of_shard = |shard| {
+            let positions = self.shards.positions(shard, length);
+            place(positions.start)..place(positions.end)
+        };
+        self.shards.of(self.rank).map(of_shard).collect()
+    }
+
+    /// The most samples that it has of a batch of so many.
+    pub(crate) fn most_samples(&self, batch_size: usize) -> usize {
+        self.positions(&(0..batch_size as u64)).iter().map(|positions| (positions.end - positions.start) as usize).sum()
+    }
 }
 
 impl Default for LoaderOptions {
@@ -88,6 +124,7 @@ impl Default for LoaderOptions {
             bad_rows: BadRows::default(),
             keep_texts: false,
             keep_prompts: false,
+            share: BatchShare::default(),
         }
     }
 }

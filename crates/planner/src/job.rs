@@ -57,6 +57,25 @@ pub struct Training<'a> {
     pub wanted: Wanted<'a>,
     /// The files of a base that is frozen beside an adapter and can be read where it is stored.
     pub base: Option<StoredWeights>,
+    /// The processes that train together.
+    pub processes: Processes,
+}
+
+/// One of several processes that train together. The default is one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processes {
+    /// Bytes that are sent and received at a time.
+    pub buffers: u64,
+    /// Sums of a gradient that exist at a time, each of other shards of the batch.
+    pub gradient_sums: usize,
+    /// How many processes deal the optimizer's state out among them.
+    pub owners: usize,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Self { buffers: 0, gradient_sums: 1, owners: 1 }
+    }
 }
 
 /// The evaluation of a run.

@@ -17,6 +17,11 @@ impl Value {
         if let Self::Count(count) = self { Some(count) } else { None }
     }
 
+    /// The word; none where it is a count.
+    pub fn word(self) -> Option<&'static str> {
+        if let Self::Word(word) = self { Some(word) } else { None }
+    }
+
     pub(crate) fn is(self, word: &str) -> bool {
         matches!(self, Self::Word(other) if other == word)
     }

@@ -40,7 +40,7 @@ pub use error::{Error, Result};
 pub use feeding::{DatasetResidency, Feeding};
 pub use feeding::{Feed, Rows};
 pub use files::files;
-pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
+pub use job::{Evaluation, Inference, Job, Processes, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
 pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
 pub use measurement::{MeasuredSizes, measure};

@@ -30,6 +30,8 @@ pub const WORKSPACE: Name = Name::new("workspace");
 pub const LOADER: Name = Name::new("loader");
 /// The data kept between reads.
 pub const DATASET: Name = Name::new("dataset");
+/// What is sent to other processes and received from them at a time.
+pub const COMMUNICATION: Name = Name::new("communication");
 /// Rows that an evaluation reads.
 pub const VALIDATION_ROWS: Name = Name::new("validation rows");
 /// Rows that `eval` reads.
@@ -45,6 +47,6 @@ pub const EVALUATION: Name = Name::new("evaluation");
 pub const GENERATION: Name = Name::new("generation");
 
 /// Rows that are no tensors.
-pub const NOT_TENSORS: [Name; 4] = [PROCESS, SMALL_BLOCKS, LOADER, DATASET];
+pub const NOT_TENSORS: [Name; 5] = [PROCESS, SMALL_BLOCKS, LOADER, DATASET, COMMUNICATION];
 /// Rows of tensors whose bytes follow from the model alone.
 pub const EXACT: [Name; 3] = [PARAMETERS, GRADIENTS, OPTIMIZER_STATE];

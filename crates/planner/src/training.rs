@@ -7,11 +7,11 @@ use t5::{Levers, ParameterSpec};
 use crate::counted::{Arithmetic, Held, Resident, StepCounter};
 use crate::error::{Error, Result};
 use crate::files::Written;
-use crate::job::{Evaluation, Training, Wanted};
+use crate::job::{Evaluation, Processes, Training, Wanted};
 use crate::lever::Space;
 use crate::levers::{Step, WEIGHT_OFFLOAD};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
+    ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
     VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, priced_bytes, relative_time};
@@ -32,7 +32,13 @@ pub(crate) fn offer(
         return Err(Error::WeightsOfADevice);
     }
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
-    let optimizer = trainer::costs::optimizer_state(job.model, training.options, training.options.parameter_dtype())?;
+    let Processes { buffers, owners, .. } = training.processes;
+    let optimizer = trainer::costs::optimizer_state_of_a_share(
+        job.model,
+        training.options,
+        training.options.parameter_dtype(),
+        owners,
+    )?;
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer {
         state: counter.state_on_disk().map(|_| state.clone()),
@@ -46,7 +52,10 @@ pub(crate) fn offer(
         }
     };
     // Moments that may lie in a file are a part of each choice.
-    let fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
+    let mut fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
+    if buffers > 0 {
+        fixed.push(CostRow::new(COMMUNICATION, buffers, "sent to other processes and received at a time"));
+    }
     Ok((fixed, steps))
 }
 
@@ -101,7 +110,13 @@ impl<'a> Offer<'a> {
         };
         let (ways, cuts) = space.ways_and_cuts();
         let stays = |way: &Levers| !way.has_weights_on_disk() && !way.has_optimizer_on_disk();
-        let is_possible = |way: &Levers| self.job.place == Place::Host || stays(way);
+        // The sums of several shards are kept apart until all of them are there.
+        let Processes { gradient_sums, owners, .. } = self.training.processes;
+        let is_possible = |way: &Levers| {
+            let is_summed = gradient_sums == 1 || way.layer_major.is_none();
+            let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
+            (self.job.place == Place::Host || stays(way)) && is_summed && is_dealt_out
+        };
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
         cuts.into_iter().flat_map(move |cut| {
@@ -126,7 +141,8 @@ impl<'a> Offer<'a> {
         let tensors = self.counter.training(levers);
         let resident = self.counter.resident(levers, self.training.base.as_ref());
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
-        let gradients = if levers.layer_major.is_some() { 0 } else { self.counter.gradient_bytes() };
+        let sums = self.training.processes.gradient_sums as u64;
+        let gradients = if levers.layer_major.is_some() { 0 } else { sums * self.counter.gradient_bytes() };
         let mut rows = Vec::with_capacity(tensors.len() + 3);
         if !levers.has_weights_on_disk() {
             rows.push(self.parameters(resident.at_a_time));
@@ -281,7 +297,7 @@ mod tests {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions { total_steps: allowance.0, ..TrainerOptions::default() };
         let training =
-            Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All, base: None };
+            Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All, base: None, processes: Processes::default() };
         let job = Job {
             model: &model,
             work: Work::Training(training.clone()),

@@ -185,7 +185,7 @@ fn processor_seconds() -> Option<f64> {
 }
 
 fn main() -> Result<()> {
-    t5_ops::join_threads();
+    t5_ops::join_threads(None);
     // `cargo bench` passes flags of its own.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let (sizes, filters): (Vec<String>, Vec<String>) =

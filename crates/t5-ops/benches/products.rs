@@ -49,7 +49,7 @@ fn rate(flops: f64, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 fn main() -> Result<()> {
-    t5_ops::join_threads();
+    t5_ops::join_threads(None);
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.as_deref() == Some("frozen") {
         return frozen();

@@ -20,14 +20,15 @@ pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Makes the calling thread one of those that operations run on, if it is called before any operation.
+/// Makes the calling thread one of those that operations run on, if it is called before any operation. As many there are as
+/// `RAYON_NUM_THREADS` says, or else `usual`, or one for each processor.
 ///
 /// A thread outside of the pool hands every operation over, sleeps until it is done, and is woken: two waits for the
 /// scheduler in each of the thousand operations of a step.
 ///
 /// Where the system gives fewer threads than that, operations run on those that it gives.
-pub fn join_threads() -> Joined {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+pub fn join_threads(usual: Option<usize>) -> Joined {
+    let threads = usual.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
     let wanted = asked.unwrap_or(threads);
     // A pool that fails to start cannot be built a second time: so it is tried before how many threads there may be.

@@ -38,7 +38,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         return Ok(());
     }
     let machine = machine::machine(flags, &config)?;
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None })?;
     if session.trainer.is_done() {
         session.report.finish();
         report::print("dry run: all steps are done; the last evaluation and the model remain\n");
@@ -51,7 +51,8 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let samples = Batch { sources: &batch.sources, targets: &batch.targets };
     let stop = session.stop.clone();
     let began = Instant::now();
-    let outcome = session.trainer.step(&samples, &session.step_plan(), &|| stop.requested())?;
+    let plan = session.step_plan();
+    let outcome = session.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,

@@ -3,17 +3,19 @@
 //! The first rows of the validation files in file order, streamed: loss over all of them, the scores of answers
 //! over the first of them, because generating costs far more than scoring.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use dataloader::{DataLoader, LoaderOptions, Position, Tokenizer};
+use collective::Group;
+use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
 use parquet_dataset::Dataset;
 use planner::{NOTHING_AHEAD, in_file_order};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
-use trainer::evaluate::{Answered, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
+use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::metrics::number;
 use crate::stop::Stop;
 
@@ -71,6 +73,8 @@ pub struct Watcher<'a> {
     pub answered: &'a mut dyn FnMut(&AnsweredRow) -> Outcome<()>,
     /// Told how many rows are done, of how many.
     pub progress: &'a mut dyn FnMut(u64, u64),
+    /// Processes that share the rows out. Each has all figures then, as one process alone would have them.
+    pub group: Option<&'a Group>,
 }
 
 /// The answer to a row.
@@ -95,38 +99,36 @@ pub fn evaluate(
     let interrupted = &|| stop.requested();
     let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
     let generated_rows = if settings.generate_samples == 0 { rows } else { settings.generate_samples.min(rows) };
-    let mut generated = Evaluation::new(settings.options(true));
-    let mut scored = Evaluation::new(settings.options(false));
+    let mut evaluations = [true, false].map(|generate| Evaluation::new(settings.options(generate)));
     let mut loader = settings.loader(dataset, tokenizer)?;
-    loader.stop_on(stop.flag());
+    if watcher.group.is_none() {
+        loader.stop_on(stop.flag());
+    }
     let (mut seen, mut bad_rows) = (0, 0);
     // A tokenizer that fails ends the evaluation once the batch in hand is done.
     let failed = std::cell::Cell::new(None);
     let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
-    while seen < rows && !interrupted() {
-        let Some(batch) = loader.next_batch()? else { break };
-        bad_rows += batch.bad_rows;
-        let length = batch.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
-        // Rows that are generated come first, so a batch has at most one border in it.
-        let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
-        for (evaluation, range) in [(&mut generated, 0..border), (&mut scored, border..length)] {
-            if range.is_empty() {
-                continue;
-            }
-            let part = EvaluationBatch {
-                sources: &batch.sources[range.clone()],
-                targets: &batch.targets[range.clone()],
-                references: settings.has_references().then(|| &batch.texts[range.clone()]),
-            };
+    while seen < rows {
+        let round = Round::next(&mut loader, watcher.group, (seen, rows, generated_rows))?;
+        if round.parts.is_empty() {
+            break;
+        }
+        let Some(computed) = round.compute(model, &evaluations, settings, watcher.group, interrupted)? else {
+            return Ok(None);
+        };
+        for (part, computed) in round.parts.iter().zip(&computed) {
+            let (batch, range) = (&round.batches[part.batch], part.range.clone());
             let mut refused = None;
-            evaluation.add_and_show(model, &part, &decode, interrupted, &mut |answered| {
+            let show = &mut |answered: &Answered| {
                 let at = range.start + answered.sample;
                 let row =
                     AnsweredRow { row: batch.rows[at], prompt: batch.prompts.get(at).map(String::as_str), answered };
                 if refused.is_none() {
                     refused = (watcher.answered)(&row).err();
                 }
-            })?;
+            };
+            let evaluation = &mut evaluations[usize::from(!part.is_generated)];
+            evaluation.add_computed(&settings.part(batch, &range), computed, &decode, show);
             if let Some(failure) = refused {
                 return Err(failure);
             }
@@ -134,13 +136,97 @@ pub fn evaluate(
                 return Err(error.into());
             }
         }
-        seen += length as u64;
+        bad_rows += round.batches.iter().map(|batch| batch.bad_rows).sum::<u64>();
+        seen += round.rows;
         (watcher.progress)(seen, rows.min(dataset.rows()));
     }
-    if interrupted() {
+    if watcher.group.is_none() && interrupted() {
         return Ok(None);
     }
+    let [generated, scored] = evaluations;
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
+}
+
+/// As many batches as there are processes, each for one of them to compute.
+struct Round {
+    batches: Vec<Batch>,
+    parts: Vec<Part>,
+    rows: u64,
+}
+
+/// Rows of a batch that are treated alike.
+struct Part {
+    batch: usize,
+    range: Range<usize>,
+    is_generated: bool,
+    /// The number of its first sample among those that are treated alike.
+    first: u64,
+}
+
+impl Round {
+    /// The next batches, where so many rows are done, of so many, the first of which are generated.
+    fn next(
+        loader: &mut DataLoader,
+        group: Option<&Group>,
+        (seen, rows, generated_rows): (u64, u64, u64),
+    ) -> Outcome<Self> {
+        let mut round = Self { batches: Vec::new(), parts: Vec::new(), rows: 0 };
+        for batch in 0..group.map_or(1, Group::size) {
+            let seen = seen + round.rows;
+            let Some(made) = (if seen < rows { loader.next_batch()? } else { None }) else { break };
+            let length = made.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
+            // Rows that are generated come first, so a batch has at most one border in it.
+            let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
+            let parts = [(true, 0..border, seen), (false, border..length, seen.saturating_sub(generated_rows))];
+            for (is_generated, range, first) in parts {
+                round.parts.push(Part { batch, range, is_generated, first });
+            }
+            round.rows += length as u64;
+            round.batches.push(made);
+        }
+        Ok(round)
+    }
+
+    /// What the model says of each part: of its own batch each process asks the model, of the others the process that did. `None`
+    /// when somebody is to stop.
+    fn compute(
+        &self,
+        model: &T5,
+        evaluations: &[Evaluation; 2],
+        settings: &Settings,
+        group: Option<&Group>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Outcome<Option<Vec<Computed>>> {
+        let of = |part: &Part| -> Outcome<Option<Computed>> {
+            if part.range.is_empty() {
+                return Ok(Some(Computed::default()));
+            }
+            let (batch, evaluation) = (&self.batches[part.batch], &evaluations[usize::from(!part.is_generated)]);
+            Ok(evaluation.compute(model, &settings.part(batch, &part.range), part.first, interrupted)?)
+        };
+        let Some(group) = group else { return self.parts.iter().map(of).collect() };
+        let mine = self.parts.iter().filter(|part| part.batch == group.rank()).map(of).collect::<Outcome<Vec<_>>>()?;
+        let mut said = vec![u8::from(mine.iter().any(Option::is_none) || interrupted())];
+        for bytes in mine.iter().flatten().map(Computed::to_bytes) {
+            said.extend((bytes.len() as u64).to_le_bytes());
+            said.extend(bytes);
+        }
+        let all = group.gather(&said)?;
+        if all.iter().any(|said| said[0] != 0) {
+            return Ok(None);
+        }
+        let mut computed = Vec::new();
+        for said in &all {
+            let mut rest = &said[1..];
+            while let Some((length, after)) = rest.split_first_chunk() {
+                let (bytes, next) = after.split_at(u64::from_le_bytes(*length) as usize);
+                let of_part = Computed::from_bytes(bytes);
+                computed.push(of_part.ok_or_else(|| Failure::internal("evaluation: a message between processes"))?);
+                rest = next;
+            }
+        }
+        Ok(Some(computed))
+    }
 }
 
 impl Settings {
@@ -162,6 +248,15 @@ impl Settings {
     fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
         let options = in_file_order(&self.loader, self.micro_batch_samples);
         Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), NOTHING_AHEAD)?)
+    }
+
+    /// Some rows of a batch.
+    fn part<'a>(&self, batch: &'a Batch, range: &Range<usize>) -> EvaluationBatch<'a> {
+        EvaluationBatch {
+            sources: &batch.sources[range.clone()],
+            targets: &batch.targets[range.clone()],
+            references: self.has_references().then(|| &batch.texts[range.clone()]),
+        }
     }
 
     /// Whether a row's last text is the right answer as it stands. A span-corruption target is not a text.

@@ -1,11 +1,12 @@
 //! The job that the planner is asked about: what the config asks for, of what was opened.
 
 use candle_core::Device;
+use collective::Shards;
 use dataloader::DataLoader;
 use memory_policy::{Budgets, MemorySnapshot, Place};
-use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Rows, Training, Wanted, Work};
+use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Rows, Training, Wanted, Work};
 use serde_json::{Value, json};
-use trainer::TrainerOptions;
+use trainer::{Sharding, TrainerOptions};
 
 use crate::config::Config;
 use crate::open::{self, Opened};
@@ -28,6 +29,8 @@ pub struct RunJob<'a> {
     pub wanted: Wanted<'a>,
     /// The time that levers cost.
     pub prices: Prices,
+    /// How a batch is divided among processes.
+    pub shards: Shards,
 }
 
 impl<'a> RunJob<'a> {
@@ -44,8 +47,9 @@ impl<'a> RunJob<'a> {
                 evaluation: data.has_validation().then_some(evaluation),
                 wanted: self.wanted,
                 base: self.data.and_then(|(opened, _)| opened.stored),
+                processes: self.processes(),
             }),
-            samples: config.train.batch_size,
+            samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
             place: place(config, self.device, now),
             budgets: budgets(config),
@@ -57,6 +61,13 @@ impl<'a> RunJob<'a> {
             },
             prices: self.prices,
         }
+    }
+
+    fn processes(&self) -> Processes {
+        let Shards { processes, .. } = self.shards;
+        let sums = (0..processes).map(|rank| self.shards.most_sums(rank)).max().unwrap_or(1);
+        let owners = if self.config.parallel.sharding == Sharding::Optimizer { processes } else { 1 };
+        Processes { buffers: collective::sums::buffers(self.shards), gradient_sums: sums, owners }
     }
 
     fn evaluated_rows(&self) -> Option<EvaluatedRows<'a>> {

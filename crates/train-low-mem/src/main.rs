@@ -37,6 +37,7 @@ mod options;
 mod output;
 mod pace;
 mod predictions;
+mod processes;
 mod profile;
 mod progress;
 mod report;
@@ -95,7 +96,7 @@ fn run_and_say() -> ExitCode {
     warnings::listen();
     heap::keep_pages_small();
     heap::on_refusal(out_of_memory);
-    let threads = t5_ops::join_threads();
+    let threads = t5_ops::join_threads(processes::threads());
     if threads.given < threads.wanted {
         report::warn(&format!(
             "the system allows {} of {} threads; check limits such as `ulimit -u` and pids.max",

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 
 use crate::config::{self, Config, paths};
@@ -374,5 +374,6 @@ pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
         bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
         keep_texts: false,
         keep_prompts: false,
+        share: BatchShare::default(),
     }
 }

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::io::{Stderr, Stdout, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +56,19 @@ pub enum Kind {
 
 static OUTPUT: Output = Output { queue: Mutex::new(Queue::new()), changed: Condvar::new() };
 static HAS_THREAD: AtomicBool = AtomicBool::new(false);
+/// The number of a process that says nothing but why it ends; 0 where this one speaks.
+static SILENT: AtomicUsize = AtomicUsize::new(0);
+
+/// From here on this process, number `rank` of several, shows nothing but its error.
+#[cfg(feature = "mpi")]
+pub fn be_silent(rank: usize) {
+    SILENT.store(rank, Ordering::Release);
+}
+
+/// The number of this process, where it is silent.
+pub fn silent_rank() -> Option<usize> {
+    Some(SILENT.load(Ordering::Acquire)).filter(|rank| *rank > 0)
+}
 
 /// Starts the thread. Where the system gives none, what is shown is written where it is said.
 pub fn start() {
@@ -64,8 +77,15 @@ pub fn start() {
     HAS_THREAD.store(started.is_ok(), Ordering::Release);
 }
 
-/// Shows a piece of text as it is.
+/// Shows a piece of text as it is, unless this process is to be silent.
 pub fn show(stream: Stream, kind: Kind, text: &str) {
+    if silent_rank().is_none() {
+        show_anyway(stream, kind, text);
+    }
+}
+
+/// Shows a piece of text as it is.
+pub fn show_anyway(stream: Stream, kind: Kind, text: &str) {
     if HAS_THREAD.load(Ordering::Acquire) {
         OUTPUT.lock().push(stream, kind, text);
         OUTPUT.changed.notify_all();

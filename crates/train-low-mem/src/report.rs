@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use crate::failure::{Failure, Outcome};
-use crate::output::{Kind, Stream, show};
+use crate::output::{self, Kind, Stream, show};
 use crate::progress::{Progress, StepLine};
 
 /// Writes a command's result to standard output, waiting for the reader as any tool does.
@@ -47,15 +47,16 @@ pub fn note(text: &str) {
 
 /// The error that ends the program, on standard error.
 pub fn error(failure: &Failure) {
+    let of = output::silent_rank().map(|rank| format!("process {rank}: ")).unwrap_or_default();
     let text = format!("{failure}\n");
     let lines = text.lines().map(|line| {
         let (word, colour) = if line.starts_with("error:") { ("error:", RED) } else { ("hint:", CYAN) };
         match line.strip_prefix(word) {
-            Some(rest) => format!("{}{rest}\n", painted(word, colour)),
+            Some(rest) => format!("{of}{}{rest}\n", painted(word, colour)),
             None => format!("{line}\n"),
         }
     });
-    show(Stream::Err, Kind::Message, &lines.collect::<String>());
+    output::show_anyway(Stream::Err, Kind::Message, &lines.collect::<String>());
 }
 
 const RED: u8 = 31;

@@ -91,12 +91,16 @@ impl RunDir {
         Self { root: root.to_path_buf(), lock: None }
     }
 
+    /// Whether this process may write here.
+    pub fn is_locked(&self) -> bool {
+        self.lock.is_some()
+    }
+
     /// Says that the run is not refused: from here on it writes. Removes what killed predecessors left unfinished, and
     /// dry runs beside the directory that nobody runs any more.
     pub fn own(&mut self) -> Outcome<()> {
-        if let Some(lock) = &mut self.lock {
-            lock.own(&[assets::DIRECTORY, ROWS])?;
-        }
+        let Some(lock) = &mut self.lock else { return Ok(()) };
+        lock.own(&[assets::DIRECTORY, ROWS])?;
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         // A dry run lies in the nearest directory that there was at its time.
         root.ancestors().for_each(|directory| Scratch::remove_abandoned(directory, &own_names()));

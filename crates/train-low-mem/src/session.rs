@@ -10,8 +10,9 @@ mod saving;
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
+use collective::Group;
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Name, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
@@ -24,6 +25,7 @@ use crate::job::{self, RunJob};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::pace::{Of, RunPace};
+use crate::processes::{self, Together};
 use crate::progress::StepLine;
 use crate::report::Report;
 use crate::run_dir::RunDir;
@@ -32,6 +34,9 @@ use crate::speed::Priced;
 use crate::stop::Stop;
 use crate::views::{Log, Views};
 use crate::{base, options, setup, start_screen, ways_out};
+
+/// A plan that the policy proposes between two steps.
+type Replanned = memory_policy::Replanned<planner::Step, planner::Feeding>;
 
 /// A run.
 pub struct Session {
@@ -72,6 +77,18 @@ pub struct Session {
     kept_stretches: u64,
     /// The peak that a person was told last.
     shown_peak: Bytes,
+    /// The processes of this run, where there are several.
+    group: Option<Group>,
+    agreed: Agreed,
+}
+
+/// What all processes of a run decided together before a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Agreed {
+    /// To stop.
+    stop: bool,
+    /// To save after this step, because it is time by the clock.
+    save: bool,
 }
 
 /// The parts of a session.
@@ -88,12 +105,17 @@ pub struct Parts {
     pub found: Option<Found>,
     /// The source of memory snapshots.
     pub machine: Box<dyn Probe>,
+    /// The processes of this run, where there are several.
+    pub group: Option<Group>,
 }
 
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { mut config, mut opened, mut run, stop, found, machine } = parts;
+        let Parts { mut config, mut opened, mut run, stop, found, machine, group } = parts;
+        let together = Together(group.as_ref());
+        let parallel = together.parallel(&config)?;
+        let share = processes::batch_share(parallel.as_ref());
         // Before the process is measured: the memory of the views is part of it.
         let mut views = Views::of(run.root());
         let saved = found.as_ref().map(saved_state).transpose()?;
@@ -104,10 +126,13 @@ impl Session {
             // What is wrong with the files is said before anything is planned for them.
             t5::StoredWeights::of(directory, &opened.model)?;
         }
-        let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done)?;
+        let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done, share)?;
         let options = options::trainer_options(&config, &opened.model, total_steps);
         stop.starts_at(steps_done);
-        loader.stop_on(stop.flag());
+        if group.is_none() {
+            // Several processes stop together, before a step.
+            loader.stop_on(stop.flag());
+        }
 
         let kept_stretches = opened.train.known_stretches();
         let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
@@ -117,9 +142,11 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         let probe = SystemProbe::new();
-        let priced = Priced::of_run(&config, &opened.model, &options, &opened.device)?;
+        let priced = together.in_turn(|| Priced::of_run(&config, &opened.model, &options, &opened.device))?;
+        let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
+        together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let job = RunJob {
             config: &config,
@@ -129,6 +156,7 @@ impl Session {
             device: &opened.device,
             wanted,
             prices: priced.prices,
+            shards: share.shards,
         };
         let mut costs = planner::costs(&job.at(&now), &now)?;
         let budgets = job::budgets(&config);
@@ -147,6 +175,7 @@ impl Session {
                 warning: None,
             },
         };
+        let plan = together.one_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {
             costs = bits::with_cut_of(&costs, &plan, scope);
         }
@@ -160,11 +189,16 @@ impl Session {
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         if let Some(source) = opened.init_from.take() {
-            opened.init_from = Some(base::prepare(&source, config.model.base_precision, run.root())?);
+            let prepare = || base::prepare(&source, config.model.base_precision, run.root());
+            opened.init_from = Some(together.in_turn(prepare)?);
         }
-        let resumes_at = found.is_some().then_some(steps_done);
-        views.begin(&run.metrics(), resumes_at, &config.to_toml("")).inspect(|warning| report.warn(warning));
-        let mut log = Log::new(Metrics::new(&run.metrics()), views);
+        let mut log = if together.is_first() {
+            let resumes_at = found.is_some().then_some(steps_done);
+            views.begin(&run.metrics(), resumes_at, &config.to_toml("")).inspect(|warning| report.warn(warning));
+            Log::new(Metrics::new(&run.metrics()), views)
+        } else {
+            Log::of_another()
+        };
         let event = if found.is_some() { "resume" } else { "start" };
         let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin,
             "threads": kernels.threads, "instruction_set": kernels.instruction_set, "kernels": kernels.version,
@@ -193,6 +227,9 @@ impl Session {
             None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
         };
         trainer.offload_to(files);
+        if let Some(parallel) = parallel {
+            trainer.join(parallel, config.parallel.sharding);
+        }
         trainer.score_by(&config.checkpoint.best_metric);
         let mut checkpoints =
             Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
@@ -223,6 +260,8 @@ impl Session {
             saved_at: Instant::now(),
             kept_stretches,
             shown_peak: Bytes::ZERO,
+            group,
+            agreed: Agreed::default(),
         };
         session.stop.can_leave_in_order();
         session.note_memory("with the model loaded")?;
@@ -232,7 +271,8 @@ impl Session {
     /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
     pub fn replan(&mut self) -> Outcome<()> {
         let now = self.machine.snapshot()?;
-        let replanned = memory_policy::replan(&now, &self.costs, self.budgets, &self.plan);
+        let mut replanned = memory_policy::replan(&now, &self.costs, self.budgets, &self.plan);
+        self.agree(&now, &mut replanned)?;
         let was = std::mem::replace(&mut self.plan, replanned.plan);
         if replanned.is_hopeless && !self.is_hopeless {
             self.is_hopeless = true;
@@ -271,9 +311,43 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the run should leave now: someone asked for it, or the machine has no memory for it.
+    /// Before a step, all processes learn whether one of them is to stop or has to follow another plan, and do the same.
+    fn agree(&mut self, now: &MemorySnapshot, replanned: &mut Replanned) -> Outcome<()> {
+        let Some(group) = &self.group else { return Ok(()) };
+        let wishes = [
+            self.stop.requested() || self.is_hopeless,
+            replanned.is_hopeless,
+            replanned.change.is_some(),
+            group.is_first() && self.is_time_to_save(),
+        ];
+        let said = group.gather_numbers(&wishes.map(u64::from))?;
+        let [stop, is_hopeless, changes, save] = [0, 1, 2, 3].map(|wish| said.iter().any(|said| said[wish] != 0));
+        self.agreed = Agreed { stop, save };
+        replanned.is_hopeless = is_hopeless;
+        if changes {
+            let mine = replanned.plan.clone();
+            let plan = Together(Some(group)).one_plan(mine, (now, &self.costs, self.budgets), true)?;
+            if plan.step != replanned.plan.step {
+                let (needed, available) = (plan.required(), now.ceiling());
+                replanned.change.get_or_insert(Change::Shrunk { needed, available });
+            }
+            replanned.plan = plan;
+        }
+        Ok(())
+    }
+
+    /// Whether this process writes the files of the run.
+    pub fn writes(&self) -> bool {
+        Together(self.group.as_ref()).is_first()
+    }
+
+    /// Whether the run should leave now: someone asked for it, or the machine has no memory for it. Several processes leave when all of
+    /// them know.
     pub fn should_stop(&self) -> bool {
-        self.stop.requested() || self.is_hopeless
+        match self.group {
+            Some(_) => self.agreed.stop || self.is_hopeless,
+            None => self.stop.requested() || self.is_hopeless,
+        }
     }
 
     /// The plan's numbers for the trainer.

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use dataloader::{DataLoader, LoaderLimits, Position};
+use dataloader::{BatchShare, DataLoader, LoaderLimits, LoaderOptions, Position};
 
 use crate::assets;
 use crate::cli::TrainArgs;
@@ -126,6 +126,9 @@ pub fn keep_page_map(opened: &Opened, directory: &Path) -> Outcome<()> {
 /// Takes the directory for a run that is not refused, and writes down what the run is.
 pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> {
     run.own()?;
+    if !run.is_locked() {
+        return Ok(());
+    }
     let map = opened.train.page_map()?;
     if opened.kept_page_map.as_ref() != map.last_chunk() {
         trainer::write_atomic(&run.root().join(PAGE_MAP), &map)?;
@@ -137,8 +140,14 @@ pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> 
 
 /// The stream of batches from `position` on, and the step at which the run ends when `done` steps are made:
 /// where the epochs end or `train.max_steps` says, whichever comes first.
-pub fn steps(config: &Config, opened: &Opened, position: Position, done: u64) -> Outcome<(DataLoader, u64)> {
-    let options = open::loader_options(config, &opened.model);
+pub fn steps(
+    config: &Config,
+    opened: &Opened,
+    position: Position,
+    done: u64,
+    share: BatchShare,
+) -> Outcome<(DataLoader, u64)> {
+    let options = LoaderOptions { share, ..open::loader_options(config, &opened.model) };
     let idle = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
     let loader = DataLoader::new(Arc::clone(&opened.train), Arc::clone(&opened.tokenizer), options, position, idle)?;
     let left = loader.batches_left().unwrap_or(u64::MAX);

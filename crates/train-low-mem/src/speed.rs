@@ -71,6 +71,12 @@ impl Priced {
         Ok(Self { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" })
     }
 
+    /// The same with the prices that another process measured.
+    #[must_use]
+    pub fn with(self, prices: Prices) -> Self {
+        Self { prices, ..self }
+    }
+
     /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.
     pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
         if matches!(config.memory.prices, PricesFrom::Given(_)) {

@@ -11,6 +11,7 @@ use trainer::checkpoint::{export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::processes::{Processes, Together};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
@@ -20,23 +21,39 @@ use crate::{machine, output, row_data, setup, summary};
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
     output::start();
+    let processes = Processes::join()?;
+    let ended = train_together(flags, Together(processes.group()));
+    processes.leave(ended)
+}
+
+fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     let stop = Stop::on_signals()?;
-    let config = setup::read_config(flags)?;
-    if flags.dry_run {
+    let mut config = setup::read_config(flags)?;
+    if flags.dry_run && together.0.is_none() {
         return crate::dry_run::dry_run(flags, config, stop);
     }
+    if flags.dry_run {
+        return Err(Failure::usage("`--dry-run` tries a run of one process").hint("start it without the launcher"));
+    }
     let keep_training = flags.keep_training == Some(true);
-    if !keep_training {
-        RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
-    }
-    let mut run = RunDir::lock(&config.run.output_dir)?;
-    if !keep_training {
-        // Again, now that no other run can come in between.
-        run.refuse_to_overwrite()?;
-    }
-    let mut config = setup::place_embedded_files(config, &mut run)?;
-    let wanted = row_data::Wanted { resumes: keep_training, to_plan: false, stop: &stop, say: row_data::in_the_open };
-    let opened = setup::open(&mut config, &mut run, wanted)?;
+    let (mut run, opened) = together.in_turn(|| {
+        if !keep_training && together.is_first() {
+            RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
+        }
+        let mut run = match together.is_first() {
+            true => RunDir::lock(&config.run.output_dir)?,
+            false => RunDir::look_at(&config.run.output_dir),
+        };
+        if !keep_training && together.is_first() {
+            // Again, now that no other run can come in between.
+            run.refuse_to_overwrite()?;
+        }
+        config = setup::place_embedded_files(config.clone(), &mut run)?;
+        let (resumes, say) = (keep_training, row_data::in_the_open);
+        let wanted = row_data::Wanted { resumes, to_plan: false, stop: &stop, say };
+        let opened = setup::open(&mut config, &mut run, wanted)?;
+        Ok((run, opened))
+    })?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         // Leftovers of the finished run are removed now; if that fails again, nothing depends on it.
@@ -44,7 +61,8 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
         return Ok(());
     }
     let machine = machine::machine(flags, &config)?;
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine })?;
+    let group = together.0.cloned();
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group })?;
     let ended = run_steps(&mut session).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),
@@ -85,8 +103,8 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
         let began = Instant::now();
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
-        let stop = run.stop.clone();
-        let outcome = run.trainer.step(&samples, &run.step_plan(), &|| stop.requested())?;
+        let (stop, plan) = (run.stop.clone(), run.step_plan());
+        let outcome = run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested())?;
         let took = Took { data_wait: began - asked, step: began.elapsed() };
         if !run.record(outcome, &batch, &took)? {
             break;
@@ -108,6 +126,9 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
 fn finish(run: &mut Session) -> Outcome<()> {
     run.stop.note_finishing();
     run.run.check()?;
+    if !run.writes() {
+        return Ok(());
+    }
     let from = match run.best_checkpoint()? {
         Some(best) => {
             export_checkpoint(&best, &run.run.model(&run.opened.model))?;

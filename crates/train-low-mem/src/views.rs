@@ -96,30 +96,37 @@ impl Views {
 /// The events of a run: in `metrics.jsonl`, and in the views.
 #[derive(Debug)]
 pub struct Log {
-    metrics: Metrics,
-    views: Views,
+    /// None where another process writes for this one.
+    of: Option<(Metrics, Views)>,
 }
 
 impl Log {
     /// Appends to these metrics, and shows the same in these views.
     pub fn new(metrics: Metrics, views: Views) -> Self {
-        Self { metrics, views }
+        Self { of: Some((metrics, views)) }
+    }
+
+    /// That of a process whose events another one records.
+    pub fn of_another() -> Self {
+        Self { of: None }
     }
 
     /// Records an event. Returns warnings about what cannot be written, each once.
     pub fn record(&mut self, event: &str, fields: Value) -> impl Iterator<Item = String> {
-        let line = metrics::line(event, fields);
-        let warnings = [self.metrics.append(&line), self.views.note(line.trim_end())];
+        let warnings = self.of.as_mut().map_or([None, None], |(metrics, views)| {
+            let line = metrics::line(event, fields);
+            [metrics.append(&line), views.note(line.trim_end())]
+        });
         warnings.into_iter().flatten()
     }
 
     /// Writes the page again. Returns a warning the first time that this cannot be done.
     pub fn write_page(&mut self) -> Option<String> {
-        self.views.write_page()
+        self.of.as_mut().and_then(|(_, views)| views.write_page())
     }
 
     /// The warning at the end about lines that `metrics.jsonl` lacks.
     pub fn missing(&self) -> Option<String> {
-        self.metrics.missing()
+        self.of.as_ref().and_then(|(metrics, _)| metrics.missing())
     }
 }

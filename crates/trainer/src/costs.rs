@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
 use crate::options::TrainerOptions;
+use crate::parallel::owners;
 use crate::state_file;
 
 /// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
@@ -30,6 +31,29 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
         .sum();
     let width = state_dtype(parameters).size_in_bytes() as u64;
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
+}
+
+/// [`optimizer_state`] of the process that has the largest share of it, where so many deal it out ([`crate::Sharding::Optimizer`]).
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn optimizer_state_of_a_share(
+    config: &Config,
+    options: &TrainerOptions,
+    parameters: DType,
+    processes: usize,
+) -> Result<CostRow> {
+    let specs = ParameterSpec::all(config);
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let trained = specs.iter().zip(trainable);
+    let elements: Vec<u64> = trained.map(|(spec, trains)| if trains { spec.elements() } else { 0 }).collect();
+    let mut held = vec![0; processes];
+    for ((spec, owner), elements) in specs.iter().zip(owners(&elements, processes)).zip(&elements) {
+        held[owner] += if *elements > 0 { options.optimizer.state_elements(&spec.shape) } else { 0 };
+    }
+    let width = state_dtype(parameters).size_in_bytes() as u64;
+    Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
 }
 
 /// The optimizer's state where its large moments lie in a file.

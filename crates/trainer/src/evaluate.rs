@@ -123,6 +123,15 @@ impl GenerationReport {
     }
 }
 
+/// What a model says of a batch: all that an evaluation needs of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Computed {
+    /// Sums of token losses, one for each micro-batch.
+    pub losses: Vec<f64>,
+    /// An answer to each sample, where answers are generated.
+    pub answers: Vec<Answer>,
+}
+
 /// An evaluation under way.
 #[derive(Debug)]
 pub struct Evaluation {
@@ -174,56 +183,79 @@ impl Evaluation {
         interrupted: &dyn Fn() -> bool,
         show: &mut dyn FnMut(&Answered),
     ) -> Result<()> {
+        if let Some(computed) = self.compute(model, batch, self.samples, interrupted)? {
+            self.add_computed(batch, &computed, decode, show);
+        }
+        Ok(())
+    }
+
+    /// What `model` says of a batch whose first sample is number `first` of all. `None` when interrupted.
+    ///
+    /// # Errors
+    /// As [`Evaluation::add`].
+    pub fn compute(
+        &self,
+        model: &T5,
+        batch: &EvaluationBatch,
+        first: u64,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Computed>> {
         let sources = batch.sources.len();
         let targets = batch.references.map_or(batch.targets.len(), <[String]>::len);
         if batch.targets.len() != sources || targets != sources {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
         let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
-        let mut answers = vec![Answer { ids: Vec::new(), score: None }; sources];
+        let no_answer = Answer { ids: Vec::new(), score: None };
+        let answers = if self.options.generate.is_some() { vec![no_answer; sources] } else { Vec::new() };
+        let mut computed = Computed { losses: Vec::new(), answers };
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
-            if !self.add_loss(model, batch, &samples, interrupted)? {
-                return Ok(());
-            }
+            let Some(loss) = self.loss(model, batch, &samples, interrupted)? else { return Ok(None) };
+            computed.losses.push(loss);
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
                 // What is drawn for a sample follows from its place among all samples.
-                let number = |source: usize| self.samples + samples[source] as u64;
+                let number = |source: usize| first + samples[source] as u64;
                 let watch = Watch { interrupted, number: &number, ..Watch::default() };
-                let Some(found) = model.answers(&sources, generate, &watch)? else { return Ok(()) };
+                let Some(found) = model.answers(&sources, generate, &watch)? else { return Ok(None) };
                 for (&i, found) in samples.iter().zip(found) {
-                    answers[i] = found.into_iter().next().expect("at least one answer");
+                    computed.answers[i] = found.into_iter().next().expect("at least one answer");
                 }
             }
         }
-        self.samples += sources as u64;
-        if self.options.generate.is_some() {
-            // In the order of the batch, so that the examples do not depend on the cut.
-            for (sample, answer) in answers.iter().enumerate() {
-                self.add_answer(batch, sample, answer, decode, show);
-            }
-        }
-        Ok(())
+        Ok(Some(computed))
     }
 
-    /// Adds the loss of a micro-batch. False when interrupted.
-    fn add_loss(
+    /// Adds what a model said of a batch, this process' or another's, and shows each answer.
+    pub fn add_computed(
         &mut self,
+        batch: &EvaluationBatch,
+        computed: &Computed,
+        decode: &dyn Fn(&[u32]) -> String,
+        show: &mut dyn FnMut(&Answered),
+    ) {
+        computed.losses.iter().for_each(|loss| self.loss_sum += loss);
+        self.target_tokens += batch.targets.iter().map(|target| target.len() as u64).sum::<u64>();
+        self.samples += batch.sources.len() as u64;
+        // In the order of the batch, so that the examples do not depend on the cut.
+        for (sample, answer) in computed.answers.iter().enumerate() {
+            self.add_answer(batch, sample, answer, decode, show);
+        }
+    }
+
+    /// The sum of token losses of a micro-batch. `None` when interrupted.
+    fn loss(
+        &self,
         model: &T5,
         batch: &EvaluationBatch,
         samples: &[usize],
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool> {
+    ) -> Result<Option<f64>> {
         let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
         let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
         let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
         let micro_batch = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
-        let Some(loss) = model.loss_unless(&micro_batch, &self.options.context, interrupted)? else {
-            return Ok(false);
-        };
-        self.loss_sum += loss;
-        self.target_tokens += targets.iter().map(|target| target.len() as u64).sum::<u64>();
-        Ok(true)
+        Ok(model.loss_unless(&micro_batch, &self.options.context, interrupted)?)
     }
 
     fn add_answer(
@@ -272,6 +304,35 @@ impl Evaluation {
     }
 }
 
+impl Computed {
+    /// As a message to other processes; see [`Computed::from_bytes`].
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = (self.losses.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(self.losses.iter().flat_map(|loss| loss.to_le_bytes()));
+        for answer in &self.answers {
+            bytes.extend((answer.ids.len() as u64).to_le_bytes());
+            bytes.extend(answer.score.unwrap_or(f64::NAN).to_le_bytes());
+            bytes.extend(answer.ids.iter().flat_map(|id| u64::from(*id).to_le_bytes()));
+        }
+        bytes
+    }
+
+    /// The message that these bytes are; nothing where they are none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut words = bytes.as_chunks().0.iter().copied();
+        let mut next = || words.next();
+        let losses = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
+        let losses = losses.collect::<Option<Vec<f64>>>()?;
+        let mut answers = Vec::new();
+        while let Some(length) = next() {
+            let score = Some(f64::from_le_bytes(next()?)).filter(|score| !score.is_nan());
+            let ids = (0..u64::from_le_bytes(length)).map(|_| u32::try_from(u64::from_le_bytes(next()?)).ok());
+            answers.push(Answer { ids: ids.collect::<Option<_>>()?, score });
+        }
+        Some(Self { losses, answers })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device};
@@ -315,6 +376,16 @@ mod tests {
             evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode, &|| false).unwrap();
         }
         evaluation.finish().unwrap()
+    }
+
+    #[test]
+    fn what_a_model_says_arrives_as_it_was_sent() {
+        let answer = |ids: &[u32], score| Answer { ids: ids.to_vec(), score };
+        let answers = vec![answer(&[3, 5, 1], Some(-0.1)), answer(&[], None)];
+        for said in [Computed { losses: vec![0.1, f64::INFINITY], answers }, Computed::default()] {
+            assert_eq!(Computed::from_bytes(&said.to_bytes()), Some(said));
+        }
+        assert_eq!(Computed::from_bytes(&[9; 16]), None);
     }
 
     #[test]

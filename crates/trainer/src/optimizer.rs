@@ -7,6 +7,7 @@
 
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
+use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
 use t5_ops::{Rounding, SquareSums};
@@ -14,6 +15,7 @@ use t5_ops::{Rounding, SquareSums};
 use crate::adafactor::{self, AdafactorOptions};
 use crate::adamw::{self, AdamwOptions};
 use crate::error::Result;
+use crate::parallel::Parallel;
 use crate::state_file::StateFile;
 
 /// An optimizer and its options. In a checkpoint it is told by its options' names.
@@ -219,6 +221,45 @@ impl Optimizer {
                 .flat_map(Moments::named)
                 .map(|(suffix, tensor)| (format!("{}.{suffix}", parameter.name), tensor))
         })
+    }
+
+    /// Names and shapes of the state of one trained parameter.
+    ///
+    /// # Errors
+    /// A failed allocation.
+    pub(crate) fn headers(options: &OptimizerOptions, parameter: &Parameter) -> Result<Vec<TensorHeader>> {
+        let moments = Moments::zeros(options, parameter)?;
+        let header = |(suffix, tensor): (&str, &Tensor)| TensorHeader {
+            name: format!("{}.{suffix}", parameter.name),
+            dtype: tensor.dtype(),
+            shape: tensor.dims().to_vec(),
+        };
+        Ok(moments.named().into_iter().map(header).collect())
+    }
+
+    /// The state of one trained parameter, of its owner where it is dealt out: then every process has to ask.
+    ///
+    /// # Errors
+    /// A failed allocation; another process is gone.
+    pub(crate) fn state_of(
+        &self,
+        index: usize,
+        parameter: &Parameter,
+        parallel: &Parallel,
+    ) -> Result<Vec<(String, Tensor)>> {
+        let of_another;
+        let moments = match &self.moments[index] {
+            Some(moments) => moments,
+            None => {
+                of_another = Moments::zeros(&self.options, parameter)?;
+                &of_another
+            }
+        };
+        let named = moments.named().into_iter().map(|(suffix, tensor)| {
+            parallel.owner(index).map_or(Ok(()), |owner| parallel.broadcast(owner, tensor))?;
+            Ok((format!("{}.{suffix}", parameter.name), tensor.clone()))
+        });
+        named.collect()
     }
 
     /// Puts saved tensors in the place of the zeros. `read` is called once for each tensor of [`Optimizer::named_state`], in

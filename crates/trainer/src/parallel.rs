@@ -81,17 +81,12 @@ impl Parallel {
         self.shards.of(self.group.rank())
     }
 
-    /// Deals the parameters that are trained out to owners: from the largest on, each to the process that has least.
+    /// Deals the parameters that are trained out to owners.
     pub(crate) fn deal_out(&mut self, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
-        let mut order: Vec<usize> = (0..parameters.len()).filter(|&index| trainable(index)).collect();
-        order.sort_by_key(|&index| std::cmp::Reverse(parameters[index].tensor.elem_count()));
-        let mut held = vec![0; self.group.size()];
-        self.owners = vec![0; parameters.len()];
-        for index in order {
-            let least = (0..held.len()).min_by_key(|&rank| held[rank]).unwrap_or(0);
-            self.owners[index] = least;
-            held[least] += parameters[index].tensor.elem_count();
-        }
+        let elements = |(index, parameter): (usize, &Parameter)| {
+            if trainable(index) { parameter.tensor.elem_count() as u64 } else { 0 }
+        };
+        self.owners = owners(&parameters.iter().enumerate().map(elements).collect::<Vec<_>>(), self.group.size());
     }
 
     /// The process that alone updates a parameter; none: every process updates all.
@@ -167,6 +162,20 @@ impl Parallel {
         }
         Ok((loss, said.iter().any(|said| said[0] != 0)))
     }
+}
+
+/// The owner of each of some parameters with so many elements to train: from the largest on, each goes to the process that has
+/// least.
+pub(crate) fn owners(elements: &[u64], processes: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..elements.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(elements[index]));
+    let (mut held, mut owners) = (vec![0; processes], vec![0; elements.len()]);
+    for index in order {
+        let least = (0..held.len()).min_by_key(|&rank| held[rank]).unwrap_or(0);
+        owners[index] = least;
+        held[least] += elements[index];
+    }
+    owners
 }
 
 /// Calls `f` with the bytes of all these tensors.

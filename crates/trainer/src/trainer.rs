@@ -29,7 +29,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 
@@ -134,6 +134,33 @@ impl Trainer {
             self.optimizer.keep(|index| parallel.holds(index));
         }
         self.parallel = Some(parallel);
+    }
+
+    /// While another process saves: sends it the part of the optimizer's state that only this one holds.
+    ///
+    /// # Errors
+    /// [`Error::Processes`].
+    pub fn lend_state(&self) -> Result<()> {
+        self.dealt_out().map_or(Ok(()), |parallel| self.each_state(parallel, |_| Ok(())))
+    }
+
+    /// The processes, where each holds a part of the optimizer's state.
+    pub(crate) fn dealt_out(&self) -> Option<&Parallel> {
+        self.parallel.as_ref().filter(|parallel| parallel.owner(0).is_some())
+    }
+
+    /// The optimizer's state that is dealt out, parameter by parameter. Every process has to ask.
+    pub(crate) fn each_state(
+        &self,
+        parallel: &Parallel,
+        mut take: impl FnMut(Vec<(String, Tensor)>) -> Result<()>,
+    ) -> Result<()> {
+        for (index, parameter) in self.model.parameters().iter().enumerate() {
+            if self.gradients.is_trainable(index) {
+                take(self.optimizer.state_of(index, parameter, parallel)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// The processes that it trains with.

@@ -124,6 +124,7 @@ fn plan(
         evaluation: None,
         wanted: Wanted::Undominated(None),
         base: None,
+        processes: planner::Processes::default(),
     };
     let job = Job {
         model,

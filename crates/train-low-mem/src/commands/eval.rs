@@ -74,6 +74,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     report::note(&format!("evaluating {}", plural(rows, "row")));
     let mut progress = RowProgress::new();
     let mut watcher = Watcher {
+        group: None,
         answered: &mut |row| predictions.as_mut().map_or(Ok(()), |predictions| predictions.add(row)),
         progress: &mut |done, all| progress.note(done, all),
     };

@@ -1,7 +1,8 @@
 //! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
 
 use candle_core::Device;
-use dataloader::Position;
+use collective::Shards;
+use dataloader::{BatchShare, Position};
 use memory_policy::{Bytes, Explained, MemorySnapshot, Probe};
 use planner::{Plan, Planned, Wanted};
 use serde_json::json;
@@ -68,7 +69,7 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         }
         None => (config, None),
     };
-    let feed = opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0)).transpose()?;
+    let feed = opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0, BatchShare::default())).transpose()?;
     let steps = match config.data.estimated_rows {
         None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
         Some(rows) => {
@@ -87,7 +88,8 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     let data = opened.as_ref().zip(feed.as_ref().map(|(loader, _)| loader));
     let priced = Priced::of_run(&config, &model, &options, device)?;
     let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
-    let job = RunJob { config: &config, model: &model, options: &options, data, device, wanted, prices: priced.prices };
+    let shards = Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 };
+    let job = RunJob { config: &config, model: &model, options: &options, data, device, wanted, prices: priced.prices, shards };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
     let planned = planner::plan(&job.at(&now), &now).map_err(|error| match error {
         planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &job, &now, steps),

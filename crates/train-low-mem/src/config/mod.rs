@@ -19,6 +19,7 @@ pub mod familiar_names;
 pub mod generation;
 pub mod keys;
 pub mod lora;
+pub mod parallel;
 mod memory;
 pub mod paths;
 mod precedence;
@@ -49,6 +50,8 @@ pub struct Config {
     pub train: Train,
     /// `lora.*`, where an adapter is trained.
     pub lora: Option<lora::Adapter>,
+    /// `parallel.*`
+    pub parallel: parallel::Division,
     /// `optimizer.*`
     pub optimizer: Optimizer,
     /// `schedule.*`
@@ -258,9 +261,13 @@ impl Config {
             model_is_best: values.text("checkpoint.model").as_deref() == Some("best"),
         };
         let generation = Generation::of(&values);
-        let memory = Memory::of(&values);
+        let (mut memory, parallel) = (Memory::of(&values), parallel::Division::of(&values));
+        if parallel.virtual_shards.is_some() && memory.prices == PricesFrom::Measured {
+            // Measured prices depend on the number of threads, and with them the cut of a batch, which shows in bits.
+            memory.prices = PricesFrom::BuiltIn;
+        }
         let config =
-            Self { run, model, data, train, lora, optimizer, schedule, generation, checkpoint, memory, values };
+            Self { run, model, data, train, lora, parallel, optimizer, schedule, generation, checkpoint, memory, values };
         config.check_across_keys()?;
         Ok(config)
     }
@@ -323,6 +330,7 @@ impl Config {
             .hint("set one of them: rows of `data.train`, or files of their own"));
         }
         evaluating::check(self)?;
+        parallel::check(self)?;
         Ok(())
     }
 }

@@ -36,7 +36,8 @@ impl Session {
         let model = self.trainer.model();
         let report = &self.report;
         let mut progress = |done, all| report.evaluating(done, all);
-        let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut progress };
+        let group = self.group.as_ref();
+        let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut progress, group };
         let Some(figures) =
             evaluation::evaluate(model, &dataset, &self.opened.tokenizer, &settings, &self.stop, &mut watcher)?
         else {

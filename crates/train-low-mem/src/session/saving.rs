@@ -19,12 +19,14 @@ impl Session {
     pub fn save_if_due(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
         let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
-        let by_clock = self
-            .config
-            .checkpoint
-            .every_minutes
-            .is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes);
+        let by_clock = if self.group.is_some() { self.agreed.save } else { self.is_time_to_save() };
         if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
+    }
+
+    /// Whether it is time by the clock.
+    pub(super) fn is_time_to_save(&self) -> bool {
+        let every = self.config.checkpoint.every_minutes;
+        every.is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes)
     }
 
     /// Saves the run as it stands, unless it stands where it was saved last.
@@ -34,6 +36,12 @@ impl Session {
             return Ok(());
         }
         let began = Instant::now();
+        if !self.writes() {
+            self.trainer.lend_state()?;
+            (self.saved_step, self.saved_at) = (Some(step), began);
+            self.stop.note_saved();
+            return Ok(());
+        }
         let state = Saved {
             position: self.position,
             identity: identity::identity(&self.config, &self.opened),

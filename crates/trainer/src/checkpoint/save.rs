@@ -12,6 +12,8 @@ use super::{
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
+use crate::parallel::Parallel;
 use crate::trainer::Trainer;
 use crate::{directories, files, temporary};
 
@@ -145,6 +147,9 @@ pub(super) fn write_model(
 
 /// The optimizer's moments, tensor by tensor.
 fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
+    if let Some(parallel) = trainer.dealt_out() {
+        return write_dealt_out(place, trainer, parallel);
+    }
     let parameters = trainer.model().parameters();
     let state = || trainer.optimizer.named_state(parameters);
     let headers = state()
@@ -165,6 +170,25 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
                 Ok(t5_ops::copy_from_file(&piece)?.unwrap_or(piece))
             })?;
         }
+        writer.into_sink();
+        Ok(())
+    })
+}
+
+/// The moments that several processes hold, parameter by parameter.
+fn write_dealt_out(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Result<ManifestEntry> {
+    let mut headers = Vec::new();
+    let optimizer = trainer.options().optimizer;
+    for (index, parameter) in trainer.model().parameters().iter().enumerate() {
+        if trainer.gradients().is_trainable(index) {
+            headers.extend(Optimizer::headers(&optimizer, parameter)?);
+        }
+    }
+    write_file(place, OPTIMIZER_FILE, |file| {
+        let mut writer = Writer::new(&place.path.join(OPTIMIZER_FILE), file, headers, &[])?;
+        trainer.each_state(parallel, |state| {
+            state.iter().try_for_each(|(name, tensor)| Ok(writer.write(name, tensor)?))
+        })?;
         writer.into_sink();
         Ok(())
     })

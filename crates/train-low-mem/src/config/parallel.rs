@@ -1,0 +1,42 @@
+//! `parallel.*`: several processes that train together.
+
+use trainer::Sharding;
+
+use super::{Config, Values};
+use crate::failure::{Failure, Outcome};
+
+/// How several processes divide the work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Division {
+    /// Parts of a batch whose gradients are summed by themselves; none: one for each process.
+    pub virtual_shards: Option<usize>,
+    /// What each process holds of what all of them need.
+    pub sharding: Sharding,
+}
+
+impl Division {
+    pub(super) fn of(values: &Values) -> Self {
+        let sharding = match values.text("parallel.shard").as_deref() {
+            Some("optimizer") => Sharding::Optimizer,
+            _ => Sharding::None,
+        };
+        let virtual_shards = values.integer("parallel.virtual_shards");
+        Self { virtual_shards: virtual_shards.and_then(|count| usize::try_from(count).ok()), sharding }
+    }
+}
+
+/// Rules about a batch that is divided.
+pub(super) fn check(config: &Config) -> Outcome<()> {
+    let layer_major = config.memory.pins.of("accumulation").is_some_and(|value| value.word() == Some("layer-major"));
+    if config.parallel.virtual_shards.is_some_and(|shards| shards > 1) && layer_major {
+        return Err(Failure::usage(
+            "`parallel.virtual_shards` sums the gradients of each shard by themselves, and `memory.accumulation = \"layer-major\"` those of a layer",
+        )
+        .hint("leave one of them out; without virtual shards losses agree to rounding"));
+    }
+    if config.parallel.sharding == Sharding::Optimizer && config.memory.pins.of("optimizer_offload").is_some() {
+        return Err(Failure::usage("`parallel.shard = \"optimizer\"` keeps each process' share of the state in memory")
+            .hint("leave `memory.optimizer_offload` out"));
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! This process among those that train together: found, asked to agree, and left.
+//!
+//! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
+//! it makes files that all of them read. A failure of one process ends all of them.
+
+use collective::Group;
+use collective::launcher::{self, Launched};
+use dataloader::BatchShare;
+use memory_policy::{Budgets, Bytes, MemorySnapshot};
+use planner::{Costs, Plan};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use trainer::Parallel;
+
+use crate::config::Config;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::{output, report};
+
+/// The processes of this run; one alone where no launcher started several.
+#[derive(Debug, Default)]
+pub struct Processes {
+    #[cfg(feature = "mpi")]
+    mpi: Option<std::mem::ManuallyDrop<collective::Mpi>>,
+    group: Option<Group>,
+}
+
+/// The launcher of this process, if it started several.
+pub fn launched() -> Option<Launched> {
+    launcher::launched(|name| std::env::var(name).ok())
+}
+
+/// This process' share of the threads of its host, where several processes are on it.
+pub fn threads() -> Option<usize> {
+    let here = launched()?.on_this_host?;
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    Some(launcher::threads(available, online_processors().unwrap_or(available), here))
+}
+
+/// Processors of this host, those that this process may not use included.
+fn online_processors() -> Option<usize> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    let count = |range: &str| {
+        let mut ends = range.trim().splitn(2, '-').map(str::parse::<usize>);
+        let first = ends.next()?.ok()?;
+        Some(ends.next().map_or(Some(first), Result::ok)? - first + 1)
+    };
+    online.split(',').map(count).sum()
+}
+
+impl Processes {
+    /// Joins the processes that a launcher started.
+    ///
+    /// # Errors
+    /// This build knows no MPI: each process would train the whole run alone, in the same directory.
+    pub fn join() -> Outcome<Self> {
+        let Some(launched) = launched() else { return Ok(Self::default()) };
+        Self::join_launched(launched)
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn join_launched(launched: Launched) -> Outcome<Self> {
+        let Launched { by, processes, .. } = launched;
+        Err(Failure::usage(format!("`{by}` started {processes} processes, and this build has no MPI"))
+            .hint("to train with several, build with `cargo build --release --features mpi`; see docs/processes.md")
+            .hint("to train with one, start the command without it"))
+    }
+
+    #[cfg(feature = "mpi")]
+    fn join_launched(launched: Launched) -> Outcome<Self> {
+        let mpi = collective::Mpi::join()?;
+        let group = mpi.group();
+        if group.size() != launched.processes {
+            let Launched { by, processes, .. } = launched;
+            return Err(Failure::usage(format!("`{by}` started {processes} processes, and MPI joined {}", group.size()))
+                .hint("start it with the `mpirun` of the MPI that this program was built with"));
+        }
+        if !group.is_first() {
+            output::be_silent(group.rank());
+        }
+        Ok(Self { mpi: Some(std::mem::ManuallyDrop::new(mpi)), group: Some(group) })
+    }
+
+    /// The group, where there are several.
+    pub fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    /// Leaves: together after an end that all of them reach, and otherwise all of them with this one.
+    pub fn leave(self, ended: Outcome<()>) -> Outcome<()> {
+        let Some(group) = &self.group else { return ended };
+        if let Err(failure) = &ended
+            && failure.exit != Exit::Interrupted
+        {
+            report::error(failure);
+            output::drain();
+            group.abort(failure.exit as i32);
+        }
+        group.meet()?;
+        #[cfg(feature = "mpi")]
+        if let Some(mpi) = self.mpi {
+            drop(std::mem::ManuallyDrop::into_inner(mpi));
+        }
+        ended
+    }
+}
+
+/// The part of one process in what all of them do; none where it is alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Together<'a>(pub Option<&'a Group>);
+
+impl Together<'_> {
+    /// Whether this is the process that prints and writes.
+    pub fn is_first(self) -> bool {
+        self.0.is_none_or(Group::is_first)
+    }
+
+    /// Makes files that all processes read: the first process first, and the others find them.
+    pub fn in_turn<T>(self, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+        let Some(group) = self.0 else { return make() };
+        if group.is_first() {
+            let made = make()?;
+            group.meet()?;
+            return Ok(made);
+        }
+        group.meet()?;
+        make()
+    }
+
+    /// What the first process found, for all.
+    pub fn of_first<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
+        let Some(group) = self.0 else { return Ok(mine) };
+        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
+        let said = group.of_first(serde_json::to_vec(&mine).map_err(failed)?)?;
+        serde_json::from_slice(&said).map_err(failed)
+    }
+
+    /// How a batch is divided.
+    ///
+    /// # Errors
+    /// Fewer virtual shards than processes; `parallel.*` of a run of one process that has no use for it.
+    pub fn parallel(self, config: &Config) -> Outcome<Option<Parallel>> {
+        let shards = config.parallel.virtual_shards;
+        let group = match (self.0, shards) {
+            (Some(group), _) => group.clone(),
+            // One process with several shards has the bits of several processes.
+            (None, Some(2..)) => Group::alone(),
+            (None, _) => return Ok(None),
+        };
+        Ok(Some(Parallel::new(group, shards)?))
+    }
+
+    /// Checks that the budgets of the processes on a host are no more than it has, and without a budget gives each an equal share.
+    pub fn share_memory(self, config: &mut Config, now: &MemorySnapshot) -> Outcome<()> {
+        let Some(group) = self.0 else { return Ok(()) };
+        let budget = planner::budget_of(config.memory.budget).resolve(now);
+        let said = group.gather(format!("{} {}", budget.0, host()).as_bytes())?;
+        let of = |said: &[u8]| {
+            let said = String::from_utf8_lossy(said).into_owned();
+            let (budget, host) = said.split_once(' ')?;
+            Some((budget.parse::<u64>().ok()?, host.to_owned()))
+        };
+        let here = host();
+        let budgets: Vec<u64> =
+            said.iter().filter_map(|said| of(said)).filter(|(_, host)| *host == here).map(|(budget, _)| budget).collect();
+        let processes = budgets.len().max(1) as u64;
+        if config.memory.budget.is_none() {
+            config.memory.budget = Some(budget.0 / processes);
+            return Ok(());
+        }
+        let sum = Bytes(budgets.iter().sum());
+        let available = now.ceiling() + Bytes(now.rss.0 * (processes - 1));
+        if sum > available {
+            return Err(Failure::new(
+                Exit::DoesNotFit,
+                format!(
+                    "memory budget: {processes} processes on {here} with {} each are {sum}, and {available} are available",
+                    Bytes(sum.0 / processes)
+                ),
+            )
+            .hint(format!("`--memory-budget` is for each process: {} or less", Bytes(available.0 / processes))));
+        }
+        Ok(())
+    }
+
+    /// One plan for all: the slowest of those that the processes would choose, with this process' own bill.
+    ///
+    /// # Errors
+    /// It does not fit here. `is_bound`: then the plan is followed as far as it goes.
+    pub fn one_plan(
+        self,
+        mine: Plan,
+        (now, costs, budgets): (&MemorySnapshot, &Costs, Budgets),
+        is_bound: bool,
+    ) -> Outcome<Plan> {
+        let Some(group) = self.0 else { return Ok(mine) };
+        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
+        let said = group.gather(&serde_json::to_vec(&(mine.relative_time, &mine.step)).map_err(failed)?)?;
+        let mut slowest: Option<(f64, planner::Step)> = None;
+        for said in &said {
+            let (time, step): (f64, planner::Step) = serde_json::from_slice(said).map_err(failed)?;
+            if slowest.as_ref().is_none_or(|(slowest, _)| time > *slowest) {
+                slowest = Some((time, step));
+            }
+        }
+        let Some((_, step)) = slowest.filter(|(_, step)| *step != mine.step) else { return Ok(mine) };
+        let mut costs = costs.clone();
+        costs.steps.retain(|choice| choice.what == step);
+        match memory_policy::plan(now, &costs, budgets) {
+            Ok(plan) => Ok(plan),
+            Err(refusal) if is_bound => Ok(*refusal.smallest_plan),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+}
+
+/// The part of every batch that this process reads.
+pub fn batch_share(parallel: Option<&Parallel>) -> BatchShare {
+    parallel.map_or_else(BatchShare::default, |parallel| BatchShare {
+        shards: parallel.shards(),
+        rank: parallel.group().rank(),
+    })
+}
+
+#[cfg(feature = "mpi")]
+fn host() -> String {
+    collective::Mpi::host()
+}
+
+#[cfg(not(feature = "mpi"))]
+fn host() -> String {
+    "this host".into()
+}
+
+impl From<collective::Error> for Failure {
+    fn from(error: collective::Error) -> Self {
+        Failure::internal(error.to_string()).hint("checkpoints are intact: resume from the newest with `--keep-training`")
+    }
+}
