@@ -158,6 +158,15 @@ impl Scene {
         shell.output().expect("a shell").into()
     }
 
+    /// Runs the command to its end below another one, such as `mpirun -n 2`.
+    pub fn run_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Ran {
+        let (command, mut words) = (self.command(arguments), launcher.split(' '));
+        let mut launched = Command::new(words.next().expect("a launcher"));
+        launched.args(words).arg(command.get_program()).args(command.get_args());
+        launched.current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
+        launched.output().expect("the launcher starts").into()
+    }
+
     /// Runs a line as typed into a shell.
     #[cfg(unix)]
     pub fn shell(&self, line: &str) -> Ran {

@@ -114,3 +114,13 @@ fn an_output_directory_that_cannot_be_written_is_said() {
     let ran = scene.run(&short(&["--output", "file/run"])).expect_code(1);
     assert!(ran.err.starts_with("error: file"), "{}", ran.err);
 }
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn several_copies_of_a_build_without_mpi_are_refused_before_they_train_the_same_run() {
+    let scene = Scene::new();
+    let launched = scene.run_under("env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4", &short(&[]));
+    let words = ["`mpirun` started 4 processes, and this build has no MPI", "--features mpi", "docs/processes.md"];
+    launched.expect_code(2).expect_words(&words);
+    assert!(!scene.path("run").exists());
+}

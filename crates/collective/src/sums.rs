@@ -69,14 +69,7 @@ pub fn buffers(shards: Shards) -> u64 {
 ///
 /// # Errors
 /// Those of [`Group::exchange`].
-pub fn sum(
-    group: &Group,
-    shards: Shards,
-    element: Element,
-    whole: &mut [u8],
-    rest: &[&[u8]],
-    to: To,
-) -> Result<()> {
+pub fn sum(group: &Group, shards: Shards, element: Element, whole: &mut [u8], rest: &[&[u8]], to: To) -> Result<()> {
     let (size, rank) = (group.size(), group.rank());
     if size == 1 && rest.is_empty() {
         return Ok(());

@@ -11,8 +11,8 @@ use crate::job::{Evaluation, Processes, Training, Wanted};
 use crate::lever::Space;
 use crate::levers::{Step, WEIGHT_OFFLOAD};
 use crate::names::{
-    ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
-    VALIDATION_ROWS, WORKSPACE,
+    ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
+    SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, priced_bytes, relative_time};
 use crate::search::halvings;
@@ -296,8 +296,14 @@ mod tests {
     ) -> T {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions { total_steps: allowance.0, ..TrainerOptions::default() };
-        let training =
-            Training { options: &options, disk_writes: allowance.1, evaluation: None, wanted: Wanted::All, base: None, processes: Processes::default() };
+        let training = Training {
+            options: &options,
+            disk_writes: allowance.1,
+            evaluation: None,
+            wanted: Wanted::All,
+            base: None,
+            processes: Processes::default(),
+        };
         let job = Job {
             model: &model,
             work: Work::Training(training.clone()),

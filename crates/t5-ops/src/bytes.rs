@@ -4,9 +4,7 @@ use std::cell::Cell;
 use std::mem::size_of_val;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.

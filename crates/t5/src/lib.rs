@@ -71,6 +71,6 @@ pub use model::T5;
 pub use ops::Files;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part};
 pub use step::gradients::Gradients;
-pub use step::run::Observer;
+pub use step::observer::{Observer, OwnShards};
 pub use stored_dtypes::StoredDtypes;
 pub use t5_ops::Precision;

@@ -19,8 +19,9 @@ use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
 use crate::parameters::{Parameter, ParameterSpec};
 use crate::step::gradients::Gradients;
+use crate::step::observer::{Interrupts, Observer};
 use crate::step::reach::Reach;
-use crate::step::run::{Interrupts, Observer, Offload, Step, infer, without_dropout};
+use crate::step::run::{Offload, Step, infer, without_dropout};
 use crate::step::schedule::Outline;
 use crate::step::weights::WeightFile;
 

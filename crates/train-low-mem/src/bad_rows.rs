@@ -20,7 +20,7 @@ impl Session {
         let step = self.trainer.step_count();
         let is_at_end = batch.position_after.epoch > batch.epoch || self.trainer.is_done();
         let history = self.history_mut();
-        history.read_rows += batch.len() as u64 + batch.bad_rows;
+        history.read_rows += batch.rows.len() as u64 + batch.bad_rows;
         history.bad_rows += batch.bad_rows;
         history.cut = (history.cut.0 + batch.cut_sources, history.cut.1 + batch.cut_targets);
         if let (None, Some(row)) = (&history.first_bad_row, &batch.first_bad_row) {

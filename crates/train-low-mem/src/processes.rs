@@ -71,8 +71,11 @@ impl Processes {
         let group = mpi.group();
         if group.size() != launched.processes {
             let Launched { by, processes, .. } = launched;
-            return Err(Failure::usage(format!("`{by}` started {processes} processes, and MPI joined {}", group.size()))
-                .hint("start it with the `mpirun` of the MPI that this program was built with"));
+            return Err(Failure::usage(format!(
+                "`{by}` started {processes} processes, and MPI joined {}",
+                group.size()
+            ))
+            .hint("start it with the `mpirun` of the MPI that this program was built with"));
         }
         if !group.is_first() {
             output::be_silent(group.rank());
@@ -160,8 +163,12 @@ impl Together<'_> {
             Some((budget.parse::<u64>().ok()?, host.to_owned()))
         };
         let here = host();
-        let budgets: Vec<u64> =
-            said.iter().filter_map(|said| of(said)).filter(|(_, host)| *host == here).map(|(budget, _)| budget).collect();
+        let budgets: Vec<u64> = said
+            .iter()
+            .filter_map(|said| of(said))
+            .filter(|(_, host)| *host == here)
+            .map(|(budget, _)| budget)
+            .collect();
         let processes = budgets.len().max(1) as u64;
         if config.memory.budget.is_none() {
             config.memory.budget = Some(budget.0 / processes);
@@ -233,6 +240,7 @@ fn host() -> String {
 
 impl From<collective::Error> for Failure {
     fn from(error: collective::Error) -> Self {
-        Failure::internal(error.to_string()).hint("checkpoints are intact: resume from the newest with `--keep-training`")
+        Failure::internal(error.to_string())
+            .hint("checkpoints are intact: resume from the newest with `--keep-training`")
     }
 }

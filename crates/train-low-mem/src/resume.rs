@@ -34,7 +34,8 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
 pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
     let Some(found) = found else { return Ok(false) };
     let step = found.state.step;
-    let (_, total_steps) = setup::steps(config, opened, saved::saved_state(found)?.position, step, BatchShare::default())?;
+    let (_, total_steps) =
+        setup::steps(config, opened, saved::saved_state(found)?.position, step, BatchShare::default())?;
     if run.finished_step() != Some(step) {
         return Ok(false);
     }

@@ -6,13 +6,14 @@
 
 mod evaluating;
 mod saving;
+mod together;
 
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
 use collective::Group;
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Name, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
@@ -79,16 +80,7 @@ pub struct Session {
     shown_peak: Bytes,
     /// The processes of this run, where there are several.
     group: Option<Group>,
-    agreed: Agreed,
-}
-
-/// What all processes of a run decided together before a step.
-#[derive(Clone, Copy, Debug, Default)]
-struct Agreed {
-    /// To stop.
-    stop: bool,
-    /// To save after this step, because it is time by the clock.
-    save: bool,
+    agreed: together::Agreed,
 }
 
 /// The parts of a session.
@@ -261,7 +253,7 @@ impl Session {
             kept_stretches,
             shown_peak: Bytes::ZERO,
             group,
-            agreed: Agreed::default(),
+            agreed: together::Agreed::default(),
         };
         session.stop.can_leave_in_order();
         session.note_memory("with the model loaded")?;
@@ -309,36 +301,6 @@ impl Session {
         }
         self.most_required = self.most_required.max(self.plan.required());
         Ok(())
-    }
-
-    /// Before a step, all processes learn whether one of them is to stop or has to follow another plan, and do the same.
-    fn agree(&mut self, now: &MemorySnapshot, replanned: &mut Replanned) -> Outcome<()> {
-        let Some(group) = &self.group else { return Ok(()) };
-        let wishes = [
-            self.stop.requested() || self.is_hopeless,
-            replanned.is_hopeless,
-            replanned.change.is_some(),
-            group.is_first() && self.is_time_to_save(),
-        ];
-        let said = group.gather_numbers(&wishes.map(u64::from))?;
-        let [stop, is_hopeless, changes, save] = [0, 1, 2, 3].map(|wish| said.iter().any(|said| said[wish] != 0));
-        self.agreed = Agreed { stop, save };
-        replanned.is_hopeless = is_hopeless;
-        if changes {
-            let mine = replanned.plan.clone();
-            let plan = Together(Some(group)).one_plan(mine, (now, &self.costs, self.budgets), true)?;
-            if plan.step != replanned.plan.step {
-                let (needed, available) = (plan.required(), now.ceiling());
-                replanned.change.get_or_insert(Change::Shrunk { needed, available });
-            }
-            replanned.plan = plan;
-        }
-        Ok(())
-    }
-
-    /// Whether this process writes the files of the run.
-    pub fn writes(&self) -> bool {
-        Together(self.group.as_ref()).is_first()
     }
 
     /// Whether the run should leave now: someone asked for it, or the machine has no memory for it. Several processes leave when all of
@@ -408,7 +370,7 @@ impl Session {
             "source_tokens": stats.source_tokens, "tokens_per_second": tokens_per_second,
             "step_ms": milliseconds(took.step), "data_wait_ms": milliseconds(took.data_wait),
             "micro_batches": stats.micro_batches, "rss_bytes": now.rss.0, "peak_rss_bytes": now.peak_rss.0,
-            "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.len(),
+            "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.rows.len(),
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
             "cut_sources": batch.cut_sources, "cut_targets": batch.cut_targets,
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),

@@ -35,6 +35,8 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     if flags.dry_run {
         return Err(Failure::usage("`--dry-run` tries a run of one process").hint("start it without the launcher"));
     }
+    // The same for all: said before one of them makes a file.
+    together.parallel(&config)?;
     let keep_training = flags.keep_training == Some(true);
     let (mut run, opened) = together.in_turn(|| {
         if !keep_training && together.is_first() {
@@ -106,6 +108,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let (stop, plan) = (run.stop.clone(), run.step_plan());
         let outcome = run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested())?;
         let took = Took { data_wait: began - asked, step: began.elapsed() };
+        let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {
             break;
         }

@@ -36,7 +36,7 @@ use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
-use crate::parallel::{Parallel, Share, Sharding};
+use crate::parallel::{Parallel, Sharding, Share};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
@@ -430,13 +430,7 @@ fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
 }
 
 /// The micro-batch of some samples of a share of a batch, each with its index in the whole batch, where the share's first is `first`.
-fn gather(
-    batch: &Batch,
-    samples: &[usize],
-    first: usize,
-    config: &t5::Config,
-    device: &Device,
-) -> Result<MicroBatch> {
+fn gather(batch: &Batch, samples: &[usize], first: usize, config: &t5::Config, device: &Device) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
     let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
     let indices: Vec<u32> = samples.iter().map(|&i| (first + i) as u32).collect();

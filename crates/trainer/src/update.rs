@@ -1,9 +1,7 @@
 //! The update of a step, as its events reach the optimizer: gradients are measured, a decision is made, gradients are applied.
 
-use std::ops::Range;
-
 use candle_core::Tensor;
-use t5::{Observer, T5};
+use t5::{Observer, OwnShards, T5};
 use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
@@ -31,7 +29,7 @@ pub(crate) struct Update<'a> {
     target_tokens: f64,
     interrupted: &'a dyn Fn() -> bool,
     /// Other processes, and the micro-batches of each shard of this one.
-    parallel: Option<(&'a Parallel, Vec<(usize, Range<usize>)>)>,
+    parallel: Option<(&'a Parallel, OwnShards)>,
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
@@ -74,7 +72,7 @@ impl<'a> Update<'a> {
 
 impl<'a> Update<'a> {
     /// The update of all these processes together, where this one has some shards, each with its micro-batches.
-    pub fn among(self, parallel: &'a Parallel, shards: Vec<(usize, Range<usize>)>) -> Self {
+    pub fn among(self, parallel: &'a Parallel, shards: OwnShards) -> Self {
         Update { parallel: Some((parallel, shards)), ..self }
     }
 
@@ -100,7 +98,7 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.parallel.is_none() && !self.is_changed && (self.interrupted)()
     }
 
-    fn shards(&self) -> Vec<(usize, Range<usize>)> {
+    fn shards(&self) -> OwnShards {
         self.parallel.as_ref().map(|(_, shards)| shards.clone()).unwrap_or_default()
     }
 

@@ -65,6 +65,32 @@ fn without_shuffling_step_i_is_rows_i_times_batch_size_on() {
 }
 
 #[test]
+fn the_shares_of_several_processes_are_the_whole_batch_bad_rows_left_out() {
+    let (files, start, idle) = (files_with_bad_rows(), Position::default(), limits(0, 0));
+    let skipping = LoaderOptions { bad_rows: BadRows::Skip, ..options(5) };
+    let whole = stream(&files, skipping.clone(), start, idle);
+    for (count, processes) in [(2, 2), (4, 2), (7, 3)] {
+        let shards = Shards { count, processes };
+        let of = |rank| {
+            let share = BatchShare { shards, rank };
+            stream(&files, LoaderOptions { share, ..skipping.clone() }, start, idle)
+        };
+        let shares: Vec<Vec<Batch>> = (0..processes).map(of).collect();
+        for (number, batch) in whole.iter().enumerate() {
+            let parts = || shares.iter().map(|share| &share[number]);
+            assert_eq!(parts().flat_map(|part| part.rows.clone()).collect::<Vec<_>>(), batch.rows);
+            assert_eq!(parts().flat_map(|part| part.targets.clone()).collect::<Vec<_>>(), batch.targets);
+            assert_eq!(parts().map(|part| part.bad_rows).sum::<u64>(), batch.bad_rows);
+            for part in parts() {
+                assert_eq!(part.position_after, batch.position_after);
+                assert_eq!(part.shard_samples.iter().sum::<usize>(), part.len());
+            }
+            assert_eq!(parts().map(|part| part.shard_samples.len()).sum::<usize>(), count);
+        }
+    }
+}
+
+#[test]
 fn threads_and_depth_do_not_change_the_stream() {
     let files = Files::new().with_squares(200, 64);
     let expected = stream(&files, options(9), Position::default(), SYNCHRONOUS);

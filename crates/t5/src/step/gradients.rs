@@ -87,11 +87,11 @@ impl<T: Ops> Gradients<T> {
     /// Says that a shard is complete: what is added from here on belongs to the next. Sums of shards that are the halves of one node of
     /// their tree are added up.
     pub(crate) fn close(&mut self, shard: usize, parameters: &[Parameter<T>]) -> Result<()> {
-        for index in 0..self.slots.len() {
+        for (index, parameter) in parameters.iter().enumerate() {
             if !self.slots[index].trainable {
                 continue;
             }
-            let sum = self.complete(index, &parameters[index].tensor)?;
+            let sum = self.complete(index, &parameter.tensor)?;
             let slot = &mut self.slots[index];
             (slot.accumulator, slot.empty) = (None, true);
             slot.closed.push((Stretch::of(shard), sum));

@@ -9,6 +9,7 @@
 
 pub mod count;
 pub(crate) mod gradients;
+pub(crate) mod observer;
 pub(crate) mod reach;
 pub(crate) mod run;
 pub(crate) mod schedule;

@@ -8,6 +8,7 @@ use std::ops::Range;
 use candle_core::DType;
 
 use super::gradients::Gradients;
+use super::observer::{Interrupts, Observer};
 use super::reach::Keep;
 use super::schedule::{Backward, Event, Stage, Then, ToEmbedding, Unit};
 use super::store::{Store, Stored};
@@ -19,73 +20,6 @@ use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
-
-/// Whoever trains, as a step sees it. `E` is the caller's error. What an observer does not say it leaves as it is: no
-/// interruption, and the update is made.
-pub trait Observer<T, E> {
-    /// Asked before every block of every micro-batch; `true` ends the step.
-    fn interrupted(&mut self) -> bool {
-        false
-    }
-
-    /// The shards that this process has of an optimizer batch, each with its micro-batches, where gradients are sums over several:
-    /// then every gradient is handed to [`Observer::sum`] before it is anything else. Empty: a gradient is the sum of what was added.
-    fn shards(&self) -> Vec<(usize, Range<usize>)> {
-        Vec::new()
-    }
-
-    /// A shard is complete, with this sum of token losses. Called where there are several.
-    fn close(&mut self, loss_sum: f64) {
-        let _ = loss_sum;
-    }
-
-    /// The sums of this process that the gradient of parameter `index` consists of, in the order of the shards. Afterwards the first is
-    /// the gradient. Called for every trained parameter, in the same order by every process; once more where a gradient is
-    /// computed once more.
-    ///
-    /// # Errors
-    /// The caller's; the step ends with them.
-    fn sum(&mut self, index: usize, parts: &[T]) -> Result<(), E> {
-        let _ = (index, parts);
-        Ok(())
-    }
-
-    /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient.
-    ///
-    /// # Errors
-    /// The caller's; the step ends with them.
-    fn measure(&mut self, index: usize, gradient: &T) -> Result<(), E> {
-        let _ = (index, gradient);
-        Ok(())
-    }
-
-    /// Whether the update is made. Called once, when every gradient was measured; `loss_sum` is the sum of all token losses.
-    ///
-    /// # Errors
-    /// The caller's.
-    fn decide(&mut self, loss_sum: f64) -> Result<bool, E> {
-        let _ = loss_sum;
-        Ok(true)
-    }
-
-    /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient.
-    ///
-    /// # Errors
-    /// The caller's. Some parameters are changed then, and others not.
-    fn apply(&mut self, index: usize, gradient: &T) -> Result<(), E> {
-        let _ = (index, gradient);
-        Ok(())
-    }
-}
-
-/// An observer of passes that have no update: it only interrupts.
-pub(crate) struct Interrupts<'a>(pub &'a dyn Fn() -> bool);
-
-impl<T> Observer<T, Error> for Interrupts<'_> {
-    fn interrupted(&mut self) -> bool {
-        (self.0)()
-    }
-}
 
 /// The memory of a micro-batch between events.
 #[derive(Debug)]

@@ -69,7 +69,10 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         }
         None => (config, None),
     };
-    let feed = opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0, BatchShare::default())).transpose()?;
+    let feed = opened
+        .as_ref()
+        .map(|opened| setup::steps(&config, opened, Position::default(), 0, BatchShare::default()))
+        .transpose()?;
     let steps = match config.data.estimated_rows {
         None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
         Some(rows) => {
@@ -89,7 +92,16 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     let priced = Priced::of_run(&config, &model, &options, device)?;
     let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let shards = Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 };
-    let job = RunJob { config: &config, model: &model, options: &options, data, device, wanted, prices: priced.prices, shards };
+    let job = RunJob {
+        config: &config,
+        model: &model,
+        options: &options,
+        data,
+        device,
+        wanted,
+        prices: priced.prices,
+        shards,
+    };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
     let planned = planner::plan(&job.at(&now), &now).map_err(|error| match error {
         planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &job, &now, steps),

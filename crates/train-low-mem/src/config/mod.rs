@@ -19,8 +19,8 @@ pub mod familiar_names;
 pub mod generation;
 pub mod keys;
 pub mod lora;
-pub mod parallel;
 mod memory;
+pub mod parallel;
 pub mod paths;
 mod precedence;
 pub mod values;
@@ -266,8 +266,20 @@ impl Config {
             // Measured prices depend on the number of threads, and with them the cut of a batch, which shows in bits.
             memory.prices = PricesFrom::BuiltIn;
         }
-        let config =
-            Self { run, model, data, train, lora, parallel, optimizer, schedule, generation, checkpoint, memory, values };
+        let config = Self {
+            run,
+            model,
+            data,
+            train,
+            lora,
+            parallel,
+            optimizer,
+            schedule,
+            generation,
+            checkpoint,
+            memory,
+            values,
+        };
         config.check_across_keys()?;
         Ok(config)
     }

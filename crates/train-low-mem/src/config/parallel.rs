@@ -35,8 +35,10 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         .hint("leave one of them out; without virtual shards losses agree to rounding"));
     }
     if config.parallel.sharding == Sharding::Optimizer && config.memory.pins.of("optimizer_offload").is_some() {
-        return Err(Failure::usage("`parallel.shard = \"optimizer\"` keeps each process' share of the state in memory")
-            .hint("leave `memory.optimizer_offload` out"));
+        return Err(Failure::usage(
+            "`parallel.shard = \"optimizer\"` keeps each process' share of the state in memory",
+        )
+        .hint("leave `memory.optimizer_offload` out"));
     }
     Ok(())
 }

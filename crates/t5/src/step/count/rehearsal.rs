@@ -15,8 +15,9 @@ use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
 use crate::parameters::{Parameter, ParameterSpec, Weight};
 use crate::step::gradients::Gradients;
+use crate::step::observer::Interrupts;
 use crate::step::reach::{Keep, Reach};
-use crate::step::run::{Interrupts, Step};
+use crate::step::run::Step;
 use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 
 /// The counts of one event for one micro-batch.

@@ -7,7 +7,8 @@ use super::*;
 use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
-use crate::step::run::{Interrupts, Observer, Offload, Step};
+use crate::step::observer::{Interrupts, Observer};
+use crate::step::run::{Offload, Step};
 use crate::{Error, Family, Lora, StepContext, T5, Targets};
 
 type Trains<'a> = &'a dyn Fn(Part) -> bool;

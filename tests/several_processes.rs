@@ -1,0 +1,90 @@
+//! The command under `mpirun`: needs an MPI, and the feature `mpi`. The sums themselves are tested without either, in `trainer` and
+//! `collective`.
+
+#[expect(dead_code, reason = "made for every test of the command")]
+mod run;
+
+use run::{Ran, Scene, short};
+use serde_json::Value;
+
+/// Runs the command as so many processes.
+fn together(scene: &Scene, processes: usize, arguments: &[String]) -> Ran {
+    let root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";
+    scene.run_under(&format!("env {root} mpirun -n {processes}"), arguments)
+}
+
+fn losses(scene: &Scene, run: &str) -> Vec<(u64, f64)> {
+    let number = |line: &Value, key: &str| line[key].as_f64().expect("a number");
+    scene.events(run, "step").iter().map(|line| (number(line, "step") as u64, number(line, "loss"))).collect()
+}
+
+#[test]
+fn the_losses_of_two_and_four_processes_are_those_of_one() {
+    let scene = Scene::new();
+    let gelu = ["--set", "model.overrides={feed_forward_proj=\"gated-gelu\"}", "--set", "train.batch_size=7"];
+    scene.run(&short(&[&gelu[..], &["--output", "one"]].concat())).expect_code(0);
+    let expected = losses(&scene, "one");
+    for (processes, run) in [(2, "two"), (4, "four")] {
+        let ran = together(&scene, processes, &short(&[&gelu[..], &["--output", run]].concat()));
+        ran.expect_code(0);
+        let got = losses(&scene, run);
+        assert_eq!(got.len(), expected.len());
+        for ((step, loss), (_, one)) in got.iter().zip(&expected) {
+            assert!((loss - one).abs() <= 1e-5, "{processes} processes, step {step}: {loss} instead of {one}");
+        }
+        for key in ["rows", "samples", "target_tokens", "source_tokens", "epoch", "cut_targets"] {
+            let of = |run: &str| scene.events(run, "step").iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+            assert_eq!(of(run), of("one"), "{key}");
+        }
+        let evaluated = |run: &str| scene.events(run, "eval")[0].clone();
+        assert_eq!(evaluated(run)["loss"], evaluated("one")["loss"], "rows are shared out, and figures are exact");
+    }
+}
+
+#[test]
+fn virtual_shards_give_the_same_file_for_one_two_and_four_processes_and_after_a_resume_with_another_number() {
+    let scene = Scene::new();
+    let adamw = ["optimizer.name=adamw", "optimizer.learning_rate=1e-3", "parallel.virtual_shards=4"];
+    let shards: Vec<&str> = adamw.iter().flat_map(|setting| ["--set", setting]).collect();
+    let arguments = |more: &[&str]| short(&[&shards[..], more].concat());
+    scene.run(&arguments(&["--output", "one"])).expect_code(0);
+    let expected = scene.read("one/model/model.safetensors");
+    for (processes, shard) in [(2, "none"), (4, "optimizer")] {
+        let (run, sharding) = (format!("of-{processes}"), format!("parallel.shard={shard}"));
+        together(&scene, processes, &arguments(&["--set", &sharding, "--output", &run])).expect_code(0);
+        assert_eq!(scene.read(&format!("{run}/model/model.safetensors")), expected, "{processes} processes");
+        let state = |run: &str| scene.read(&format!("{run}/checkpoints/step-00000006/optimizer.safetensors"));
+        assert_eq!(state(&run), state("one"));
+    }
+    // 1, 4 and 2 processes, two steps each.
+    let until = |steps: &str| arguments(&["--keep-training", "--max-steps", steps]);
+    scene.run(&arguments(&["--max-steps", "2"])).expect_code(0);
+    together(&scene, 4, &until("4")).expect_code(0);
+    together(&scene, 2, &until("6")).expect_code(0);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+}
+
+#[test]
+fn an_adapter_beside_a_quantised_base_is_trained_by_two() {
+    let scene = Scene::new();
+    scene.run(&short(&["--output", "base"])).expect_code(0);
+    let settings = ["model.init_from=base/model", "model.base_precision=int8", "parallel.virtual_shards=2"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let arguments = |output: &str| short(&[&settings[..], &["--lora", "--output", output]].concat());
+    scene.run(&arguments("one")).expect_code(0);
+    together(&scene, 2, &arguments("two")).expect_code(0);
+    let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
+    assert_eq!(adapter("two"), adapter("one"));
+}
+
+#[test]
+fn one_process_that_fails_ends_all_and_says_which_it_was() {
+    let scene = Scene::new();
+    // A budget that a single process would have, four of which are more than any machine has.
+    let ran = together(&scene, 2, &short(&["--memory-budget", "900TiB"]));
+    ran.expect_code(3).expect_words(&["2 processes on", "`--memory-budget` is for each process"]);
+    let ran = together(&scene, 2, &short(&["--set", "parallel.virtual_shards=1"]));
+    ran.expect_code(2)
+        .expect_words(&["`parallel.virtual_shards`: expected at least the number of processes, 2, got 1"]);
+    assert!(!scene.path("run/model").exists());
+}
