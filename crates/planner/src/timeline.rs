@@ -89,6 +89,7 @@ mod tests {
                 evaluation: None,
                 wanted: Wanted::Undominated(None),
                 base: None,
+                processes: crate::job::Processes::default(),
             };
             let job = Job {
                 model: &model,
