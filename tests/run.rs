@@ -213,6 +213,26 @@ impl Running {
         (0..count).all(|_| self.lines.read_line(&mut line).expect("a pipe") > 0)
     }
 
+    /// The first line of standard error with these words; what came before it is gone.
+    #[track_caller]
+    pub fn error_line(&mut self, words: &str) -> String {
+        let errors = self.child.stderr.as_mut().expect("a pipe");
+        let mut line = Vec::new();
+        let mut byte = [0];
+        // No byte more is taken than the line has: the rest is read at the end.
+        while errors.read(&mut byte).expect("a pipe") > 0 {
+            line.push(byte[0]);
+            if byte[0] == b'\n' {
+                let text = String::from_utf8_lossy(&line).into_owned();
+                if text.contains(words) {
+                    return text;
+                }
+                line.clear();
+            }
+        }
+        panic!("it ended without a line with {words:?}")
+    }
+
     /// The process.
     pub fn id(&self) -> u32 {
         self.child.id()

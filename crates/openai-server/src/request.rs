@@ -97,6 +97,8 @@ pub struct Options {
     pub no_repeat_ngram: Option<usize>,
     /// No end before so many tokens.
     pub min_tokens: Option<usize>,
+    /// Whether somebody reads the answer as it is made.
+    pub is_streamed: bool,
 }
 
 /// Parameters that do not change an answer.
@@ -140,8 +142,9 @@ impl Request {
         let mut fields = Fields { left: body };
         let is_chat = interface == Interface::Chat;
         let prompts = if is_chat { vec![fields.messages(limits)?] } else { fields.prompts(limits)? };
-        let options = fields.options(is_chat, limits)?;
+        let mut options = fields.options(is_chat, limits)?;
         let stream = fields.truth("stream")?;
+        options.is_streamed = stream;
         let include_usage = match fields.take("stream_options") {
             None => false,
             Some(Value::Object(inner)) => {
@@ -238,6 +241,7 @@ impl Fields {
             repetition_penalty: self.number("repetition_penalty", 0.01, 100.0)?.map(|number| number as f32),
             no_repeat_ngram: self.count("no_repeat_ngram_size", 0, usize::MAX)?,
             min_tokens: self.count("min_tokens", 0, usize::MAX)?,
+            is_streamed: false,
         };
         let is_drawn = options.temperature.is_some_and(|temperature| temperature > 0.0);
         match options.num_beams {

@@ -165,7 +165,8 @@ mod tests {
 
     fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
         let activations = DType::F32;
-        Inference { activations, parameters, stored, answer: AnswerShape::greedy(32), has_targets: true, rows: None }
+        let answer = AnswerShape::greedy(32);
+        Inference { activations, parameters, stored, answer, has_targets: true, rows: None, beside: Vec::new() }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The job: what is computed, over what, within which budget.
 
 use candle_core::DType;
-use memory_policy::{Budget, Budgets, Bytes, Place};
+use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
 use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
@@ -108,6 +108,8 @@ pub struct Inference<'a> {
     pub has_targets: bool,
     /// The rows that are read, where they come from a dataset.
     pub rows: Option<EvaluatedRows<'a>>,
+    /// What the program holds beside, in every phase.
+    pub beside: Vec<CostRow>,
 }
 
 /// Which of the ways to carry out a step are wanted.

@@ -15,6 +15,7 @@
 //!   the part that holds it.
 //! * A pinned lever is offered with that value alone.
 
+mod answer_bytes;
 mod counted;
 mod error;
 pub mod feeding;
@@ -36,6 +37,7 @@ mod speed;
 mod timeline;
 mod training;
 
+pub use answer_bytes::AnswerBytes;
 pub use error::{Error, Result};
 pub use feeding::{DatasetResidency, Feeding};
 pub use feeding::{Feed, Rows};

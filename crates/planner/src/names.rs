@@ -37,6 +37,11 @@ pub const VALIDATION_ROWS: Name = Name::new("validation rows");
 /// Rows that `eval` reads.
 pub const ROWS: Name = Name::new("rows");
 
+/// Connections, requests and answers of a server.
+pub const SERVER: Name = Name::new("server");
+/// Adapters beside the first, which is among the parameters.
+pub const ADAPTERS: Name = Name::new("adapters");
+
 /// The phase in which the model is loaded or made.
 pub const LOADING: Name = Name::new("loading");
 /// The phase in which a checkpoint is written.

@@ -33,7 +33,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         }
         Work::Inference(inference) => {
             let memory_for_reading = now.ceiling().saturating_sub(job.budgets.process.resolve(now));
-            (Vec::new(), inference::offer(job, inference, memory_for_reading)?)
+            (inference.beside.clone(), inference::offer(job, inference, memory_for_reading)?)
         }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];

@@ -32,7 +32,21 @@ pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
     let Some(last) = turns.iter().rposition(is_answer) else {
         return Err("expected a message of the assistant, got none".to_owned());
     };
-    let before = || turns[..last].iter().filter(|turn| !turn.content.is_empty());
+    Ok((prompt_of(&turns[..last])?, &turns[last].content))
+}
+
+/// A chat that waits for its answer, as the prompt that [`prompt_and_response`] makes of it. Roles are those of OpenAI.
+///
+/// # Errors
+/// In words, where there is no message but of the system.
+pub fn prompt(turns: &[Turn]) -> Result<String, String> {
+    let turns: Vec<Turn> =
+        turns.iter().map(|turn| Turn { role: role(&turn.role), content: turn.content.clone() }).collect();
+    prompt_of(&turns)
+}
+
+fn prompt_of(turns: &[Turn]) -> Result<String, String> {
+    let before = || turns.iter().filter(|turn| !turn.content.is_empty());
     let is_system = |turn: &&Turn| turn.role == "system";
     let others = before().filter(|turn| !is_system(turn)).count();
     if others == 0 {
@@ -53,7 +67,7 @@ pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
     before().filter(|turn| !is_system(turn)).for_each(|turn| {
         add(if others > 1 { &turn.role } else { "" }, &turn.content);
     });
-    Ok((prompt, &turns[last].content))
+    Ok(prompt)
 }
 
 /// The role by its name in the OpenAI or the ShareGPT form.
@@ -193,6 +207,15 @@ mod tests {
             "user: a\nassistant: b\nuser: c",
             "d",
         );
+    }
+
+    #[test]
+    fn a_chat_that_waits_for_its_answer_has_the_prompt_that_it_was_trained_with() {
+        let turn = |role: &str, content: &str| Turn { role: role.to_owned(), content: content.to_owned() };
+        let chat = [turn("developer", "Be brief."), turn("user", "a"), turn("assistant", "b"), turn("user", "c")];
+        assert_eq!(prompt(&chat).as_deref(), Ok("Be brief.\nuser: a\nassistant: b\nuser: c"));
+        assert_eq!(prompt(&chat[1..2]).as_deref(), Ok("a"));
+        assert!(prompt(&chat[..1]).is_err());
     }
 
     #[test]

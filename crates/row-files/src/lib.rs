@@ -33,7 +33,7 @@ mod rows;
 mod split;
 mod thrift;
 
-pub use chat::Turn;
+pub use chat::{Turn, prompt as chat_prompt};
 pub use chat_lists::ChatLists;
 pub use clean::clean;
 pub use columns::{Chosen, Column, Pairing};

@@ -63,7 +63,7 @@ pub use family::Family;
 pub use generate::beams::{Beams, EarlyStopping};
 pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
-pub use generate::{Answer, AnswerShape, GenerateOptions, Search, Watch};
+pub use generate::{Answer, AnswerShape, AnswersTogether, GenerateOptions, Grown, Search, Watch};
 pub use hf::{QuantisedWeights, StoredModel, StoredWeights, peft, quantise_with, safetensors};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use t5_ops::Quantised;
@@ -38,7 +39,7 @@ pub struct T5 {
     parameters: Vec<Parameter>,
     pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
-    file: Option<WeightFile>,
+    file: Option<Arc<WeightFile>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
     /// What an adapter calls its base.
@@ -74,7 +75,7 @@ impl T5 {
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
-        T5::assemble(config.clone(), dtype, parameters, file)
+        T5::assemble(config.clone(), dtype, parameters, file.map(Arc::new))
     }
 
     /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
@@ -115,7 +116,8 @@ impl T5 {
 
     fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place, is_frozen: bool) -> Result<T5> {
         let (config, parameters, file) = hf::load(directory, dtype, device, place, is_frozen)?;
-        let model = T5 { directory: Some(directory.into()), ..T5::assemble(config, dtype, parameters, file)? };
+        let model =
+            T5 { directory: Some(directory.into()), ..T5::assemble(config, dtype, parameters, file.map(Arc::new))? };
         // Duplicates in the files were compared with it.
         t5_ops::page_out(&model.network.shared.tensor);
         Ok(model)
@@ -128,6 +130,21 @@ impl T5 {
     /// # Errors
     /// [`Error::Config`] for an adapter that this model cannot have.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
+        self.adapted(lora, seed, false)
+    }
+
+    /// This model with an adapter, and this model as it is: both hold the same weights, and what the adapter has values of
+    /// its own for is copied. Neither may be trained.
+    ///
+    /// # Errors
+    /// As [`T5::with_adapter`].
+    pub fn beside_adapter(&self, lora: Lora) -> Result<T5> {
+        let shared = T5::assemble(self.config.clone(), self.dtype, self.parameters.clone(), self.file.clone())?;
+        let shared = T5 { directory: self.directory.clone(), base_name: self.base_name.clone(), ..shared };
+        shared.adapted(lora, 0, true)
+    }
+
+    fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
         let T5 { config, dtype, parameters, network, file, directory, base_name } = self;
         let device = network.shared.tensor.device().clone();
@@ -147,7 +164,7 @@ impl T5 {
                     (Some(parameter), _) if parameter.tensor.dtype() != spec.dtype(dtype) => {
                         parameter.tensor.to_dtype(spec.dtype(dtype))?
                     }
-                    (Some(parameter), _) if is_trained && file.is_some() => parameter.tensor.copy()?,
+                    (Some(parameter), _) if is_trained && (is_shared || file.is_some()) => parameter.tensor.copy()?,
                     (Some(parameter), _) => parameter.tensor,
                     (None, Some(head)) if head.dtype() != spec.dtype(dtype) => head.to_dtype(spec.dtype(dtype))?,
                     (None, Some(head)) => head.copy()?,
@@ -212,7 +229,8 @@ impl T5 {
                 (None, None) => tensor.copy()?,
             };
         }
-        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, file)? };
+        *self =
+            T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, file.map(Arc::new))? };
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -262,7 +280,7 @@ impl T5 {
         self.base_name = Some(name.to_owned());
     }
 
-    fn assemble(config: Config, dtype: DType, parameters: Vec<Parameter>, file: Option<WeightFile>) -> Result<T5> {
+    fn assemble(config: Config, dtype: DType, parameters: Vec<Parameter>, file: Option<Arc<WeightFile>>) -> Result<T5> {
         let network = Network::new(&config, &parameters)?;
         Ok(T5 { config, dtype, parameters, network, file, directory: None, base_name: None })
     }

@@ -13,6 +13,7 @@ use memory_policy::Bytes;
 use toml::Value;
 
 use crate::answer_flags::{EvalArgs, GenerateArgs};
+use crate::chat_flags::ChatArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::config::{Origin, Values, familiar_names, paths};
 use crate::export_flags::ExportArgs;
@@ -20,6 +21,7 @@ use crate::failure::{Failure, Outcome};
 use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
+use crate::serve_flags::ServeArgs;
 use crate::view_flags::ReportArgs;
 
 const EXAMPLES: &str = "\
@@ -84,6 +86,10 @@ pub enum Command {
     Eval(Box<EvalArgs>),
     /// Generate text with a model: greedy, beam search or sampling
     Generate(Box<GenerateArgs>),
+    /// Talk to a model, or compare adapters, line by line
+    Chat(Box<ChatArgs>),
+    /// Answer over HTTP, as OpenAI's interface does: completions, chats, streams, metrics
+    Serve(Box<ServeArgs>),
     /// Show the rows of files: columns, nulls, duplicates, lengths, samples
     Inspect(InspectArgs),
     /// Turn JSONL, JSON, CSV, TSV or parquet files into one parquet file of prompts and responses

@@ -1,9 +1,9 @@
-//! What `eval` and `generate` share: the plan, and the model where the plan has it.
+//! What `eval`, `generate` and `serve` share: the plan, and the model where the plan has it.
 
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use memory_policy::{Budget, Bytes, MemorySnapshot, SystemProbe};
+use memory_policy::{Budget, Bytes, CostRow, MemorySnapshot, SystemProbe};
 use planner::{Inference, Job, Pins, Plan};
 use t5::{AnswerShape, StoredWeights, T5};
 
@@ -37,6 +37,8 @@ pub struct Shape {
     pub longest: (usize, usize),
     /// The answers.
     pub answer: AnswerShape,
+    /// What the program holds beside.
+    pub beside: Vec<CostRow>,
 }
 
 /// A plan for a model, and what is needed to load it.
@@ -69,6 +71,7 @@ impl<'a> Asked<'a> {
             answer: shape.answer,
             has_targets: rows.is_some(),
             rows,
+            beside: shape.beside.clone(),
         };
         let precisions = (parameters, self.activations);
         let now = planner::rehearse_inference(self.config, precisions, self.device, &SystemProbe::new())?;
@@ -89,6 +92,11 @@ impl Planned<'_> {
     /// The bill.
     pub fn bill(&self) -> String {
         self.plan.bill.to_string()
+    }
+
+    /// What answers hold beside the parameters.
+    pub fn answer_bytes(&self) -> Outcome<planner::AnswerBytes> {
+        Ok(planner::AnswerBytes::new(self.asked.config, self.parameters, self.asked.activations)?)
     }
 
     /// Loads the model to where the plan has its weights.

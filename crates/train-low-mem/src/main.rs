@@ -14,6 +14,7 @@ mod bad_rows;
 mod base;
 mod best;
 mod bits;
+mod chat_flags;
 mod cli;
 mod commands;
 mod config;
@@ -46,6 +47,7 @@ mod row_data;
 mod row_flags;
 mod run_dir;
 mod saved;
+mod serve_flags;
 mod session;
 mod setup;
 mod speed;
@@ -167,6 +169,8 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Plan(flags)) => commands::plan::plan(&flags),
         Some(Command::Eval(flags)) => commands::eval::eval(&flags),
         Some(Command::Generate(flags)) => commands::generate::generate(&flags),
+        Some(Command::Chat(flags)) => commands::chat::chat(&flags),
+        Some(Command::Serve(flags)) => commands::serve::serve(&flags),
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
         Some(Command::Convert(flags)) => commands::convert::convert(&flags),
         Some(Command::ConvertBase(flags)) => commands::convert_base::convert_base(&flags),

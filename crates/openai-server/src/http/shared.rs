@@ -65,7 +65,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            connections: 256,
+            connections: 128,
             head_bytes: 16 << 10,
             body_bytes: 128 << 10,
             bodies: 16,

@@ -107,6 +107,13 @@ impl BeamSearch {
         &self.running
     }
 
+    /// Writes the last token of each beam to its slot of `tokens`.
+    pub fn put_last_tokens(&self, tokens: &mut [u32]) {
+        for beam in &self.running {
+            tokens[beam.slot] = *beam.history.last().expect("the start token");
+        }
+    }
+
     /// Whether nothing better is expected.
     pub fn is_done(&self) -> bool {
         self.is_done

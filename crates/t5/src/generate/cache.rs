@@ -52,39 +52,60 @@ impl<T: Ops> Decoding<'_, T> {
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
         }
         let source_lengths = batch.lengths(false).to_vec();
-        Ok(Some(Cache { blocks, source_lengths, rows_of_source, capacity, most: max_new_tokens }))
+        Ok(Some(Cache {
+            blocks,
+            source_lengths,
+            sources: samples,
+            rows_of_source,
+            capacity,
+            most: max_new_tokens,
+            position: 0,
+        }))
     }
 
-    /// One step of all rows: the logits (R, V) after `ids` (R, 1), which are at `position`.
-    pub fn step(&self, ids: &T, position: usize, cache: &mut Cache<T>) -> Result<T> {
-        cache.make_space(position)?;
+    /// One step of all rows of these caches: the logits (R, V) after `ids` (R, 1), those of the first cache first.
+    ///
+    /// Each product with weights is one for all rows, and attention is apart for each cache, which has its own position.
+    pub fn step(&self, ids: &T, caches: &mut [&mut Cache<T>]) -> Result<T> {
+        caches.iter_mut().try_for_each(|cache| cache.make_space())?;
         let Network { shared, decoder, head, .. } = self.network;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
         shared.tensor.page_out();
-        let mut bias = decoder.position_bias(0, 1, cache.capacity, position)?; // (H, capacity)
-        let lengths = vec![position + 1; ids.dims()[0]];
-        for (number, (block, cached)) in decoder.blocks.iter().zip(&cache.blocks).enumerate() {
+        // Of each cache, (H, capacity).
+        let bias_of = |cache: &&mut Cache<T>, block| decoder.position_bias(block, 1, cache.capacity, cache.position);
+        let mut biases = caches.iter().map(|cache| bias_of(cache, 0)).collect::<Result<Vec<T>>>()?;
+        for (number, block) in decoder.blocks.iter().enumerate() {
             let after = decoder.blocks.get(number + 1);
             after.into_iter().flat_map(|after| after.linears()).for_each(|linear| linear.weight.tensor.read_ahead());
             block.linears().for_each(|linear| linear.weight.tensor.page_in());
-            if decoder.has_own_biases() {
-                bias = decoder.position_bias(number, 1, cache.capacity, position)?;
+            if decoder.has_own_biases() && number > 0 {
+                biases = caches.iter().map(|cache| bias_of(cache, number)).collect::<Result<_>>()?;
             }
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
             let (k, v) = (own.k.forward(&n, &Noise::NONE)?, own.v.forward(&n, &Noise::NONE)?);
-            cached.own.k.set_positions(&k, position)?;
-            cached.own.v.set_positions(&v, position)?;
             let q = own.q.forward(&n, &Noise::NONE)?;
-            x = own.attend(&x, &q, &cached.own.k, &cached.own.v, Some(&bias), &lengths)?;
+            let heads = in_parts(caches, |rows, part, cache| {
+                let own_part = &cache.blocks[number].own;
+                own_part.k.set_positions(&rows.of(&k)?, cache.position)?;
+                own_part.v.set_positions(&rows.of(&v)?, cache.position)?;
+                let lengths = vec![cache.position + 1; rows.count];
+                own.attend(&rows.of(&q)?, &own_part.k, &own_part.v, Some(&biases[part]), &lengths)
+            })?;
+            x = own.add_to(&x, &heads)?;
+            drop((n, k, v, q, heads));
             if let Some(cross) = &block.cross {
                 let (n, _) = cross.norm.forward(&x)?;
                 let q = cross.q.forward(&n, &Noise::NONE)?;
-                // The rows of a source are queries of one sample: (B, R / B, D).
-                let beside = |x: &T| x.shaped(&[x.dims()[0] / cache.rows_of_source, cache.rows_of_source, x.dims()[2]]);
-                let (k, v) = (&cached.source.k, &cached.source.v);
-                x = cross.attend(&beside(&x)?, &beside(&q)?, k, v, None, &cache.source_lengths)?;
-                x = x.shaped(&[ids.dims()[0], 1, x.dims()[2]])?;
+                let heads = in_parts(caches, |rows, _, cache| {
+                    // The rows of a source are queries of one sample: (B, R / B, D).
+                    let q = rows.of(&q)?;
+                    let (sources, width) = (rows.count / cache.rows_of_source, q.dims()[2]);
+                    let q = q.shaped(&[sources, cache.rows_of_source, width])?;
+                    let KeysValues { k, v } = &cache.blocks[number].source;
+                    cross.attend(&q, k, v, None, &cache.source_lengths)?.shaped(&[rows.count, 1, width])
+                })?;
+                x = cross.add_to(&x, &heads)?;
             }
             x = block.feed_forward.infer(&x)?;
             block.linears().for_each(|linear| linear.weight.tensor.page_out());
@@ -93,8 +114,34 @@ impl<T: Ops> Decoding<'_, T> {
         head.weight.tensor.page_in();
         let logits = self.network.logits(&z)?;
         head.weight.tensor.page_out();
+        caches.iter_mut().for_each(|cache| cache.position += 1);
         Ok(logits)
     }
+}
+
+/// The rows of one cache among those of all.
+struct PartRows {
+    from: usize,
+    count: usize,
+    is_all: bool,
+}
+
+impl PartRows {
+    fn of<T: Ops>(&self, x: &T) -> Result<T> {
+        if self.is_all { Ok(x.clone()) } else { x.part(self.from, self.count) }
+    }
+}
+
+/// What `f` makes of the rows of each cache, one after the other.
+fn in_parts<T: Ops>(caches: &[&mut Cache<T>], f: impl Fn(&PartRows, usize, &Cache<T>) -> Result<T>) -> Result<T> {
+    let (mut from, is_all) = (0, caches.len() == 1);
+    let parts = caches.iter().enumerate().map(|(part, cache)| {
+        let count = cache.rows();
+        let rows = PartRows { from, count, is_all };
+        from += count;
+        f(&rows, part, cache)
+    });
+    T::joined(parts.collect::<Result<_>>()?)
 }
 
 /// Keys and values, (R, length, HK) each; of a source (B, length, HK).
@@ -112,10 +159,13 @@ struct CachedBlock<T> {
 pub(crate) struct Cache<T> {
     blocks: Vec<CachedBlock<T>>,
     source_lengths: Vec<usize>,
+    sources: usize,
     rows_of_source: usize,
     /// Positions that `own` has space for.
     capacity: usize,
     most: usize,
+    /// That of the next token.
+    position: usize,
 }
 
 impl<T: Ops> Cache<T> {
@@ -132,9 +182,24 @@ impl<T: Ops> Cache<T> {
         self.blocks.iter().map(tensors).sum()
     }
 
-    /// Doubles the space when `position` is outside of it.
-    fn make_space(&mut self, position: usize) -> Result<()> {
-        if position < self.capacity {
+    /// Rows of all sources.
+    pub fn rows(&self) -> usize {
+        self.sources * self.rows_of_source
+    }
+
+    /// The position of the next token.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Goes on at a later position, whose tokens before it are anything: to count a step there.
+    pub fn skip_to(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    /// Doubles the space when the next token is outside of it.
+    fn make_space(&mut self) -> Result<()> {
+        if self.position < self.capacity {
             return Ok(());
         }
         self.capacity = (self.capacity * 2).min(self.most);
@@ -149,8 +214,9 @@ impl<T: Ops> Cache<T> {
         Ok(())
     }
 
-    /// Copies rows over others, up to `positions`: of each pair the first over the second.
-    pub fn copy_rows(&self, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
+    /// Copies rows over others: of each pair the first over the second.
+    pub fn copy_rows(&self, pairs: &[(usize, usize)]) -> Result<()> {
+        let positions = self.position;
         for block in self.blocks.iter().filter(|_| !pairs.is_empty()) {
             block.own.k.copy_rows(pairs, positions)?;
             block.own.v.copy_rows(pairs, positions)?;
@@ -169,6 +235,7 @@ impl<T: Ops> Cache<T> {
                 cached.v = cached.v.select(indices)?;
             }
         }
+        self.sources = sources.len();
         self.source_lengths = sources.iter().map(|&source| self.source_lengths[source]).collect();
         Ok(())
     }

@@ -11,13 +11,16 @@ mod options;
 pub(crate) mod processors;
 mod rows;
 pub(crate) mod sampling;
+mod together;
 
 use candle_core::Tensor;
 
-use self::beams::{BeamSearch, Ends};
+use self::beams::{BeamSearch, Beams, Ends};
 use self::cache::{Cache, Decoding};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
+pub use self::together::{AnswersTogether, Grown};
+use crate::config::Config;
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
 use crate::model::T5;
@@ -90,7 +93,7 @@ impl T5 {
         let decoding = Decoding { network: &self.network, options: *options, has_paged_weights: self.is_in_file() };
         let batch = MicroBatch::of_sources(ids, lengths);
         let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
-        let mut answering = Answering { model: self, decoding, cache, options, watch, position: 0 };
+        let mut answering = Answering { model: self, decoding, cache, options, watch };
         match options.search {
             Search::Beams(beams) => answering.search(beams, sources.len()),
             _ => answering.choose(sources.len()),
@@ -105,7 +108,6 @@ struct Answering<'a> {
     cache: Cache<Tensor>,
     options: &'a GenerateOptions,
     watch: &'a Watch<'a>,
-    position: usize,
 }
 
 impl Answering<'_> {
@@ -115,9 +117,7 @@ impl Answering<'_> {
             return Ok(None);
         }
         let ids = Tensor::from_slice(tokens, (tokens.len(), 1), self.model.device())?;
-        let logits = self.decoding.step(&ids, self.position, &mut self.cache)?;
-        self.position += 1;
-        Ok(Some(logits))
+        Ok(Some(self.decoding.step(&ids, &mut [&mut self.cache])?))
     }
 
     /// Drops the sources that are done from the batch, once they are half of it. `active` are those that the cache has.
@@ -133,16 +133,24 @@ impl Answering<'_> {
     /// The likeliest token, or one that is drawn, again and again.
     fn choose(&mut self, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
         let config = self.model.config();
-        let mut rows = Rows::new(self.options, config.answer_start(), sources);
+        let mut rows = Rows::new(*self.options, config.answer_start(), sources);
+        let (watch, sequences) = (self.watch, self.options.sequences);
+        let mut told = |row: usize, answer: &[u32]| {
+            let is_end = (watch.is_end)(answer);
+            if row.is_multiple_of(sequences) {
+                (watch.progress)(row / sequences, answer);
+            }
+            is_end
+        };
         let mut active: Vec<usize> = (0..sources).collect(); // the source of each part of the cache
-        while rows.have_more(&active) && self.position < self.options.max_new_tokens {
+        while rows.have_more(&active) && self.cache.position() < self.options.max_new_tokens {
             let Some(logits) = self.logits(&rows.last_tokens(&active))? else { return Ok(None) };
             if self.options.looks_at_scores() {
                 let scores = logits.scores(false)?;
                 drop(logits);
-                rows.choose(&active, scores, config, self.watch);
+                rows.choose(&active, scores, config, watch.number, &mut told);
             } else {
-                rows.take(&active, &logits.largest()?, config, self.watch);
+                rows.take(&active, &logits.largest()?, config, &mut told);
             }
             self.drop_done(&mut active, |source| rows.is_done(source))?;
         }
@@ -150,7 +158,7 @@ impl Answering<'_> {
     }
 
     /// Beam search.
-    fn search(&mut self, beams: beams::Beams, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
+    fn search(&mut self, beams: Beams, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
         let config = self.model.config();
         let start = config.answer_start();
         let mut searches = vec![BeamSearch::new(beams, start); sources];
@@ -158,9 +166,7 @@ impl Answering<'_> {
         while active.iter().any(|&source| !searches[source].is_done()) {
             let mut tokens = vec![start; active.len() * beams.count];
             for (place, &source) in active.iter().enumerate() {
-                for beam in searches[source].running() {
-                    tokens[place * beams.count + beam.slot] = *beam.history.last().unwrap_or(&start);
-                }
+                searches[source].put_last_tokens(&mut tokens[place * beams.count..][..beams.count]);
             }
             let Some(logits) = self.logits(&tokens)? else { return Ok(None) };
             let mut scores = logits.scores(true)?;
@@ -168,32 +174,45 @@ impl Answering<'_> {
             let width = scores.len() / tokens.len();
             let mut copies = Vec::new();
             for ((place, &source), scores) in active.iter().enumerate().zip(scores.chunks_mut(beams.count * width)) {
-                let search = &mut searches[source];
-                if search.is_done() {
-                    continue;
-                }
-                for beam in search.running() {
-                    let row = &mut scores[beam.slot * width..][..width];
-                    self.options.processors.apply(&beam.history, config.answer_ends(), row);
-                    if let Some(sampling) = &beams.sampling {
-                        sampling.filter(row, config.answer_ends().len() + 1);
-                    }
-                }
-                let ends = Ends {
-                    eos: config.answer_ends(),
-                    max_new_tokens: self.options.max_new_tokens,
-                    source: (self.watch.number)(source),
-                };
-                let is_end = |history: &[u32]| (self.watch.is_end)(&history[1..]);
-                let of_source = search.advance(scores, &ends, &is_end).into_iter();
+                let is_end = |answer: &[u32]| (self.watch.is_end)(answer);
+                let of_source =
+                    advance(&mut searches[source], scores, self.options, config, (self.watch.number)(source), &is_end);
                 copies.extend(of_source.map(|(from, to)| (place * beams.count + from, place * beams.count + to)));
             }
-            self.cache.copy_rows(&copies, self.position)?;
+            self.cache.copy_rows(&copies)?;
             self.drop_done(&mut active, |source| searches[source].is_done())?;
         }
-        let answer = |(ids, score)| Answer { ids, score: Some(f64::from(score)) };
-        let answers =
-            searches.into_iter().map(|search| search.into_answers().take(self.options.sequences).map(answer).collect());
-        Ok(Some(answers.collect()))
+        Ok(Some(searches.into_iter().map(|search| best(search, self.options.sequences)).collect()))
     }
+}
+
+/// Takes a search a token further, by the log-probabilities (slots, V) of its rows. Returns the slots that the cache has to
+/// copy, from and to; of a search that is done, none.
+fn advance(
+    search: &mut BeamSearch,
+    scores: &mut [f32],
+    options: &GenerateOptions,
+    config: &Config,
+    number: u64,
+    is_end: &dyn Fn(&[u32]) -> bool,
+) -> std::vec::IntoIter<(usize, usize)> {
+    if search.is_done() {
+        return Vec::new().into_iter();
+    }
+    let width = scores.len() / search.running().len();
+    for beam in search.running() {
+        let row = &mut scores[beam.slot * width..][..width];
+        options.processors.apply(&beam.history, config.answer_ends(), row);
+        if let Search::Beams(Beams { sampling: Some(sampling), .. }) = &options.search {
+            sampling.filter(row, config.answer_ends().len() + 1);
+        }
+    }
+    let ends = Ends { eos: config.answer_ends(), max_new_tokens: options.max_new_tokens, source: number };
+    search.advance(scores, &ends, &|history| is_end(&history[1..])).into_iter()
+}
+
+/// The best answers of a search.
+fn best(search: BeamSearch, sequences: usize) -> Vec<Answer> {
+    let answer = |(ids, score)| Answer { ids, score: Some(f64::from(score)) };
+    search.into_answers().take(sequences).map(answer).collect()
 }

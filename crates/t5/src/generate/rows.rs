@@ -1,13 +1,13 @@
 //! Answers that grow by one chosen token at a time: the likeliest, or one that is drawn.
 
+use super::Answer;
 use super::options::{GenerateOptions, Search};
 use super::sampling::Draw;
-use super::{Answer, Watch};
 use crate::config::Config;
 
 /// The rows of all sources, those of a source side by side.
-pub(super) struct Rows<'a> {
-    options: &'a GenerateOptions,
+pub(super) struct Rows {
+    options: GenerateOptions,
     rows: Vec<Row>,
 }
 
@@ -18,8 +18,8 @@ struct Row {
     is_done: bool,
 }
 
-impl<'a> Rows<'a> {
-    pub fn new(options: &'a GenerateOptions, start_token: u32, sources: usize) -> Self {
+impl Rows {
+    pub fn new(options: GenerateOptions, start_token: u32, sources: usize) -> Self {
         let row = || Row { history: vec![start_token], log_probability: 0.0, is_done: false };
         Rows { options, rows: (0..sources * options.sequences).map(|_| row()).collect() }
     }
@@ -44,9 +44,15 @@ impl<'a> Rows<'a> {
         self.of(active).into_iter().map(|row| *self.rows[row].history.last().expect("the start token")).collect()
     }
 
-    /// Adds a token to each row that is not done.
-    pub fn take(&mut self, active: &[usize], tokens: &[u32], config: &Config, watch: &Watch) {
-        let sequences = self.options.sequences;
+    /// Adds a token to each row that is not done. `told`, of the number of a row and its answer so far, says whether the
+    /// answer ends here for another reason than its token.
+    pub fn take(
+        &mut self,
+        active: &[usize],
+        tokens: &[u32],
+        config: &Config,
+        told: &mut dyn FnMut(usize, &[u32]) -> bool,
+    ) {
         for (number, &token) in self.of(active).into_iter().zip(tokens) {
             let row = &mut self.rows[number];
             if row.is_done {
@@ -54,15 +60,19 @@ impl<'a> Rows<'a> {
             }
             row.history.push(token);
             let answer = &row.history[1..];
-            row.is_done = config.answer_ends().contains(&token) || (watch.is_end)(answer);
-            if number % sequences == 0 {
-                (watch.progress)(number / sequences, answer);
-            }
+            row.is_done = told(number, answer) || config.answer_ends().contains(&token);
         }
     }
 
     /// Chooses a token of each row by its scores, (R, V).
-    pub fn choose(&mut self, active: &[usize], mut scores: Vec<f32>, config: &Config, watch: &Watch) {
+    pub fn choose(
+        &mut self,
+        active: &[usize],
+        mut scores: Vec<f32>,
+        config: &Config,
+        number_of: &dyn Fn(usize) -> u64,
+        told: &mut dyn FnMut(usize, &[u32]) -> bool,
+    ) {
         let rows = self.of(active);
         let width = scores.len() / rows.len().max(1);
         let mut tokens = Vec::with_capacity(rows.len());
@@ -77,7 +87,7 @@ impl<'a> Rows<'a> {
                 Search::Sample(sampling) => {
                     sampling.filter(scores, 1);
                     let draw = Draw {
-                        source: (watch.number)(number / self.options.sequences),
+                        source: number_of(number / self.options.sequences),
                         sequence: (number % self.options.sequences) as u64,
                         position: row.history.len() as u64 - 1,
                     };
@@ -90,7 +100,7 @@ impl<'a> Rows<'a> {
             }
             tokens.push(token);
         }
-        self.take(active, &tokens, config, watch);
+        self.take(active, &tokens, config, told);
     }
 
     pub fn into_answers(self) -> Vec<Vec<Answer>> {

@@ -247,11 +247,15 @@ impl<T: Ops> Attention<T> {
         }
     }
 
-    /// One position of generation: attention of `x` (B, 1, D) over given keys and values (B, S, HK).
-    pub fn attend(&self, x: &T, q: &T, k: &T, v: &T, bias: Option<&T>, lengths: &[usize]) -> Result<T> {
+    /// One position of generation: the heads of queries `q` (B, 1, HK) over given keys and values (B, S, HK).
+    pub fn attend(&self, q: &T, k: &T, v: &T, bias: Option<&T>, lengths: &[usize]) -> Result<T> {
         let settings =
             AttentionSettings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
-        let (out, _) = T::attention(q, k, v, &settings)?;
-        T::dropout_add(x, &self.o.forward(&out, &Noise::NONE)?, None)
+        Ok(T::attention(q, k, v, &settings)?.0)
+    }
+
+    /// What [`Attention::attend`] gave, projected and added to `x`.
+    pub fn add_to(&self, x: &T, heads: &T) -> Result<T> {
+        T::dropout_add(x, &self.o.forward(heads, &Noise::NONE)?, None)
     }
 }

@@ -255,6 +255,17 @@ impl Ops for Tensor {
         Ok(self.slice_set(rows, 1, position)?)
     }
 
+    fn part(&self, from: usize, count: usize) -> Result<Self> {
+        Ok(self.narrow(0, from, count)?)
+    }
+
+    fn joined(mut parts: Vec<Self>) -> Result<Self> {
+        match parts.len() {
+            1 => Ok(parts.swap_remove(0)),
+            _ => Ok(Tensor::cat(&parts, 0)?),
+        }
+    }
+
     fn select(&self, rows: &[u32]) -> Result<Self> {
         let rows = Tensor::from_slice(rows, rows.len(), self.device())?;
         Ok(self.index_select(&rows, 0)?)

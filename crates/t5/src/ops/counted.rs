@@ -526,6 +526,25 @@ impl Ops for Counted {
         Ok(())
     }
 
+    fn part(&self, _: usize, count: usize) -> Result<Self> {
+        let mut dims = self.dims;
+        dims[0] = count;
+        self.shaped(&dims[..self.rank])
+    }
+
+    fn joined(mut parts: Vec<Self>) -> Result<Self> {
+        let samples = parts.iter().map(|part| part.dims[0]).sum();
+        let first = parts.swap_remove(0);
+        let mut dims = first.dims;
+        match parts.is_empty() {
+            true => Ok(first),
+            false => {
+                dims[0] = samples;
+                Ok(first.ledger().tensor(&dims[..first.rank], first.dtype))
+            }
+        }
+    }
+
     fn select(&self, rows: &[u32]) -> Result<Self> {
         let mut dims = self.dims;
         dims[0] = rows.len();

@@ -194,6 +194,10 @@ pub trait Ops: Clone + Debug + Sized {
 
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
+    /// Samples `from` to `from + count` of `self` (B, ..), in the same memory.
+    fn part(&self, from: usize, count: usize) -> Result<Self>;
+    /// The samples of all parts, one part after the other.
+    fn joined(parts: Vec<Self>) -> Result<Self>;
     /// Samples `rows` of `self` (B, ..).
     fn select(&self, rows: &[u32]) -> Result<Self>;
     /// Copies the first `positions` of samples of `self` (B, T, D) over those of others: of each pair the first to the second.

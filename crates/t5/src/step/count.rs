@@ -304,7 +304,8 @@ impl Counter {
         let (mut position, mut multiply_adds) = (0, ledger.work().all);
         loop {
             let before = ledger.work().all;
-            let logits = decoding.step(&ids, position, &mut cache).expect("counting cannot fail");
+            cache.skip_to(position);
+            let logits = decoding.step(&ids, &mut [&mut cache]).expect("counting cannot fail");
             match answer.looks_at_scores {
                 true => logits.scores(false).map(drop),
                 false => logits.largest().map(drop),

@@ -219,3 +219,68 @@ fn greedy_answers_with_scores_are_those_without() {
     );
     assert!(answers.iter().all(|all| all[0].score.is_some_and(|score| score < 0.0)));
 }
+
+#[test]
+fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = std::rc::Rc::new(model(&Value::Null));
+    let sampling = Sampling { temperature: 1.2, top_k: 20, top_p: 0.9, seed: 7 };
+    let greedy = GenerateOptions { max_new_tokens: 40, ..Default::default() };
+    let all = [
+        greedy,
+        GenerateOptions { max_new_tokens: 3, ..greedy },
+        GenerateOptions { search: Search::Beams(Beams::default()), max_new_tokens: 9, sequences: 2, ..greedy },
+        GenerateOptions { search: Search::Sample(sampling), max_new_tokens: 11, sequences: 3, ..greedy },
+        GenerateOptions {
+            processors: Processors { repetition_penalty: 1.5, ..Processors::default() },
+            max_new_tokens: 14,
+            ..greedy
+        },
+    ];
+    // A draw follows from the seed alone.
+    let number = |_: usize| 0;
+    let alone = Watch { number: &number, ..Watch::default() };
+    let expected: Vec<Vec<Answer>> = sources[..20]
+        .iter()
+        .enumerate()
+        .map(|(i, source)| model.answers(&[source], &all[i % all.len()], &alone).unwrap().unwrap().swap_remove(0))
+        .collect();
+    let mut together = t5::AnswersTogether::new(std::rc::Rc::clone(&model), DType::F32);
+    let (mut joined, mut answered, mut told) = (0, vec![Vec::new(); 20], vec![Vec::new(); 20]);
+    for step in 0.. {
+        // One more joins before every other token.
+        if step % 2 == 0 && joined < 20 {
+            assert!(together.join(joined as u64, &sources[joined], &all[joined % all.len()], &|| false).unwrap());
+            joined += 1;
+        }
+        let mut seen = |key: u64, row: usize, answer: &[u32]| {
+            if row == 0 {
+                told[key as usize] = answer.to_vec();
+            }
+            false
+        };
+        for grown in together.step(&mut seen).unwrap() {
+            answered[grown.key as usize] = grown.answers.unwrap();
+        }
+        if joined == 20 && together.is_empty() {
+            break;
+        }
+    }
+    for (i, (answers, expected)) in answered.iter().zip(&expected).enumerate() {
+        assert_eq!(ids(answers), ids(expected), "source {i}");
+        if all[i % all.len()].search == Search::Greedy {
+            assert_eq!(told[i], answers[0].ids, "source {i}");
+        }
+    }
+    // One leaves in the middle, and the other is answered as if it had never been there.
+    together.join(1, &sources[1], &greedy, &|| false).unwrap();
+    together.join(2, &sources[2], &greedy, &|| false).unwrap();
+    together.step(&mut |_, _, _| false).unwrap();
+    together.retain(|key| key == 2);
+    let mut last = Vec::new();
+    while !together.is_empty() {
+        last.extend(together.step(&mut |_, _, _| false).unwrap());
+    }
+    let alone = model.generate(&[&sources[2]], &greedy).unwrap();
+    assert_eq!((last.len(), ids(last[0].answers.as_ref().unwrap())), (1, alone));
+}

@@ -54,6 +54,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         samples: flags.batch_samples,
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
+        beside: Vec::new(),
     };
     let planned = asked.plan(&shape, Some(rows), (job::budgets(&config).process, &config.memory.pins))?;
     if flags.weights.dry_run {

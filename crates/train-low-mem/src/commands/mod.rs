@@ -1,6 +1,7 @@
 //! The subcommands beside `train`, a module each.
 
 pub mod bench;
+pub mod chat;
 pub mod convert;
 pub mod convert_base;
 pub mod doctor;
@@ -11,5 +12,6 @@ pub mod inspect;
 pub mod merge;
 pub mod plan;
 pub mod report;
+pub mod serve;
 mod text_lengths;
 pub mod train_tokenizer;

@@ -23,7 +23,7 @@ use crate::{model_directory, open, options, report};
 use stream::Streamed;
 
 /// The longest answer where nobody says it.
-const MAX_NEW_TOKENS: usize = 256;
+pub const MAX_NEW_TOKENS: usize = 256;
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
@@ -50,7 +50,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         flags: &flags.weights,
     };
     let samples = if flags.stream { 1 } else { flags.batch_samples };
-    let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape() };
+    let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape(), beside: Vec::new() };
     let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());

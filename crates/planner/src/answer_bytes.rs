@@ -1,0 +1,73 @@
+//! The bytes of answers of any lengths: what a server admits a request by.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use candle_core::DType;
+use t5::AnswerShape;
+use t5::step::count::{Counter, Precisions};
+
+use crate::error::Result;
+
+/// Lengths are counted in steps of so many tokens: a count goes through every layer.
+const STEP_TOKENS: usize = 16;
+
+/// Counts that are kept.
+const MOST_KEPT: usize = 4096;
+
+/// Counts what answers to sources hold beside the parameters, as the bill does: keys and values, workspace, packed operands.
+///
+/// What several sources hold together is at most the sum of what each holds alone.
+pub struct AnswerBytes {
+    passes: Counter,
+    known: RefCell<HashMap<(usize, usize, AnswerShape), u64>>,
+}
+
+impl AnswerBytes {
+    /// Of a model in these precisions.
+    ///
+    /// # Errors
+    /// A config that is not a T5's.
+    pub fn new(model: &t5::Config, parameters: DType, activations: DType) -> Result<Self> {
+        let precisions = Precisions { parameters, activations, gradients: DType::F32 };
+        Ok(Self { passes: Counter::new(model, precisions, 0.0, &|_| false)?, known: RefCell::default() })
+    }
+
+    /// Of so many sources of so many tokens, answered together. Lengths are rounded up.
+    pub fn of(&self, samples: usize, source_tokens: usize, answer: AnswerShape) -> u64 {
+        let rounded = |tokens: usize| tokens.max(1).next_multiple_of(STEP_TOKENS);
+        let answer = AnswerShape { max_new_tokens: rounded(answer.max_new_tokens), ..answer };
+        let asked = (samples, rounded(source_tokens), answer);
+        if let Some(&bytes) = self.known.borrow().get(&asked) {
+            return bytes;
+        }
+        let count = self.passes.generation(asked.0, asked.1, &answer);
+        let bytes = count.cache + count.workspace + count.packed;
+        let mut known = self.known.borrow_mut();
+        if known.len() >= MOST_KEPT {
+            known.clear();
+        }
+        known.insert(asked, bytes);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_hold_more_the_longer_and_the_more_they_are_and_never_more_than_alone() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let bytes = AnswerBytes::new(&model, DType::F32, DType::F32).expect("a T5");
+        let alone = bytes.of(1, 64, AnswerShape::greedy(64));
+        assert_eq!(alone, bytes.of(1, 60, AnswerShape::greedy(50)));
+        assert!(bytes.of(1, 128, AnswerShape::greedy(64)) > alone && bytes.of(1, 64, AnswerShape::greedy(128)) > alone);
+        let beams = AnswerShape { rows: 4, looks_at_scores: true, ..AnswerShape::greedy(64) };
+        assert!(bytes.of(1, 64, beams) > alone);
+        for samples in [2, 5, 16] {
+            let together = bytes.of(samples, 64, AnswerShape::greedy(64));
+            assert!(together > alone && together <= samples as u64 * alone, "{samples}: {together}, alone {alone}");
+        }
+    }
+}

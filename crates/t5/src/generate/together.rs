@@ -1,0 +1,202 @@
+//! Answers that grow together, each with its own settings: sources join and leave between two tokens.
+//!
+//! Every step gives each answer a token more. Products with weights are one for all rows, which is what a step takes its time
+//! for, and each source has a cache of its own. So what a source is answered does not depend on the others up to rounding, and
+//! what it holds is free as soon as it leaves.
+
+use std::rc::Rc;
+
+use candle_core::{DType, Tensor};
+
+use super::beams::BeamSearch;
+use super::cache::{Cache, Decoding};
+use super::options::{GenerateOptions, Search};
+use super::rows::Rows;
+use super::{Answer, advance, best};
+use crate::error::Result;
+use crate::micro_batch::{MicroBatch, pad};
+use crate::model::T5;
+use crate::ops::Ops;
+
+/// The sources that a model is answering.
+#[derive(Debug)]
+pub struct AnswersTogether {
+    model: Rc<T5>,
+    activations: DType,
+    members: Vec<Member>,
+}
+
+/// A source.
+struct Member {
+    key: u64,
+    options: GenerateOptions,
+    cache: Cache<Tensor>,
+    growing: Growing,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("Member").field("key", &self.key).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+enum Growing {
+    Rows(Rows),
+    Beams(BeamSearch),
+}
+
+/// News of a source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grown {
+    /// The source, as [`AnswersTogether::join`] was given it.
+    pub key: u64,
+    /// Its answers, best first, where they are whole. It has left then.
+    pub answers: Option<Vec<Answer>>,
+}
+
+impl AnswersTogether {
+    /// Nobody yet.
+    pub fn new(model: Rc<T5>, activations: DType) -> Self {
+        AnswersTogether { model, activations, members: Vec::new() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Rc<T5> {
+        &self.model
+    }
+
+    /// Sources that are answered.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether nobody is answered.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Takes a source in (token ids, EOS included): runs the encoder over it. False where `interrupted` ended that. What is
+    /// drawn follows from `options` alone: every source is number 0.
+    ///
+    /// # Errors
+    /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary, options that contradict each other, or other
+    /// activations than those of the whole.
+    pub fn join(
+        &mut self,
+        key: u64,
+        source: &[u32],
+        options: &GenerateOptions,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        let options = GenerateOptions { activations: self.activations, ..*options };
+        options.check(self.model.config().vocab_size)?;
+        let config = self.model.config();
+        let (ids, lengths) = pad(&[source], "source", &[0], config, self.model.device())?;
+        let decoding = self.decoding(options);
+        let Some(cache) = decoding.begin(MicroBatch::of_sources(ids, lengths), config, interrupted)? else {
+            return Ok(false);
+        };
+        let growing = match options.search {
+            Search::Beams(beams) => Growing::Beams(BeamSearch::new(beams, config.answer_start())),
+            _ => Growing::Rows(Rows::new(options, config.answer_start(), 1)),
+        };
+        self.members.push(Member { key, options, cache, growing });
+        Ok(true)
+    }
+
+    /// Forgets the sources of which `leaves` says so.
+    pub fn retain(&mut self, mut stays: impl FnMut(u64) -> bool) {
+        self.members.retain(|member| stays(member.key));
+    }
+
+    /// A token more for everybody. `told` is given a source, which of its answers, and its tokens so far, and says whether the
+    /// answer ends here. A beam search tells its beams as they could go on, and never in order: what it tells counts for the
+    /// end alone. Returns the sources whose answers are whole.
+    ///
+    /// # Errors
+    /// A failed operation.
+    pub fn step(&mut self, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<Vec<Grown>> {
+        if self.members.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tokens: Vec<u32> = self.members.iter().flat_map(Member::last_tokens).collect();
+        let ids = Tensor::from_slice(&tokens, (tokens.len(), 1), self.model.device())?;
+        let model = Rc::clone(&self.model);
+        let logits = {
+            let options = GenerateOptions { activations: self.activations, ..GenerateOptions::default() };
+            let decoding = Decoding { network: &model.network, options, has_paged_weights: model.is_in_file() };
+            let mut caches: Vec<&mut Cache<Tensor>> = self.members.iter_mut().map(|member| &mut member.cache).collect();
+            decoding.step(&ids, &mut caches)?
+        };
+        let mut from = 0;
+        let mut grown = Vec::new();
+        for member in &mut self.members {
+            let rows = member.cache.rows();
+            let part = if rows == tokens.len() { logits.clone() } else { logits.part(from, rows)? };
+            from += rows;
+            member.take(part, &model, told)?;
+            if member.is_done() {
+                grown.push(member.key);
+            }
+        }
+        let whole = |key| {
+            let place = self.members.iter().position(|member| member.key == key).expect("it was there");
+            Grown { key, answers: Some(self.members.remove(place).into_answers()) }
+        };
+        Ok(grown.into_iter().map(whole).collect())
+    }
+
+    fn decoding(&self, options: GenerateOptions) -> Decoding<'_, Tensor> {
+        Decoding { network: &self.model.network, options, has_paged_weights: self.model.is_in_file() }
+    }
+}
+
+impl Member {
+    fn last_tokens(&self) -> Vec<u32> {
+        match &self.growing {
+            Growing::Rows(rows) => rows.last_tokens(&[0]),
+            Growing::Beams(search) => {
+                let mut tokens = vec![0; self.cache.rows()];
+                search.put_last_tokens(&mut tokens);
+                tokens
+            }
+        }
+    }
+
+    /// Takes the logits (R, V) of its rows.
+    fn take(&mut self, logits: Tensor, model: &T5, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<()> {
+        let (config, key) = (model.config(), self.key);
+        match &mut self.growing {
+            Growing::Rows(rows) => {
+                let mut told = |row: usize, answer: &[u32]| told(key, row, answer);
+                if self.options.looks_at_scores() {
+                    rows.choose(&[0], logits.scores(false)?, config, &|_| 0, &mut told);
+                } else {
+                    rows.take(&[0], &logits.largest()?, config, &mut told);
+                }
+            }
+            Growing::Beams(search) => {
+                let mut scores = logits.scores(true)?;
+                let told = std::cell::RefCell::new(told);
+                let is_end = |answer: &[u32]| (told.borrow_mut())(key, 0, answer);
+                let copies = advance(search, &mut scores, &self.options, config, 0, &is_end);
+                self.cache.copy_rows(&copies.collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        match &self.growing {
+            Growing::Rows(rows) => rows.is_done(0) || self.cache.position() >= self.options.max_new_tokens,
+            Growing::Beams(search) => search.is_done(),
+        }
+    }
+
+    fn into_answers(self) -> Vec<Answer> {
+        match self.growing {
+            Growing::Rows(rows) => rows.into_answers().pop().unwrap_or_default(),
+            Growing::Beams(search) => best(search, self.options.sequences),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! `train_low_mem chat`: line by line, with the answer as it is made, by one model or by several side by side.
+//!
+//! What `/set` can ask for is in the bill: beams and tokens up to the limits that the flags have.
+
+mod line;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::DType;
+use dataloader::Tokenizer;
+use memory_policy::{CostRow, Probe, SystemProbe};
+use openai_server::Outgoing;
+use planner::{Pins, names};
+use row_files::Turn;
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{Config as EditorConfig, Editor};
+use signal_hook::consts::SIGINT;
+use t5::{AnswerShape, GenerateOptions, Search};
+use toml::Value;
+
+use self::line::{HELP, Line};
+use super::generate::MAX_NEW_TOKENS;
+use super::serve::models::{Loaded, Served, name_of, named};
+use crate::answer_flags::WeightFlags;
+use crate::chat_flags::ChatArgs;
+use crate::config::generation::{Generation, apply_model_defaults};
+use crate::config::{Origin, Values};
+use crate::failure::{Failure, Outcome};
+use crate::inference::{Asked, Shape};
+use crate::model_directory::Adapted;
+use crate::{model_directory, open, options, report};
+
+/// Turns that are remembered.
+const MOST_TURNS: usize = 64;
+
+/// Lines that the editor remembers.
+const MOST_LINES: usize = 1000;
+
+/// Talks until the end of input.
+pub fn chat(flags: &ChatArgs) -> Outcome<()> {
+    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let named_model =
+        flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
+    let Adapted { directory, adapter } = model_directory::find_adapted(named_model, None)?;
+    let base = t5::Config::from_file(&directory.join("config.json"))?;
+    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
+    let tokenizer = Tokenizer::load(&path)?;
+    let activations: DType = trainer::Precision::from(flags.precision).activations();
+    let first = name_of(adapter.as_deref().unwrap_or(&directory));
+    let mut served = vec![Served::open(first, &base, adapter.as_deref(), activations)?];
+    for text in &flags.adapter {
+        let (name, directory) = named(text)?;
+        served.push(Served::open(name, &base, Some(&directory), activations)?);
+    }
+    let mut values = Values::defaults();
+    let (settings, file) = base.answer_settings();
+    let most = apply_model_defaults(&mut values, settings, file)?;
+    flags.decoding.apply(&mut values)?;
+    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
+    let longest = AnswerShape { max_new_tokens, rows: flags.max_beams.max(1), looks_at_scores: true, sorts: true };
+    let mut sizes: Vec<u64> = served.iter().map(|served| served.bytes).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let others: u64 = sizes.iter().skip(1).sum();
+    let beside = if others > 0 { vec![CostRow::new(names::ADAPTERS, others, "all in memory")] } else { Vec::new() };
+    let weights = WeightFlags {
+        memory_budget: flags.memory_budget.clone(),
+        adapter: None,
+        offload_dir: flags.offload_dir.clone(),
+        dry_run: flags.dry_run,
+    };
+    let largest = served.iter().max_by_key(|served| served.bytes).map_or(&base, |served| &served.config).clone();
+    let asked = Asked {
+        directory: &directory,
+        adapter: None,
+        config: &largest,
+        device: &device,
+        activations,
+        parameters: None,
+        flags: &weights,
+    };
+    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let shape = Shape { samples: 1, longest: (flags.max_source_tokens, 1), answer: longest, beside };
+    let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
+    if flags.dry_run {
+        return report::result(&planned.bill());
+    }
+    let mut talk = Talk {
+        loaded: Loaded::new(planned.load()?, activations, served.len()),
+        asked: (0..served.len()).collect(),
+        served,
+        tokenizer: &tokenizer,
+        values,
+        limits: (flags.max_source_tokens, longest),
+        max_new_tokens,
+        activations,
+        turns: Vec::new(),
+        has_turns: false,
+        number: 0,
+        is_interrupted: Arc::default(),
+    };
+    talk.until_the_end(flags)?;
+    if flags.memory_budget.is_some() {
+        let peak = SystemProbe::new().snapshot()?.peak_rss;
+        report::note(&format!("peak {} bytes, {} predicted", peak.0, planned.plan.predicted_peak.0));
+    }
+    Ok(())
+}
+
+/// A conversation.
+struct Talk<'a> {
+    loaded: Loaded,
+    served: Vec<Served>,
+    /// Those that answer, by number.
+    asked: Vec<usize>,
+    tokenizer: &'a Tokenizer,
+    values: Values,
+    /// The longest source, and the answers that are planned for.
+    limits: (usize, AnswerShape),
+    max_new_tokens: usize,
+    activations: DType,
+    turns: Vec<Turn>,
+    has_turns: bool,
+    number: u64,
+    is_interrupted: Arc<AtomicBool>,
+}
+
+impl Talk<'_> {
+    fn until_the_end(&mut self, flags: &ChatArgs) -> Outcome<()> {
+        let failed = |error: &dyn std::fmt::Display| Failure::internal(format!("cannot read lines: {error}"));
+        signal_hook::flag::register(SIGINT, Arc::clone(&self.is_interrupted)).map_err(|error| failed(&error))?;
+        let config = EditorConfig::builder().max_history_size(MOST_LINES).map_err(|error| failed(&error))?.build();
+        let mut editor: Editor<(), FileHistory> = Editor::with_config(config).map_err(|error| failed(&error))?;
+        if let Some(history) = flags.history.as_ref().filter(|history| history.exists()) {
+            editor.load_history(history).map_err(|error| failed(&error))?;
+        }
+        report::note("a line is a prompt; `/help` lists commands, Ctrl-D ends");
+        loop {
+            match editor.readline("> ") {
+                Ok(text) => {
+                    let _ = editor.add_history_entry(&text);
+                    if self.take(Line::of(&text))? {
+                        break;
+                    }
+                }
+                Err(ReadlineError::Interrupted) => report::note("Ctrl-D or `/quit` ends"),
+                Err(ReadlineError::Eof) => break,
+                Err(error) => return Err(failed(&error)),
+            }
+        }
+        match &flags.history {
+            Some(history) => editor.save_history(history).map_err(|error| failed(&error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Does what a line asks for. True: the end.
+    fn take(&mut self, line: Line) -> Outcome<bool> {
+        match line {
+            Line::Empty => {}
+            Line::Quit => return Ok(true),
+            Line::Help => report::result(HELP)?,
+            Line::Wrong(why) => report::note(&why),
+            Line::Models => {
+                for (number, served) in self.served.iter().enumerate() {
+                    let mark = if self.asked.contains(&number) { '*' } else { ' ' };
+                    report::result(&format!("{mark} {}\n", served.name))?;
+                }
+            }
+            Line::Use(names) => self.ask_only(&names),
+            Line::Turns(has_turns) => self.has_turns = has_turns,
+            Line::Forget => self.turns.clear(),
+            Line::Settings => report::result(&self.settings())?,
+            Line::Set(name, value) => {
+                if let Err(failure) = self.set(&name, &value) {
+                    report::note(&failure.to_string());
+                }
+            }
+            Line::Prompt(prompt) => {
+                if let Err(failure) = self.answer(&prompt) {
+                    report::error(&failure);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn ask_only(&mut self, names: &[String]) {
+        let all = || (0..self.served.len()).collect();
+        let find = |name: &String| {
+            let found = self.served.iter().position(|served| served.name == *name);
+            found.ok_or_else(|| format!("no model `{name}`; `/models` lists them"))
+        };
+        match names.iter().map(find).collect::<Result<Vec<_>, _>>() {
+            Ok(asked) if asked.is_empty() => self.asked = all(),
+            Ok(asked) => self.asked = asked,
+            Err(why) => report::note(&why),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Outcome<()> {
+        if name == "max_new_tokens" {
+            let most = self.limits.1.max_new_tokens;
+            self.max_new_tokens = value.parse().ok().filter(|tokens| (1..=most).contains(tokens)).ok_or_else(|| {
+                Failure::usage(format!("max_new_tokens: expected from 1 to {most}, got {value}"))
+                    .hint("`--max-new-tokens` sets the limit, which the memory bill counts")
+            })?;
+            return Ok(());
+        }
+        let before = self.values.clone();
+        let parsed = value.parse().unwrap_or_else(|_| Value::String(value.to_owned()));
+        self.values.set(&format!("generation.{name}"), parsed, Origin::Flag("/set".to_owned()))?;
+        let checked = self.options().and_then(|options| match options.shape().rows > self.limits.1.rows {
+            true => Err(Failure::usage(format!("num_beams: expected at most {}, got {value}", self.limits.1.rows))
+                .hint("`--max-beams` sets the limit, which the memory bill counts")),
+            false => Ok(()),
+        });
+        if checked.is_err() {
+            self.values = before;
+        }
+        checked
+    }
+
+    /// As the settings want it.
+    fn options(&self) -> Outcome<GenerateOptions> {
+        let options = Generation::of(&self.values).options();
+        let mut options =
+            GenerateOptions { max_new_tokens: self.max_new_tokens, activations: self.activations, ..options };
+        // The same prompt again is drawn again.
+        if let Search::Sample(sampling) = &mut options.search {
+            sampling.seed = sampling.seed.wrapping_add(self.number);
+        }
+        options.check(self.served[0].config.vocab_size).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(options)
+    }
+
+    fn settings(&self) -> String {
+        let names = ["temperature", "top_k", "top_p", "seed", "num_beams", "length_penalty", "repetition_penalty"];
+        let names = names.into_iter().chain(["no_repeat_ngram", "min_new_tokens"]);
+        let lines =
+            names.map(|name| format!("{name} = {}\n", self.values.setting(&format!("generation.{name}")).value));
+        let how = match self.options().map(|options| options.search) {
+            Ok(Search::Greedy) => "greedy",
+            Ok(Search::Sample(_)) => "drawn",
+            _ => "beams",
+        };
+        lines.collect::<String>() + &format!("max_new_tokens = {}\nanswers are {how}\n", self.max_new_tokens)
+    }
+
+    /// Answers a prompt by each model that is asked.
+    fn answer(&mut self, prompt: &str) -> Outcome<()> {
+        let options = self.options()?;
+        self.number += 1;
+        let turn = |role: &str, content: &str| Turn { role: role.to_owned(), content: content.to_owned() };
+        let text = match self.has_turns {
+            false => prompt.to_owned(),
+            true => {
+                let turns: Vec<Turn> = self.turns.iter().cloned().chain([turn("user", prompt)]).collect();
+                row_files::chat_prompt(&turns).map_err(Failure::usage)?
+            }
+        };
+        let asked = self.asked.clone();
+        let mut said = None;
+        for &number in &asked {
+            if asked.len() > 1 {
+                report::result(&format!("[{}] ", self.served[number].name))?;
+            }
+            self.is_interrupted.store(false, Ordering::Relaxed);
+            let answer = self.answer_by(number, &text, &options)?;
+            if self.is_interrupted.load(Ordering::Relaxed) {
+                report::note("stopped");
+                return Ok(());
+            }
+            said.get_or_insert(answer);
+        }
+        // Of several the first one's answer is remembered.
+        self.turns.extend([turn("user", prompt), turn("assistant", &said.unwrap_or_default())]);
+        let many = self.turns.len().saturating_sub(MOST_TURNS);
+        self.turns.drain(..many);
+        Ok(())
+    }
+
+    /// The answer of a model, printed as it is made.
+    fn answer_by(&mut self, number: usize, text: &str, options: &GenerateOptions) -> Outcome<String> {
+        let (served, tokenizer, most) = (&self.served[number], self.tokenizer, self.limits.0.saturating_sub(1).max(1));
+        let mut source = tokenizer.start_ids().to_vec();
+        source.extend(tokenizer.encode_start(&format!("{}{text}", served.config.prefix()), most + 1)?);
+        if source.len() > most {
+            return Err(Failure::usage(format!("the prompt has more than {most} tokens"))
+                .hint("`--max-source-tokens` sets the limit; `/forget` leaves earlier turns out"));
+        }
+        source.extend(served.config.eos_token_ids.first().copied());
+        let is_interrupted = || self.is_interrupted.load(Ordering::Relaxed);
+        let together = self.loaded.get(number, served)?;
+        // Nothing of an answer that failed is left.
+        together.retain(|_| false);
+        let shown = RefCell::new((Outgoing::new(&[]), String::new(), Ok(())));
+        let show = |ids: &[u32], ends: bool| -> Outcome<()> {
+            let whole = tokenizer.decode(ids)?;
+            let mut shown = shown.borrow_mut();
+            report::result(shown.0.more(&whole, ends))?;
+            shown.1 = whole;
+            Ok(())
+        };
+        let is_search = matches!(options.search, Search::Beams(_));
+        if together.join(0, &source, options, &is_interrupted)? {
+            while !together.is_empty() && !is_interrupted() {
+                let mut told = |_: u64, _: usize, ids: &[u32]| {
+                    if !is_search && let Err(failure) = show(ids, false) {
+                        shown.borrow_mut().2 = Err(failure);
+                    }
+                    false
+                };
+                for grown in together.step(&mut told)? {
+                    if let Some(best) = grown.answers.unwrap_or_default().first() {
+                        show(&best.ids, true)?;
+                    }
+                }
+            }
+            together.retain(|_| false);
+        }
+        report::result("\n")?;
+        let (_, whole, failed) = shown.into_inner();
+        failed.map(|()| whole)
+    }
+}

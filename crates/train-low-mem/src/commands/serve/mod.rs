@@ -1,0 +1,296 @@
+//! `train_low_mem serve`: a model, and adapters beside it, behind OpenAI's HTTP interface.
+//!
+//! The server's thread reads requests ([`openai_server`]), this one makes the answers ([`engine`]). A request is taken in when
+//! what its answers hold, by the planner's count, fits beside those of the others.
+
+mod engine;
+pub mod models;
+mod wish;
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use candle_core::DType;
+use dataloader::Tokenizer;
+use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
+use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Queue, RequestLimits, Server, Settings};
+use planner::{Pins, Plan, names};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+use t5::AnswerShape;
+
+use self::engine::Engine;
+use self::models::{Loaded, Served};
+use self::wish::Defaults;
+use crate::answer_flags::WeightFlags;
+use crate::commands::generate::MAX_NEW_TOKENS;
+use crate::config::Values;
+use crate::config::generation::apply_model_defaults;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::inference::{Asked, Planned, Shape};
+use crate::model_directory::Adapted;
+use crate::output::{self, Kind, Stream};
+use crate::serve_flags::ServeArgs;
+use crate::{model_directory, open, options, report};
+
+/// A key file is no longer.
+const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;
+
+/// Bytes of text that a token makes, at most, in the events of a stream.
+const BYTES_OF_A_TOKEN: usize = 256;
+
+/// Serves a model until SIGTERM or SIGINT.
+pub fn serve(flags: &ServeArgs) -> Outcome<()> {
+    let keys = keys(flags)?;
+    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let named = flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
+    let Adapted { directory, adapter } = model_directory::find_adapted(named, None)?;
+    let base = t5::Config::from_file(&directory.join("config.json"))?;
+    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
+    let tokenizer = Tokenizer::load(&path)?;
+    let activations: DType = trainer::Precision::from(flags.precision).activations();
+    let first = flags.model_name.clone().unwrap_or_else(|| models::name_of(adapter.as_deref().unwrap_or(&directory)));
+    let mut served = vec![Served::open(first, &base, adapter.as_deref(), activations)?];
+    for text in &flags.adapter {
+        let (name, directory) = models::named(text)?;
+        if served.iter().any(|other| other.name == name) {
+            return Err(Failure::usage(format!("--adapter {text}: there is a model `{name}` already"))
+                .hint("give it another name: `--adapter NAME=DIR`"));
+        }
+        served.push(Served::open(name, &base, Some(&directory), activations)?);
+    }
+    let defaults = defaults(flags, &base, activations)?;
+    let limits = limits(flags);
+    let weights = WeightFlags {
+        memory_budget: flags.memory_budget.clone(),
+        adapter: None,
+        offload_dir: flags.offload_dir.clone(),
+        dry_run: flags.dry_run,
+    };
+    // The bill is that of the largest adapter, whose products take memory, too.
+    let largest = served.iter().max_by_key(|served| served.bytes).map_or(&base, |served| &served.config);
+    let asked = || Asked {
+        directory: &directory,
+        adapter: None,
+        config: largest,
+        device: &device,
+        activations,
+        parameters: None,
+        flags: &weights,
+    };
+    let (planned, adapters) = planned(flags, asked, &served, &limits, defaults.max_new_tokens)?;
+    if flags.dry_run {
+        return report::result(&planned.bill());
+    }
+    let shape = longest(flags, defaults.max_new_tokens);
+    let bytes = planned.answer_bytes()?;
+    let budget = bytes.of(planned.plan.step.evaluation_samples, flags.max_source_tokens, shape);
+    // A signal while the model is loaded ends the process as signals do.
+    let model = planned.load()?;
+    let queue = Queue::new(flags.queue);
+    let settings = Settings {
+        listen: flags.listen,
+        models: served.iter().map(|served| served.name.clone()).collect(),
+        keys,
+        hosts: flags.allow_host.clone(),
+        limits,
+    };
+    let server = Server::start(settings, &queue, hooks(flags, &planned.plan)?).map_err(|error| {
+        Failure::usage(format!("--listen {}: {error}", flags.listen))
+            .hint("name another port: `--listen 127.0.0.1:0` takes any")
+    })?;
+    end_on_signals(server.drainer())?;
+    report::note(&format!(
+        "serving {} on http://{} ({} within {}); SIGTERM ends it in order",
+        served.iter().map(|served| served.name.as_str()).collect::<Vec<_>>().join(", "),
+        server.address(),
+        planned.plan.predicted_peak,
+        planned.plan.budget,
+    ));
+    let loaded = Loaded::new(model, activations, adapters);
+    let mut engine = Engine {
+        queue,
+        served: &served,
+        loaded,
+        tokenizer: &tokenizer,
+        defaults,
+        max_source_tokens: flags.max_source_tokens,
+        bytes,
+        budget,
+        running: BTreeMap::new(),
+    };
+    engine.run();
+    if !server.join() {
+        return Err(Failure::internal("the server's thread failed"));
+    }
+    let peak = SystemProbe::new().snapshot()?.peak_rss;
+    report::note(&format!("ended; peak {} bytes, {} predicted", peak.0, planned.plan.predicted_peak.0));
+    Ok(())
+}
+
+/// The keys, where the address needs any.
+fn keys(flags: &ServeArgs) -> Outcome<Keys> {
+    let keys = match &flags.api_key_file {
+        None => Keys::default(),
+        Some(path) => {
+            let text = regular_file::read_to_string(path, LARGEST_KEY_FILE_BYTES)
+                .map_err(|error| Failure::usage(format!("--api-key-file {}: {error}", path.display())))?;
+            warn_of_readers(path);
+            Keys::of_file(&text)
+                .map_err(|error| Failure::usage(format!("--api-key-file {}: {error}", path.display())))?
+        }
+    };
+    if keys.is_empty() && !flags.listen.ip().is_loopback() && !flags.without_key {
+        return Err(Failure::usage(format!("--listen {}: an address of a network needs a key", flags.listen))
+            .hint("write a key into a file of your own and name it: `--api-key-file FILE`")
+            .hint("or let everybody ask who can reach it: `--without-key`"));
+    }
+    Ok(keys)
+}
+
+/// Warns where others of this machine can read the keys.
+fn warn_of_readers(path: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        if std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0) {
+            report::warn(&format!("{}: others can read the keys; `chmod 600` it", path.display()));
+        }
+    }
+}
+
+/// The settings of answers: the model's own, and the flags.
+fn defaults(flags: &ServeArgs, base: &t5::Config, activations: DType) -> Outcome<Defaults> {
+    let mut values = Values::defaults();
+    let (settings, file) = base.answer_settings();
+    let most = apply_model_defaults(&mut values, settings, file)?;
+    flags.decoding.apply(&mut values)?;
+    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
+    Ok(Defaults { values, max_new_tokens, activations, vocab_size: base.vocab_size })
+}
+
+fn limits(flags: &ServeArgs) -> Limits {
+    Limits {
+        connections: flags.connections.clamp(1, 1 << 16),
+        body_bytes: usize::try_from(flags.max_body.0).unwrap_or(usize::MAX).clamp(1 << 10, 1 << 30),
+        request_timeout: Duration::from_secs(flags.request_timeout.max(1)),
+        drain_timeout: Duration::from_secs(flags.drain_timeout),
+        request: RequestLimits { rows: flags.max_rows.max(1), ..RequestLimits::default() },
+        ..Limits::default()
+    }
+}
+
+/// The answers that need most.
+fn longest(flags: &ServeArgs, max_new_tokens: usize) -> AnswerShape {
+    AnswerShape { max_new_tokens, rows: flags.max_rows.max(1), looks_at_scores: true, sorts: true }
+}
+
+/// The plan with as many adapters in memory as fit, and their number.
+fn planned<'a>(
+    flags: &ServeArgs,
+    asked: impl Fn() -> Asked<'a>,
+    served: &[Served],
+    limits: &Limits,
+    max_new_tokens: usize,
+) -> Outcome<(Planned<'a>, usize)> {
+    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let mut sizes: Vec<u64> =
+        served.iter().filter(|served| served.adapter.is_some()).map(|served| served.bytes).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let answers = max_new_tokens * BYTES_OF_A_TOKEN;
+    let server = CostRow::new(
+        names::SERVER,
+        limits.bytes(flags.queue, answers),
+        format!("{} connections, {} prompts that wait", limits.connections, flags.queue),
+    );
+    let mut adapters = sizes.len();
+    loop {
+        // The first is among the parameters.
+        let others: u64 = sizes.iter().take(adapters).skip(1).sum();
+        let mut beside = vec![server.clone()];
+        if others > 0 {
+            beside.push(CostRow::new(names::ADAPTERS, others, format!("{} of {} in memory", adapters, sizes.len())));
+        }
+        let answer = longest(flags, max_new_tokens);
+        let shape =
+            Shape { samples: flags.batch_samples.max(1), longest: (flags.max_source_tokens, 1), answer, beside };
+        match asked().plan(&shape, None, (budget, &Pins::default())) {
+            Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,
+            Err(failure) if failure.exit == Exit::DoesNotFit => {
+                return Err(failure
+                    .hint("shorter requests need less: `--max-source-tokens`, `--max-new-tokens`, `--max-rows 1`")
+                    .hint("a smaller server needs less: `--connections 16 --queue 16 --max-body 16KiB`"));
+            }
+            planned => return Ok((planned?, adapters)),
+        }
+    }
+}
+
+/// The access log, and numbers of the process.
+fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
+    let file: Option<Mutex<File>> = match &flags.access_log {
+        None => None,
+        Some(path) => {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            Some(Mutex::new(file.map_err(|error| Failure::io("open it", path, &error))?))
+        }
+    };
+    if file.is_none() {
+        output::start();
+    }
+    let log = move |access: &Access| {
+        let line = format!("{}\n", access.line());
+        match &file {
+            None => {
+                output::show(Stream::Out, Kind::Message, &line);
+                true
+            }
+            Some(file) => file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes()).is_ok(),
+        }
+    };
+    let (budget, predicted) = (plan.budget, plan.predicted_peak);
+    #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
+    let gauges = move || {
+        let now = SystemProbe::new().snapshot().ok();
+        let of = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0 as f64);
+        let files = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as f64);
+        let all = [
+            ("process_resident_memory_bytes", "Memory of the process.", of(now.as_ref().map(|now| now.rss))),
+            (
+                "serve_peak_memory_bytes",
+                "Most memory that the process ever had.",
+                of(now.as_ref().map(|now| now.peak_rss)),
+            ),
+            ("serve_memory_budget_bytes", "The budget of the process.", of(Some(budget))),
+            ("serve_predicted_peak_bytes", "Most memory that the plan predicts.", of(Some(predicted))),
+            ("process_open_fds", "Open files.", files),
+        ];
+        all.into_iter().filter_map(|(name, help, value)| Some(Gauge { name, help, value: value? })).collect()
+    };
+    Ok(Hooks { log: Box::new(log), gauges: Box::new(gauges) })
+}
+
+/// The first SIGTERM or SIGINT lets what was taken in end; a second one ends the process at once.
+fn end_on_signals(server: Drainer) -> Outcome<()> {
+    let failed = |error: std::io::Error| Failure::internal(format!("cannot install handlers for signals: {error}"));
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+    let wait = move || {
+        let mut is_draining = false;
+        for signal in signals.forever() {
+            if is_draining {
+                low_level::exit(128 + signal);
+            }
+            is_draining = true;
+            report::note("ending: requests that were taken in are answered; a second signal ends it at once");
+            server.drain();
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).stack_size(256 << 10).spawn(wait).map_err(failed)?;
+    Ok(())
+}

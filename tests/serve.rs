@@ -1,0 +1,122 @@
+//! `serve`: the command's answers over HTTP are those of `generate`, adapters are models by their names, and it ends in order.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+
+use crate::run::{Running, Scene, short};
+
+/// A server with its address.
+struct Server {
+    running: Running,
+    address: String,
+}
+
+fn start(scene: &Scene, more: &[&str]) -> Server {
+    let usual = ["serve", "run", "--listen", "127.0.0.1:0", "--max-new-tokens", "8"];
+    let mut running = scene.start(&[&usual[..], more].concat());
+    let line = running.error_line("http://");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()).expect("an address").to_owned();
+    Server { running, address }
+}
+
+impl Server {
+    fn exchange(&self, text: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).expect("a connection");
+        stream.write_all(text.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        (status, answer.split_once("\r\n\r\n").expect("a body").1.to_owned())
+    }
+
+    fn get(&self, path: &str) -> String {
+        self.exchange(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).1
+    }
+
+    fn ask(&self, body: &Value) -> (u16, Value) {
+        let body = body.to_string();
+        let (status, answer) = self.exchange(&format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        (status, serde_json::from_str(&answer).unwrap_or(Value::String(answer)))
+    }
+
+    fn end(self) -> crate::run::Ran {
+        self.running.signal("TERM");
+        self.running.end()
+    }
+}
+
+fn texts(answer: &Value) -> Vec<&str> {
+    answer["choices"].as_array().expect("choices").iter().map(|choice| choice["text"].as_str().expect("text")).collect()
+}
+
+#[test]
+fn answers_over_http_are_those_of_generate_and_the_server_ends_in_order() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let prompts = ["after 75", "before 12", "3 + 4"];
+    let generate = ["generate", "--model", "run", "--max-new-tokens", "8"];
+    let greedy = scene.run(&[&generate[..], &prompts].concat()).expect_code(0).out;
+    let beams = scene.run(&[&generate[..], &["--num-beams", "3"], &prompts].concat()).expect_code(0).out;
+    let server = start(&scene, &["--access-log", "access.jsonl"]);
+    let (status, answer) = server.ask(&json!({"prompt": prompts}));
+    assert_eq!((status, texts(&answer)), (200, greedy.lines().collect()), "{answer}");
+    assert_eq!(answer["model"], "run");
+    let (_, answer) = server.ask(&json!({"prompt": prompts, "num_beams": 3}));
+    assert_eq!(texts(&answer), beams.lines().collect::<Vec<_>>());
+    let (_, streamed) = server.ask(&json!({"prompt": prompts[0], "stream": true}));
+    let streamed = streamed.as_str().expect("events").to_owned();
+    let parts = streamed.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let text: String = parts.flat_map(|part| texts(&part).concat().chars().collect::<Vec<_>>()).collect();
+    assert_eq!(text, greedy.lines().next().expect("a line"));
+    let (status, refused) = server.ask(&json!({"prompt": "word ".repeat(1000)}));
+    assert_eq!((status, refused["error"]["code"].as_str()), (400, Some("context_length_exceeded")));
+    assert!(server.get("/metrics").contains("serve_predicted_peak_bytes"));
+    let ran = server.end().expect_code(0);
+    assert!(ran.err.contains("ended; peak "), "{}", ran.err);
+    let log = String::from_utf8(scene.read("access.jsonl")).expect("text");
+    let statuses: Vec<Value> =
+        log.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["status"].clone()).collect();
+    assert_eq!(statuses, [200, 200, 200, 400, 200]);
+}
+
+#[test]
+fn an_adapter_is_a_model_by_its_name_and_is_loaded_beside_the_base() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let tune = ["--lora", "--set", "model.init_from=run/model", "--learn-rate", "0.5"];
+    for (name, seed) in [("one", "run.seed=3"), ("two", "run.seed=4")] {
+        let rest = [&tune[..], &["--output", name, "--set", seed, "--set", "train.eval_samples=1"]].concat();
+        scene.run(&short(&rest)).expect_code(0);
+    }
+    let generated = |model: &str| {
+        let ran = scene.run(&["generate", "--model", model, "--max-new-tokens", "8", "after 75"]);
+        ran.expect_code(0).out.trim_end_matches('\n').to_owned()
+    };
+    let expected = ["run", "one", "two"].map(generated);
+    let server = start(&scene, &["--adapter", "one=one", "--adapter", "two"]);
+    // There and back: what an adapter has of its own is no part of the base.
+    for turn in [0, 1, 2, 1, 0] {
+        let model = ["run", "one", "two"][turn];
+        let (status, answer) = server.ask(&json!({"prompt": "after 75", "model": model}));
+        assert_eq!((status, texts(&answer)), (200, vec![expected[turn].as_str()]), "{model}");
+    }
+    server.end().expect_code(0);
+}
+
+#[test]
+fn a_server_that_cannot_be_safe_or_does_not_fit_is_refused_before_it_listens() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let refused = scene.run(&["serve", "run", "--listen", "0.0.0.0:0"]).expect_code(2);
+    assert!(refused.err.contains("--api-key-file"), "{}", refused.err);
+    let refused = scene.run(&["serve", "run", "--memory-budget", "10MiB"]).expect_code(3);
+    assert!(refused.err.contains("hint: "), "{}", refused.err);
+    let bill = scene.run(&["serve", "run", "--dry-run"]).expect_code(0);
+    assert!(bill.out.contains("server") && bill.out.contains("key/value cache"), "{}", bill.out);
+    scene.run(&["serve", "run", "--adapter", "nosuch"]).expect_code(4);
+}
