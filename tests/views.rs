@@ -124,3 +124,14 @@ fn the_bill_of_a_plan_is_a_picture_with_the_numbers_of_its_json() {
         .map(|moment| moment["bytes"].as_array().expect("bytes").iter().filter_map(Value::as_u64).sum::<u64>());
     assert_eq!(most.max(), printed["predicted_peak"].as_u64());
 }
+
+#[test]
+fn a_run_that_is_watched_without_a_terminal_is_a_summary() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let before = scene.contents("run");
+    let watched = scene.run(&["watch", "run"]).expect_code(0);
+    watched.expect_words(&["run: done at step 6 of 6", "validation", "peak memory"]);
+    assert_eq!(scene.contents("run"), before, "nothing of the run is changed");
+    scene.run(&["watch", "absent"]).expect_code(4).expect_words(&["absent/metrics.jsonl", "hint: a run is"]);
+}

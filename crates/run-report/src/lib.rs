@@ -8,6 +8,7 @@
 //! | [`page::of_run`], [`page::of_runs`] | HTML pages of one run, or of several side by side |
 //! | [`page::of_plan`] | the HTML page of a memory plan |
 //! | [`tensorboard::EventFile`] | TensorBoard's event file |
+//! | [`screen`] | a run in a terminal, as it goes on |
 //! | [`figures`] | numbers with their units |
 //!
 //! Invariants: no network, no clock. Everything that comes from a file or a user is escaped. A page is smaller than
@@ -25,6 +26,7 @@ mod line;
 pub mod page;
 mod reading;
 mod run;
+pub mod screen;
 mod series;
 pub mod tensorboard;
 

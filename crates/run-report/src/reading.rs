@@ -151,11 +151,11 @@ impl Followed {
         Self { path: path.to_owned(), name: name.to_owned(), run: Run::new(name), read: None }
     }
 
-    /// Reads the lines that are new. A file that was replaced or cut, or a run that goes on, is read from the start.
+    /// Reads the lines that are new, and says whether there were any. A file that was replaced or cut, or a run that goes on, is read from the start.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn poll(&mut self) -> Result<(), ReadError> {
+    pub fn poll(&mut self) -> Result<bool, ReadError> {
         let failed = |error| ReadError { path: self.path.clone(), error };
         let file = open(&self.path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
@@ -163,7 +163,7 @@ impl Followed {
         match self.read {
             Some((offset, known)) if known == id && metadata.len() >= offset => {
                 if metadata.len() == offset {
-                    return Ok(());
+                    return Ok(false);
                 }
                 let (run, mut went_on) = (&mut self.run, false);
                 let end = each_line(&file, offset, &mut |_, text| {
@@ -177,7 +177,7 @@ impl Followed {
                 .map_err(failed)?;
                 self.read = Some((end, id));
                 if !went_on {
-                    return Ok(());
+                    return Ok(end > offset);
                 }
             }
             _ => {}
@@ -186,7 +186,7 @@ impl Followed {
         let end = read_lines(&self.path, None, &mut |line| run.note_line(line))?;
         self.run = run;
         self.read = Some((end, id));
-        Ok(())
+        Ok(true)
     }
 
     /// The run as far as it is read.

@@ -22,7 +22,7 @@ use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecisio
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 use crate::serve_flags::ServeArgs;
-use crate::view_flags::ReportArgs;
+use crate::view_flags::{ReportArgs, WatchArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,6 +109,8 @@ pub enum Command {
     /// Examine this machine: processor, memory, disk, cards, and the line that gets what is missing
     #[command(after_help = DOCTOR)]
     Doctor(DoctorArgs),
+    /// Watch a run in the terminal, from its files: `q` leaves, and the run goes on
+    Watch(WatchArgs),
     /// List every config key with its default and meaning
     Keys,
     /// Print a completion script for your shell

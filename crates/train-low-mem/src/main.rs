@@ -180,6 +180,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Report(flags)) => commands::report::report(&flags),
+        Some(Command::Watch(flags)) => commands::watch::watch(&flags),
         Some(Command::Keys) => report::result(&listing::keys()),
         Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
     }

@@ -20,6 +20,7 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod live;
 mod rehearsal;
 mod tally;
 #[cfg(test)]
@@ -231,6 +232,14 @@ impl Counter {
         let tallied = Tally::of(self, outline, batch, levers);
         self.tallies.borrow_mut().by_levers.insert(alike, tallied.clone());
         tallied
+    }
+
+    /// The events of a step over a batch of this shape, one after the other. The largest of them is [`Counter::step`], but
+    /// for the packed operands, which stay from event to event.
+    pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
+        let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
+        let always = levers.has_weights_on_disk().then(|| self.weights.always());
+        Tally::timeline(self, outline, batch, levers).moments(always)
     }
 
     fn outline<'a>(&'a self, recompute_blocks: usize, layer_major: Option<&'a LayerMajor>) -> Outline<'a> {

@@ -15,3 +15,4 @@ pub mod report;
 pub mod serve;
 mod text_lengths;
 pub mod train_tokenizer;
+pub mod watch;

@@ -1,5 +1,6 @@
 //! A step's events added up, from the rehearsals of its units.
 
+use super::live::Live;
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
 use super::timeline::Noted;
 use super::{Counter, Shape, StepCount};
@@ -8,23 +9,6 @@ use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
 use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
-
-/// Bytes that are held at one moment.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Live {
-    /// Of weights in a file.
-    pub weights: u64,
-    pub activations: u64,
-    pub gradients: u64,
-    pub loss: u64,
-    pub workspace: u64,
-}
-
-impl Live {
-    pub fn total(&self) -> u64 {
-        self.weights + self.activations + self.gradients + self.loss + self.workspace
-    }
-}
 
 /// What a tally found, but for the chunk of logits.
 #[derive(Clone, Debug)]

@@ -1,8 +1,7 @@
 //! A step from moment to moment: the most that is held while each of its events goes on.
 
-use super::tally::{Live, Tally};
-use super::{Counter, Shape, StepCount};
-use crate::levers::Levers;
+use super::StepCount;
+use super::live::Live;
 use crate::step::schedule::{Event, Stage, Then, Unit};
 
 /// The most that is held during one event.
@@ -12,7 +11,7 @@ pub struct Moment {
     pub pass: &'static str,
     /// The event within it: `block 3`, `embedding`, `norm`.
     pub what: String,
-    /// The bytes, as [`Counter::step`] counts them; saved activations and workspace as they are at this moment.
+    /// The bytes, as [`super::Counter::step`] counts them; saved activations and workspace as they are at this moment.
     pub held: StepCount,
 }
 
@@ -36,6 +35,16 @@ impl Noted {
         if now.total() > self.most.total() {
             self.most = now;
         }
+    }
+
+    /// The moments, with the weights that always are in memory where the others lie in a file.
+    pub fn moments(self, always: Option<u64>) -> Vec<Moment> {
+        let held = |live: Live| {
+            let Live { weights, activations, gradients, loss, workspace } = live;
+            let parameters = always.map(|always| always + weights);
+            StepCount { parameters, activations, gradients, loss, workspace, packed: 0 }
+        };
+        self.moments.into_iter().map(|(pass, what, live)| Moment { pass, what, held: held(live) }).collect()
     }
 
     /// The event is over. One that computes nothing is no moment of its own.
@@ -73,20 +82,4 @@ fn words(event: &Event, begun: usize) -> Option<(&'static str, String)> {
         }
         _ => return None,
     })
-}
-
-impl Counter {
-    /// The events of a step over a batch of this shape, one after the other. The largest of them is [`Counter::step`], but
-    /// for the packed operands, which stay from event to event.
-    pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
-        let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
-        let always = levers.has_weights_on_disk().then(|| self.weights.always());
-        let noted = Tally::timeline(self, outline, batch, levers);
-        let held = |live: Live| {
-            let Live { weights, activations, gradients, loss, workspace } = live;
-            let parameters = always.map(|always| always + weights);
-            StepCount { parameters, activations, gradients, loss, workspace, packed: 0 }
-        };
-        noted.moments.into_iter().map(|(pass, what, live)| Moment { pass, what, held: held(live) }).collect()
-    }
 }

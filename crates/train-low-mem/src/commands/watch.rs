@@ -1,0 +1,112 @@
+//! `train_low_mem watch`: a run in the terminal, from its files.
+
+use std::io::{IsTerminal, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use run_report::{Followed, screen};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::report::read;
+use crate::failure::{Failure, Outcome};
+use crate::report::result;
+use crate::run_dir::RunDir;
+use crate::view_flags::WatchArgs;
+
+/// Between two looks at the files.
+const EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// Ctrl-C and Escape, as a terminal sends them that is not asked to make signals of them.
+const LEAVING_KEYS: [&[u8]; 4] = [b"q", b"Q", b"\x03", b"\x1b"];
+
+/// Follows the run until `q`; where standard output is no terminal, prints how it stands and ends.
+pub fn watch(flags: &WatchArgs) -> Outcome<()> {
+    if !std::io::stdout().is_terminal() {
+        return result(&screen::summary(&read(&flags.run)?));
+    }
+    let metrics = RunDir::look_at(&flags.run).metrics();
+    let followed = Followed::new(&metrics, &flags.run.display().to_string());
+    // A signal ends it as `q` does: the terminal is given back first.
+    let is_over = Arc::new(AtomicBool::new(false));
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&is_over))
+            .map_err(|error| Failure::internal(format!("cannot listen to signals: {error}")))?;
+    }
+    let watched = Terminal::take().and_then(|terminal| terminal.follow(followed, &is_over));
+    watched.map_err(|error| Failure::internal(format!("the terminal: {error}")))
+}
+
+/// The terminal with a screen of its own. Dropped, it is as it was.
+struct Terminal {
+    /// As it was, where keys are read from it.
+    before: Option<Termios>,
+}
+
+impl Terminal {
+    fn take() -> std::io::Result<Self> {
+        let stdin = std::io::stdin();
+        let before = if stdin.is_terminal() { Some(tcgetattr(&stdin)?) } else { None };
+        if let Some(before) = &before {
+            let mut raw = before.clone();
+            raw.make_raw();
+            tcsetattr(&stdin, OptionalActions::Now, &raw)?;
+        }
+        let terminal = Self { before };
+        // Another screen, no cursor, no wrapping of rows that are too wide.
+        write_all("\x1b[?1049h\x1b[?25l\x1b[?7l")?;
+        Ok(terminal)
+    }
+
+    fn follow(&self, mut followed: Followed, is_over: &AtomicBool) -> std::io::Result<()> {
+        let (mut trouble, mut shown, mut is_stale) = (None, None, true);
+        while !is_over.load(Ordering::Relaxed) {
+            match followed.poll() {
+                Ok(changed) => is_stale |= changed || trouble.take().is_some(),
+                Err(error) => is_stale |= trouble.replace(error.to_string()).is_none(),
+            }
+            let size =
+                tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()));
+            if is_stale || shown != Some(size) {
+                (is_stale, shown) = (false, Some(size));
+                let rows = screen::rows(followed.run(), size, trouble.as_deref());
+                let rows: String = rows.iter().map(|row| format!("\x1b[2K{}\r\n", row.ansi())).collect();
+                write_all(&format!("\x1b[H{}\x1b[J", rows.trim_end_matches("\r\n")))?;
+            }
+            if self.is_left()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a key, no longer than until the next look. Whether it leaves.
+    fn is_left(&self) -> std::io::Result<bool> {
+        let stdin = std::io::stdin();
+        let mut keys = PollFd::new(&stdin, PollFlags::IN);
+        let keys = if self.before.is_some() { std::slice::from_mut(&mut keys) } else { &mut [] };
+        match poll(keys, Some(&EVERY)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            found => found?,
+        };
+        let mut bytes = [0; 64];
+        let count = stdin.lock().read(&mut bytes)?;
+        // A terminal that went away has no more keys.
+        Ok(count == 0 || LEAVING_KEYS.contains(&&bytes[..count]))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = write_all("\x1b[?7h\x1b[?25h\x1b[?1049l");
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
+        }
+    }
+}
+
+fn write_all(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
