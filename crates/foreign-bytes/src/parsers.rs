@@ -426,9 +426,11 @@ fn finished(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     command_parsers::finished(output).map(|_| ()).ok_or_else(|| "not finished".to_owned())
 }
 
-/// Opens the file to append, and checks that every whole line is still there.
+/// Makes a page of the file, opens it to append, and checks that every whole line is still there.
 fn metrics(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("metrics.jsonl", bytes);
+    let run = run_report::read(&path, "a run").map_err(|error| error.to_string())?;
+    assert!(run_report::page::of_run(&run).len() <= run_report::page::MOST_BYTES, "a page of more bytes than any has");
     command_parsers::metrics(&path)?;
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let after = fs::read(&path).map_err(refused)?;

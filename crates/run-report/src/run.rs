@@ -7,6 +7,8 @@ use crate::figures::clipped;
 use crate::line::{Line, Step, number_of};
 use crate::series::Series;
 
+/// Characters of a run's name.
+const MOST_NAME_CHARACTERS: usize = 160;
 /// Evaluations that are kept; of more, every other one goes.
 const MOST_EVALUATIONS: usize = 512;
 /// Notes that are kept.
@@ -120,10 +122,10 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of which nothing is known yet. The name is shown as it is.
+    /// A run of which nothing is known yet. The name is shown as it is, if it is not too long.
     pub fn new(name: &str) -> Self {
         Self {
-            name: name.to_owned(),
+            name: clipped(name, MOST_NAME_CHARACTERS),
             loss: Series::new(1),
             learning_rate: Series::new(1),
             gradient_norm: Series::new(1),

@@ -14,27 +14,45 @@ use crate::series::Series;
 /// Evaluations in the table; of more, every so many.
 pub(super) const MOST_ROWS: usize = 24;
 
+/// What a page shows of the parts that texts of users make long.
+#[derive(Clone, Copy)]
+struct Shown {
+    config: bool,
+    settings: usize,
+    notes: usize,
+    evaluations_with_answers: usize,
+    plan: bool,
+}
+
+/// From all of it to as much as always fits. The text of a config goes first: a file beside the page has it, too.
+const SHOWN: [Shown; 5] = {
+    let all =
+        Shown { config: true, settings: 128, notes: usize::MAX, evaluations_with_answers: usize::MAX, plan: true };
+    let no_config = Shown { config: false, ..all };
+    let few = Shown { settings: 64, notes: 16, evaluations_with_answers: 2, ..no_config };
+    let least = Shown { settings: 0, notes: 4, evaluations_with_answers: 0, ..few };
+    [all, no_config, few, least, Shown { plan: false, ..least }]
+};
+
 /// The page of a run.
 pub fn of_run(run: &Run) -> String {
-    let config =
-        format!("<details><summary>resolved.toml</summary><pre>{}</pre></details>", escape::text(run.config()));
-    let with = |config: &str| {
-        let body = [
-            header(run),
-            section("Learning", &learning(run)),
-            section("Speed", &speed(run)),
-            section("Memory", &memory(run)),
-            section("Answers", &answers(run)),
-            section("Data", &data(run)),
-            section("Recipe", &recipe_of(run, config)),
-            section("Machine", &machine(run)),
-            "<footer>made by <code>train_low_mem</code> from the run’s own files</footer>".to_owned(),
-        ];
-        page(run.name(), &body.concat(), &figures_of(run))
-    };
-    let whole = with(if run.config().is_empty() { "" } else { &config });
-    // The text of a config is the one part that a file beside the page has, too.
-    if whole.len() <= MOST_BYTES { whole } else { with("") }
+    let mut pages = SHOWN.iter().map(|shown| with(run, shown));
+    pages.find(|page| page.len() <= MOST_BYTES).unwrap_or_else(|| page("a run", "", &Value::Null))
+}
+
+fn with(run: &Run, shown: &Shown) -> String {
+    let body = [
+        header(run),
+        section("Learning", &learning(run)),
+        section("Speed", &speed(run)),
+        section("Memory", &memory(run, shown)),
+        section("Answers", &answers(run, shown.evaluations_with_answers)),
+        section("Data", &data(run)),
+        section("Recipe", &recipe_of(run, shown)),
+        section("Machine", &machine(run)),
+        "<footer>made by <code>train_low_mem</code> from the run’s own files</footer>".to_owned(),
+    ];
+    page(run.name(), &body.concat(), &figures_of(run))
 }
 
 /// The exact numbers of the page, for programs.
@@ -230,9 +248,9 @@ fn speed(run: &Run) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "bytes and milliseconds, for drawing")]
-fn memory(run: &Run) -> String {
+fn memory(run: &Run, shown: &Shown) -> String {
     let mut html = String::new();
-    let plan = run.plan();
+    let plan = run.plan().filter(|_| shown.plan);
     let plan = plan.as_ref();
     if let Some((_, most)) = run.rss.range() {
         let budget = plan.and_then(|plan| plan["budget"].as_u64());
@@ -255,7 +273,7 @@ fn memory(run: &Run) -> String {
         }
         html += &format!("<div class=\"charts\">{}{}</div>", chart.html(), pressure(run, 2.0 * top));
     }
-    html += &notes(run);
+    html += &notes(run, shown.notes);
     if let Some(plan) = plan {
         let bars = bill::of_phases(plan);
         if !bars.is_empty() {
@@ -293,7 +311,7 @@ fn pressure(run: &Run, top: f64) -> String {
     charts
 }
 
-fn notes(run: &Run) -> String {
+fn notes(run: &Run, most: usize) -> String {
     let totals = run.totals();
     if run.notes().is_empty() {
         return String::new();
@@ -303,7 +321,7 @@ fn notes(run: &Run) -> String {
         count(totals.replans),
         count(totals.warnings)
     );
-    for note in run.notes() {
+    for note in &run.notes()[run.notes().len().saturating_sub(most)..] {
         let _ = writeln!(
             html,
             "<tr><td class=\"n\">step {}</td><td class=\"n\">{}</td><td>{}</td><td>{}</td></tr>",
@@ -316,8 +334,9 @@ fn notes(run: &Run) -> String {
     html + "</table></div>"
 }
 
-fn answers(run: &Run) -> String {
+fn answers(run: &Run, evaluations: usize) -> String {
     let by_step = run.answers().by_step();
+    let by_step = &by_step[by_step.len().saturating_sub(evaluations)..];
     let mut html = String::new();
     for (at, (step, answers)) in by_step.iter().enumerate().rev() {
         let is_newest = at + 1 == by_step.len();
@@ -404,26 +423,30 @@ fn data(run: &Run) -> String {
     facts(&found)
 }
 
-fn recipe_of(run: &Run, config: &str) -> String {
+fn recipe_of(run: &Run, shown: &Shown) -> String {
     let screen = ["Model", "Adapter", "Recipe", "Length"];
     let screen = screen.iter().filter_map(|label| Some((label.to_lowercase(), of_screen(run, label)?)));
     let mut html = facts(&screen.collect::<Vec<_>>());
     let named: Vec<_> =
         recipe::settings(run.config()).into_iter().filter(|setting| !setting.origin.is_empty()).collect();
-    if !named.is_empty() {
+    if !named.is_empty() && shown.settings > 0 {
         html += "<h3>Settings that are not defaults</h3><div class=\"scroll\"><table class=\"settings\">";
-        for setting in named.iter().take(128) {
+        for setting in named.iter().take(shown.settings) {
             let _ = writeln!(
                 html,
                 "<tr><td><code>{}</code></td><td><code>{}</code></td><td class=\"mute\">{}</td></tr>",
-                escape::text(&setting.key),
+                escape::text(figures::clipped(&setting.key, 80)),
                 escape::text(figures::clipped(&setting.value, 300)),
-                escape::text(&setting.origin)
+                escape::text(figures::clipped(&setting.origin, 120))
             );
         }
         html += "</table></div>";
     }
-    html + config
+    if shown.config && !run.config().is_empty() {
+        let config = escape::text(run.config());
+        html += &format!("<details><summary>resolved.toml</summary><pre>{config}</pre></details>");
+    }
+    html
 }
 
 fn machine(run: &Run) -> String {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::chart::Chart;
 use super::run::{figures_of, score, score_name, validation_points};
 use super::scale::Scale;
-use super::{escape, page, recipe, section};
+use super::{MOST_BYTES, escape, page, recipe, section};
 use crate::figures::{self, bytes, count, decimal};
 use crate::run::Run;
 use crate::series::Series;
@@ -23,14 +23,20 @@ const MOST_POINTS: usize = 180;
 /// With more than [`MOST_RUNS`].
 pub fn of_runs(runs: &[Run]) -> String {
     assert!(runs.len() <= MOST_RUNS, "{} runs", runs.len());
-    let names: Vec<&str> = runs.iter().map(Run::name).collect();
+    // Settings may be as long as their writer likes; the figures and curves are bounded.
+    let mut pages = [usize::MAX, 24, 0].into_iter().map(|differences| with(runs, differences));
+    pages.find(|page| page.len() <= MOST_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
+}
+
+fn with(runs: &[Run], most_differences: usize) -> String {
+    let names: Vec<String> = runs.iter().map(|run| figures::clipped(run.name(), 200)).collect();
     let title = format!("{} runs", runs.len());
     let body = [
         format!("<h1>{title}</h1><p class=\"status\">{}</p>", escape::text(names.join(" · "))),
         section("Figures", &table(runs)),
         section("Learning", &learning(runs)),
         section("Speed and memory", &speed(runs)),
-        section("Settings that differ", &differences(runs)),
+        section("Settings that differ", &differences(runs, most_differences)),
         "<footer>made by <code>train_low_mem report</code> from the runs’ own files</footer>".to_owned(),
     ];
     page(&title, &body.concat(), &Value::Array(runs.iter().map(figures_of).collect()))
@@ -183,7 +189,7 @@ fn speed(runs: &[Run]) -> String {
     format!("<div class=\"charts\">{}</div>", charts.into_iter().flatten().map(Chart::html).collect::<String>())
 }
 
-fn differences(runs: &[Run]) -> String {
+fn differences(runs: &[Run], most: usize) -> String {
     let configs: Vec<Vec<recipe::Setting>> = runs.iter().map(|run| recipe::settings(run.config())).collect();
     let mut keys: Vec<&str> = Vec::new();
     for setting in configs.iter().flatten() {
@@ -194,13 +200,14 @@ fn differences(runs: &[Run]) -> String {
     let value = |config: &[recipe::Setting], key: &str| {
         config.iter().find(|setting| setting.key == key).map(|s| s.value.clone())
     };
-    let mut html = String::new();
+    let (mut html, mut left) = (String::new(), most);
     for key in keys.into_iter().filter(|key| !["run.output_dir", "memory.prices"].contains(key)) {
         let values: Vec<Option<String>> = configs.iter().map(|config| value(config, key)).collect();
-        if values.iter().all(|value| *value == values[0]) {
+        if left == 0 || values.iter().all(|value| *value == values[0]) {
             continue;
         }
-        let _ = write!(html, "<tr><td><code>{}</code></td>", escape::text(key));
+        left -= 1;
+        let _ = write!(html, "<tr><td><code>{}</code></td>", escape::text(figures::clipped(key, 80)));
         for value in values {
             let _ = write!(
                 html,

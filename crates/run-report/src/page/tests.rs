@@ -68,13 +68,26 @@ fn texts_of_users_are_never_markup() {
 
 #[test]
 fn a_long_run_with_long_answers_has_a_small_page() {
-    let mut run = run_of(60_000, "a run");
+    let mut run = run_of(20_000, "a run");
     run.set_config(&"key = \"<<<<<<<<<<<<<<<<<<<<<<<<\" # --set: x\n".repeat(2000));
     let page = of_run(&run);
     assert!(page.len() < MOST_BYTES, "{}", page.len());
-    let runs: Vec<Run> = (0..MOST_RUNS).map(|_| run_of(3000, "a run")).collect();
+    let runs: Vec<Run> = (0..MOST_RUNS).map(|_| run_of(1000, "a run")).collect();
     let page = of_runs(&runs);
     assert!(page.len() < MOST_BYTES, "{}", page.len());
+}
+
+#[test]
+fn texts_that_grow_when_they_are_escaped_make_no_page_too_large() {
+    let quotes = "\"'&<>".repeat(400);
+    let mut run = run_of(2000, &quotes);
+    let keys: String = (0..400).map(|key| format!("key_{key} = {quotes:?} # {quotes}: x\n")).collect();
+    run.set_config(&keys);
+    let page = of_run(&run);
+    assert!(page.len() < MOST_BYTES && page.contains("Resident memory"), "{}", page.len());
+    let others = (1..MOST_RUNS).map(|_| run_of(100, &quotes));
+    let page = of_runs(&others.chain([run]).collect::<Vec<_>>());
+    assert!(page.len() < MOST_BYTES && page.contains("Validation loss"), "{}", page.len());
 }
 
 #[test]
@@ -105,6 +118,7 @@ fn a_run_of_which_nothing_is_known_has_a_page() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn any_events_make_a_page(lines in proptest::collection::vec((0..6usize, any::<u64>(), -1e300..1e300f64, ".{0,20}"), 0..40)) {
         let mut run = Run::new("any");
