@@ -115,3 +115,58 @@ fn export_refuses_what_a_format_cannot_hold_and_leaves_nothing() {
     gguf(&["--gguf-names", "hf"]).expect_code(0);
     assert_eq!(scene.names("out"), ["README.md", "model-f32.gguf"]);
 }
+
+/// A directory with a T5 of one block and a table of 128 MiB, all of zeros, which take no room on the disk.
+fn wide(scene: &Scene) {
+    const ROWS: usize = 1 << 16;
+    const WIDTH: usize = 512;
+    let config = serde_json::json!({
+        "model_type": "t5", "vocab_size": ROWS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_heads": 2,
+        "num_layers": 1, "feed_forward_proj": "relu", "tie_word_embeddings": true, "eos_token_id": 1, "pad_token_id": 0,
+    });
+    let (inner, mut tensors) = (16, vec![("shared.weight".to_owned(), vec![ROWS, WIDTH])]);
+    for stack in ["encoder", "decoder"] {
+        let block = format!("{stack}.block.0.layer");
+        let kinds =
+            if stack == "decoder" { vec!["0.SelfAttention", "1.EncDecAttention"] } else { vec!["0.SelfAttention"] };
+        for kind in &kinds {
+            tensors.extend(["q", "k", "v"].map(|name| (format!("{block}.{kind}.{name}.weight"), vec![inner, WIDTH])));
+            tensors.push((format!("{block}.{kind}.o.weight"), vec![WIDTH, inner]));
+        }
+        let last = kinds.len();
+        tensors.push((format!("{block}.0.SelfAttention.relative_attention_bias.weight"), vec![32, 2]));
+        tensors.push((format!("{block}.{last}.DenseReluDense.wi.weight"), vec![64, WIDTH]));
+        tensors.push((format!("{block}.{last}.DenseReluDense.wo.weight"), vec![WIDTH, 64]));
+        tensors.extend((0..=last).map(|layer| (format!("{block}.{layer}.layer_norm.weight"), vec![WIDTH])));
+        tensors.push((format!("{stack}.final_layer_norm.weight"), vec![WIDTH]));
+    }
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let start = end;
+        end += 4 * shape.iter().product::<usize>();
+        header.insert(name, serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}));
+    }
+    let mut header = serde_json::Value::Object(header).to_string();
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    std::fs::create_dir(scene.path("wide")).expect("a directory");
+    scene.write("wide/config.json", config.to_string());
+    let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let weights = scene.write("wide/model.safetensors", &start);
+    let file = std::fs::OpenOptions::new().write(true).open(weights).expect("a file");
+    file.set_len((start.len() + end) as u64).expect("zeros");
+    let spiece = repository().join("crates/dataloader/tests/goldens/sentence_piece/T5/spiece.model");
+    std::fs::copy(spiece, scene.path("wide/spiece.model")).expect("a copy");
+}
+
+#[test]
+fn export_holds_a_few_rows_of_a_model_that_is_larger() {
+    let scene = Scene::new();
+    wide(&scene);
+    for (format, dtype, output) in [("gguf", "q8_0", "wide.gguf"), ("ctranslate2", "int8", "served")] {
+        let arguments =
+            ["export", "--model", "wide", "--format", format, "--dtype", dtype, "--output", output, "--json"];
+        let json = scene.run(&arguments).expect_code(0).json();
+        let peak = json["peak_rss_bytes"].as_u64().expect("bytes");
+        assert!(json["bytes"].as_u64() > Some(32 << 20) && peak < 64 << 20, "{json}");
+    }
+}

@@ -6,6 +6,7 @@ mod autograd;
 mod candle;
 mod decoding;
 mod directories;
+mod gguf;
 mod layer_major;
 mod properties;
 mod quantised;

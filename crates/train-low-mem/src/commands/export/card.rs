@@ -106,17 +106,12 @@ impl Card<'_> {
         };
         match (self.flags.format, self.flags.gguf_names) {
             (Format::Gguf, GgufNames::LlamaCpp) => {
-                // transformers takes every T5 in GGUF for one with a gate.
-                let transformers = match self.config.is_gated_act {
-                    true => format!(
-                        "\n```python\nfrom transformers import AutoModelForSeq2SeqLM\n\
-                         model = AutoModelForSeq2SeqLM.from_pretrained(\".\", gguf_file=\"{file}\")\n```\n"
-                    ),
-                    false => String::new(),
-                };
                 format!(
-                    "\n## Use\n\n```sh\nllama-completion -m {file} --no-conversation --temp 0 -p 'a text' -n 64\n```\n\
-                     {transformers}{prefix}"
+                    "\n## Use\n\n```sh\nllama-completion -m {file} --no-conversation --temp 0 -p 'a text' -n 64\n```\n\n\
+                     ```python\nfrom transformers import AutoConfig, AutoModelForSeq2SeqLM\n\
+                     config = AutoConfig.from_pretrained(\"MODEL\")  # the model that was exported: GGUF does not say what gate there is\n\
+                     config.scale_decoder_outputs = False  # the head in the file has the scale in it\n\
+                     model = AutoModelForSeq2SeqLM.from_pretrained(\".\", gguf_file=\"{file}\", config=config)\n```\n{prefix}"
                 )
             }
             (Format::Gguf, GgufNames::Hf) => format!(
