@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 struct Facts {
     launcher: Option<PathBuf>,
     version: Option<String>,
+    is_built_for_mpi: bool,
     /// The distribution, as /etc/os-release names it.
     distribution: Option<String>,
 }
@@ -28,7 +29,7 @@ pub fn findings() -> Vec<Finding> {
     let launcher = on_the_path();
     let version = launcher.as_deref().and_then(version);
     let distribution = read("/etc/os-release").as_deref().and_then(|text| value_of(text, "ID"));
-    vec![judged(&Facts { launcher, version, distribution })]
+    vec![judged(&Facts { launcher, version, is_built_for_mpi: cfg!(feature = "mpi"), distribution })]
 }
 
 fn on_the_path() -> Option<PathBuf> {
@@ -59,7 +60,7 @@ fn version(launcher: &Path) -> Option<String> {
 }
 
 fn judged(facts: &Facts) -> Finding {
-    let Facts { launcher, version, distribution } = facts;
+    let Facts { launcher, version, is_built_for_mpi, distribution } = facts;
     let Some(launcher) = launcher else {
         let line = match distribution.as_deref() {
             Some("fedora" | "rhel" | "centos" | "rocky" | "almalinux") => {
@@ -73,9 +74,15 @@ fn judged(facts: &Facts) -> Finding {
         return Finding::note("mpi", "no mpirun on the PATH; only runs of several processes need it").remedy(line);
     };
     let shown = version.clone().unwrap_or_else(|| "of unknown version".to_owned());
-    Finding::ok("mpi", format!("{shown} ({})", launcher.display()))
-        .fact("launcher", launcher.display().to_string())
-        .fact("version", version.clone())
+    let found = format!("{shown} ({})", launcher.display());
+    let finding = match is_built_for_mpi {
+        true => Finding::ok("mpi", found),
+        false => {
+            Finding::note("mpi", format!("{found}; this build has no `mpi`, which only runs of several processes need"))
+                .remedy("cargo build --release --features mpi")
+        }
+    };
+    finding.fact("launcher", launcher.display().to_string()).fact("version", version.clone())
 }
 
 #[cfg(test)]
@@ -95,9 +102,12 @@ mod tests {
         let there = Facts {
             launcher: Some("/usr/bin/mpirun".into()),
             version: Some("mpirun (Open MPI) 4.1.4".into()),
+            is_built_for_mpi: true,
             ..Facts::default()
         };
         assert_eq!((judged(&there).severity, judged(&there).remedies.len()), (Severity::Ok, 0));
         assert!(judged(&there).found.contains("Open MPI"));
+        let without = judged(&Facts { is_built_for_mpi: false, ..there });
+        assert!(without.severity == Severity::Note && without.remedies[0].contains("--features mpi"), "{without}");
     }
 }
