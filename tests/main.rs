@@ -18,6 +18,7 @@ mod doctor;
 mod export;
 mod finetune;
 mod inference;
+mod jobs;
 mod leaving;
 mod listing;
 mod long_rows;

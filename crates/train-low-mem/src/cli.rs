@@ -19,6 +19,7 @@ use crate::config::{Origin, Values, familiar_names, paths};
 use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
+use crate::job_flags::JobsArgs;
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 use crate::serve_flags::ServeArgs;
@@ -111,6 +112,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Watch a run in the terminal, from its files: `q` leaves, and the run goes on
     Watch(WatchArgs),
+    /// List the runs that wait or train on this machine, or train a list of runs
+    Jobs(JobsArgs),
     /// List every config key with its default and meaning
     Keys,
     /// Print a completion script for your shell
@@ -165,6 +168,9 @@ pub struct TrainArgs {
     /// Try one step, one save and one load, then clean up
     #[arg(long)]
     pub dry_run: bool,
+    /// Wait until other runs leave the memory that the plan needs, and reserve it
+    #[arg(long)]
+    pub wait: bool,
     /// Plan for another machine: its snapshots as JSON, one for each plan (for tests)
     #[arg(long, value_name = "FILE", hide = true)]
     pub machine: Option<PathBuf>,

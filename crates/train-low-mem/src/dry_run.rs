@@ -38,7 +38,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         return Ok(());
     }
     let machine = machine::machine(flags, &config)?;
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None })?;
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None, ledger: None })?;
     if session.trainer.is_done() {
         session.report.finish();
         report::print("dry run: all steps are done; the last evaluation and the model remain\n");

@@ -27,6 +27,8 @@ mod flag_values;
 mod identity;
 mod inference;
 mod job;
+mod job_flags;
+mod ledger;
 mod lever_flags;
 mod listing;
 mod machine;
@@ -181,6 +183,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Report(flags)) => commands::report::report(&flags),
         Some(Command::Watch(flags)) => commands::watch::watch(&flags),
+        Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags),
         Some(Command::Keys) => report::result(&listing::keys()),
         Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
     }

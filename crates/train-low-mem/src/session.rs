@@ -23,6 +23,7 @@ use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 use crate::job::{self, RunJob};
+use crate::ledger::{Ledger, Reserved};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::pace::{Of, RunPace};
@@ -81,6 +82,8 @@ pub struct Session {
     /// The processes of this run, where there are several.
     group: Option<Group>,
     agreed: together::Agreed,
+    /// Its memory among other runs, if it waited for it.
+    reserved: Option<Reserved>,
 }
 
 /// The parts of a session.
@@ -99,12 +102,14 @@ pub struct Parts {
     pub machine: Box<dyn Probe>,
     /// The processes of this run, where there are several.
     pub group: Option<Group>,
+    /// Where the run reserves its memory, if it waits for it.
+    pub ledger: Option<Ledger>,
 }
 
 impl Session {
     /// Plans, prints the bill, and only then loads what is large.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { mut config, mut opened, mut run, stop, found, machine, group } = parts;
+        let Parts { mut config, mut opened, mut run, stop, found, mut machine, group, ledger } = parts;
         let together = Together(group.as_ref());
         let parallel = together.parallel(&config)?;
         let share = processes::batch_share(parallel.as_ref());
@@ -152,6 +157,15 @@ impl Session {
         };
         let mut costs = planner::costs(&job.at(&now), &now)?;
         let budgets = job::budgets(&config);
+        let (now, reserved) = match ledger {
+            Some(ledger) => {
+                let say = |text: &str| report.line(text);
+                let (left, reserved) = ledger.admit(run.root(), (machine.as_ref(), &costs, budgets), &stop, &say)?;
+                machine = reserved.left_of(machine);
+                (left, Some(reserved))
+            }
+            None => (now, None),
+        };
         let origin = found.as_ref().map(|found| found.path.display().to_string());
         let kernels = Kernels::of_this_process(&opened.device);
         let scope = bits::Scope::of(&config, &options, &opened.device);
@@ -167,6 +181,9 @@ impl Session {
                 warning: None,
             },
         };
+        if let Some(reserved) = &reserved {
+            reserved.set(plan.required())?;
+        }
         let plan = together.one_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {
             costs = bits::with_cut_of(&costs, &plan, scope);
@@ -254,6 +271,7 @@ impl Session {
             shown_peak: Bytes::ZERO,
             group,
             agreed: together::Agreed::default(),
+            reserved,
         };
         session.stop.can_leave_in_order();
         session.note_memory("with the model loaded")?;
@@ -271,6 +289,9 @@ impl Session {
             let step = self.trainer.step_count();
             let text = "the machine is swapping even with the smallest plan; the run saves and stops, so resume when memory is free";
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
+        }
+        if let (Some(_), Some(reserved)) = (&replanned.change, &self.reserved) {
+            reserved.set(self.plan.required())?;
         }
         if let Some(change) = replanned.change {
             let differences = bits::of_levers(&was.step.levers, &self.plan.step.levers, self.scope);

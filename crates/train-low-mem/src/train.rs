@@ -11,6 +11,7 @@ use trainer::checkpoint::{export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::ledger::Ledger;
 use crate::processes::{Processes, Together};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
@@ -37,6 +38,9 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     }
     // The same for all: said before one of them makes a file.
     together.parallel(&config)?;
+    if flags.wait && together.0.is_some() {
+        return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
+    }
     let keep_training = flags.keep_training == Some(true);
     let (mut run, opened) = together.in_turn(|| {
         if !keep_training && together.is_first() {
@@ -64,7 +68,8 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     }
     let machine = machine::machine(flags, &config)?;
     let group = together.0.cloned();
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group })?;
+    let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;
+    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group, ledger })?;
     let ended = run_steps(&mut session).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),

@@ -9,6 +9,7 @@ pub mod eval;
 pub mod export;
 pub mod generate;
 pub mod inspect;
+pub mod jobs;
 pub mod merge;
 pub mod plan;
 pub mod report;

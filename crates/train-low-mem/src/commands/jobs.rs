@@ -1,0 +1,269 @@
+//! `train_low_mem jobs`: the runs of this machine; `jobs run FILE`: a list of runs, trained to its end.
+//!
+//! A run of the list is this command once more, with `--wait --keep-training`: so it starts when its memory is free, and a list that was
+//! interrupted goes on where it stood.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use memory_policy::{Bytes, plural};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use toml::Table;
+
+use crate::config::paths;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::job_flags::{JobsArgs, JobsCommand};
+use crate::ledger::Ledger;
+use crate::report::{self, duration};
+use crate::setup;
+use crate::stop::Stop;
+
+/// A list of runs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    /// Processes at a time, those that wait included.
+    #[serde(default = "four")]
+    at_once: usize,
+    #[serde(default)]
+    run: Vec<Entry>,
+}
+
+fn four() -> usize {
+    4
+}
+
+/// A run, or one for each combination of a sweep's values.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    output: PathBuf,
+    config: Option<PathBuf>,
+    #[serde(default)]
+    set: Vec<String>,
+    /// More flags of `train`.
+    #[serde(default)]
+    flags: Vec<String>,
+    #[serde(default)]
+    sweep: Table,
+    /// Runs of higher priority start first.
+    #[serde(default)]
+    priority: i64,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Job {
+    output: PathBuf,
+    arguments: Vec<String>,
+    priority: i64,
+}
+
+/// Lists runs, or trains a list of them.
+pub fn jobs(flags: &JobsArgs) -> Outcome<()> {
+    match &flags.command {
+        None => list(flags.json),
+        Some(JobsCommand::Run { file }) => run(&paths::from_text(file), flags.json),
+    }
+}
+
+fn list(as_json: bool) -> Outcome<()> {
+    let lines = Ledger::of_this_user()?.lines()?;
+    if as_json {
+        let line = |line: &crate::ledger::Line| {
+            json!({"pid": line.pid, "state": state(line.waits), "bytes": line.bytes,
+                "output": line.output.display().to_string(), "arrived": line.arrived})
+        };
+        return report::result(&format!("{:#}\n", Value::Array(lines.iter().map(line).collect())));
+    }
+    if lines.is_empty() {
+        return report::result("no run waits or trains with `--wait`\n");
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mut text = format!("{:>8}  {:<8}  {:>10}  {:>12}  output\n", "process", "state", "memory", "since");
+    for line in &lines {
+        let since = duration(Duration::from_secs(now.saturating_sub(line.arrived)));
+        let (state, bytes, output) = (state(line.waits), Bytes(line.bytes).to_string(), line.output.display());
+        text += &format!("{:>8}  {state:<8}  {bytes:>10}  {since:>12}  {output}\n", line.pid);
+    }
+    report::result(&text)
+}
+
+fn state(waits: bool) -> &'static str {
+    if waits { "waits" } else { "trains" }
+}
+
+fn run(file: &Path, as_json: bool) -> Outcome<()> {
+    let text = setup::read_named_file(file, "list of runs")?;
+    let list: List = toml::from_str(&text).map_err(|error| {
+        Failure::usage(format!("{}: {}", file.display(), error.to_string().trim_end())).hint("docs/jobs.md shows one")
+    })?;
+    if list.at_once == 0 || list.run.is_empty() {
+        return Err(Failure::usage(format!("{}: expected `at_once` of at least 1 and one `[[run]]`", file.display())));
+    }
+    let mut jobs: Vec<Job> = list.run.iter().map(expanded).collect::<Outcome<Vec<_>>>()?.concat();
+    for (place, job) in jobs.iter().enumerate() {
+        if jobs[..place].iter().any(|other| other.output == job.output) {
+            let problem = format!("{}: two runs write to {}", file.display(), job.output.display());
+            return Err(Failure::usage(problem).hint("give each `[[run]]` its own `output`"));
+        }
+    }
+    // Stable: runs of one priority stay in the list's order.
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.priority));
+    let stop = Stop::on_signals()?;
+    stop.can_leave_in_order();
+    let all = jobs.clone();
+    let ended = train_all(jobs, list.at_once, &stop)?;
+    let results: Vec<Value> = all.iter().map(|job| result_of(job, &ended)).collect();
+    report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
+    if stop.requested() {
+        return Err(Failure::new(Exit::Interrupted, "interrupted; runs that had begun are saved")
+            .hint("to go on, start the same command again"));
+    }
+    match ended.iter().filter(|(_, code)| *code != 0).count() as u64 {
+        0 => Ok(()),
+        failed => Err(Failure::new(Exit::Internal, format!("{} failed; see their `.log`", plural(failed, "run")))),
+    }
+}
+
+/// The runs that an entry means.
+fn expanded(entry: &Entry) -> Outcome<Vec<Job>> {
+    let mut combinations: Vec<Vec<(String, String)>> = vec![Vec::new()];
+    for (key, values) in &entry.sweep {
+        let toml::Value::Array(values) = values else {
+            return Err(Failure::usage(format!("sweep: `{key}`: expected a list of values, got {values}")));
+        };
+        let with = |so_far: &Vec<(String, String)>| {
+            let value = |value: &toml::Value| {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                [so_far.as_slice(), &[(key.clone(), text)]].concat()
+            };
+            values.iter().map(value).collect::<Vec<_>>()
+        };
+        combinations = combinations.iter().flat_map(with).collect();
+    }
+    let job = |settings: Vec<(String, String)>| {
+        let short = |(key, value): &(String, String)| format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
+        let name = settings.iter().map(short).collect::<Vec<_>>().join(",").replace('/', "_");
+        let output = if name.is_empty() { entry.output.clone() } else { entry.output.join(name) };
+        let mut arguments = vec!["train".to_owned(), "--wait".into(), "--keep-training".into()];
+        arguments.extend(["--output".into(), paths::to_text(output.as_os_str())]);
+        if let Some(config) = &entry.config {
+            arguments.extend(["--config".into(), paths::to_text(config.as_os_str())]);
+        }
+        let set = settings.iter().map(|(key, value)| format!("{key}={value}"));
+        for setting in entry.set.iter().cloned().chain(set) {
+            arguments.extend(["--set".into(), setting]);
+        }
+        arguments.extend(entry.flags.iter().cloned());
+        Job { output, arguments, priority: entry.priority }
+    };
+    Ok(combinations.into_iter().map(job).collect())
+}
+
+/// Trains them, so many processes at a time; the exit code of each that ended.
+fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<(PathBuf, i32)>> {
+    let program = std::env::current_exe().map_err(|error| Failure::internal(format!("this program: {error}")))?;
+    let (all, mut left) = (jobs.len(), VecDeque::from(jobs));
+    let (mut running, mut ended): (Vec<(Job, Child)>, Vec<(PathBuf, i32)>) = (Vec::new(), Vec::new());
+    let mut is_told = false;
+    while !running.is_empty() || !(left.is_empty() || stop.requested()) {
+        while running.len() < at_once
+            && !stop.requested()
+            && let Some(job) = left.pop_front()
+        {
+            let child = start(&program, &job)?;
+            report::note(&format!("started {}", job.output.display()));
+            running.push((job, child));
+        }
+        if stop.requested() && !std::mem::replace(&mut is_told, true) {
+            for (_, child) in &running {
+                if let Some(pid) = rustix::process::Pid::from_raw(child.id().cast_signed()) {
+                    // One that has ended meanwhile needs no signal.
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let mut still = Vec::new();
+        for (job, mut child) in running {
+            match child.try_wait() {
+                Ok(None) => still.push((job, child)),
+                ended_with => {
+                    let code = ended_with.ok().flatten().and_then(|status| status.code()).unwrap_or(-1);
+                    let words = if code == 0 { "finished".to_owned() } else { format!("ended with exit code {code}") };
+                    ended.push((job.output.clone(), code));
+                    report::note(&format!("{words}: {} ({} of {all})", job.output.display(), ended.len()));
+                }
+            }
+        }
+        running = still;
+    }
+    Ok(ended)
+}
+
+/// Starts a run, whose words go to `OUTPUT.log`.
+fn start(program: &Path, job: &Job) -> Outcome<Child> {
+    let log = job.output.with_extension("log");
+    let failed = |error: std::io::Error| Failure::io("write to it", &log, &error);
+    if let Some(parent) = log.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        trainer::create_directories(parent)?;
+    }
+    let file = File::options().create(true).append(true).open(&log).map_err(failed)?;
+    let both = [file.try_clone().map_err(failed)?, file];
+    let [out, err] = both.map(Stdio::from);
+    let mut command = Command::new(program);
+    command.args(&job.arguments).stdin(Stdio::null()).stdout(out).stderr(err);
+    command.spawn().map_err(|error| Failure::internal(format!("{}: cannot start it: {error}", program.display())))
+}
+
+/// What became of a run: its exit code, steps, and its last evaluation.
+fn result_of(job: &Job, ended: &[(PathBuf, i32)]) -> Value {
+    let code = ended.iter().find(|(output, _)| *output == job.output).map(|(_, code)| *code);
+    let text = regular_file::read(&job.output.join("finished.json"), 16 << 20).ok();
+    let finished: Value = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let evaluation = &finished["history"]["last_evaluation"];
+    json!({"output": job.output.display().to_string(), "exit_code": code, "steps": finished["step"],
+        "loss": evaluation["loss"], "bleu": evaluation["bleu"], "exact_match": evaluation["exact_match"]})
+}
+
+fn table(results: &[Value]) -> String {
+    let mut text = format!("{:>5}  {:>7}  {:>9}  {:>7}  {:>7}  run\n", "exit", "steps", "loss", "BLEU", "exact");
+    let number = |value: &Value, digits: usize| value.as_f64().map_or("-".into(), |value| format!("{value:.digits$}"));
+    for result in results {
+        let whole = |key: &str| result[key].as_i64().map_or("-".into(), |value| value.to_string());
+        text += &format!(
+            "{:>5}  {:>7}  {:>9}  {:>7}  {:>7}  {}\n",
+            whole("exit_code"),
+            whole("steps"),
+            number(&result["loss"], 4),
+            number(&result["bleu"], 2),
+            number(&result["exact_match"], 3),
+            result["output"].as_str().unwrap_or_default()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_is_a_run_for_each_combination() {
+        let text = "[[run]]\noutput = \"runs\"\nset = [\"train.epochs=1\"]\npriority = 2\n\
+            [run.sweep]\n\"run.seed\" = [1, 2]\n\"optimizer.learning_rate\" = [1e-3]\n";
+        let list: List = toml::from_str(text).unwrap();
+        let jobs = expanded(&list.run[0]).unwrap();
+        let outputs: Vec<_> = jobs.iter().map(|job| job.output.display().to_string()).collect();
+        assert_eq!(outputs, ["runs/learning_rate=0.001,seed=1", "runs/learning_rate=0.001,seed=2"]);
+        let arguments = jobs[1].arguments.join(" ");
+        assert!(arguments.ends_with("--set train.epochs=1 --set optimizer.learning_rate=0.001 --set run.seed=2"));
+        assert!(expanded(&toml::from_str("output = \"r\"\n[sweep]\n\"run.seed\" = 1\n").unwrap()).is_err());
+        assert!(toml::from_str::<List>("[[run]]\noutput = \"a\"\nepochs = 3\n").is_err());
+    }
+}
