@@ -120,3 +120,23 @@ fn a_server_that_cannot_be_safe_or_does_not_fit_is_refused_before_it_listens() {
     assert!(bill.out.contains("server") && bill.out.contains("key/value cache"), "{}", bill.out);
     scene.run(&["serve", "run", "--adapter", "nosuch"]).expect_code(4);
 }
+
+#[test]
+fn bench_serve_measures_each_batch_within_its_budget() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let usual = ["bench", "serve", "run", "--source-tokens", "8", "--new-tokens", "6", "--rounds", "1"];
+    for beams in ["1", "3"] {
+        let more = ["--batch", "1,4", "--num-beams", beams, "--memory-budget", "200MiB", "--json"];
+        let measured = scene.run(&[&usual[..], &more].concat()).expect_code(0).json();
+        let batches = measured["batches"].as_array().expect("a list");
+        assert_eq!(batches.iter().map(|batch| batch["batch"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(4)]);
+        assert!(batches.iter().all(|batch| batch["tokens_per_second"].as_f64() > Some(0.0)));
+        assert!(batches.iter().all(|batch| batch["first_token_ms"].as_f64() < batch["answer_ms"].as_f64()));
+        assert!(measured["peak_rss_bytes"].as_u64() <= measured["predicted_peak_bytes"].as_u64(), "{measured}");
+    }
+    let refused = scene.run(&[&usual[..], &["--batch", "0"]].concat()).expect_code(2);
+    assert!(refused.err.contains("at least 1 source"), "{}", refused.err);
+    let refused = scene.run(&["bench"]).expect_code(2);
+    assert!(refused.err.contains("--model"), "{}", refused.err);
+}

@@ -63,6 +63,7 @@ pub const PARSERS: &[Parser] = &[
     inner("runs", |bytes, _| parquet_dataset::fuzzing::runs(bytes)),
     inner("delta_lengths", |bytes, _| parquet_dataset::fuzzing::delta_lengths(bytes)),
     inner("snappy", |bytes, _| parquet_dataset::fuzzing::snappy(bytes)),
+    Parser { name: "server_request", shape: Shape::Json, also: &[], parse: server_request, command: None },
     Parser { name: "page_map", shape: Shape::Sealed, also: &[], parse: page_map, command: None },
     Parser { name: "safetensors", shape: Shape::Safetensors, also: &[], parse: safetensors, command: None },
     Parser {
@@ -263,6 +264,17 @@ fn page_map(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let dataset = Dataset::open(&[path], &options).map_err(refused)?;
     dataset.read_range(0..dataset.rows().min(MOST_ROWS)).map_err(refused)?;
     dataset.page_map().map(|_| ()).map_err(refused)
+}
+
+/// The body of a request, as either interface reads it.
+fn server_request(bytes: &[u8], _: &Scratch) -> Result<(), String> {
+    use openai_server::{Interface, Request, RequestLimits};
+    let read = |interface| Request::parse(interface, bytes, &RequestLimits::default()).map(drop);
+    let refused = |error: openai_server::ApiError| {
+        assert_eq!(error.status, 400, "a request is at fault for its body, and nobody else");
+        error.message
+    };
+    read(Interface::Completions).or_else(|_| read(Interface::Chat)).map_err(refused)
 }
 
 fn safetensors(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {

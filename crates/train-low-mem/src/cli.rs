@@ -22,7 +22,7 @@ use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecisio
 use crate::job_flags::JobsArgs;
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
-use crate::serve_flags::ServeArgs;
+use crate::serve_flags::{BenchServeArgs, ServeArgs};
 use crate::view_flags::{ReportArgs, WatchArgs};
 
 const EXAMPLES: &str = "\
@@ -262,12 +262,23 @@ pub struct ConvertBaseArgs {
     pub json: bool,
 }
 
+/// What `bench` measures beside steps.
+#[derive(Debug, Subcommand)]
+pub enum OtherBench {
+    /// Measure answers as `serve` makes them: tokens a second, time to the first token, peak memory
+    Serve(BenchServeArgs),
+}
+
 /// Flags of `bench`.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
+    /// Another thing to measure
+    #[command(subcommand)]
+    pub other: Option<OtherBench>,
     /// Preset name or config.json
-    #[arg(long, value_name = "PRESET|FILE")]
-    pub model: String,
+    #[arg(long, value_name = "PRESET|FILE", required = true)]
+    pub model: Option<String>,
     /// Samples per optimizer step
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch: usize,

@@ -1,4 +1,4 @@
-//! The flags of `serve`.
+//! The flags of `serve` and `bench serve`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -85,4 +85,36 @@ pub struct ServeArgs {
     /// How answers are made where a request does not say it
     #[command(flatten)]
     pub decoding: DecodingFlags,
+}
+
+/// Flags of `bench serve`.
+#[derive(Args, Debug)]
+pub struct BenchServeArgs {
+    /// Model: a Hugging Face directory, a run, or a hub id in the local cache
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Sources answered together, one measurement each
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 8, 32])]
+    pub batch: Vec<usize>,
+    /// Tokens of a source
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub source_tokens: usize,
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub new_tokens: usize,
+    /// Beams of a beam search (1: greedy)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub num_beams: usize,
+    /// Timed rounds of each batch, after one that is not
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Memory limit of the whole process
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Precision of activations. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use t5::{ParameterSpec, T5};
 use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
-use crate::cli::BenchArgs;
+use crate::cli::{BenchArgs, OtherBench};
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
@@ -24,8 +24,12 @@ const MOST_WRITTEN: u64 = 1 << 40;
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
+    if let Some(OtherBench::Serve(flags)) = &flags.other {
+        return super::bench_serve::bench_serve(flags);
+    }
+    let named = flags.model.as_deref().ok_or_else(|| Failure::usage("`bench` needs `--model`"))?;
     let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
-    let model = open::named_config(&flags.model)?;
+    let model = open::named_config(named)?;
     if flags.batch == 0 || flags.source_tokens < 2 || flags.target_tokens < 2 || flags.steps == 0 {
         return Err(Failure::usage("`bench` needs at least 1 sample, 2 source and 2 target tokens and 1 step")
             .hint("for example `--batch 8 --source-tokens 256 --target-tokens 256 --steps 5`"));
@@ -95,7 +99,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     }
     report::result(&format!(
         "{}: {parameters} parameters, {} x ({} + {}) tokens, {precision}, {} threads\n{median_ms:.1} ms a step (median of {}), {tokens_per_second:.0} tokens/s, peak {peak} (predicted {})\n",
-        flags.model,
+        flags.model.as_deref().unwrap_or_default(),
         flags.batch,
         flags.source_tokens,
         flags.target_tokens,

@@ -1,6 +1,7 @@
 //! The subcommands beside `train`, a module each.
 
 pub mod bench;
+mod bench_serve;
 pub mod chat;
 pub mod convert;
 pub mod convert_base;

@@ -1,0 +1,148 @@
+//! `train_low_mem bench serve`: answers of a fixed length, timed and measured, as `serve` makes them.
+//!
+//! Sources are random tokens without padding, and no answer ends early. All sources of a batch are there at once: the time to the
+//! first token is that of their encoder passes and of one step.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use candle_core::DType;
+use memory_policy::{Probe, SystemProbe};
+use serde_json::{Value, json};
+use t5::{AnswersTogether, Beams, GenerateOptions, Processors, Search, T5};
+
+use crate::answer_flags::WeightFlags;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::inference::{Asked, Shape};
+use crate::serve_flags::BenchServeArgs;
+use crate::{model_directory, open, options, report};
+
+/// Answers batches of each size.
+pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
+    let sizes = &flags.batch;
+    if sizes.contains(&0) || flags.source_tokens < 2 || flags.new_tokens < 2 || flags.num_beams == 0 {
+        return Err(Failure::usage("`bench serve` needs at least 1 source, 2 tokens of it and 2 new ones, and 1 beam"));
+    }
+    let device = open::device("auto")?;
+    let activations: DType = trainer::Precision::from(flags.precision).activations();
+    let directory = model_directory::find(&flags.model)?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?;
+    let search = match flags.num_beams {
+        1 => Search::Greedy,
+        count => Search::Beams(Beams { count, ..Beams::default() }),
+    };
+    let answers = GenerateOptions {
+        max_new_tokens: flags.new_tokens,
+        activations,
+        processors: Processors { min_new_tokens: flags.new_tokens, ..Processors::default() },
+        search,
+        ..GenerateOptions::default()
+    };
+    let weights = WeightFlags {
+        memory_budget: flags.memory_budget.clone(),
+        adapter: None,
+        offload_dir: ".".into(),
+        dry_run: false,
+    };
+    let asked = Asked {
+        directory: &directory,
+        adapter: None,
+        config: &config,
+        device: &device,
+        activations,
+        parameters: None,
+        flags: &weights,
+    };
+    let samples = sizes.iter().copied().max().unwrap_or(1);
+    let shape = Shape { samples, longest: (flags.source_tokens, 1), answer: answers.shape(), beside: Vec::new() };
+    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let planned = asked.plan(&shape, None, (budget, &planner::Pins::default()))?;
+    let most = planned.plan.step.evaluation_samples;
+    let model = Rc::new(planned.load()?);
+    let mut lines = Vec::new();
+    for &size in sizes.iter().filter(|&&size| size <= most) {
+        // The first time is not counted: it pages in and packs.
+        let times: Vec<(f64, f64)> =
+            (0..=flags.rounds).map(|_| timed(&model, size, flags.source_tokens, &answers)).collect::<Outcome<_>>()?;
+        let median = |of: fn(&(f64, f64)) -> f64| {
+            let mut all: Vec<f64> = times[1..].iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let (first, whole) = (median(|times| times.0), median(|times| times.1));
+        #[expect(clippy::cast_precision_loss, reason = "tokens are far below 2^53")]
+        let tokens = (size * flags.new_tokens) as f64;
+        lines.push(json!({
+            "batch": size,
+            "tokens_per_second": tokens / whole,
+            "first_token_ms": first * 1e3,
+            "answer_ms": whole * 1e3,
+        }));
+    }
+    let peak = SystemProbe::new().snapshot()?.peak_rss;
+    let result = json!({
+        "model": directory.display().to_string(),
+        "source_tokens": flags.source_tokens,
+        "new_tokens": flags.new_tokens,
+        "num_beams": flags.num_beams,
+        "precision": format!("{:?}", flags.precision).to_lowercase(),
+        "threads": t5_ops::threads(),
+        "batches": lines,
+        "peak_rss_bytes": peak.0,
+        "predicted_peak_bytes": planned.plan.predicted_peak.0,
+    });
+    report::result(&if flags.json { format!("{result}\n") } else { table(&result) })?;
+    match sizes.iter().find(|&&size| size > most) {
+        None => Ok(()),
+        Some(size) => {
+            Err(Failure::new(Exit::DoesNotFit, format!("{size} sources do not fit the budget together; {most} do"))
+                .hint("raise `--memory-budget`, or name smaller batches: `--batch 1,8`"))
+        }
+    }
+}
+
+/// Seconds to the first token of all, and to the last.
+fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOptions) -> Outcome<(f64, f64)> {
+    let mut together = AnswersTogether::new(Rc::clone(model), answers.activations);
+    let config = model.config();
+    let begun = Instant::now();
+    for key in 0..size {
+        // Any tokens but the special ones at the front of most vocabularies.
+        let token = |place: usize| (3 + (key * 7919 + place * 104_729) % (config.vocab_size.max(4) - 3)) as u32;
+        let mut source: Vec<u32> = (1..source_tokens).map(token).collect();
+        source.extend(config.eos_token_ids.first().copied());
+        together.join(key as u64, &source, answers, &|| false)?;
+    }
+    together.step(&mut |_, _, _| false)?;
+    let first = begun.elapsed().as_secs_f64();
+    while !together.is_empty() {
+        together.step(&mut |_, _, _| false)?;
+    }
+    Ok((first, begun.elapsed().as_secs_f64()))
+}
+
+/// The result for a person.
+fn table(result: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    let mut text = format!(
+        "{} new tokens after {} of the source, {} beams, {}\n{:>6} {:>14} {:>16} {:>12}\n",
+        result["new_tokens"],
+        result["source_tokens"],
+        result["num_beams"],
+        result["precision"].as_str().unwrap_or_default(),
+        "batch",
+        "tokens/s",
+        "first token ms",
+        "answer ms"
+    );
+    for line in result["batches"].as_array().into_iter().flatten() {
+        text += &format!(
+            "{:>6} {:>14.1} {:>16.1} {:>12.1}\n",
+            line["batch"],
+            number(&line["tokens_per_second"]),
+            number(&line["first_token_ms"]),
+            number(&line["answer_ms"])
+        );
+    }
+    text + &format!("peak {} bytes, {} predicted\n", result["peak_rss_bytes"], result["predicted_peak_bytes"])
+}
