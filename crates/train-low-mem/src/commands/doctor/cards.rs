@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_card_that_is_not_used_is_a_warning_with_what_it_lacks() {
         let good = Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true };
-        check(&good, Severity::Ok, "79.0 GiB of 80.0 GiB free");
+        check(&good, Severity::Ok, "79 GiB of 80 GiB free");
         check(&Facts { is_built_for_cuda: false, ..good.clone() }, Severity::Warning, "--features cuda");
         check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no card can be opened");
         let none = Facts { cards: Err("no library".into()), on_the_bus: 0, ..good.clone() };
