@@ -63,6 +63,15 @@ struct Job {
     priority: i64,
 }
 
+impl Job {
+    /// The file of its words, beside its directory.
+    fn log(&self) -> PathBuf {
+        let mut name = self.output.clone().into_os_string();
+        name.push(".log");
+        PathBuf::from(name)
+    }
+}
+
 /// Lists runs, or trains a list of them.
 pub fn jobs(flags: &JobsArgs) -> Outcome<()> {
     match &flags.command {
@@ -208,7 +217,7 @@ fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<(PathBu
 
 /// Starts a run, whose words go to `OUTPUT.log`.
 fn start(program: &Path, job: &Job) -> Outcome<Child> {
-    let log = job.output.with_extension("log");
+    let log = job.log();
     let failed = |error: std::io::Error| Failure::io("write to it", &log, &error);
     if let Some(parent) = log.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         trainer::create_directories(parent)?;
@@ -261,6 +270,7 @@ mod tests {
         let jobs = expanded(&list.run[0]).unwrap();
         let outputs: Vec<_> = jobs.iter().map(|job| job.output.display().to_string()).collect();
         assert_eq!(outputs, ["runs/learning_rate=0.001,seed=1", "runs/learning_rate=0.001,seed=2"]);
+        assert_eq!(jobs[0].log(), Path::new("runs/learning_rate=0.001,seed=1.log"));
         let arguments = jobs[1].arguments.join(" ");
         assert!(arguments.ends_with("--set train.epochs=1 --set optimizer.learning_rate=0.001 --set run.seed=2"));
         assert!(expanded(&toml::from_str("output = \"r\"\n[sweep]\n\"run.seed\" = 1\n").unwrap()).is_err());
