@@ -41,5 +41,5 @@ mod vocabulary;
 
 pub use error::{Error, Unsupported};
 pub use t5::T5;
-pub use values::{Dtype, Weights};
+pub use values::{Dtype, EachRows, Weights};
 pub use vocabulary::{Role, Token, Vocabulary};

@@ -7,6 +7,9 @@ use half::{bf16, f16};
 use crate::error::Error;
 use crate::t5::Parameter;
 
+/// Takes whole rows of a parameter's values.
+pub type EachRows<'a, E> = &'a mut dyn FnMut(&[f32]) -> Result<(), E>;
+
 /// Where the values of a model's parameters come from.
 pub trait Weights {
     /// What reading, and writing what was read, can fail with.
@@ -16,12 +19,7 @@ pub trait Weights {
     ///
     /// # Errors
     /// Those of reading, and of `each`.
-    fn each_rows(
-        &self,
-        name: &str,
-        shape: &[usize],
-        each: &mut dyn FnMut(&[f32]) -> Result<(), Self::Error>,
-    ) -> Result<(), Self::Error>;
+    fn each_rows(&self, name: &str, shape: &[usize], each: EachRows<'_, Self::Error>) -> Result<(), Self::Error>;
 }
 
 /// The dtype of the matrices in a file.

@@ -120,15 +120,15 @@ pub fn milliseconds(text: &str) -> Option<u64> {
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Number {
+    enum Written {
         Number(f64),
         Text(String),
         Null,
     }
-    Ok(match Number::deserialize(deserializer)? {
-        Number::Number(number) => Some(number),
-        Number::Text(text) => text.parse().ok(),
-        Number::Null => None,
+    Ok(match Written::deserialize(deserializer)? {
+        Written::Number(number) => Some(number),
+        Written::Text(text) => text.parse().ok(),
+        Written::Null => None,
     })
 }
 

@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use memory_policy::{Bytes, Limit, MemorySnapshot, Probe, ProbeError};
@@ -160,7 +160,10 @@ impl Ledger {
                     left.ceiling()
                 ));
             }
-            std::thread::sleep(LOOK_EVERY);
+            // The end of another run gives no sign.
+            let nobody = Mutex::new(());
+            let held = nobody.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(Condvar::new().wait_timeout(held, LOOK_EVERY));
             if stop.requested() {
                 return Err(stop::nothing_to_save(None));
             }

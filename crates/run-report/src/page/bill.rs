@@ -161,10 +161,9 @@ fn table(plan: &Value, phases: &[Phase], peak: u64) -> String {
     html.push_str("<td></td></tr>\n");
     let headroom = plan["headroom"].as_u64().unwrap_or(0);
     let note = plan["bill"]["headroom_note"].as_str().unwrap_or_default();
-    let _ = write!(
+    let _ = writeln!(
         html,
-        r#"<tr><td>safety margin</td>{}<td class="mute">{} beyond the largest phase ({})</td></tr></table></div>
-"#,
+        r#"<tr><td>safety margin</td>{}<td class="mute">{} beyond the largest phase ({})</td></tr></table></div>"#,
         r#"<td></td>"#.repeat(phases.len()),
         figures::bytes(headroom),
         escape::text(note)

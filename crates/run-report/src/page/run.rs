@@ -341,9 +341,9 @@ fn answers(run: &Run, evaluations: usize) -> String {
     for (at, (step, answers)) in by_step.iter().enumerate().rev() {
         let is_newest = at + 1 == by_step.len();
         let right = answers.iter().filter(|answer| answer.is_right()).count();
-        let _ = write!(
+        let _ = writeln!(
             html,
-            "<details{}><summary>after step {} <small>{right} of {} right</small></summary><table class=\"answers\"><tr><th>prompt</th><th>answer</th><th>expected</th></tr>\n",
+            "<details{}><summary>after step {} <small>{right} of {} right</small></summary><table class=\"answers\"><tr><th>prompt</th><th>answer</th><th>expected</th></tr>",
             if is_newest { " open" } else { "" },
             count(*step),
             answers.len()

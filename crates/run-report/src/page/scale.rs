@@ -18,7 +18,7 @@ const MOST_TICKS: f64 = 5.0;
 impl Scale {
     /// Linear, from the least to the largest value, with ticks at multiples of 1, 2 or 5 times a power of ten.
     pub fn linear(from: f64, to: f64) -> Self {
-        Self::in_units(from, to, 1.0, |value| figures::short(value))
+        Self::in_units(from, to, 1.0, figures::short)
     }
 
     /// From 0 to as much as holds `to`, rounded up to a tick.

@@ -7,9 +7,11 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use memory_policy::{Bytes, plural};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Table;
@@ -21,6 +23,9 @@ use crate::ledger::Ledger;
 use crate::report::{self, duration};
 use crate::setup;
 use crate::stop::Stop;
+
+/// How often a signal is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A list of runs.
 #[derive(Debug, Deserialize)]
@@ -133,7 +138,7 @@ fn run(file: &Path, as_json: bool) -> Outcome<()> {
         return Err(Failure::new(Exit::Interrupted, "interrupted; runs that had begun are saved")
             .hint("to go on, start the same command again"));
     }
-    match ended.iter().filter(|(_, code)| *code != 0).count() as u64 {
+    match ended.iter().filter(|ended| ended.code != 0).count() as u64 {
         0 => Ok(()),
         failed => Err(Failure::new(Exit::Internal, format!("{} failed; see their `.log`", plural(failed, "run")))),
     }
@@ -174,12 +179,20 @@ fn expanded(entry: &Entry) -> Outcome<Vec<Job>> {
     Ok(combinations.into_iter().map(job).collect())
 }
 
-/// Trains them, so many processes at a time; the exit code of each that ended.
-fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<(PathBuf, i32)>> {
+/// A run that has ended, and its exit code; -1 where a signal ended it.
+struct Ended {
+    output: PathBuf,
+    code: i32,
+}
+
+/// Trains them, so many processes at a time.
+fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<Ended>> {
     let program = std::env::current_exe().map_err(|error| Failure::internal(format!("this program: {error}")))?;
     let (all, mut left) = (jobs.len(), VecDeque::from(jobs));
-    let (mut running, mut ended): (Vec<(Job, Child)>, Vec<(PathBuf, i32)>) = (Vec::new(), Vec::new());
-    let mut is_told = false;
+    let mut running: Vec<(PathBuf, Option<Pid>)> = Vec::new();
+    let mut ended: Vec<Ended> = Vec::new();
+    let (tell, told) = channel();
+    let mut is_stopped = false;
     while !running.is_empty() || !(left.is_empty() || stop.requested()) {
         while running.len() < at_once
             && !stop.requested()
@@ -187,32 +200,33 @@ fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<(PathBu
         {
             let child = start(&program, &job)?;
             report::note(&format!("started {}", job.output.display()));
-            running.push((job, child));
+            running.push((job.output.clone(), Pid::from_raw(child.id().cast_signed())));
+            wait_for(child, job.output, tell.clone())?;
         }
-        if stop.requested() && !std::mem::replace(&mut is_told, true) {
-            for (_, child) in &running {
-                if let Some(pid) = rustix::process::Pid::from_raw(child.id().cast_signed()) {
-                    // One that has ended meanwhile needs no signal.
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-                }
+        if stop.requested() && !std::mem::replace(&mut is_stopped, true) {
+            for pid in running.iter().filter_map(|(_, pid)| *pid) {
+                // One that has ended meanwhile needs no signal.
+                let _ = kill_process(pid, Signal::TERM);
             }
         }
-        std::thread::sleep(Duration::from_millis(50));
-        let mut still = Vec::new();
-        for (job, mut child) in running {
-            match child.try_wait() {
-                Ok(None) => still.push((job, child)),
-                ended_with => {
-                    let code = ended_with.ok().flatten().and_then(|status| status.code()).unwrap_or(-1);
-                    let words = if code == 0 { "finished".to_owned() } else { format!("ended with exit code {code}") };
-                    ended.push((job.output.clone(), code));
-                    report::note(&format!("{words}: {} ({} of {all})", job.output.display(), ended.len()));
-                }
-            }
-        }
-        running = still;
+        let Ok(one) = told.recv_timeout(LOOK_EVERY) else { continue };
+        running.retain(|(output, _)| *output != one.output);
+        let words = if one.code == 0 { "finished".to_owned() } else { format!("ended with exit code {}", one.code) };
+        report::note(&format!("{words}: {} ({} of {all})", one.output.display(), ended.len() + 1));
+        ended.push(one);
     }
     Ok(ended)
+}
+
+/// Tells when a run has ended.
+fn wait_for(mut child: Child, output: PathBuf, tell: Sender<Ended>) -> Outcome<()> {
+    let thread = std::thread::Builder::new().name("run".into()).stack_size(64 << 10);
+    let waiting = thread.spawn(move || {
+        let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(-1);
+        // Nobody listens once this command leaves.
+        let _ = tell.send(Ended { output, code });
+    });
+    waiting.map(drop).map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))
 }
 
 /// Starts a run, whose words go to `OUTPUT.log`.
@@ -231,8 +245,8 @@ fn start(program: &Path, job: &Job) -> Outcome<Child> {
 }
 
 /// What became of a run: its exit code, steps, and its last evaluation.
-fn result_of(job: &Job, ended: &[(PathBuf, i32)]) -> Value {
-    let code = ended.iter().find(|(output, _)| *output == job.output).map(|(_, code)| *code);
+fn result_of(job: &Job, ended: &[Ended]) -> Value {
+    let code = ended.iter().find(|ended| ended.output == job.output).map(|ended| ended.code);
     let text = regular_file::read(&job.output.join("finished.json"), 16 << 20).ok();
     let finished: Value = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
     let evaluation = &finished["history"]["last_evaluation"];
