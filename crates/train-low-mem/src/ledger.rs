@@ -4,8 +4,8 @@
 //! daemon. Whoever looks at the ledger holds its lock and removes the lines of processes that are gone.
 //!
 //! Invariants:
-//! * A run reserves the bytes of its plan, its headroom included, before it loads anything. What others have reserved and do not
-//!   hold yet counts as taken.
+//! * A run reserves the bytes of its plan, its headroom included, before it loads anything. Reserved bytes that others do not
+//!   hold yet count as taken.
 //! * Runs start in the order of their arrival. A later one goes first only where the earlier ones do not fit.
 
 use std::fs::File;
