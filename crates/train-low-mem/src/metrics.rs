@@ -38,7 +38,7 @@ impl Metrics {
         Self { path: path.to_path_buf(), file: None, waiting: Vec::new(), lost_lines: 0, has_warned: false }
     }
 
-    /// Appends a line that [`line`] made, after what waits. The first time that this cannot be done there is a warning.
+    /// Appends a line that [`line()`] made, after what waits. The first time that this cannot be done there is a warning.
     pub fn append(&mut self, line: &str) -> Option<String> {
         let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MOST_WAITING_BYTES;
         if has_room(&self.waiting) || (self.write_waiting().is_ok() && has_room(&self.waiting)) {
