@@ -35,7 +35,7 @@ pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
     Ok((prompt_of(&turns[..last])?, &turns[last].content))
 }
 
-/// A chat that waits for its answer, as the prompt that [`prompt_and_response`] makes of it. Roles are those of OpenAI.
+/// A chat that waits for its answer, as the prompt that `prompt_and_response` makes of it. Roles are those of OpenAI.
 ///
 /// # Errors
 /// In words, where there is no message but of the system.

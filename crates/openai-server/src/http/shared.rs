@@ -56,7 +56,7 @@ pub struct Limits {
     pub write_timeout: Duration,
     /// The time for an answer, waiting included.
     pub request_timeout: Duration,
-    /// The time for requests to end after [`Server::drain`].
+    /// The time for requests to end after `Server::drain`.
     pub drain_timeout: Duration,
     /// Bounds of one request.
     pub request: RequestLimits,
