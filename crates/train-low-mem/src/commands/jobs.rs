@@ -283,10 +283,10 @@ mod tests {
         let list: List = toml::from_str(text).unwrap();
         let jobs = expanded(&list.run[0]).unwrap();
         let outputs: Vec<_> = jobs.iter().map(|job| job.output.display().to_string()).collect();
-        assert_eq!(outputs, ["runs/learning_rate=0.001,seed=1", "runs/learning_rate=0.001,seed=2"]);
-        assert_eq!(jobs[0].log(), Path::new("runs/learning_rate=0.001,seed=1.log"));
+        assert_eq!(outputs, ["runs/seed=1,learning_rate=0.001", "runs/seed=2,learning_rate=0.001"]);
+        assert_eq!(jobs[0].log(), Path::new("runs/seed=1,learning_rate=0.001.log"));
         let arguments = jobs[1].arguments.join(" ");
-        assert!(arguments.ends_with("--set train.epochs=1 --set optimizer.learning_rate=0.001 --set run.seed=2"));
+        assert!(arguments.ends_with("--set train.epochs=1 --set run.seed=2 --set optimizer.learning_rate=0.001"));
         assert!(expanded(&toml::from_str("output = \"r\"\n[sweep]\n\"run.seed\" = 1\n").unwrap()).is_err());
         assert!(toml::from_str::<List>("[[run]]\noutput = \"a\"\nepochs = 3\n").is_err());
     }

@@ -28,7 +28,7 @@ pub fn zero(x: &Tensor) -> Result<()> {
 /// Adds `x` to `sum`, element by element, in place. Values of bf16 are added in f32 and rounded to nearest.
 ///
 /// # Errors
-/// Tensors of different shapes or dtypes, or the same memory twice.
+/// Tensors of different shapes or dtypes, or, for f32 and bf16, the same memory twice.
 pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     if sum.dims() != x.dims() || sum.dtype() != x.dtype() {
         let (dims, dtype) = (sum.dims(), sum.dtype());

@@ -45,6 +45,8 @@ fn two_tensors_are_added_as_the_reference_adds_them() {
         add_in_place(&sum, &x).unwrap();
         let [got, expected] = [&sum, &expected].map(|t| crate::with_bytes(t, <[u8]>::to_vec).unwrap());
         assert_eq!(got, expected, "{dtype:?}");
-        assert!(add_in_place(&sum, &sum).is_err() && add_in_place(&sum, &x.t().unwrap()).is_err());
+        assert!(add_in_place(&sum, &x.t().unwrap()).is_err());
+        // The kernels cannot read memory that they write; the reference makes a copy first.
+        assert_eq!(add_in_place(&sum, &sum).is_err(), dtype != DType::F64, "{dtype:?}");
     }
 }
