@@ -1,7 +1,7 @@
 //! The bytes and the arithmetic of a model, counted by rehearsal: the one place that asks [`t5::step::count`].
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use candle_core::DType;
@@ -10,11 +10,12 @@ use t5::costs;
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{InferenceCount, Moment, Precisions, Shape};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
-use trainer::TrainerOptions;
 use trainer::costs::StateOnDisk;
+use trainer::{Sharding, TrainerOptions};
 
 use crate::error::Result;
 use crate::files::Written;
+use crate::job::Processes;
 use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
 
 /// Tensors that are held, by the name of their row.
@@ -158,6 +159,7 @@ impl<'a> StepCounter<'a> {
         options: &TrainerOptions,
         batch_samples: usize,
         longest: (usize, usize),
+        processes: &Processes,
     ) -> Result<Self> {
         let specs = ParameterSpec::all(model);
         let trains = trainer::freeze::trainable(
@@ -174,6 +176,15 @@ impl<'a> StepCounter<'a> {
         };
         let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?;
+        let passes = match processes {
+            Processes { sharding: Sharding::Gradients, rank, owners, .. } => {
+                let updated = trainer::costs::updated_by(model, options, *rank, *owners)?;
+                let named = ParameterSpec::all(model).into_iter().zip(updated);
+                let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
+                passes.among(&|spec| held.contains(&spec.name))
+            }
+            _ => passes,
+        };
         let of_model = Counter::of(model, precisions.activations, longest, passes);
         let trained = of_model.passes.trained();
         Ok(Self {

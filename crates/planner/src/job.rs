@@ -3,7 +3,7 @@
 use candle_core::DType;
 use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
 use t5::{AnswerShape, StoredWeights};
-use trainer::TrainerOptions;
+use trainer::{Sharding, TrainerOptions};
 
 use crate::Plan;
 use crate::feeding::Feed;
@@ -68,13 +68,17 @@ pub struct Processes {
     pub buffers: u64,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     pub gradient_sums: usize,
-    /// How many processes deal the optimizer's state out among them.
+    /// The number of this one.
+    pub rank: usize,
+    /// How many deal out among them what [`Processes::sharding`] says.
     pub owners: usize,
+    /// What each holds of what all of them need.
+    pub sharding: Sharding,
 }
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { buffers: 0, gradient_sums: 1, owners: 1 }
+        Self { buffers: 0, gradient_sums: 1, rank: 0, owners: 1, sharding: Sharding::None }
     }
 }
 

@@ -31,12 +31,18 @@ pub struct Pace {
 pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize, usize)]) -> Result<Pace> {
     let Work::Training(training) = &job.work else { return Ok(Pace::default()) };
     let levers = plan.step.levers;
-    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
+    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let all_longest = [job.longest];
     let lengths = if lengths.is_empty() { &all_longest } else { lengths };
     // Files of activations grow with the tokens, those of gradients and weights do not.
     let mean = |of: fn(&(usize, usize)) -> usize| lengths.iter().map(of).sum::<usize>().div_ceil(lengths.len()).max(1);
-    let of_mean = StepCounter::new(job.model, training.options, job.samples, (mean(|l| l.0), mean(|l| l.1)))?;
+    let of_mean = StepCounter::new(
+        job.model,
+        training.options,
+        job.samples,
+        (mean(|l| l.0), mean(|l| l.1)),
+        &training.processes,
+    )?;
     let written = of_mean.written(&levers);
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
     Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total() })

@@ -170,12 +170,14 @@ mod tests {
 
     use super::*;
     use crate::counted::StepCounter;
+    use crate::job::Processes;
 
     /// The price of a step of t5-small over 8 x 256+256 tokens.
     #[track_caller]
     fn check(prices: &Prices, (samples, blocks, rows): (usize, usize, usize), kept: Option<usize>, measured: f64) {
         let model = t5::Config::preset("t5-small").expect("a preset");
-        let counter = StepCounter::new(&model, &TrainerOptions::default(), 8, (256, 256)).expect("it trains");
+        let counter = StepCounter::new(&model, &TrainerOptions::default(), 8, (256, 256), &Processes::default())
+            .expect("it trains");
         let time = |levers: &Levers| {
             let samples = levers.micro_batch_samples;
             relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), 0.0)

@@ -10,6 +10,7 @@ use trainer::TrainerOptions;
 
 use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
+use crate::job::Processes;
 use crate::prices::Prices;
 
 /// The speed of a machine with activations of one dtype. Times are picoseconds.
@@ -144,7 +145,7 @@ impl MachineSpeed {
         options: &TrainerOptions,
         tokens: (usize, usize),
     ) -> Result<(Prices, f64)> {
-        let arithmetic = StepCounter::new(model, options, 1, tokens)?.arithmetic(1);
+        let arithmetic = StepCounter::new(model, options, 1, tokens, &Processes::default())?.arithmetic(1);
         let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
         let prices = self.of(options.precision.activations()).prices(model, options, tokens, &arithmetic);
         Ok((prices, bf16 / f32))

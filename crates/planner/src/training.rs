@@ -31,7 +31,7 @@ pub(crate) fn offer(
     if job.place == Place::Device && job.pins.is(&WEIGHT_OFFLOAD, "disk") == Some(true) {
         return Err(Error::WeightsOfADevice);
     }
-    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest)?;
+    let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let Processes { buffers, owners, .. } = training.processes;
     let optimizer = trainer::costs::optimizer_state_of_a_share(
         job.model,
@@ -316,7 +316,8 @@ mod tests {
             process_note: "",
             prices: Prices::vectors(),
         };
-        let counter = StepCounter::new(&model, &options, samples, job.longest).expect("it trains");
+        let counter =
+            StepCounter::new(&model, &options, samples, job.longest, &Processes::default()).expect("it trains");
         look(&Offer::new(&job, &training, &counter, Bytes(u64::MAX)))
     }
 

@@ -33,6 +33,8 @@ pub struct CostRow {
 #[derive(Clone, Debug)]
 pub struct Trained {
     specs: Vec<ParameterSpec>,
+    /// Whether this process holds the gradient of each.
+    held: Vec<bool>,
     /// Which of them are a part's, by the part's index: they follow each other.
     parts: Vec<Range<usize>>,
     /// Bytes of a part's gradients with products in f32, and in bf16.
@@ -54,7 +56,13 @@ impl Trained {
             let [f32, bf16] = [DType::F32, DType::BF16].map(|products| spec.gradient_bytes(products));
             part_gradient_bytes[part] = [part_gradient_bytes[part][0] + f32, part_gradient_bytes[part][1] + bf16];
         }
-        Trained { specs, parts, part_gradient_bytes, reach }
+        Trained { held: vec![true; specs.len()], specs, parts, part_gradient_bytes, reach }
+    }
+
+    /// The same where several processes train, and the gradients of those that `is_held` denies are dropped as soon as they are summed.
+    pub fn among(mut self, is_held: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
+        self.held = self.specs.iter().map(is_held).collect();
+        self
     }
 
     /// Every parameter.
@@ -75,6 +83,12 @@ impl Trained {
     /// Those of a part.
     pub(crate) fn of(&self, part: Part) -> &[ParameterSpec] {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
+    }
+
+    /// Those of a part whose gradients another process holds.
+    pub(crate) fn dropped_of(&self, part: Part) -> impl Iterator<Item = &ParameterSpec> {
+        let range = self.parts.get(part.index()).cloned().unwrap_or_default();
+        self.specs[range.clone()].iter().zip(&self.held[range]).filter(|(_, held)| !**held).map(|(spec, _)| spec)
     }
 
     /// Bytes of the gradients of a part.

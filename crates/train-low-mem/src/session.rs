@@ -153,7 +153,7 @@ impl Session {
             device: &opened.device,
             wanted,
             prices: priced.prices,
-            shards: share.shards,
+            share,
         };
         let mut costs = planner::costs(&job.at(&now), &now)?;
         let budgets = job::budgets(&config);

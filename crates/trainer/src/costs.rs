@@ -56,6 +56,18 @@ pub fn optimizer_state_of_a_share(
     Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
 }
 
+/// Of all parameters, those that process `rank` of `processes` is to update.
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn updated_by(config: &Config, options: &TrainerOptions, rank: usize, processes: usize) -> Result<Vec<bool>> {
+    let specs = ParameterSpec::all(config);
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let elements = specs.iter().zip(trainable).map(|(spec, trains)| if trains { spec.elements() } else { 0 });
+    Ok(owners(&elements.collect::<Vec<_>>(), processes).into_iter().map(|owner| owner == rank).collect())
+}
+
 /// The optimizer's state where its large moments lie in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOnDisk {

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// What each process holds of what all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by whole parameters,
 /// because Adafactor needs whole matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sharding {
     /// Everything.
@@ -25,6 +25,19 @@ pub enum Sharding {
     None,
     /// The optimizer's state of its own parameters: it updates these, and sends them to the others.
     Optimizer,
+    /// Moreover, of complete gradients those of its own parameters. Layer by layer those of one block at a time exist beside them.
+    Gradients,
+}
+
+impl Sharding {
+    /// As a config has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Optimizer => "optimizer",
+            Self::Gradients => "gradients",
+        }
+    }
 }
 
 /// The other processes, and the part of this one.
@@ -34,6 +47,7 @@ pub struct Parallel {
     shards: Shards,
     /// Who holds the optimizer's state of each parameter. Empty: everybody, of all.
     owners: Vec<usize>,
+    sharding: Sharding,
 }
 
 /// A share of an optimizer batch among those of other processes.
@@ -63,7 +77,7 @@ impl Parallel {
             let expected = format!("at least the number of processes, {processes}");
             return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
         }
-        Ok(Self { group, shards: Shards { count, processes }, owners: Vec::new() })
+        Ok(Self { group, shards: Shards { count, processes }, owners: Vec::new(), sharding: Sharding::None })
     }
 
     /// The processes.
@@ -81,8 +95,12 @@ impl Parallel {
         self.shards.of(self.group.rank())
     }
 
-    /// Deals the parameters that are trained out to owners.
-    pub(crate) fn deal_out(&mut self, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
+    /// Deals the parameters that are trained out to owners, where they are to have any.
+    pub(crate) fn deal_out(&mut self, sharding: Sharding, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
+        self.sharding = sharding;
+        if sharding == Sharding::None {
+            return;
+        }
         let elements = |(index, parameter): (usize, &Parameter)| {
             if trainable(index) { parameter.tensor.elem_count() as u64 } else { 0 }
         };
@@ -94,9 +112,14 @@ impl Parallel {
         self.owners.get(index).copied()
     }
 
-    /// Whether this process has the gradient and the optimizer's state of a parameter.
-    pub(crate) fn holds(&self, index: usize) -> bool {
+    /// Whether this process has the optimizer's state of a parameter.
+    pub(crate) fn updates(&self, index: usize) -> bool {
         self.owner(index).is_none_or(|owner| owner == self.group.rank())
+    }
+
+    /// Whether this process keeps the gradient of a parameter.
+    pub(crate) fn holds(&self, index: usize) -> bool {
+        self.sharding < Sharding::Gradients || self.updates(index)
     }
 
     /// This process' share of a batch, after everybody has said how large theirs is.

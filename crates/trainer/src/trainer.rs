@@ -129,10 +129,8 @@ impl Trainer {
     /// From here on every step is made together with other processes, which have the same model, options and state. Called before
     /// the first step.
     pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) {
-        if sharding == Sharding::Optimizer {
-            parallel.deal_out(self.model.parameters(), |index| self.gradients.is_trainable(index));
-            self.optimizer.keep(|index| parallel.holds(index));
-        }
+        parallel.deal_out(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
+        self.optimizer.keep(|index| parallel.updates(index));
         self.parallel = Some(parallel);
     }
 

@@ -111,10 +111,14 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.holds(index)) {
+        if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index)) {
             self.sums[index] = Some(SquareSums::of(gradient)?);
         }
         Ok(())
+    }
+
+    fn holds(&self, index: usize) -> bool {
+        self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.holds(index))
     }
 
     fn decide(&mut self, loss_sum: f64) -> Result<bool> {
@@ -144,6 +148,15 @@ impl Observer<Tensor, Error> for Update<'_> {
             }
             owner.map_or(Ok(()), |(parallel, owner)| parallel.broadcast(owner, values))
         })
+    }
+
+    fn receive(&mut self, index: usize) -> Result<()> {
+        self.is_changed = true;
+        let Some((parallel, owner)) = self.parallel.as_ref().and_then(|(all, _)| Some((*all, all.owner(index)?)))
+        else {
+            return Ok(());
+        };
+        self.model.change(index, |values| parallel.broadcast(owner, values))
     }
 }
 

@@ -119,13 +119,24 @@ fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
 }
 
 #[test]
-fn owners_of_the_optimizers_state_change_no_bit() {
+fn owners_of_optimizer_state_and_gradients_change_no_bit() {
     for options in [support::options(), adamw()] {
-        for layer_major in [None, Some(LayerMajor::PLAIN)] {
+        for layer_major in [
+            None,
+            Some(LayerMajor::PLAIN),
+            Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN }),
+            Some(LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN }),
+            Some(LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..LayerMajor::PLAIN }),
+        ] {
             let plan = plan(2, layer_major);
             let expected = run(&options, (3, None), Sharding::None, (&plan, 8));
-            assert_eq!(run(&options, (3, None), Sharding::Optimizer, (&plan, 8)), expected);
+            for sharding in [Sharding::Optimizer, Sharding::Gradients] {
+                assert_eq!(run(&options, (3, None), sharding, (&plan, 8)), expected, "{sharding:?} {layer_major:?}");
+            }
         }
+        // With as many shards the number of processes does not matter either.
+        let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, None), 9)).swap_remove(0);
+        assert_eq!(run(&options, (2, Some(4)), Sharding::Gradients, (&plan(2, None), 9))[1], expected);
     }
 }
 

@@ -191,6 +191,14 @@ impl Counter {
         })
     }
 
+    /// Counts for one of several processes, which drops the gradients of parameters that `is_held` denies as soon as they are summed.
+    #[must_use]
+    pub fn among(mut self, is_held: &dyn Fn(&ParameterSpec) -> bool) -> Counter {
+        self.trained = self.trained.among(is_held);
+        self.tallies = RefCell::default();
+        self
+    }
+
     /// The parameters that are trained.
     pub fn trained(&self) -> &Trained {
         &self.trained

@@ -37,7 +37,14 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient.
+    /// Whether this process measures and applies the gradient of a parameter. One that it does not hold is dropped when it is
+    /// summed, and its parameter is received.
+    fn holds(&self, index: usize) -> bool {
+        let _ = index;
+        true
+    }
+
+    /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient that is held.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
@@ -55,12 +62,21 @@ pub trait Observer<T, E> {
         Ok(true)
     }
 
-    /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient.
+    /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient that is held.
     ///
     /// # Errors
     /// The caller's. Some parameters are changed then, and others not.
     fn apply(&mut self, index: usize, gradient: &T) -> Result<(), E> {
         let _ = (index, gradient);
+        Ok(())
+    }
+
+    /// In the place of [`Observer::apply`], where another process holds the gradient: all of them are here with this parameter.
+    ///
+    /// # Errors
+    /// The caller's. Some parameters are changed then, and others not.
+    fn receive(&mut self, index: usize) -> Result<(), E> {
+        let _ = index;
         Ok(())
     }
 }

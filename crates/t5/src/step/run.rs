@@ -3,6 +3,7 @@
 //! It is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. Whoever trains sees the step
 //! through an [`Observer`]: gradients to be measured, the decision, gradients to be applied.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use candle_core::DType;
@@ -60,10 +61,12 @@ pub(crate) struct Step<'a, T: Ops> {
     slots: Vec<Slot<T>>,
     activations: Store<T>,
     gradients: Option<Store<T>>,
-    /// Gradients that wait in a file, by parameter index, and those of the tables.
-    waiting: Vec<(usize, Stored<T>)>,
+    /// Gradients that wait in a file, by parameter index, and those of the tables. None: another process holds it.
+    waiting: Vec<(usize, Option<Stored<T>>)>,
     tables: Vec<(usize, Stored<T>)>,
     entering: Vec<Entering<T>>,
+    /// Parameters whose update by another process is here.
+    received: HashSet<usize>,
     loss_sum: f64,
 }
 
@@ -112,6 +115,7 @@ impl<'a, T: Ops> Step<'a, T> {
             waiting: Vec::new(),
             tables: Vec::new(),
             entering: Vec::new(),
+            received: HashSet::new(),
             loss_sum: 0.0,
         })
     }
@@ -424,18 +428,20 @@ impl<'a, T: Ops> Step<'a, T> {
                 observer.sum(index, &parts)?;
                 grads.keep_first(index);
             }
-            if let Some(gradient) = grads.get(index) {
-                match stage {
-                    Stage::Measure => observer.measure(index, gradient)?,
-                    Stage::Apply => observer.apply(index, gradient)?,
-                }
+            let is_held = observer.holds(index);
+            match (stage, grads.get(index)) {
+                (Stage::Measure, Some(gradient)) if is_held => observer.measure(index, gradient)?,
+                (Stage::Apply, Some(gradient)) if is_held => observer.apply(index, gradient)?,
+                (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
+                _ => {}
             }
             match then {
-                Then::Keep => {}
-                Then::Reuse => grads.put_aside(index),
+                Then::Keep if is_held => {}
+                Then::Keep | Then::Reuse => grads.put_aside(index),
                 Then::Write => {
                     if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
-                        self.waiting.push((index, files.put(gradient.clone())?));
+                        let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
+                        self.waiting.push((index, stored));
                     }
                     grads.put_aside(index);
                 }
@@ -463,11 +469,19 @@ impl<'a, T: Ops> Step<'a, T> {
     fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter().peekable();
         while let Some((index, stored)) = waiting.next() {
-            let Some(files) = &mut self.gradients else { break };
-            let gradient = files.get(stored, waiting.peek().map(|(_, next)| next))?;
+            let (Some(files), Some(stored)) = (&mut self.gradients, stored) else {
+                self.receive(index, observer)?;
+                continue;
+            };
+            let gradient = files.get(stored, waiting.peek().and_then(|(_, next)| next.as_ref()))?;
             observer.apply(index, &gradient)?;
         }
         Ok(())
+    }
+
+    /// The update of a parameter by another process, once.
+    fn receive<E>(&mut self, index: usize, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
+        if self.received.insert(index) { observer.receive(index) } else { Ok(()) }
     }
 }
 

@@ -311,6 +311,8 @@ impl Outline<'_> {
         for part in [Part::Shared, Part::LmHead] {
             events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
         }
+        // Of tables whose gradient another process holds.
+        events.push(Event::ReleaseSpare);
         events.push(Event::Decide);
         if again > 0 {
             let units = &units[..again];

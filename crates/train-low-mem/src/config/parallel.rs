@@ -18,6 +18,7 @@ impl Division {
     pub(super) fn of(values: &Values) -> Self {
         let sharding = match values.text("parallel.shard").as_deref() {
             Some("optimizer") => Sharding::Optimizer,
+            Some("gradients") => Sharding::Gradients,
             _ => Sharding::None,
         };
         let virtual_shards = values.integer("parallel.virtual_shards");
@@ -34,10 +35,12 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         )
         .hint("leave one of them out; without virtual shards losses agree to rounding"));
     }
-    if config.parallel.sharding == Sharding::Optimizer && config.memory.pins.of("optimizer_offload").is_some() {
-        return Err(Failure::usage(
-            "`parallel.shard = \"optimizer\"` keeps each process' share of the state in memory",
-        )
+    let sharding = config.parallel.sharding;
+    if sharding != Sharding::None && config.memory.pins.of("optimizer_offload").is_some() {
+        return Err(Failure::usage(format!(
+            "`parallel.shard = \"{}\"` keeps each process' share of the state in memory",
+            sharding.word()
+        ))
         .hint("leave `memory.optimizer_offload` out"));
     }
     Ok(())

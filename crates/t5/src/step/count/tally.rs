@@ -329,15 +329,23 @@ impl<'a> Tally<'a> {
     }
 
     fn hand_over(&mut self, part: Part, then: Then) {
+        let counter = self.counter;
+        let dropped = || counter.trained.dropped_of(part);
         match then {
-            Then::Keep | Then::Free => return,
+            Then::Free => return,
+            Then::Keep => {
+                for spec in dropped() {
+                    self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
+                }
+                return;
+            }
             Then::Reuse => {}
             Then::Write => {
-                self.written += self.gradients_of(part);
+                let dropped: u64 = dropped().map(|spec| self.bytes_of(spec)).sum();
+                self.written += self.gradients_of(part) - dropped;
                 self.waiting.push(part);
             }
         }
-        let counter = self.counter;
         for spec in counter.trained.of(part) {
             self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
         }

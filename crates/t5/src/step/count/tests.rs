@@ -59,11 +59,24 @@ const TRAINED: [Trains; 5] = [
     &|part| matches!(part, Part::DecoderNorm),
 ];
 
-/// Changes parameters as [`T5::change`] does: those in a file as copies.
-struct Changes<'a>(&'a [Parameter<Counted>]);
+/// Changes parameters as [`T5::change`] does: those in a file as copies. Of some, other processes hold the gradients.
+struct Changes<'a>(&'a [Parameter<Counted>], Held<'a>);
+
+/// Whether this process holds the gradient of a parameter of this name.
+type Held<'a> = &'a dyn Fn(&str) -> bool;
 
 impl Observer<Counted, Error> for Changes<'_> {
+    fn holds(&self, index: usize) -> bool {
+        self.1(&self.0[index].name)
+    }
+
+    fn receive(&mut self, index: usize) -> Result<()> {
+        assert!(!self.holds(index));
+        Ok(())
+    }
+
     fn apply(&mut self, index: usize, _: &Counted) -> Result<()> {
+        assert!(self.holds(index));
         let tensor = &self.0[index].tensor;
         if tensor.is_in_file() {
             tensor.page_out();
@@ -79,6 +92,18 @@ fn rehearse(
     precisions: Precisions,
     dropout: f64,
     trains: Trains,
+    shape: Shape,
+    levers: &Levers,
+) -> (u64, u64) {
+    rehearse_among(config, precisions, dropout, (trains, &|_| true), shape, levers)
+}
+
+/// The same by one of several processes.
+fn rehearse_among(
+    config: &Config,
+    precisions: Precisions,
+    dropout: f64,
+    (trains, held): (Trains, Held),
     shape: Shape,
     levers: &Levers,
 ) -> (u64, u64) {
@@ -129,7 +154,7 @@ fn rehearse(
     let mut step = Step::new(&network, &parameters, &cx, &batches, offload).unwrap();
     ledger.begin();
     let live = ledger.live();
-    assert!(step.run(&events, &mut grads, &mut Changes(&parameters)).unwrap());
+    assert!(step.run(&events, &mut grads, &mut Changes(&parameters, held)).unwrap());
     (ledger.peak() - live, step.written_bytes())
 }
 
@@ -165,6 +190,32 @@ fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let shape = Shape { samples: 3, source_tokens: 7, target_tokens: 5 };
+    let halves: [Held; 2] =
+        [&|name| name.ends_with("wi.weight") || name.contains(".q"), &|name| name == "shared.weight"];
+    for config in [relu(), gated_untied()] {
+        for (trains, held) in TRAINED.into_iter().flat_map(|trains| halves.map(|held| (trains, held))) {
+            let all = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
+            let some = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
+            let some = some.among(&|spec| held(&spec.name));
+            for (recompute_blocks, layer_major) in ways().into_iter().filter(|(_, layers)| layers.is_some()) {
+                let levers = Levers { micro_batch_samples: 2, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                let (peak, written) = rehearse_among(&config, precisions, 0.1, (trains, held), shape, &levers);
+                let count = some.step(shape, &levers);
+                let counted = count.total() - count.packed;
+                assert_eq!(some.written(shape, &levers), written, "{levers:?}");
+                assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
+                let slack = 0.15 * counted as f64;
+                assert!((counted - peak) as f64 <= slack, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
+                assert!(count.gradients <= all.step(shape, &levers).gradients, "{levers:?}");
             }
         }
     }
