@@ -176,15 +176,7 @@ impl<'a> StepCounter<'a> {
         };
         let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?;
-        let passes = match processes {
-            Processes { sharding: Sharding::Gradients, rank, owners, .. } => {
-                let updated = trainer::costs::updated_by(model, options, *rank, *owners)?;
-                let named = ParameterSpec::all(model).into_iter().zip(updated);
-                let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
-                passes.among(&|spec| held.contains(&spec.name))
-            }
-            _ => passes,
-        };
+        let passes = among(passes, model, options, processes)?;
         let of_model = Counter::of(model, precisions.activations, longest, passes);
         let trained = of_model.passes.trained();
         Ok(Self {
@@ -196,6 +188,11 @@ impl<'a> StepCounter<'a> {
             freezes: !frozen.is_empty(),
             state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
         })
+    }
+
+    /// Whether weights are in memory only while they are worked on.
+    pub fn pages_weights(&self, levers: &Levers) -> bool {
+        self.of_model.passes.pages_weights(levers)
     }
 
     pub fn of_model(&self) -> &Counter<'a> {
@@ -263,7 +260,7 @@ impl<'a> StepCounter<'a> {
 
     /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
     pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>) -> Resident {
-        if levers.has_weights_on_disk() {
+        if self.pages_weights(levers) {
             let weights = self.of_model.passes.weights_on_disk();
             if let Some(base) = base {
                 // What is saved is the adapter.
@@ -292,4 +289,26 @@ impl<'a> StepCounter<'a> {
     fn batch(&self) -> Shape {
         self.of_model.shape(self.batch_samples)
     }
+}
+
+/// The counter of one of several processes, each of which holds its own of gradients or weights.
+fn among(
+    passes: t5::step::count::Counter,
+    model: &t5::Config,
+    options: &TrainerOptions,
+    processes: &Processes,
+) -> Result<t5::step::count::Counter> {
+    let &Processes { sharding, rank, owners, .. } = processes;
+    if sharding < Sharding::Gradients {
+        return Ok(passes);
+    }
+    let updated = trainer::costs::updated_by(model, options, rank, owners)?;
+    let named = ParameterSpec::all(model).into_iter().zip(updated);
+    let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
+    let passes = passes.among(&|spec| held.contains(&spec.name));
+    let elsewhere = match sharding {
+        Sharding::Weights => trainer::costs::weights_elsewhere(model, options, rank, owners)?,
+        _ => HashSet::new(),
+    };
+    Ok(if elsewhere.is_empty() { passes } else { passes.without_weights(elsewhere) })
 }

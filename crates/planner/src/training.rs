@@ -3,6 +3,7 @@
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
+use trainer::Sharding;
 
 use crate::counted::{Arithmetic, Held, Resident, StepCounter};
 use crate::error::{Error, Result};
@@ -111,11 +112,12 @@ impl<'a> Offer<'a> {
         let (ways, cuts) = space.ways_and_cuts();
         let stays = |way: &Levers| !way.has_weights_on_disk() && !way.has_optimizer_on_disk();
         // The sums of several shards are kept apart until all of them are there.
-        let Processes { gradient_sums, owners, .. } = self.training.processes;
+        let Processes { gradient_sums, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
             let is_summed = gradient_sums == 1 || way.layer_major.is_none();
             let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
-            (self.job.place == Place::Host || stays(way)) && is_summed && is_dealt_out
+            let is_here = sharding < Sharding::Weights || !way.has_weights_on_disk();
+            (self.job.place == Place::Host || stays(way)) && is_summed && is_dealt_out && is_here
         };
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
@@ -144,7 +146,7 @@ impl<'a> Offer<'a> {
         let sums = self.training.processes.gradient_sums as u64;
         let gradients = if levers.layer_major.is_some() { 0 } else { sums * self.counter.gradient_bytes() };
         let mut rows = Vec::with_capacity(tensors.len() + 3);
-        if !levers.has_weights_on_disk() {
+        if !self.counter.pages_weights(levers) {
             rows.push(self.parameters(resident.at_a_time));
         }
         if gradients > 0 {
@@ -181,7 +183,11 @@ impl<'a> Offer<'a> {
         let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
         let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
         if *row == PARAMETERS {
-            let file = if self.training.base.is_some() { "in the model's own files" } else { "in a file" };
+            let file = match (&self.training.base, levers.has_weights_on_disk()) {
+                (_, false) => "those of others with other processes",
+                (Some(_), true) => "in the model's own files",
+                (None, true) => "in a file",
+            };
             format!("{}, {file}; one block at a time in memory", self.parameters_note)
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
@@ -220,7 +226,7 @@ impl<'a> Offer<'a> {
             CostRow::new(Name::new(buffers.name), buffers.bytes, ""),
         ];
         // Where weights lie in a file, what is on its way is counted with them.
-        let loading = if levers.has_weights_on_disk() { Vec::new() } else { self.loading.clone() };
+        let loading = if self.counter.pages_weights(levers) { Vec::new() } else { self.loading.clone() };
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);

@@ -38,6 +38,7 @@
 // from several threads, that call strided matrix products, and that use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
+pub mod absent;
 mod bytes;
 mod cache;
 mod dispatch;

@@ -8,6 +8,7 @@
 //! assert_eq!(costs::parameters(&config, DType::F32), 60_506_624 * 4);
 //! ```
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use candle_core::DType;
@@ -145,6 +146,8 @@ pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
     lora: Option<Lora>,
+    /// Where they are with other processes, and not in a file: their names.
+    elsewhere: Option<HashSet<String>>,
     /// Parts that have any there.
     parts: Vec<Part>,
     /// Of each part, by its index: bytes in the file, and of the largest parameter.
@@ -158,11 +161,21 @@ pub struct WeightsOnDisk {
 impl WeightsOnDisk {
     /// Of a model of `dtype`.
     pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
+        WeightsOnDisk::counted(config, dtype, None)
+    }
+
+    /// Of a model of `dtype` of which other processes hold the parameters of these names, and no file any ([`crate::T5::load_share`]).
+    pub fn elsewhere(config: &Config, dtype: DType, names: HashSet<String>) -> WeightsOnDisk {
+        WeightsOnDisk::counted(config, dtype, Some(names))
+    }
+
+    fn counted(config: &Config, dtype: DType, elsewhere: Option<HashSet<String>>) -> WeightsOnDisk {
         let specs = ParameterSpec::all(config);
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
         let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
         let lora = config.lora.clone();
-        let mut weights = WeightsOnDisk { specs, dtype, lora, parts, in_file, always: 0, copying: 0, comparing: 0 };
+        let (always, copying, comparing) = (0, 0, 0);
+        let mut weights = WeightsOnDisk { specs, dtype, lora, elsewhere, parts, in_file, always, copying, comparing };
         for spec in &weights.specs {
             let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
@@ -177,10 +190,17 @@ impl WeightsOnDisk {
         }
         weights.copying = weights.specs.iter().map(|spec| copying_bytes(spec, dtype)).max().unwrap_or(0);
         weights.comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
+        if weights.elsewhere.is_some() {
+            // A table is released when it was compared, at the end.
+            weights.copying += weights.of(Part::Shared) + weights.of(Part::LmHead);
+        }
         weights
     }
 
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
+        if let Some(elsewhere) = &self.elsewhere {
+            return elsewhere.contains(&spec.name);
+        }
         // What trains beside a frozen base is in memory wherever the base is.
         let trains = self.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
         spec.bytes(self.dtype) >= LARGE_BYTES as u64 && !trains

@@ -24,6 +24,9 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// Weights that another process holds cannot be had.
+    #[error("weights of another process: {0}")]
+    Elsewhere(String),
     /// A model directory does not hold what a model directory holds.
     #[error("{}: {problem}", .path.display())]
     Directory {
@@ -154,7 +157,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Io { .. } | Error::Tensor(_) => None,
-            Error::Offload { .. } => {
+            Error::Offload { .. } | Error::Elsewhere(_) => {
                 Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
             }
             Error::Directory { hint, .. } => Some(hint.clone()),

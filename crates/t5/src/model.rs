@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -12,12 +13,13 @@ use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
-use crate::hf::{self, Place};
+use crate::hf::{self, Keeps, Place};
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
+use crate::pager::Pager;
 use crate::parameters::{Parameter, ParameterSpec};
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer};
@@ -66,12 +68,40 @@ impl T5 {
     /// # Errors
     /// [`Error::Io`], for example where the disk has no room for them.
     pub fn init_in(config: &Config, seed: u64, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
+        T5::init_at(config, seed, dtype, device, (files, &|_| true))
+    }
+
+    /// [`T5::init`] that keeps the values of those parameters that `keeps` says, each released as soon as it is made. Passes need a
+    /// [`Pager`] for the others ([`T5::page_with`]).
+    ///
+    /// # Errors
+    /// Those of [`T5::init`].
+    pub fn init_share(
+        config: &Config,
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+        keeps: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> Result<T5> {
+        T5::init_at(config, seed, dtype, device, (None, keeps))
+    }
+
+    fn init_at(
+        config: &Config,
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+        (files, keeps): (Option<&Files>, Keeps),
+    ) -> Result<T5> {
         config.validate()?;
         config.refuse_quantised("no quantised weights: those are made of weights that were trained")?;
         let file = files.map(|files| WeightFile::create(files, config, dtype)).transpose()?;
         let parameter = |spec: ParameterSpec| {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
             let tensor = WeightFile::place(file.as_ref(), tensor)?;
+            if !keeps(&spec) {
+                t5_ops::absent::release(&tensor)?;
+            }
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
@@ -84,7 +114,20 @@ impl T5 {
     /// # Errors
     /// Typed, naming file and tensor: see [`Error`].
     pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
-        T5::load_at(directory, dtype, device, Place::Memory, false)
+        T5::load_at(directory, dtype, device, (Place::Memory, &|_| true), false)
+    }
+
+    /// [`T5::load`] that keeps the values of those parameters that `keeps` says, as for [`T5::init_share`].
+    ///
+    /// # Errors
+    /// Those of [`T5::load`].
+    pub fn load_share(
+        directory: &Path,
+        dtype: DType,
+        device: &Device,
+        keeps: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> Result<T5> {
+        T5::load_at(directory, dtype, device, (Place::Memory, keeps), false)
     }
 
     /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`], each as soon as it is read.
@@ -92,7 +135,7 @@ impl T5 {
     /// # Errors
     /// Those of both.
     pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
-        T5::load_at(directory, dtype, device, files.map_or(Place::Memory, Place::File), false)
+        T5::load_at(directory, dtype, device, (files.map_or(Place::Memory, Place::File), &|_| true), false)
     }
 
     /// [`T5::load`] for passes that train nothing: large weights are read where the directory's files have them in the
@@ -102,7 +145,7 @@ impl T5 {
     /// # Errors
     /// Those of [`T5::load_in`].
     pub fn load_in_place(directory: &Path, dtype: DType, files: &Files) -> Result<T5> {
-        T5::load_at(directory, dtype, &Device::Cpu, Place::Stored(files), false)
+        T5::load_at(directory, dtype, &Device::Cpu, (Place::Stored(files), &|_| true), false)
     }
 
     /// A model of `dtype` that is to stay as it is, but for an adapter beside it: matrices that are stored in f16 or bf16 stay so, which
@@ -111,10 +154,10 @@ impl T5 {
     /// # Errors
     /// Those of [`T5::load_in`].
     pub fn load_frozen(directory: &Path, dtype: DType, files: Option<&Files>) -> Result<T5> {
-        T5::load_at(directory, dtype, &Device::Cpu, files.map_or(Place::Memory, Place::Stored), true)
+        T5::load_at(directory, dtype, &Device::Cpu, (files.map_or(Place::Memory, Place::Stored), &|_| true), true)
     }
 
-    fn load_at(directory: &Path, dtype: DType, device: &Device, place: Place, is_frozen: bool) -> Result<T5> {
+    fn load_at(directory: &Path, dtype: DType, device: &Device, place: (Place, Keeps), is_frozen: bool) -> Result<T5> {
         let (config, parameters, file) = hf::load(directory, dtype, device, place, is_frozen)?;
         let model =
             T5 { directory: Some(directory.into()), ..T5::assemble(config, dtype, parameters, file.map(Arc::new))? };
@@ -200,7 +243,8 @@ impl T5 {
         let is_frozen = self.config.stored.is_some();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
-                let (_, parameters, file) = hf::load(directory, dtype, self.device(), Place::Stored(files), is_frozen)?;
+                let place: (Place, Keeps) = (Place::Stored(files), &|_| true);
+                let (_, parameters, file) = hf::load(directory, dtype, self.device(), place, is_frozen)?;
                 (parameters, file)
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
@@ -241,12 +285,22 @@ impl T5 {
         self.file.is_some()
     }
 
+    /// Whether passes ask a [`Pager`] for weights.
+    pub fn needs_others(&self) -> bool {
+        self.network.pager.is_some()
+    }
+
+    /// Whether passes have to say which weights they work on.
+    pub(crate) fn has_paged_weights(&self) -> bool {
+        self.is_in_file() || self.needs_others()
+    }
+
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `directory`, tensor by
     /// tensor, and syncs each file. The bytes are a function of configuration and parameters. Atomicity is
     /// the caller's: write into a new directory and rename it.
     pub fn save(&self, directory: &Path) -> Result<()> {
         std::fs::create_dir_all(directory).map_err(Error::io(directory))?;
-        hf::save(directory, &self.config, &self.parameters)
+        hf::save(directory, &self.config, (&self.parameters, self.network.pager.as_deref()))
     }
 
     /// What [`T5::save`] writes, through sinks of the caller's, who may take checksums on the way: `file` is
@@ -256,7 +310,21 @@ impl T5 {
         directory: &Path,
         file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
     ) -> Result<(), E> {
-        hf::save_with(directory, &self.config, &self.parameters, file)
+        hf::save_with(directory, &self.config, (&self.parameters, self.network.pager.as_deref()), file)
+    }
+
+    /// While another process saves the same model: takes part in bringing the weights that it does not hold.
+    ///
+    /// # Errors
+    /// Those of [`Pager::page_in`].
+    pub fn lend(&self) -> Result<()> {
+        let Some(pager) = &self.network.pager else { return Ok(()) };
+        hf::lend(&self.config, &self.parameters, &**pager)
+    }
+
+    /// From here on `pager` is asked for weights before they are worked on.
+    pub fn page_with(&mut self, pager: Rc<dyn Pager<Tensor>>) {
+        self.network.pager = Some(pager);
     }
 
     /// What [`T5::save_with`] is to a model, for its adapter alone: a directory that PEFT loads.
@@ -394,7 +462,7 @@ impl T5 {
         let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
         let trains_tables = tables.each_ref().map(Vec::as_slice);
         let recompute_blocks = cx.recompute_blocks;
-        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights: self.is_in_file() }
+        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights: self.has_paged_weights() }
     }
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.
@@ -413,7 +481,7 @@ impl T5 {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
         let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
-        let events = Outline::inference(&self.config, self.is_in_file()).evaluation();
+        let events = Outline::inference(&self.config, self.has_paged_weights()).evaluation();
         let step = infer(&self.network, &events, &cx, batch, interrupted)?;
         Ok(step.map(|step| step.loss_sum()))
     }
@@ -431,7 +499,7 @@ impl T5 {
 
     /// The output of the encoder, or of the decoder.
     fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool) -> Result<Tensor> {
-        let events = Outline::inference(&self.config, self.is_in_file()).forward_only(decoder);
+        let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(decoder);
         let step = infer(&self.network, &events, &without_dropout(activations, 1), batch, &|| false)?;
         Ok(step.and_then(|mut step| step.take_output()).expect("nobody interrupts a pass that has an output"))
     }

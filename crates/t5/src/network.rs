@@ -1,5 +1,7 @@
 //! The layers of a T5 put together: both stacks, the shared table and the head.
 
+use std::rc::Rc;
+
 use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
@@ -8,6 +10,7 @@ use crate::layers::linear::Linear;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
+use crate::pager::Pager;
 use crate::parameters::{Parameter, Weight};
 use crate::step::gradients::Gradients;
 
@@ -19,6 +22,8 @@ pub(crate) struct Network<T> {
     pub decoder: Stack<T>,
     pub head: Linear<T>,
     logit_scale: f64,
+    /// Whoever brings weights that are somewhere else.
+    pub pager: Option<Rc<dyn Pager<T>>>,
 }
 
 impl<T: Ops> Network<T> {
@@ -32,7 +37,33 @@ impl<T: Ops> Network<T> {
         let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
-        Ok(Network { shared, encoder, decoder, head, logit_scale: config.logit_scale() })
+        Ok(Network { shared, encoder, decoder, head, logit_scale: config.logit_scale(), pager: None })
+    }
+
+    /// Makes a weight resident that lies in a file, or has it brought from where it is.
+    ///
+    /// # Errors
+    /// Those of [`Pager::page_in`].
+    pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
+        weight.tensor.page_in();
+        self.bring(weight)
+    }
+
+    /// Has a weight brought that is somewhere else. One in a file stays there, for those who need few of its rows.
+    ///
+    /// # Errors
+    /// Those of [`Pager::page_in`].
+    pub fn bring(&self, weight: &Weight<T>) -> Result<()> {
+        self.pager.as_ref().map_or(Ok(()), |pager| pager.page_in(weight.index, &weight.tensor))
+    }
+
+    /// Lets go of a weight until it is used again.
+    ///
+    /// # Errors
+    /// Those of [`Pager::page_out`].
+    pub fn page_out(&self, weight: &Weight<T>) -> Result<()> {
+        weight.tensor.page_out();
+        self.pager.as_ref().map_or(Ok(()), |pager| pager.page_out(weight.index, &weight.tensor))
     }
 
     /// One of the two stacks.

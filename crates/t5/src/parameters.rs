@@ -39,6 +39,11 @@ impl Part {
     pub fn is_decoder(&self) -> bool {
         matches!(self, Part::Decoder { .. } | Part::DecoderNorm)
     }
+
+    /// Whether it is a table of the vocabulary.
+    pub fn is_table(self) -> bool {
+        matches!(self, Part::Shared | Part::LmHead)
+    }
 }
 
 /// One parameter of a model. Optimizers update `tensor` in place, or through [`crate::T5::change`] where it may lie in a file.

@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
-use crate::session::{Parts, Session, adapted};
+use crate::session::{FirstModel, Parts, Session};
 use crate::stop::Stop;
 use crate::{machine, report, row_data, setup, stop};
 
@@ -88,7 +88,12 @@ fn load(directory: &Path, config: &Config, opened: &Opened) -> Outcome<Trainer> 
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();
     if opened.model.lora.is_some() {
-        return Ok(Trainer::resume_adapter(&found, adapted(config, opened, dtype, None)?, options, None)?);
+        return Ok(Trainer::resume_adapter(
+            &found,
+            FirstModel { config, opened, dtype }.adapted(None)?,
+            options,
+            None,
+        )?);
     }
     Ok(Trainer::resume(&found, options, dtype, &opened.device)?)
 }

@@ -197,15 +197,21 @@ impl Round {
         group: Option<&Group>,
         interrupted: &dyn Fn() -> bool,
     ) -> Outcome<Option<Vec<Computed>>> {
-        let of = |part: &Part| -> Outcome<Option<Computed>> {
+        let of = |part: &Part, interrupted: &dyn Fn() -> bool| -> Outcome<Option<Computed>> {
             if part.range.is_empty() {
                 return Ok(Some(Computed::default()));
             }
             let (batch, evaluation) = (&self.batches[part.batch], &evaluations[usize::from(!part.is_generated)]);
             Ok(evaluation.compute(model, &settings.part(batch, &part.range), part.first, interrupted)?)
         };
-        let Some(group) = group else { return self.parts.iter().map(of).collect() };
-        let mine = self.parts.iter().filter(|part| part.batch == group.rank()).map(of).collect::<Outcome<Vec<_>>>()?;
+        let Some(group) = group else { return self.parts.iter().map(|part| of(part, interrupted)).collect() };
+        if model.needs_others() {
+            // Every process asks for the same weights at the same time, so all of them do the same, and stop together.
+            let interrupted = || group.any(interrupted()).unwrap_or(true);
+            return self.parts.iter().map(|part| of(part, &interrupted)).collect();
+        }
+        let mine = self.parts.iter().filter(|part| part.batch == group.rank()).map(|part| of(part, interrupted));
+        let mine = mine.collect::<Outcome<Vec<_>>>()?;
         let mut said = vec![u8::from(mine.iter().any(Option::is_none) || interrupted())];
         for bytes in mine.iter().flatten().map(Computed::to_bytes) {
             said.extend((bytes.len() as u64).to_le_bytes());

@@ -5,12 +5,12 @@
 //! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
 
 mod evaluating;
+mod first_model;
 mod saving;
 mod together;
 
 use std::time::{Duration, Instant};
 
-use candle_core::DType;
 use collective::Group;
 use dataloader::{DataLoader, Position};
 use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
@@ -19,9 +19,10 @@ use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
+pub use self::first_model::FirstModel;
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Reserved};
 use crate::metrics::{Metrics, number, rows_digest};
@@ -223,21 +224,11 @@ impl Session {
         }
 
         let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
-        let weights = plan.step.levers.has_weights_on_disk().then_some(&files);
-        let mut trainer = match &found {
-            Some(found) => {
-                let moments = plan.step.levers.has_optimizer_on_disk().then_some(&files);
-                if opened.model.lora.is_some() {
-                    Trainer::resume_adapter(found, adapted(&config, &opened, dtype, weights)?, options, moments)?
-                } else {
-                    Trainer::resume_from_files(found, options, dtype, &opened.device, [weights, moments])?
-                }
-            }
-            None => Trainer::new(first_weights(&config, &opened, dtype, weights)?, options)?,
-        };
+        let at_first = FirstModel { config: &config, opened: &opened, dtype };
+        let mut trainer = at_first.trainer(found.as_ref(), options, (&plan, &files), share)?;
         trainer.offload_to(files);
         if let Some(parallel) = parallel {
-            trainer.join(parallel, config.parallel.sharding);
+            trainer.join(parallel, config.parallel.sharding)?;
         }
         trainer.score_by(&config.checkpoint.best_metric);
         let mut checkpoints =
@@ -552,40 +543,6 @@ pub struct Took {
     pub data_wait: Duration,
     /// The step itself.
     pub step: Duration,
-}
-
-/// The base of `model.init_from` with an adapter: that of `lora.init_from`, or a new one.
-pub fn adapted(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
-    let (Some(directory), Some(lora)) = (&opened.init_from, &opened.model.lora) else {
-        return Err(Failure::internal("an adapter has a base"));
-    };
-    let base = match files {
-        files if opened.stored.is_some() => t5::T5::load_frozen(directory, dtype, files)?,
-        files => t5::T5::load_in(directory, dtype, &opened.device, files)?,
-    };
-    let mut model = base.with_adapter(lora.clone(), config.run.seed)?;
-    if let Some(adapter) = &opened.adapter {
-        t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
-    }
-    let named = config.model.init_from.as_deref().unwrap_or(directory);
-    // A directory is named so that it is found from anywhere, and the id of a model as it is.
-    let absolute = std::fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-    model.set_base_name(&absolute.to_string_lossy());
-    model.set_prefix(opened.model.prefix());
-    Ok(model)
-}
-
-/// Weights from `model.init_from`, or new ones.
-fn first_weights(config: &Config, opened: &Opened, dtype: DType, files: Option<&t5::Files>) -> Outcome<t5::T5> {
-    if opened.model.lora.is_some() {
-        return adapted(config, opened, dtype, files);
-    }
-    let mut model = match &opened.init_from {
-        Some(directory) => t5::T5::load_in(directory, dtype, &opened.device, files)?,
-        None => t5::T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
-    };
-    model.set_prefix(opened.model.prefix());
-    Ok(model)
 }
 
 fn longest(texts: &[Vec<u32>]) -> usize {

@@ -1,5 +1,7 @@
 //! The trainer's own memory, as rows of the bill. The model states its own rows.
 
+use std::collections::HashSet;
+
 use candle_core::DType;
 use t5::{Config, CostRow, ParameterSpec};
 
@@ -7,7 +9,7 @@ use crate::error::Result;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
 use crate::options::TrainerOptions;
-use crate::parallel::owners;
+use crate::parallel::{is_shared, owners};
 use crate::state_file;
 
 /// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
@@ -66,6 +68,28 @@ pub fn updated_by(config: &Config, options: &TrainerOptions, rank: usize, proces
         freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
     let elements = specs.iter().zip(trainable).map(|(spec, trains)| if trains { spec.elements() } else { 0 });
     Ok(owners(&elements.collect::<Vec<_>>(), processes).into_iter().map(|owner| owner == rank).collect())
+}
+
+/// The parameters that process `rank` of `processes` does not hold, where each holds its own ([`crate::Sharding::Weights`]).
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn weights_elsewhere(
+    config: &Config,
+    options: &TrainerOptions,
+    rank: usize,
+    processes: usize,
+) -> Result<HashSet<String>> {
+    if config.lora.is_some() {
+        return Ok(HashSet::new());
+    }
+    let specs = ParameterSpec::all(config);
+    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, None)?;
+    let updated = updated_by(config, options, rank, processes)?;
+    let elsewhere = specs.into_iter().zip(trainable).zip(updated).filter_map(|((spec, trains), updated)| {
+        (trains && !updated && is_shared(&spec.name, spec.shape.len())).then_some(spec.name)
+    });
+    Ok(elsewhere.collect())
 }
 
 /// The optimizer's state where its large moments lie in a file.

@@ -5,13 +5,14 @@
 //!   so that every process makes the same update to the bit, and as many shards give the same bits on any number of processes.
 //! * Every decision of a step (interrupted, not finite, empty) is made from what all processes say, by all of them alike.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 use collective::sums::{self, Element, To};
 use collective::{Group, Shards};
 use serde::{Deserialize, Serialize};
-use t5::Parameter;
+use t5::{Pager, Parameter};
 
 use crate::error::{Error, Result};
 
@@ -27,6 +28,8 @@ pub enum Sharding {
     Optimizer,
     /// Moreover, of complete gradients those of its own parameters. Layer by layer those of one block at a time exist beside them.
     Gradients,
+    /// Moreover, of matrices its own. Those of others are brought while a block is worked on.
+    Weights,
 }
 
 impl Sharding {
@@ -36,6 +39,7 @@ impl Sharding {
             Self::None => "none",
             Self::Optimizer => "optimizer",
             Self::Gradients => "gradients",
+            Self::Weights => "weights",
         }
     }
 }
@@ -48,6 +52,8 @@ pub struct Parallel {
     /// Who holds the optimizer's state of each parameter. Empty: everybody, of all.
     owners: Vec<usize>,
     sharding: Sharding,
+    /// Parameters that are with their owners alone. Empty: none.
+    is_shared: Vec<bool>,
 }
 
 /// A share of an optimizer batch among those of other processes.
@@ -77,7 +83,13 @@ impl Parallel {
             let expected = format!("at least the number of processes, {processes}");
             return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
         }
-        Ok(Self { group, shards: Shards { count, processes }, owners: Vec::new(), sharding: Sharding::None })
+        Ok(Self {
+            group,
+            shards: Shards { count, processes },
+            owners: Vec::new(),
+            sharding: Sharding::None,
+            is_shared: Vec::new(),
+        })
     }
 
     /// The processes.
@@ -115,6 +127,35 @@ impl Parallel {
     /// Whether this process has the optimizer's state of a parameter.
     pub(crate) fn updates(&self, index: usize) -> bool {
         self.owner(index).is_none_or(|owner| owner == self.group.rank())
+    }
+
+    /// Has each process hold its own of the matrices that train, and no others: whoever brings them.
+    pub(crate) fn share_weights(
+        &mut self,
+        parameters: &[Parameter],
+        trains: impl Fn(usize) -> bool,
+    ) -> Result<Brought> {
+        let is_shared = |(index, parameter): (usize, &Parameter)| {
+            trains(index) && is_shared(&parameter.name, parameter.tensor.rank())
+        };
+        self.is_shared = parameters.iter().enumerate().map(is_shared).collect();
+        for (index, parameter) in parameters.iter().enumerate() {
+            if self.is_shared[index] && !self.updates(index) {
+                t5_ops::absent::release(&parameter.tensor).map_err(t5::Error::from)?;
+            }
+        }
+        let is_here = RefCell::new(vec![false; parameters.len()]);
+        Ok(Brought {
+            group: self.group.clone(),
+            owners: self.owners.clone(),
+            is_shared: self.is_shared.clone(),
+            is_here,
+        })
+    }
+
+    /// Whether the owner of a parameter sends it to the others when it has changed, and not when they need it.
+    pub(crate) fn sends(&self, index: usize) -> bool {
+        !self.is_shared.get(index).is_some_and(|is_shared| *is_shared)
     }
 
     /// Whether this process keeps the gradient of a parameter.
@@ -184,6 +225,47 @@ impl Parallel {
             }
         }
         Ok((loss, said.iter().any(|said| said[0] != 0)))
+    }
+}
+
+/// Whether [`Sharding::Weights`] is about a parameter of this name and rank, where it trains: the tables and the weights of the blocks'
+/// products.
+pub(crate) fn is_shared(name: &str, rank: usize) -> bool {
+    rank == 2 && !name.contains("relative_attention_bias") && !t5::is_of_adapter(name)
+}
+
+/// Matrices of which each process holds its own. Every process asks for the same ones in the same order.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    group: Group,
+    owners: Vec<usize>,
+    is_shared: Vec<bool>,
+    /// Those that were brought and not let go of. The same in all processes.
+    is_here: RefCell<Vec<bool>>,
+}
+
+impl Brought {
+    fn is_own(&self, index: usize) -> bool {
+        self.owners[index] == self.group.rank()
+    }
+}
+
+impl Pager<Tensor> for Brought {
+    fn page_in(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
+        if !self.is_shared[index] || std::mem::replace(&mut self.is_here.borrow_mut()[index], true) {
+            return Ok(());
+        }
+        t5_ops::absent::provide(weight)?;
+        let sent = t5_ops::change_bytes(weight, |bytes| self.group.broadcast(self.owners[index], bytes))?;
+        sent.map_err(|error| t5::Error::Elsewhere(error.to_string()))
+    }
+
+    fn page_out(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
+        let was_here = self.is_shared[index] && std::mem::replace(&mut self.is_here.borrow_mut()[index], false);
+        if was_here && !self.is_own(index) {
+            t5_ops::absent::release(weight)?;
+        }
+        Ok(())
     }
 }
 

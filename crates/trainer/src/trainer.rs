@@ -28,6 +28,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 use candle_core::{Device, Tensor};
 use t5::step::count::{Counter, Precisions, Shape};
@@ -128,17 +129,28 @@ impl Trainer {
 
     /// From here on every step is made together with other processes, which have the same model, options and state. Called before
     /// the first step.
-    pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) {
+    ///
+    /// # Errors
+    /// [`Sharding::Weights`] of a model that is not on the CPU.
+    pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) -> Result<()> {
         parallel.deal_out(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
         self.optimizer.keep(|index| parallel.updates(index));
+        // What trains beside a frozen base is small.
+        if sharding == Sharding::Weights && self.model.config().lora.is_none() {
+            let brought =
+                parallel.share_weights(self.model.parameters(), |index| self.gradients.is_trainable(index))?;
+            self.model.page_with(Rc::new(brought));
+        }
         self.parallel = Some(parallel);
+        Ok(())
     }
 
-    /// While another process saves: sends it the part of the optimizer's state that only this one holds.
+    /// While another process saves: sends it the part of the model and of the optimizer's state that only this one holds.
     ///
     /// # Errors
     /// [`Error::Processes`].
     pub fn lend_state(&self) -> Result<()> {
+        self.model.lend()?;
         self.dealt_out().map_or(Ok(()), |parallel| self.each_state(parallel, |_| Ok(())))
     }
 

@@ -146,17 +146,17 @@ impl Observer<Tensor, Error> for Update<'_> {
             if let Some(sums) = &self.sums[index] {
                 self.optimizer.update_one(index, values, gradient, sums, self.learning_rate, self.scale)?;
             }
-            owner.map_or(Ok(()), |(parallel, owner)| parallel.broadcast(owner, values))
+            owner.filter(|(all, _)| all.sends(index)).map_or(Ok(()), |(all, owner)| all.broadcast(owner, values))
         })
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
         self.is_changed = true;
-        let Some((parallel, owner)) = self.parallel.as_ref().and_then(|(all, _)| Some((*all, all.owner(index)?)))
-        else {
-            return Ok(());
-        };
-        self.model.change(index, |values| parallel.broadcast(owner, values))
+        match self.parallel.as_ref().and_then(|(all, _)| Some((*all, all.owner(index)?))) {
+            Some((all, owner)) if all.sends(index) => self.model.change(index, |values| all.broadcast(owner, values)),
+            // Its values come when they are needed.
+            _ => Ok(()),
+        }
     }
 }
 

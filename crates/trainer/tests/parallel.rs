@@ -5,6 +5,7 @@
 #[expect(dead_code, reason = "these tests compare more than losses")]
 mod support;
 
+use candle_core::Device;
 use collective::{Shards, threads};
 use t5::{LayerMajor, Levers};
 use trainer::adamw::AdamwOptions;
@@ -25,7 +26,11 @@ struct Ended {
 }
 
 fn parameters(trainer: &Trainer) -> Vec<Vec<u32>> {
-    let values = trainer.model().parameters().iter().map(|parameter| support::values(&parameter.tensor));
+    bits(trainer.model())
+}
+
+fn bits(model: &t5::T5) -> Vec<Vec<u32>> {
+    let values = model.parameters().iter().map(|parameter| support::values(&parameter.tensor));
     values.map(|values| values.into_iter().map(f32::to_bits).collect()).collect()
 }
 
@@ -41,7 +46,7 @@ fn run(
         let mut trainer = support::new(options.clone());
         let parallel = Parallel::new(group, shards).unwrap();
         let shards: Shards = parallel.shards();
-        trainer.join(parallel, sharding);
+        trainer.join(parallel, sharding).unwrap();
         let stats = (0..STEPS).map(|step| {
             let (sources, targets) = support::batch(step, samples as u32);
             let of_shards: Vec<_> = shards.of(rank).map(|shard| shards.positions(shard, samples)).collect();
@@ -53,7 +58,19 @@ fn run(
                 other => panic!("{other:?}"),
             }
         });
-        Ended { stats: stats.collect(), parameters: parameters(&trainer) }
+        let stats = stats.collect();
+        if sharding != Sharding::Weights {
+            return Ended { stats, parameters: parameters(&trainer) };
+        }
+        // Each process has its own matrices, and sends them to the one that saves.
+        if rank > 0 {
+            trainer.model().lend().unwrap();
+            return Ended { stats, parameters: Vec::new() };
+        }
+        let directory = tempfile::tempdir().unwrap();
+        trainer.model().save(directory.path()).unwrap();
+        let whole = t5::T5::load(directory.path(), options.parameter_dtype(), &Device::Cpu).unwrap();
+        Ended { stats, parameters: bits(&whole) }
     })
 }
 
@@ -133,6 +150,11 @@ fn owners_of_optimizer_state_and_gradients_change_no_bit() {
             for sharding in [Sharding::Optimizer, Sharding::Gradients] {
                 assert_eq!(run(&options, (3, None), sharding, (&plan, 8)), expected, "{sharding:?} {layer_major:?}");
             }
+            if layer_major.is_none_or(|layers| !layers.weights_on_disk) {
+                let ended = run(&options, (3, None), Sharding::Weights, (&plan, 8));
+                assert_eq!(ended[0], expected[0], "{layer_major:?}");
+                assert!(ended.iter().all(|ended| ended.stats == expected[0].stats), "{layer_major:?}");
+            }
         }
         // With as many shards the number of processes does not matter either.
         let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, None), 9)).swap_remove(0);
@@ -160,7 +182,7 @@ fn whoever_wants_to_stop_stops_all_of_them_before_anything_changes() {
             let is_first = group.is_first();
             let mut trainer = support::new(options.clone());
             let before = parameters(&trainer);
-            trainer.join(Parallel::new(group, None).unwrap(), Sharding::None);
+            trainer.join(Parallel::new(group, None).unwrap(), Sharding::None).unwrap();
             let (sources, targets) = support::batch(0, 4);
             let batch = Batch { sources: &sources[..2], targets: &targets[..2] };
             let times = std::cell::Cell::new(0);

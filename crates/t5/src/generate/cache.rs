@@ -45,11 +45,11 @@ impl<T: Ops> Decoding<'_, T> {
         let mut blocks = Vec::new();
         for block in &self.network.decoder.blocks {
             let Some(cross) = &block.cross else { continue };
-            [&cross.k, &cross.v].into_iter().for_each(|linear| linear.weight.tensor.page_in());
+            [&cross.k, &cross.v].into_iter().try_for_each(|linear| self.network.page_in(&linear.weight))?;
             let empty = || encoded.zeros(&[samples * rows_of_source, capacity, config.inner_dim()], activations);
             let own = KeysValues { k: empty()?, v: empty()? };
             blocks.push(CachedBlock { own, source: keys_values(cross)? });
-            block.linears().for_each(|linear| linear.weight.tensor.page_out());
+            block.linears().try_for_each(|linear| self.network.page_out(&linear.weight))?;
         }
         let source_lengths = batch.lengths(false).to_vec();
         Ok(Some(Cache {
@@ -69,15 +69,16 @@ impl<T: Ops> Decoding<'_, T> {
     pub fn step(&self, ids: &T, caches: &mut [&mut Cache<T>]) -> Result<T> {
         caches.iter_mut().try_for_each(|cache| cache.make_space())?;
         let Network { shared, decoder, head, .. } = self.network;
+        self.network.bring(shared)?;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
-        shared.tensor.page_out();
+        self.network.page_out(shared)?;
         // Of each cache, (H, capacity).
         let bias_of = |cache: &&mut Cache<T>, block| decoder.position_bias(block, 1, cache.capacity, cache.position);
         let mut biases = caches.iter().map(|cache| bias_of(cache, 0)).collect::<Result<Vec<T>>>()?;
         for (number, block) in decoder.blocks.iter().enumerate() {
             let after = decoder.blocks.get(number + 1);
             after.into_iter().flat_map(|after| after.linears()).for_each(|linear| linear.weight.tensor.read_ahead());
-            block.linears().for_each(|linear| linear.weight.tensor.page_in());
+            block.linears().try_for_each(|linear| self.network.page_in(&linear.weight))?;
             if decoder.has_own_biases() && number > 0 {
                 biases = caches.iter().map(|cache| bias_of(cache, number)).collect::<Result<_>>()?;
             }
@@ -108,12 +109,12 @@ impl<T: Ops> Decoding<'_, T> {
                 x = cross.add_to(&x, &heads)?;
             }
             x = block.feed_forward.infer(&x)?;
-            block.linears().for_each(|linear| linear.weight.tensor.page_out());
+            block.linears().try_for_each(|linear| self.network.page_out(&linear.weight))?;
         }
         let z = decoder.finish(&x, &Noise::NONE)?.as_rows()?; // (R, D)
-        head.weight.tensor.page_in();
+        self.network.page_in(&head.weight)?;
         let logits = self.network.logits(&z)?;
-        head.weight.tensor.page_out();
+        self.network.page_out(&head.weight)?;
         caches.iter_mut().for_each(|cache| cache.position += 1);
         Ok(logits)
     }

@@ -90,7 +90,8 @@ impl T5 {
         }
         let samples: Vec<u32> = (0..sources.len() as u32).collect();
         let (ids, lengths) = pad(sources, "source", &samples, self.config(), self.device())?;
-        let decoding = Decoding { network: &self.network, options: *options, has_paged_weights: self.is_in_file() };
+        let decoding =
+            Decoding { network: &self.network, options: *options, has_paged_weights: self.has_paged_weights() };
         let batch = MicroBatch::of_sources(ids, lengths);
         let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
         let mut answering = Answering { model: self, decoding, cache, options, watch };

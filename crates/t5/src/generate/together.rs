@@ -124,7 +124,7 @@ impl AnswersTogether {
         let model = Rc::clone(&self.model);
         let logits = {
             let options = GenerateOptions { activations: self.activations, ..GenerateOptions::default() };
-            let decoding = Decoding { network: &model.network, options, has_paged_weights: model.is_in_file() };
+            let decoding = Decoding { network: &model.network, options, has_paged_weights: model.has_paged_weights() };
             let mut caches: Vec<&mut Cache<Tensor>> = self.members.iter_mut().map(|member| &mut member.cache).collect();
             decoding.step(&ids, &mut caches)?
         };
@@ -147,7 +147,7 @@ impl AnswersTogether {
     }
 
     fn decoding(&self, options: GenerateOptions) -> Decoding<'_, Tensor> {
-        Decoding { network: &self.model.network, options, has_paged_weights: self.model.is_in_file() }
+        Decoding { network: &self.model.network, options, has_paged_weights: self.model.has_paged_weights() }
     }
 }
 

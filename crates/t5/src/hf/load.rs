@@ -56,13 +56,16 @@ pub(crate) enum Place<'a> {
     Stored(&'a crate::Files),
 }
 
+/// Whether the values of a parameter stay in this process.
+pub(crate) type Keeps<'a> = &'a dyn Fn(&ParameterSpec) -> bool;
+
 /// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`, each at its place before
-/// the next is read.
+/// the next is read. The values of those that `keeps` denies are released as soon as they were checked.
 pub(crate) fn load(
     directory: &Path,
     dtype: DType,
     device: &Device,
-    place: Place,
+    (place, keeps): (Place, Keeps),
     is_frozen: bool,
 ) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
@@ -95,9 +98,18 @@ pub(crate) fn load(
             Some(tensor) => tensor,
             None => WeightFile::place(file.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?,
         };
+        if !keeps(&spec) && !spec.part.is_table() {
+            t5_ops::absent::release(&tensor)?;
+        }
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
     }
+    // Duplicates of a table are compared with it.
     stored.check_the_rest(&config, &parameters)?;
+    for (parameter, spec) in parameters.iter().zip(ParameterSpec::all(&config)) {
+        if !keeps(&spec) && spec.part.is_table() {
+            t5_ops::absent::release(&parameter.tensor)?;
+        }
+    }
     Ok((config, parameters, file))
 }
 

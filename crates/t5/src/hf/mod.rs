@@ -15,7 +15,7 @@ mod stored_model;
 mod zip;
 
 pub use load::StoredWeights;
-pub(crate) use load::{Place, copying_bytes, load};
+pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use quantise::{QuantisedWeights, quantise_with};
-pub(crate) use save::{save, save_with};
+pub(crate) use save::{lend, save, save_with};
 pub use stored_model::StoredModel;

@@ -4,16 +4,21 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use serde_json::Value;
 
 use super::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::pager::Pager;
 use crate::parameters::{Parameter, Part};
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into an existing directory.
-pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) -> Result<()> {
+pub(crate) fn save(
+    directory: &Path,
+    config: &Config,
+    parameters: (&[Parameter], Option<&dyn Pager<Tensor>>),
+) -> Result<()> {
     save_with(directory, config, parameters, |name, write| {
         let path = directory.join(name);
         let file = File::create(&path).map_err(Error::io(&path))?;
@@ -23,49 +28,71 @@ pub(crate) fn save(directory: &Path, config: &Config, parameters: &[Parameter]) 
     })
 }
 
-/// Hands each file in turn to `file`: its name, and what writes it.
+/// Hands each file in turn to `file`: its name, and what writes it. Weights that are somewhere else are brought, one at a time.
 pub(crate) fn save_with<E: From<Error>>(
     directory: &Path,
     config: &Config,
-    parameters: &[Parameter],
+    (parameters, pager): (&[Parameter], Option<&dyn Pager<Tensor>>),
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
 ) -> Result<(), E> {
     config.refuse_quantised("a model whose weights are not quantised, to be saved")?;
-    // f64 exists for tests; what others load is f32 or bf16.
-    let stored = |parameter: &Parameter| match parameter.tensor.dtype() {
-        DType::BF16 => DType::BF16,
-        _ => DType::F32,
-    };
-    let mut tensors: Vec<(&str, &Parameter)> = parameters.iter().map(|p| (p.name.as_str(), p)).collect();
+    let tensors = in_order(config, parameters);
     let mut config = config.clone();
     // What transformers computes in when it is not told: the dtype of the matrices.
     let is_bf16 = parameters.iter().filter(|p| p.tensor.rank() > 1).all(|p| stored(p) == DType::BF16);
     config.set_stored_dtype(if is_bf16 { "bfloat16" } else { "float32" });
-    if config.tie_word_embeddings && !config.scale_decoder_outputs {
-        // transformers 4 scales whatever is tied. A head of its own with the same values is what both
-        // versions read rightly: 4 leaves it alone, 5 finds the two equal and ties them.
-        config.tie_word_embeddings = false;
-        tensors.extend(parameters.iter().find(|p| p.part == Part::Shared).map(|shared| ("lm_head.weight", shared)));
-    }
+    config.tie_word_embeddings &= !has_own_head(&config);
     write_configs(directory, &config, &mut file)?;
-    tensors.sort_by_key(|(_, parameter)| std::cmp::Reverse(stored(parameter).size_in_bytes()));
-    let header = |&(name, p): &(&str, &Parameter)| TensorHeader {
+    let header = |&(name, index): &(&str, usize)| TensorHeader {
         name: name.into(),
-        dtype: stored(p),
-        shape: p.tensor.dims().to_vec(),
+        dtype: stored(&parameters[index]),
+        shape: parameters[index].tensor.dims().to_vec(),
     };
     let headers: Vec<TensorHeader> = tensors.iter().map(header).collect();
     let name = "model.safetensors";
     file(name, &|sink| {
         // transformers refuses files that do not say which framework wrote them.
         let mut writer = Writer::new(&directory.join(name), sink, headers.clone(), &[("format", "pt")])?;
-        for (name, parameter) in &tensors {
-            writer.write(name, &parameter.tensor)?;
-            t5_ops::page_out(&parameter.tensor);
+        for &(name, index) in &tensors {
+            let tensor = &parameters[index].tensor;
+            pager.map_or(Ok(()), |pager| pager.page_in(index, tensor))?;
+            writer.write(name, tensor)?;
+            t5_ops::page_out(tensor);
+            pager.map_or(Ok(()), |pager| pager.page_out(index, tensor))?;
         }
         writer.into_sink();
         Ok(())
     })
+}
+
+/// For a process that does not save: asks for what [`save_with`] asks for elsewhere, in its order.
+pub(crate) fn lend(config: &Config, parameters: &[Parameter], pager: &dyn Pager<Tensor>) -> Result<()> {
+    in_order(config, parameters).into_iter().try_for_each(|(_, index)| {
+        pager.page_in(index, &parameters[index].tensor)?;
+        pager.page_out(index, &parameters[index].tensor)
+    })
+}
+
+/// The tensors of a file of weights: their names, and the indices of their parameters.
+fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(&'a str, usize)> {
+    let mut tensors: Vec<(&str, usize)> = parameters.iter().map(|p| p.name.as_str()).zip(0..).collect();
+    if has_own_head(config) {
+        let shared = parameters.iter().position(|p| p.part == Part::Shared);
+        tensors.extend(shared.map(|shared| ("lm_head.weight", shared)));
+    }
+    tensors.sort_by_key(|&(_, index)| std::cmp::Reverse(stored(&parameters[index]).size_in_bytes()));
+    tensors
+}
+
+/// transformers 4 scales whatever is tied. A head of its own with the same values is what both versions read rightly: 4 leaves it
+/// alone, 5 finds the two equal and ties them.
+fn has_own_head(config: &Config) -> bool {
+    config.tie_word_embeddings && !config.scale_decoder_outputs
+}
+
+/// f64 exists for tests; what others load is f32 or bf16.
+fn stored(parameter: &Parameter) -> DType {
+    if parameter.tensor.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 }
 }
 
 /// Hands `config.json` and `generation_config.json` to `file`.

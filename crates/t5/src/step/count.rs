@@ -28,7 +28,7 @@ mod tests;
 mod timeline;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
 
@@ -146,6 +146,8 @@ pub struct Counter {
     precisions: Precisions,
     trained: Trained,
     weights: WeightsOnDisk,
+    /// Whether other processes hold weights, so that they are here while they are worked on.
+    has_weights_elsewhere: bool,
     rehearsal: Rehearsal,
     /// The tallies of steps over one shape in one cut: other chunks of logits change their heads alone.
     tallies: RefCell<Tallies>,
@@ -184,6 +186,7 @@ impl Counter {
         Ok(Counter {
             rehearsal: Rehearsal::new(config, precisions, dropout, is_trained)?,
             weights: WeightsOnDisk::new(config, precisions.parameters),
+            has_weights_elsewhere: false,
             config: config.clone(),
             precisions,
             trained,
@@ -197,6 +200,20 @@ impl Counter {
         self.trained = self.trained.among(is_held);
         self.tallies = RefCell::default();
         self
+    }
+
+    /// Counts for one of several processes, of which others hold the weights of these names.
+    #[must_use]
+    pub fn without_weights(mut self, elsewhere: HashSet<String>) -> Counter {
+        self.weights = WeightsOnDisk::elsewhere(&self.config, self.precisions.parameters, elsewhere);
+        self.has_weights_elsewhere = true;
+        self.tallies = RefCell::default();
+        self
+    }
+
+    /// Whether weights are in memory only while they are worked on.
+    pub fn pages_weights(&self, levers: &Levers) -> bool {
+        self.has_weights_elsewhere || levers.has_weights_on_disk()
     }
 
     /// The parameters that are trained.
@@ -220,7 +237,7 @@ impl Counter {
         let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
         let head = self.rehearsal.head(micro, levers.loss_chunk_rows);
         let peak = tallied.peak_with(&head);
-        let parameters = levers.has_weights_on_disk().then(|| self.weights.always() + peak.weights);
+        let parameters = self.pages_weights(levers).then(|| self.weights.always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
         let live = peak.rows(levers.layer_major.is_none());
         StepCount { parameters, packed, ..live }
@@ -246,7 +263,7 @@ impl Counter {
     /// for the packed operands, which stay from event to event.
     pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
-        let always = levers.has_weights_on_disk().then(|| self.weights.always());
+        let always = self.pages_weights(levers).then(|| self.weights.always());
         Tally::timeline(self, outline, batch, levers).moments(always)
     }
 
@@ -256,7 +273,7 @@ impl Counter {
             trains_tables: self.rehearsal.trains_tables(),
             recompute_blocks,
             layer_major,
-            has_paged_weights: layer_major.is_some_and(|layers| layers.weights_on_disk),
+            has_paged_weights: self.has_weights_elsewhere || layer_major.is_some_and(|layers| layers.weights_on_disk),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::layers::block::{Block, BlockInput, BlockSaved};
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
-use crate::parameters::{Parameter, Part};
+use crate::parameters::{Parameter, Part, Weight};
 
 /// The memory of a micro-batch between events.
 #[derive(Debug)]
@@ -199,9 +199,9 @@ impl<'a, T: Ops> Step<'a, T> {
     ) -> Result<bool, E> {
         match event {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
-            Event::ReadAhead(part) => self.weights(*part).for_each(T::read_ahead),
-            Event::PageIn(part) => self.weights(*part).for_each(T::page_in),
-            Event::PageOut(part) => self.weights(*part).for_each(T::page_out),
+            Event::ReadAhead(part) => self.weights(*part).for_each(|weight| weight.tensor.read_ahead()),
+            Event::PageIn(part) => self.weights(*part).try_for_each(|weight| self.network.page_in(weight))?,
+            Event::PageOut(part) => self.weights(*part).try_for_each(|weight| self.network.page_out(weight))?,
             Event::Forward { unit, of, keep, in_memory } => {
                 for i in of.clone() {
                     if matches!(unit, Unit::Block { .. }) && observer.interrupted() {
@@ -230,7 +230,7 @@ impl<'a, T: Ops> Step<'a, T> {
             }
             Event::WriteTables => {
                 let Some(files) = &mut self.gradients else { return Ok(true) };
-                for index in indices(self.parameters, is_table) {
+                for index in indices(self.parameters, Part::is_table) {
                     if let Some(gradient) = grads.take(index) {
                         self.tables.push((index, files.put(gradient)?));
                     }
@@ -262,7 +262,7 @@ impl<'a, T: Ops> Step<'a, T> {
     }
 
     /// The weights of a part that may lie in a file.
-    fn weights(&self, part: Part) -> impl Iterator<Item = &T> {
+    fn weights(&self, part: Part) -> impl Iterator<Item = &Weight<T>> {
         let network = self.network;
         let (block, table): (Option<&Block<T>>, _) = match part {
             Part::Encoder { block } => (Some(&network.encoder.blocks[block]), None),
@@ -272,7 +272,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Part::EncoderNorm | Part::DecoderNorm => (None, None),
         };
         let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
-        linears.chain(table).map(|weight| &weight.tensor)
+        linears.chain(table)
     }
 
     fn noise(&self, i: usize) -> Noise<'a> {
@@ -282,6 +282,7 @@ impl<'a, T: Ops> Step<'a, T> {
 
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
         let network = self.network;
+        network.bring(&network.shared)?;
         for i in of.clone() {
             self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder, 0)?);
         }
@@ -517,10 +518,6 @@ fn get_back<T: Ops>(
     // The last handle of a tensor is the one by which it is read for the last time.
     let mut following = order.into_iter();
     saved.try_map(&mut |stored| store.get(stored, following.next().as_ref()))
-}
-
-fn is_table(part: Part) -> bool {
-    matches!(part, Part::Shared | Part::LmHead)
 }
 
 fn indices<T>(parameters: &[Parameter<T>], is_meant: impl Fn(Part) -> bool) -> Vec<usize> {

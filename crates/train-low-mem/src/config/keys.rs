@@ -162,7 +162,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),
 
     key("parallel.virtual_shards", Integer(1, 1 << 16), AUTO, "\"auto\"", "parts of a batch whose gradients are summed by themselves: as many give the same bits on any number of processes; auto: one for each process"),
-    key("parallel.shard", OneOf(&["none", "optimizer", "gradients"]), &[], "\"none\"", "what each of several processes holds a share of"),
+    key("parallel.shard", OneOf(&["none", "optimizer", "gradients", "weights"]), &[], "\"none\"", "what each of several processes holds a share of"),
     key("lora.rank", Integer(1, 1 << 16), NONE, "\"none\"", "rank of a LoRA adapter beside the frozen weights of model.init_from; none: train the weights themselves"),
     key("lora.alpha", Number(1e-6, 1e9), AUTO, "\"auto\"", "the adapter is scaled by alpha / rank; auto: twice the rank"),
     key("lora.dropout", Number(0.0, 0.99), &[], "0.0", "dropout of the adapter's input"),

@@ -19,6 +19,7 @@ impl Division {
         let sharding = match values.text("parallel.shard").as_deref() {
             Some("optimizer") => Sharding::Optimizer,
             Some("gradients") => Sharding::Gradients,
+            Some("weights") => Sharding::Weights,
             _ => Sharding::None,
         };
         let virtual_shards = values.integer("parallel.virtual_shards");
@@ -42,6 +43,14 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
             sharding.word()
         ))
         .hint("leave `memory.optimizer_offload` out"));
+    }
+    if sharding == Sharding::Weights
+        && config.memory.pins.of("weight_offload").is_some_and(|value| value.word() == Some("disk"))
+    {
+        return Err(Failure::usage(
+            "`parallel.shard = \"weights\"` keeps weights in the memory of the processes, and `memory.weight_offload = \"disk\"` in files",
+        )
+        .hint("leave one of them out"));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use t5::safetensors::Reader;
-use t5::{Files, T5};
+use t5::{Files, ParameterSpec, T5};
 
 use super::manifest::{expect_format, read_bounded};
 use super::{
@@ -166,6 +166,20 @@ impl Trainer {
         [weights, moments]: [Option<&Files>; 2],
     ) -> Result<Self> {
         Trainer::resume_with(found, T5::load_in(&found.path, dtype, device, weights)?, options, moments)
+    }
+
+    /// [`Trainer::resume`] that keeps the values of those parameters that `keeps` says; see [`T5::load_share`].
+    ///
+    /// # Errors
+    /// Those of [`Trainer::resume`].
+    pub fn resume_share(
+        found: &Found,
+        options: TrainerOptions,
+        dtype: DType,
+        device: &Device,
+        keeps: &dyn Fn(&ParameterSpec) -> bool,
+    ) -> Result<Self> {
+        Trainer::resume_with(found, T5::load_share(&found.path, dtype, device, keeps)?, options, None)
     }
 
     /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base: `model` is the base with an adapter of the same

@@ -386,7 +386,7 @@ impl<'a> Tally<'a> {
     fn read_back(&mut self) {
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
-        if self.levers.has_weights_on_disk() {
+        if self.counter.pages_weights(self.levers) {
             self.live.weights = self.counter.weights.largest_of(self.waiting.iter().copied());
         }
         self.live.gradients += largest;
@@ -397,7 +397,7 @@ impl<'a> Tally<'a> {
 
     /// The gradients that are left, one after the other.
     fn update_the_rest(&mut self) {
-        if !self.levers.has_weights_on_disk() {
+        if !self.counter.pages_weights(self.levers) {
             return;
         }
         let weights = &self.counter.weights;
@@ -422,6 +422,6 @@ impl<'a> Tally<'a> {
 
     /// Of a part's weights, those that are resident while it is worked on, where they lie in a file.
     fn weights_of(&self, part: Part) -> u64 {
-        if self.levers.has_weights_on_disk() { self.counter.weights.of(part) } else { 0 }
+        if self.counter.pages_weights(self.levers) { self.counter.weights.of(part) } else { 0 }
     }
 }

@@ -1,0 +1,23 @@
+//! Weights that are not in this process until they are asked for.
+
+use std::fmt::Debug;
+
+use crate::error::Result;
+
+/// Brings weights that are somewhere else, such as in other processes, while they are worked on.
+///
+/// Passes ask for a block's weights before they use them, in an order that depends on the model and the shapes alone, and let go
+/// of them after it.
+pub trait Pager<T>: Debug {
+    /// Makes the values of parameter `index` be here. Nothing is done where they are, or always are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn page_in(&self, index: usize, weight: &T) -> Result<()>;
+
+    /// The values of parameter `index` are not needed for a while.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn page_out(&self, index: usize, weight: &T) -> Result<()>;
+}
