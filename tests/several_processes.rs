@@ -49,8 +49,8 @@ fn virtual_shards_give_the_same_file_for_one_two_and_four_processes_and_after_a_
     let arguments = |more: &[&str]| short(&[&shards[..], more].concat());
     scene.run(&arguments(&["--output", "one"])).expect_code(0);
     let expected = scene.read("one/model/model.safetensors");
-    for (processes, shard) in [(2, "none"), (4, "optimizer")] {
-        let (run, sharding) = (format!("of-{processes}"), format!("parallel.shard={shard}"));
+    for (processes, shard) in [(2, "none"), (4, "optimizer"), (2, "gradients"), (4, "weights")] {
+        let (run, sharding) = (format!("{processes}-{shard}"), format!("parallel.shard={shard}"));
         together(&scene, processes, &arguments(&["--set", &sharding, "--output", &run])).expect_code(0);
         assert_eq!(scene.read(&format!("{run}/model/model.safetensors")), expected, "{processes} processes");
         let state = |run: &str| scene.read(&format!("{run}/checkpoints/step-00000006/optimizer.safetensors"));
@@ -60,8 +60,34 @@ fn virtual_shards_give_the_same_file_for_one_two_and_four_processes_and_after_a_
     let until = |steps: &str| arguments(&["--keep-training", "--max-steps", steps]);
     scene.run(&arguments(&["--max-steps", "2"])).expect_code(0);
     together(&scene, 4, &until("4")).expect_code(0);
-    together(&scene, 2, &until("6")).expect_code(0);
+    together(&scene, 2, &[until("6"), vec!["--set".into(), "parallel.shard=weights".into()]].concat()).expect_code(0);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
+}
+
+#[test]
+fn layer_by_layer_every_stage_of_sharding_has_the_bits_of_none() {
+    let scene = Scene::new();
+    let settings = ["memory.accumulation=layer-major", "model.overrides={feed_forward_proj=\"gated-gelu\"}"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    scene.run(&short(&[&settings[..], &["--output", "one"]].concat())).expect_code(0);
+    let expected = losses(&scene, "one");
+    let mut files = Vec::new();
+    for shard in ["none", "optimizer", "gradients", "weights"] {
+        let sharding = format!("parallel.shard={shard}");
+        let arguments = [&settings[..], &["--set", &sharding, "--output", shard]].concat();
+        together(&scene, 2, &short(&arguments)).expect_code(0);
+        for ((step, loss), (_, one)) in losses(&scene, shard).iter().zip(&expected) {
+            assert!((loss - one).abs() <= 1e-5, "{shard}, step {step}: {loss} instead of {one}");
+        }
+        // Answers and losses of an evaluation, where weights come from each other.
+        let evaluated = |run: &str| {
+            let of = &scene.events(run, "eval")[0];
+            [of["loss"].clone(), of["bleu"].clone(), of["exact_match"].clone()]
+        };
+        assert_eq!(evaluated(shard)[1..], evaluated("none")[1..], "{shard}");
+        files.push(scene.read(&format!("{shard}/model/model.safetensors")));
+    }
+    assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
 #[test]

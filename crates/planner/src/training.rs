@@ -116,7 +116,10 @@ impl<'a> Offer<'a> {
         let is_possible = |way: &Levers| {
             let is_summed = gradient_sums == 1 || way.layer_major.is_none();
             let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
-            let is_here = sharding < Sharding::Weights || !way.has_weights_on_disk();
+            // Micro-batch by micro-batch weights are brought again for each.
+            let is_brought_once = way.layer_major.is_some() || gradient_sums > 1;
+            let is_here =
+                owners == 1 || sharding < Sharding::Weights || (!way.has_weights_on_disk() && is_brought_once);
             (self.job.place == Place::Host || stays(way)) && is_summed && is_dealt_out && is_here
         };
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));

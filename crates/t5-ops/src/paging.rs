@@ -174,7 +174,8 @@ fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
     where
         T: WithDType,
     {
-        Stretch::of(bytes(range.map_or(data, |range| &data[range])))
+        // Values that are absent lie nowhere.
+        Stretch::of(bytes(range.map_or(Some(data), |range| data.get(range))?))
     }
     let (storage, layout) = x.storage_and_layout();
     let range = layout.contiguous_offsets().map(|(start, end)| start..end);

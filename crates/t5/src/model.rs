@@ -436,7 +436,8 @@ impl T5 {
     ) -> Result<bool, E> {
         let tables = self.trained_tables(grads);
         let outline = self.outline(grads, &tables, cx, layer_major);
-        let events = outline.training_of_shards(batches.len(), &observer.shards());
+        let idle = observer.most_micro_batches().saturating_sub(batches.len());
+        let events = outline.training_of_shards(batches.len(), &observer.shards(), idle);
         let offload = layer_major.map(|layers| Offload {
             files,
             activations: layers.boundaries_on_disk,

@@ -137,8 +137,12 @@ impl Ledger {
                 let left = beside(&now, lines);
                 let (needed, fits) = match memory_policy::plan(&left, costs, budgets) {
                     Ok(plan) => (plan.required(), true),
-                    Err(refusal) if refusal.limited_by == Limit::Available => (refusal.smallest_budget, false),
-                    Err(refusal) => (refusal.smallest_budget, true),
+                    Err(refusal) => {
+                        // Without a budget of its own a run has a share of the memory that is left.
+                        let fits_alone = || memory_policy::plan(&alone(&now, lines), costs, budgets).is_ok();
+                        let waits = refusal.limited_by == Limit::Available || fits_alone();
+                        (refusal.smallest_budget, !waits)
+                    }
                 };
                 let free = left.ceiling();
                 let goes_first = |line: &&Line| line.waits && line.number < mine.number && line.bytes <= free.0;
@@ -230,6 +234,12 @@ impl Probe for Left {
 /// The memory that is left beside other runs.
 fn beside(now: &MemorySnapshot, others: &[Line]) -> MemorySnapshot {
     without(now, outstanding(others.iter()))
+}
+
+/// The memory that is left when the other runs are gone.
+fn alone(now: &MemorySnapshot, others: &[Line]) -> MemorySnapshot {
+    let held = Bytes(others.iter().map(|line| resident(line.pid)).sum());
+    MemorySnapshot { available: now.available + held, ..now.clone() }
 }
 
 fn without(now: &MemorySnapshot, bytes: u64) -> MemorySnapshot {

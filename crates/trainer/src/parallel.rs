@@ -67,6 +67,8 @@ pub(crate) struct Share {
     pub target_tokens: u64,
     pub padded_tokens: u64,
     pub micro_batches: u64,
+    /// Of the process that has the most.
+    pub most_micro_batches: usize,
     /// Somebody wants to stop.
     pub is_interrupted: bool,
 }
@@ -177,6 +179,7 @@ impl Parallel {
             target_tokens: sum(2),
             padded_tokens: sum(3),
             micro_batches: sum(4),
+            most_micro_batches: said.iter().map(|numbers| numbers[4] as usize).max().unwrap_or(0),
             is_interrupted: sum(5) > 0,
         })
     }

@@ -262,7 +262,8 @@ impl Trainer {
         let rates = (stats.lr, self.options.grad_clip_norm);
         let mut update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
         if let Some(parallel) = &self.parallel {
-            update = update.among(parallel, parallel.own_shards().zip(of_shards).collect());
+            let shards = parallel.own_shards().zip(of_shards).collect();
+            update = update.among(parallel, shards, share.most_micro_batches);
         }
         let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
         let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
@@ -313,6 +314,7 @@ impl Trainer {
             target_tokens: count_tokens(batch.targets),
             padded_tokens: cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum(),
             micro_batches: cut.len() as u64,
+            most_micro_batches: cut.len(),
             is_interrupted: self.parallel.is_some() && interrupted(),
         };
         self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))

@@ -30,6 +30,7 @@ pub(crate) struct Update<'a> {
     interrupted: &'a dyn Fn() -> bool,
     /// Other processes, and the micro-batches of each shard of this one.
     parallel: Option<(&'a Parallel, OwnShards)>,
+    most_micro_batches: usize,
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
@@ -59,6 +60,7 @@ impl<'a> Update<'a> {
             target_tokens: target_tokens as f64,
             interrupted,
             parallel: None,
+            most_micro_batches: 0,
             losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
             scale: 1.0,
@@ -72,8 +74,9 @@ impl<'a> Update<'a> {
 
 impl<'a> Update<'a> {
     /// The update of all these processes together, where this one has some shards, each with its micro-batches.
-    pub fn among(self, parallel: &'a Parallel, shards: OwnShards) -> Self {
-        Update { parallel: Some((parallel, shards)), ..self }
+    /// One of them has the most micro-batches.
+    pub fn among(self, parallel: &'a Parallel, shards: OwnShards, most_micro_batches: usize) -> Self {
+        Update { parallel: Some((parallel, shards)), most_micro_batches, ..self }
     }
 
     /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
@@ -100,6 +103,10 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn shards(&self) -> OwnShards {
         self.parallel.as_ref().map(|(_, shards)| shards.clone()).unwrap_or_default()
+    }
+
+    fn most_micro_batches(&self) -> usize {
+        if self.model.needs_others() { self.most_micro_batches } else { 0 }
     }
 
     fn close(&mut self, loss_sum: f64) {

@@ -21,6 +21,11 @@ pub trait Observer<T, E> {
         Vec::new()
     }
 
+    /// The most micro-batches that any process has of this optimizer batch, where all of them have to ask for weights together.
+    fn most_micro_batches(&self) -> usize {
+        0
+    }
+
     /// A shard is complete, with this sum of token losses. Called where there are several.
     fn close(&mut self, loss_sum: f64) {
         let _ = loss_sum;

@@ -248,35 +248,41 @@ impl Outline<'_> {
 
     /// A whole step over `n` micro-batches.
     pub fn training(self, n: usize) -> Vec<Event> {
-        self.training_of_shards(n, &[])
+        self.training_of_shards(n, &[], 0)
     }
 
     /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. With more than one shard, only
-    /// micro-batch-major.
-    pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)]) -> Vec<Event> {
+    /// micro-batch-major. There the events of `idle` more micro-batches follow, which have nothing to compute: all processes ask for
+    /// weights as often as the one that has most.
+    pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)], idle: usize) -> Vec<Event> {
+        let with_idle = |mut events: Vec<Event>| {
+            events.extend((0..idle).flat_map(|_| self.round(n..n)));
+            self.micro_batch_major_step(events)
+        };
         match (self.layer_major, shards) {
             (Some(layers), [] | [_]) => self.layer_major_step(layers, n),
-            (None, [] | [_]) => self.micro_batch_major_step(self.accumulation(0..n)),
+            (None, [] | [_]) => with_idle(self.accumulation(0..n)),
             (Some(_), _) => unreachable!("whoever trains refuses several shards layer by layer"),
             (None, shards) => {
                 let of_shard = |(shard, of): &(usize, Range<usize>)| {
                     let close = Event::Close { shard: *shard };
                     self.accumulation(of.clone()).into_iter().chain([close]).collect::<Vec<_>>()
                 };
-                self.micro_batch_major_step(shards.iter().flat_map(of_shard).collect())
+                with_idle(shards.iter().flat_map(of_shard).collect())
             }
         }
     }
 
     /// Forward and backward of each micro-batch. Gradients add up, and none is handed over.
     pub fn accumulation(self, of: Range<usize>) -> Vec<Event> {
-        let units = Unit::entered(self.reach);
-        let mut events = Vec::new();
-        for of in of.map(|m| m..m + 1) {
-            self.forward(of.clone(), &units, units.len(), &mut events);
-            let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
-            self.backward(of, &pass, &mut events);
-        }
+        of.flat_map(|m| self.round(m..m + 1)).collect()
+    }
+
+    fn round(self, of: Range<usize>) -> Vec<Event> {
+        let (units, mut events) = (Unit::entered(self.reach), Vec::new());
+        self.forward(of.clone(), &units, units.len(), &mut events);
+        let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
+        self.backward(of, &pass, &mut events);
         events
     }
 
