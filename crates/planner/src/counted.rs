@@ -291,23 +291,24 @@ impl<'a> StepCounter<'a> {
     }
 }
 
-/// The counter of one of several processes, each of which holds its own of gradients or weights.
+/// The counter of one of several processes, each of which holds its own of gradients or weights. Shares are about as large, and all
+/// processes count that of the first, which has the largest parameter: so they choose among the same plans.
 fn among(
     passes: t5::step::count::Counter,
     model: &t5::Config,
     options: &TrainerOptions,
     processes: &Processes,
 ) -> Result<t5::step::count::Counter> {
-    let &Processes { sharding, rank, owners, .. } = processes;
+    let &Processes { sharding, owners, .. } = processes;
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }
-    let updated = trainer::costs::updated_by(model, options, rank, owners)?;
+    let updated = trainer::costs::updated_by(model, options, 0, owners)?;
     let named = ParameterSpec::all(model).into_iter().zip(updated);
     let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
     let passes = passes.among(&|spec| held.contains(&spec.name));
     let elsewhere = match sharding {
-        Sharding::Weights => trainer::costs::weights_elsewhere(model, options, rank, owners)?,
+        Sharding::Weights => trainer::costs::weights_elsewhere(model, options, 0, owners)?,
         _ => HashSet::new(),
     };
     Ok(if elsewhere.is_empty() { passes } else { passes.without_weights(elsewhere) })

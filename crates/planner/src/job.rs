@@ -68,8 +68,6 @@ pub struct Processes {
     pub buffers: u64,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     pub gradient_sums: usize,
-    /// The number of this one.
-    pub rank: usize,
     /// How many deal out among them what [`Processes::sharding`] says.
     pub owners: usize,
     /// What each holds of what all of them need.
@@ -78,7 +76,7 @@ pub struct Processes {
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { buffers: 0, gradient_sums: 1, rank: 0, owners: 1, sharding: Sharding::None }
+        Self { buffers: 0, gradient_sums: 1, owners: 1, sharding: Sharding::None }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::Device;
 use collective::Shards;
-use dataloader::{BatchShare, DataLoader};
+use dataloader::DataLoader;
 use memory_policy::{Budgets, MemorySnapshot, Place};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Rows, Training, Wanted, Work};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub struct RunJob<'a> {
     /// The time that levers cost.
     pub prices: Prices,
     /// How a batch is divided among processes.
-    pub share: BatchShare,
+    pub shards: Shards,
 }
 
 impl<'a> RunJob<'a> {
@@ -49,7 +49,7 @@ impl<'a> RunJob<'a> {
                 base: self.data.and_then(|(opened, _)| opened.stored),
                 processes: self.processes(),
             }),
-            samples: self.share.shards.most_positions(config.train.batch_size),
+            samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
             place: place(config, self.device, now),
             budgets: budgets(config),
@@ -64,12 +64,12 @@ impl<'a> RunJob<'a> {
     }
 
     fn processes(&self) -> Processes {
-        let Shards { processes, .. } = self.share.shards;
-        let sums = (0..processes).map(|rank| self.share.shards.most_sums(rank)).max().unwrap_or(1);
+        let Shards { processes, .. } = self.shards;
+        let sums = (0..processes).map(|rank| self.shards.most_sums(rank)).max().unwrap_or(1);
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
-        let buffers = collective::sums::buffers(self.share.shards);
-        Processes { buffers, gradient_sums: sums, rank: self.share.rank, owners, sharding }
+        let buffers = collective::sums::buffers(self.shards);
+        Processes { buffers, gradient_sums: sums, owners, sharding }
     }
 
     fn evaluated_rows(&self) -> Option<EvaluatedRows<'a>> {

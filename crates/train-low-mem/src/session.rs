@@ -154,7 +154,7 @@ impl Session {
             device: &opened.device,
             wanted,
             prices: priced.prices,
-            share,
+            shards: share.shards,
         };
         let mut costs = planner::costs(&job.at(&now), &now)?;
         let budgets = job::budgets(&config);

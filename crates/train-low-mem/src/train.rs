@@ -142,6 +142,11 @@ fn finish(run: &mut Session) -> Outcome<()> {
             export_checkpoint(&best, &run.run.model(&run.opened.model))?;
             best
         }
+        // The other processes, which have their shares of it, are done.
+        None if run.trainer.model().needs_others() => {
+            export_checkpoint(&run.checkpoint_path(), &run.run.model(&run.opened.model))?;
+            run.checkpoint_path()
+        }
         // The model in memory is the one that was saved last, and is exported whether or not that can be read.
         None => {
             export_model(run.trainer.model(), &run.run.model(&run.opened.model), Some(run.tokenizer_files()))?;

@@ -92,7 +92,6 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     let priced = Priced::of_run(&config, &model, &options, device)?;
     let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let shards = Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 };
-    let share = BatchShare { shards, rank: 0 };
     let job = RunJob {
         config: &config,
         model: &model,
@@ -101,7 +100,7 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         device,
         wanted,
         prices: priced.prices,
-        share,
+        shards,
     };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
     let planned = planner::plan(&job.at(&now), &now).map_err(|error| match error {
