@@ -58,6 +58,12 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
         assert!(time <= 1.015 * before, "a bigger card is never slower by more than counts as nothing");
         before = time;
     }
+    // Files are mapped into the process's memory, where a card does not compute.
+    for lever in ["activation_offload", "gradient_offload", "weight_offload", "optimizer_offload"] {
+        let pin = format!("memory.{lever}=disk");
+        let refused = scene.run(&["plan", "--config", "card.toml", "--machine", "machine.json", "--set", &pin]);
+        refused.expect_code(2).expect_words(&[&format!("memory.{lever}"), "works on the CPU alone", "--device cpu"]);
+    }
     let arguments = ["plan", "--config", "card.toml", "--machine", "machine.json", "--device-memory-budget", "600MiB"];
     scene.run(&arguments).expect_code(3).expect_words(&["device memory budget", "--device-memory-budget"]);
     let arguments = ["plan", "--explain", "--config", "card.toml", "--machine", "machine.json"];

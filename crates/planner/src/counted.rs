@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use candle_core::DType;
-use memory_policy::{CostRow, Name};
+use memory_policy::{CostRow, Name, Place};
 use t5::costs;
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{InferenceCount, Moment, Precisions, Shape};
@@ -29,6 +29,13 @@ impl Held {
     /// As a row of the bill.
     pub fn row(&self, note: impl Into<String>) -> CostRow {
         CostRow::new(self.name.clone(), self.bytes, note)
+    }
+
+    /// As rows of a tensor on its way to `place`: read on the host, and there.
+    pub fn in_transit(&self, place: Place) -> impl Iterator<Item = CostRow> {
+        let on_the_way = self.row("a tensor in transit");
+        let there = (place == Place::Device).then(|| on_the_way.clone().at(place));
+        std::iter::once(on_the_way).chain(there)
     }
 }
 

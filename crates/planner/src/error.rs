@@ -17,9 +17,12 @@ pub enum Error {
     /// The machine's memory cannot be read.
     #[error(transparent)]
     Probe(#[from] memory_policy::ProbeError),
-    /// Weights were to lie in files of the host, and tensors lie on a device.
-    #[error("weights cannot be offloaded to files of the host while tensors are on a device")]
-    WeightsOfADevice,
+    /// The job asks for something that only the host carries out, and tensors lie on a device.
+    #[error("{what} works on the CPU alone, and tensors are on a device")]
+    NotOnADevice {
+        /// What it asks for, by the names of its key and its flag.
+        what: String,
+    },
 }
 
 impl From<DoesNotFit> for Error {

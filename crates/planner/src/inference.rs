@@ -50,6 +50,7 @@ impl Offer<'_> {
         }
         let space = Space {
             pins: &pins,
+            place: self.job.place,
             blocks: 0,
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
@@ -68,16 +69,17 @@ impl Offer<'_> {
         let note = format!("{samples} samples");
         let reading = CostRow::new(ROWS, inference.rows.as_ref().map_or(0, |rows| rows.bytes(samples)), &note);
         let resident = self.resident(levers);
-        let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers));
+        let place = self.job.place;
+        let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers)).at(place);
         let phase = |name: Name, tensors: &[Held]| {
-            let tensors = tensors.iter().map(|held| held.row(&note));
+            let tensors = tensors.iter().map(|held| held.row(&note).at(place));
             let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]).collect();
             Phase { name, rows }
         };
         // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
         let transit =
             if levers.has_weights_on_disk() { Vec::new() } else { self.counter.loading(inference.parameters) };
-        let transit = transit.iter().map(|held| held.row("a tensor in transit"));
+        let transit = transit.iter().flat_map(|held| held.in_transit(place));
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
         let [evaluation, generation] = &counted.rows;
@@ -157,7 +159,7 @@ mod tests {
         let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::gib(8), ..MemorySnapshot::default() };
         let job = Job {
             prices: Prices::vectors(),
-            ..Job::of_inference(&model, inference.clone(), 8, (128, 128), (Budget::Explicit(Bytes::mib(mib)), pins))
+            ..Job::of_inference(&model, inference.clone(), 8, (128, 128), (Budget::Explicit(Bytes::mib(mib)).into(), pins))
         };
         assert_eq!(job.budgets, Budgets::from(Budget::Explicit(Bytes::mib(mib))));
         Ok(plan(&job, &now)?.plan)

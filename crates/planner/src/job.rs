@@ -130,14 +130,14 @@ impl<'a> Job<'a> {
         inference: Inference<'a>,
         samples: usize,
         longest: (usize, usize),
-        (budget, pins): (Budget, &'a Pins),
+        (budgets, pins): (Budgets, &'a Pins),
     ) -> Self {
         Self {
             model,
             samples,
             longest,
             place: Place::Host,
-            budgets: budget.into(),
+            budgets,
             pins,
             feed: Feed::Given,
             process_note: "measured",

@@ -1,5 +1,6 @@
 //! A lever: a name, the values that a pin may have, and how it is read from and written to [`t5::Levers`].
 
+use memory_policy::Place;
 use t5::Levers;
 
 /// A value of a lever, as a pin names it.
@@ -24,6 +25,11 @@ impl Value {
 
     pub(crate) fn is(self, word: &str) -> bool {
         matches!(self, Self::Word(other) if other == word)
+    }
+
+    /// As a config file has it.
+    pub(crate) fn written(self) -> String {
+        if let Self::Word(word) = self { format!("\"{word}\"") } else { self.shown() }
     }
 
     pub(crate) fn shown(self) -> String {
@@ -96,6 +102,8 @@ pub struct Lever {
     pub flag: Option<Flag>,
     /// Whether it is a part of layer-major accumulation: values that say so, where others would not.
     pub layer_major: Option<fn(Value) -> bool>,
+    /// Values that only the host carries out: files that are mapped into the process's own memory, which a device does not compute in.
+    pub(crate) host_only: Option<fn(Value) -> bool>,
     /// Its value; none where it has no meaning under the others.
     pub(crate) get: fn(&Levers) -> Option<Value>,
     /// Sets it, where it has a meaning.
@@ -109,9 +117,16 @@ pub struct Lever {
 }
 
 impl Lever {
-    /// Values that are offered after those that the levers before it have; none: leave it.
+    /// Values that are offered after those that the levers before it have, where tensors lie; none: leave it.
     pub(crate) fn offered(&self, space: &Space<'_>, so_far: &Levers) -> Vec<Value> {
-        (self.offered)(space, so_far)
+        let mut values = (self.offered)(space, so_far);
+        values.retain(|value| self.works_at(space.place, *value));
+        values
+    }
+
+    /// Whether this value can be carried out where tensors lie.
+    pub fn works_at(&self, place: Place, value: Value) -> bool {
+        place == Place::Host || !self.host_only.is_some_and(|is_host_only| is_host_only(value))
     }
 
     /// These levers with another value of this one.
@@ -132,6 +147,8 @@ impl Lever {
 pub struct Space<'a> {
     /// Values that are not to be chosen.
     pub pins: &'a Pins,
+    /// Where tensors lie.
+    pub place: Place,
     /// Blocks that backward enters.
     pub blocks: usize,
     /// Samples of an optimizer batch.

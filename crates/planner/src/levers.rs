@@ -4,7 +4,7 @@
 //! `bench`, how it is read from and written to [`t5::Levers`], which values are offered after the levers before it, and
 //! its words in a plan. A new lever is a row here, a price in [`crate::Prices`], and its work in `t5`.
 
-use memory_policy::Setting;
+use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
@@ -97,6 +97,7 @@ pub static MICRO_BATCH_SAMPLES: Lever = Lever {
         usual: |_| None,
     }),
     layer_major: None,
+    host_only: None,
     get: |levers| Some(Value::Count(levers.micro_batch_samples)),
     set: |levers, value| levers.micro_batch_samples = value.count().unwrap_or(1),
     offered: micro_batch_samples,
@@ -121,6 +122,7 @@ pub static LOSS_CHUNK_ROWS: Lever = Lever {
         usual: |_| Some(Value::Count(256)),
     }),
     layer_major: None,
+    host_only: None,
     get: |levers| Some(Value::Count(levers.loss_chunk_rows)),
     set: |levers, value| levers.loss_chunk_rows = value.count().unwrap_or(1).max(1),
     offered: loss_chunk_rows,
@@ -145,6 +147,7 @@ pub static ACCUMULATION: Lever = Lever {
         usual: |_| Some(Value::Word("micro-batch-major")),
     }),
     layer_major: None,
+    host_only: None,
     get: |levers| Some(Value::Word(if levers.layer_major.is_some() { "layer-major" } else { "micro-batch-major" })),
     set: |levers, value| levers.layer_major = value.is("layer-major").then(LayerMajor::default),
     offered: accumulation,
@@ -180,6 +183,7 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
+    host_only: None,
     get: |levers| of_layers(levers, |layers| Value::Count(layers.kept_gradient_blocks)),
     set: |levers, value| layer_major(levers, |layers| layers.kept_gradient_blocks = value.count().unwrap_or(0)),
     offered: kept_gradient_blocks,
@@ -207,6 +211,7 @@ pub static ACTIVATION_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
+    host_only: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.boundaries_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.boundaries_on_disk = is_disk(value)),
     offered: activation_offload,
@@ -234,6 +239,7 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
+    host_only: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.gradients_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.gradients_on_disk = is_disk(value)),
     offered: gradient_offload,
@@ -260,6 +266,7 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
+    host_only: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.weights_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.weights_on_disk = is_disk(value)),
     offered: weight_offload,
@@ -287,6 +294,7 @@ pub static OPTIMIZER_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
+    host_only: Some(is_disk),
     get: |levers| of_layers(levers, |layers| disk(layers.optimizer_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.optimizer_on_disk = is_disk(value)),
     offered: optimizer_offload,
@@ -314,6 +322,7 @@ pub static ATTENTION_HEADS: Lever = Lever {
         usual: |_| Some(Value::Word("recompute")),
     }),
     layer_major: Some(|value| value.is("keep")),
+    host_only: None,
     get: |levers| of_layers(levers, |layers| Value::Word(if layers.heads_kept { "keep" } else { "recompute" })),
     set: |levers, value| layer_major(levers, |layers| layers.heads_kept = value.is("keep")),
     offered: attention_heads,
@@ -346,6 +355,7 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
         },
     }),
     layer_major: None,
+    host_only: None,
     get: |levers| Some(Value::Count(levers.recompute_blocks)),
     set: |levers, value| levers.recompute_blocks = value.count().unwrap_or(0),
     offered: recompute_blocks,
@@ -388,6 +398,7 @@ pub static BLOCKS_IN_MEMORY: Lever = Lever {
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
+    host_only: Some(|value| value.count().is_some_and(|blocks| blocks > 0)),
     get: |levers| {
         let in_file = levers.layer_major.filter(|layers| layers.boundaries_on_disk);
         in_file.map(|layers| Value::Count(layers.blocks_in_memory))
@@ -449,6 +460,12 @@ impl Pins {
             lever.layer_major.zip(self.of(lever.name)).is_some_and(|(says_layers, value)| says_layers(value))
         };
         LEVERS.iter().find(says_layers).map(|lever| lever.name)
+    }
+
+    /// The first pin that cannot be carried out where tensors lie: its lever and its value.
+    pub fn that_fails_at(&self, place: Place) -> Option<(&'static Lever, Value)> {
+        let pinned = LEVERS.iter().filter_map(|lever| Some((*lever, self.of(lever.name)?)));
+        pinned.into_iter().find(|(lever, value)| !lever.works_at(place, *value))
     }
 }
 

@@ -27,6 +27,7 @@ mod levers;
 mod measurement;
 pub mod names;
 mod pace;
+mod place;
 mod planning;
 mod prediction;
 mod prices;

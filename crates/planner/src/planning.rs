@@ -7,7 +7,7 @@ use crate::feeding::Feed;
 use crate::files::memory_for_files;
 use crate::job::{Job, Work};
 use crate::names::{PROCESS, SMALL_BLOCKS};
-use crate::{Costs, Plan, feeding, inference, training};
+use crate::{Costs, Plan, feeding, inference, place, training};
 
 /// A plan, and what it was chosen from.
 pub struct Planned {
@@ -24,8 +24,10 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The choices of a job, with their costs.
 ///
 /// # Errors
-/// Errors of the trainer; weights in files of the host while tensors are on a device.
+/// Errors of the trainer; [`crate::Error::NotOnADevice`] where the job asks for something that the place of its tensors cannot
+/// carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
+    place::check(job)?;
     let (held, steps) = match &job.work {
         Work::Training(training) => {
             let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));

@@ -47,6 +47,7 @@ pub fn halvings(n: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use memory_policy::Place;
     use t5::LayerMajor;
 
     use super::*;
@@ -59,7 +60,7 @@ mod tests {
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
-        Space { pins, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }.ways_and_cuts().0
+        Space { pins, place: Place::Host, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }.ways_and_cuts().0
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
+use memory_policy::{Bytes, CostRow, Name, Phase, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
 
 use crate::counted::{Arithmetic, Held, Resident, StepCounter};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::Written;
 use crate::job::{Evaluation, Processes, Training, Wanted};
 use crate::lever::Space;
-use crate::levers::{Step, WEIGHT_OFFLOAD};
+use crate::levers::Step;
 use crate::names::{
     ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
     SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
@@ -29,9 +29,6 @@ pub(crate) fn offer(
     training: &Training<'_>,
     memory_for_files: Bytes,
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
-    if job.place == Place::Device && job.pins.is(&WEIGHT_OFFLOAD, "disk") == Some(true) {
-        return Err(Error::WeightsOfADevice);
-    }
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let Processes { buffers, owners, .. } = training.processes;
     let optimizer = trainer::costs::optimizer_state_of_a_share(
@@ -95,7 +92,7 @@ impl<'a> Offer<'a> {
             memory_for_files,
             parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
             gradients_note: format!("{gradients}{frozen}"),
-            loading: loading.iter().map(|held| held.row("a tensor in transit")).collect(),
+            loading: loading.iter().flat_map(|held| held.in_transit(job.place)).collect(),
             state: None,
         }
     }
@@ -104,13 +101,13 @@ impl<'a> Offer<'a> {
     fn choices(&self) -> impl Iterator<Item = StepChoice> {
         let space = Space {
             pins: self.job.pins,
+            place: self.job.place,
             blocks: self.counter.blocks(),
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: self.state.is_some(),
         };
         let (ways, cuts) = space.ways_and_cuts();
-        let stays = |way: &Levers| !way.has_weights_on_disk() && !way.has_optimizer_on_disk();
         // The sums of several shards are kept apart until all of them are there.
         let Processes { gradient_sums, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
@@ -120,7 +117,7 @@ impl<'a> Offer<'a> {
             let is_brought_once = way.layer_major.is_some() || gradient_sums > 1;
             let is_here =
                 owners == 1 || sharding < Sharding::Weights || (!way.has_weights_on_disk() && is_brought_once);
-            (self.job.place == Place::Host || stays(way)) && is_summed && is_dealt_out && is_here
+            is_summed && is_dealt_out && is_here
         };
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
         let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
@@ -284,7 +281,7 @@ impl<'a> Offer<'a> {
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::Budget;
+    use memory_policy::{Budget, Place};
     use t5::LayerMajor;
     use trainer::TrainerOptions;
 

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use memory_policy::Budgets;
 use toml::Value;
 
 use crate::config::{Origin, Values, paths};
 use crate::failure::Outcome;
 use crate::flag_values::{Precision, assignment_text};
+use crate::options;
 
 /// Flags of `eval` and `generate` that say where weights lie.
 #[derive(Args, Debug)]
@@ -16,6 +18,9 @@ pub struct WeightFlags {
     /// memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
+    /// GPU memory limit, where a GPU computes
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory_budget: Option<String>,
     /// Adapter beside the model: a directory that PEFT or a run wrote. Without it, `--model` may name an adapter or its run
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
@@ -25,6 +30,13 @@ pub struct WeightFlags {
     /// Print the memory bill and stop
     #[arg(long)]
     pub dry_run: bool,
+}
+
+impl WeightFlags {
+    /// The budgets that they name.
+    pub fn budgets(&self) -> Outcome<Budgets> {
+        options::budgets(self.memory_budget.as_deref(), self.device_memory_budget.as_deref())
+    }
 }
 
 /// How answers are made: the likeliest token each time, unless a flag says otherwise. Each is a key `generation.*`.

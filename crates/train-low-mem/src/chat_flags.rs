@@ -23,6 +23,9 @@ pub struct ChatArgs {
     /// memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
+    /// GPU memory limit, where a GPU computes
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory_budget: Option<String>,
     /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub offload_dir: PathBuf,

@@ -300,6 +300,9 @@ pub struct BenchArgs {
     /// Bytes that the process may hold: the planner chooses what no flag says
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,
+    /// GPU memory limit: the planner chooses what no flag says
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory_budget: Option<Bytes>,
     /// Levers
     #[command(flatten)]
     pub levers: LeverFlags,

@@ -237,10 +237,9 @@ impl From<planner::Error> for Failure {
             planner::Error::Trainer(error) => error.into(),
             planner::Error::Model(error) => error.into(),
             planner::Error::Probe(error) => error.into(),
-            planner::Error::WeightsOfADevice => Self::usage(
-                "`memory.weight_offload = \"disk\"` keeps weights in files of the host, and tensors are on a device",
-            )
-            .hint("leave it out, or `--device cpu`"),
+            error @ planner::Error::NotOnADevice { .. } => {
+                Self::usage(error.to_string()).hint("leave it out, or compute with `--device cpu`")
+            }
         }
     }
 }

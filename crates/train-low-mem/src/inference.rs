@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use memory_policy::{Budget, Bytes, CostRow, MemorySnapshot, SystemProbe};
+use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, SystemProbe};
 use planner::{Inference, Job, Pins, Plan};
 use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::answer_flags::WeightFlags;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::report;
+use crate::{device, report};
 
 /// A model that nobody trains, before it is loaded.
 pub struct Asked<'a> {
@@ -59,11 +59,11 @@ impl<'a> Asked<'a> {
         self,
         shape: &Shape,
         rows: Option<planner::EvaluatedRows<'_>>,
-        (budget, pins): (Budget, &Pins),
+        (budgets, pins): (Budgets, &Pins),
     ) -> Outcome<Planned<'a>> {
-        let stored = self.device.is_cpu().then(|| StoredWeights::of(self.directory, self.config)).transpose()?;
-        let is_bf16 = stored.is_some_and(|stored| stored.is_bf16);
-        let parameters = self.parameters.unwrap_or(if is_bf16 { DType::BF16 } else { DType::F32 });
+        let stored = StoredWeights::of(self.directory, self.config)?;
+        let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });
+        let stored = self.device.is_cpu().then_some(stored);
         let inference = Inference {
             activations: self.activations,
             parameters,
@@ -75,7 +75,8 @@ impl<'a> Asked<'a> {
         };
         let precisions = (parameters, self.activations);
         let now = planner::rehearse_inference(self.config, precisions, self.device, &SystemProbe::new())?;
-        let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budget, pins));
+        let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budgets, pins));
+        let job = Job { place: device::place(self.device), ..job };
         let activations = self.activations;
         let plan = planner::plan(&job, &now).map_err(|error| match Failure::from(error) {
             failure if failure.exit == Exit::DoesNotFit && activations == DType::F32 => {

@@ -3,14 +3,14 @@
 use candle_core::Device;
 use collective::Shards;
 use dataloader::DataLoader;
-use memory_policy::{Budgets, MemorySnapshot, Place};
+use memory_policy::{Budgets, Place};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Rows, Training, Wanted, Work};
 use serde_json::{Value, json};
 use trainer::{Sharding, TrainerOptions};
 
 use crate::config::Config;
 use crate::open::{self, Opened};
-use crate::options;
+use crate::{device, options};
 
 /// The computation of a run.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ pub struct RunJob<'a> {
 
 impl<'a> RunJob<'a> {
     /// As the planner takes it.
-    pub fn at(&self, now: &MemorySnapshot) -> Job<'a> {
+    pub fn job(&self) -> Job<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
         let evaluation = Evaluation { answer: options::answers(config).shape(), rows: self.evaluated_rows() };
@@ -51,7 +51,7 @@ impl<'a> RunJob<'a> {
             }),
             samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
-            place: place(config, self.device, now),
+            place: if device::is_named(&config.run.device) { Place::Device } else { device::place(self.device) },
             budgets: budgets(config),
             pins: &config.memory.pins,
             feed: self.feed(),
@@ -107,16 +107,6 @@ impl<'a> RunJob<'a> {
 pub fn budgets(config: &Config) -> Budgets {
     let memory = &config.memory;
     Budgets { process: planner::budget_of(memory.budget), device: planner::budget_of(memory.device_budget) }
-}
-
-/// Where a run's tensors lie. `auto` is the device that the probe finds, or else the one that was opened.
-fn place(config: &Config, device: &Device, now: &MemorySnapshot) -> Place {
-    let on_device = match config.run.device.as_str() {
-        "cpu" => false,
-        "auto" => now.device.is_some() || !device.is_cpu(),
-        _ => true,
-    };
-    if on_device { Place::Device } else { Place::Host }
 }
 
 /// A plan for `metrics.jsonl` and `plan --json`.

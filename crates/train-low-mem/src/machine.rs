@@ -5,7 +5,7 @@ use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 use crate::cli::TrainArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
-use crate::{report, setup};
+use crate::{device, report, setup};
 
 /// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
 /// memory is unknown, a note says so and the run continues.
@@ -32,11 +32,7 @@ pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
     Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
 }
 
-/// The index of the NVIDIA card that a device's name means, as [`crate::open::device`] would open it.
+/// The index of the NVIDIA card that a device's name means, as [`device::open`] would open it.
 fn card(name: &str) -> Option<u32> {
-    match name {
-        "auto" => candle_core::utils::cuda_is_available().then_some(0),
-        "cuda" => Some(0),
-        numbered => numbered.strip_prefix("cuda:")?.parse().ok(),
-    }
+    name.starts_with("cuda").then(|| u32::try_from(device::index(name)).unwrap_or(u32::MAX))
 }

@@ -18,6 +18,7 @@ mod chat_flags;
 mod cli;
 mod commands;
 mod config;
+mod device;
 mod disk;
 mod dry_run;
 mod evaluation;

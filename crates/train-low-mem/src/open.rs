@@ -12,7 +12,7 @@ use parquet_dataset::{Dataset, DatasetOptions, Residency};
 
 use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
-use crate::{base, model_directory, report};
+use crate::{base, device, model_directory, report};
 
 /// Everything that a run reads from, opened.
 pub struct Opened {
@@ -55,7 +55,7 @@ impl Opened {
         page_map: Option<KeptPageMap>,
     ) -> Outcome<Self> {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
-        let device = device(&config.run.device)?;
+        let device = device::open(&config.run.device)?;
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
         // A model that is no T5 is said to be none before anything is asked of its tokenizer.
         init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
@@ -147,33 +147,6 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
-}
-
-/// The device by name. `auto` is the fastest one that this build knows and this machine has.
-pub fn device(name: &str) -> Outcome<Device> {
-    let failed = |error: candle_core::Error| {
-        let feature = name.split(':').next().unwrap_or(name);
-        let is_built = match feature {
-            "metal" => cfg!(feature = "metal"),
-            _ => cfg!(feature = "cuda"),
-        };
-        let problem = if is_built { error.to_string() } else { format!("this build has no `{feature}`") };
-        let failure = Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}"));
-        let failure = failure.hint("`--device cpu` works everywhere");
-        match is_built {
-            true => failure,
-            false => failure.hint(format!("to use it, build with `cargo build --release --features {feature}`")),
-        }
-    };
-    let index = |name: &str| name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0);
-    match name {
-        "cpu" => Ok(Device::Cpu),
-        "metal" => Device::new_metal(0).map_err(failed),
-        "auto" if candle_core::utils::cuda_is_available() => Device::new_cuda(0).map_err(failed),
-        "auto" if candle_core::utils::metal_is_available() => Device::new_metal(0).map_err(failed),
-        "auto" => Ok(Device::Cpu),
-        cuda => Device::new_cuda(index(cuda)).map_err(failed),
-    }
 }
 
 /// The tokenizer's file: as configured, or beside the model.

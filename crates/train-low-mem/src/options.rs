@@ -1,7 +1,7 @@
 //! From the config's words to the parts' own options. No decision is made here.
 
 use candle_core::DType;
-use memory_policy::Budget;
+use memory_policy::{Budget, Budgets};
 use planner::Plan;
 use t5::GenerateOptions;
 use text_metrics::bleu::Tokenization;
@@ -123,9 +123,18 @@ fn tokenization(name: &str) -> Option<Tokenization> {
 
 /// The budget of a `--memory-budget` flag; without one, the usual share of what is available.
 pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
-    let Some(text) = flag else { return Ok(Budget::ShareOfAvailable) };
-    let bytes = text.parse().map_err(|error| {
-        Failure::usage(format!("--memory-budget: {error}")).hint("a size such as `512MiB` or `4GiB`")
-    })?;
+    budget_of_flag("--memory-budget", flag)
+}
+
+/// The budgets of `--memory-budget` and `--device-memory-budget`, each as for [`budget`].
+pub fn budgets(process: Option<&str>, device: Option<&str>) -> Outcome<Budgets> {
+    Ok(Budgets { process: budget(process)?, device: budget_of_flag("--device-memory-budget", device)? })
+}
+
+fn budget_of_flag(name: &str, text: Option<&str>) -> Outcome<Budget> {
+    let Some(text) = text else { return Ok(Budget::ShareOfAvailable) };
+    let bytes = text
+        .parse()
+        .map_err(|error| Failure::usage(format!("{name}: {error}")).hint("a size such as `512MiB` or `4GiB`"))?;
     Ok(Budget::Explicit(bytes))
 }

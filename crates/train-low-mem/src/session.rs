@@ -156,7 +156,7 @@ impl Session {
             prices: priced.prices,
             shards: share.shards,
         };
-        let mut costs = planner::costs(&job.at(&now), &now)?;
+        let mut costs = planner::costs(&job.job(), &now)?;
         let budgets = job::budgets(&config);
         let (now, reserved) = match ledger {
             Some(ledger) => {
@@ -192,7 +192,7 @@ impl Session {
         heap::release_small();
         let left = Some(total_steps.saturating_sub(steps_done));
         let of = Of { config: &config, options: &options, opened: Some(&opened), steps: left, priced: &priced };
-        let pace = RunPace::new(&of, &job.at(&now), &now, &plan)?;
+        let pace = RunPace::new(&of, &job.job(), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
         pace.disk_need().check(run.root())?;

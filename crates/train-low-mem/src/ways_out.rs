@@ -41,7 +41,7 @@ struct Way {
 /// Tensors wait on disk, however much a run writes.
 fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
     let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
-    let job_on_disk = variant.job(job).at(now);
+    let job_on_disk = variant.job(job).job();
     let costs = planner::costs(&job_on_disk, now)?;
     let Some(smallest) = smallest(&costs, job_on_disk.budgets, now) else { return Ok(None) };
     // The plan that the run would take, where it fits.
@@ -117,7 +117,7 @@ impl Variant {
 
     /// The way out that these settings are.
     fn way(&self, job: &RunJob<'_>, now: &MemorySnapshot, words: String) -> Outcome<Option<Way>> {
-        let job = self.job(job).at(now);
+        let job = self.job(job).job();
         let refusal = smallest(&planner::costs(&job, now)?, job.budgets, now);
         Ok(refusal.map(|refusal| Way { needs: refusal.smallest_budget, words }))
     }

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use memory_policy::{Bytes, MemorySnapshot, Place, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
 use serde_json::json;
 use t5::{ParameterSpec, T5};
@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
 use crate::profile::Profiler;
 use crate::speed::Priced;
-use crate::{open, report};
+use crate::{device, open, report};
 
 /// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
 const MOST_WRITTEN: u64 = 1 << 40;
@@ -28,7 +28,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         return super::bench_serve::bench_serve(flags);
     }
     let named = flags.model.as_deref().ok_or_else(|| Failure::usage("`bench` needs `--model`"))?;
-    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let model = open::named_config(named)?;
     if flags.batch == 0 || flags.source_tokens < 2 || flags.target_tokens < 2 || flags.steps == 0 {
         return Err(Failure::usage("`bench` needs at least 1 sample, 2 source and 2 target tokens and 1 step")
@@ -46,7 +46,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
     let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, &device, directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
-    let (planned, pace) = plan(flags, &model, &options, &now, priced.prices)?;
+    let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
     let plan = StepPlan { levers: planned.step.levers, longest: None };
     let predicted_peak_bytes = planned.predicted_peak.0;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
@@ -118,10 +118,11 @@ fn plan(
     flags: &BenchArgs,
     model: &t5::Config,
     options: &TrainerOptions,
-    now: &MemorySnapshot,
+    (place, now): (Place, &MemorySnapshot),
     prices: Prices,
 ) -> Outcome<(Plan, Pace)> {
-    let pins = flags.levers.pins(flags.memory_budget.is_none());
+    let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
+    let pins = flags.levers.pins(!is_free);
     let training = Training {
         options,
         disk_writes: MOST_WRITTEN,
@@ -135,8 +136,11 @@ fn plan(
         work: Work::Training(training),
         samples: flags.batch,
         longest: (flags.source_tokens, flags.target_tokens),
-        place: Place::Host,
-        budgets: planner::budget_of(flags.memory_budget.map(|bytes| bytes.0)).into(),
+        place,
+        budgets: Budgets {
+            process: planner::budget_of(flags.memory_budget.map(|bytes| bytes.0)),
+            device: planner::budget_of(flags.device_memory_budget.map(|bytes| bytes.0)),
+        },
         pins: &pins,
         feed: Feed::Given,
         process_note: "measured: program",
@@ -176,6 +180,36 @@ fn median(values: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The plan of t5-small by these flags on a device of 8 GiB.
+    fn on_a_device(flags: &[&str]) -> Outcome<Plan> {
+        #[derive(clap::Parser)]
+        struct Flags {
+            #[command(flatten)]
+            flags: BenchArgs,
+        }
+        let typed = ["bench", "--model", "t5-small", "--batch", "2", "--source-tokens", "16", "--target-tokens", "16"];
+        let Flags { flags } = clap::Parser::parse_from(typed.iter().chain(flags));
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let card = memory_policy::DeviceMemory { total: Bytes::gib(8), free: Bytes::gib(8), ..Default::default() };
+        let now = MemorySnapshot { available: Bytes::gib(8), device: Some(card), ..MemorySnapshot::default() };
+        let options = TrainerOptions { total_steps: 2, ..TrainerOptions::default() };
+        Ok(plan(&flags, &model, &options, (Place::Device, &now), Prices::vectors())?.0)
+    }
+
+    #[test]
+    fn a_device_that_computes_is_billed_and_a_file_is_refused_there() {
+        let plan = on_a_device(&[]).expect("it fits");
+        // Parameters and gradients in f32.
+        assert!(plan.predicted_device_peak > Bytes(2 * 4 * 60_506_624), "{}", plan.bill);
+        assert!(plan.predicted_peak < Bytes::mib(64), "{}", plan.bill);
+        for flag in ["--offload", "--offload-gradients", "--offload-weights", "--offload-optimizer"] {
+            let failure = on_a_device(&["--accumulation", "layer-major", flag, "."]).expect_err("a file").to_string();
+            assert!(failure.contains(&format!("`bench {flag}`")) && failure.contains("hint: "), "{failure}");
+        }
+        let failure = on_a_device(&["--device-memory-budget", "100MiB"]).expect_err("too little").to_string();
+        assert!(failure.contains("device memory budget"), "{failure}");
+    }
 
     #[test]
     fn the_median_is_the_middle() {

@@ -15,7 +15,7 @@ use crate::answer_flags::WeightFlags;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::serve_flags::BenchServeArgs;
-use crate::{model_directory, open, options, report};
+use crate::{device, model_directory, report};
 
 /// Answers batches of each size.
 pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
@@ -23,7 +23,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     if sizes.contains(&0) || flags.source_tokens < 2 || flags.new_tokens < 2 || flags.num_beams == 0 {
         return Err(Failure::usage("`bench serve` needs at least 1 source, 2 tokens of it and 2 new ones, and 1 beam"));
     }
-    let device = open::device("auto")?;
+    let device = device::open("auto")?;
     let activations: DType = trainer::Precision::from(flags.precision).activations();
     let directory = model_directory::find(&flags.model)?;
     let config = t5::Config::from_file(&directory.join("config.json"))?;
@@ -40,6 +40,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     };
     let weights = WeightFlags {
         memory_budget: flags.memory_budget.clone(),
+        device_memory_budget: None,
         adapter: None,
         offload_dir: ".".into(),
         dry_run: false,
@@ -55,8 +56,8 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     };
     let samples = sizes.iter().copied().max().unwrap_or(1);
     let shape = Shape { samples, longest: (flags.source_tokens, 1), answer: answers.shape(), beside: Vec::new() };
-    let budget = options::budget(flags.memory_budget.as_deref())?;
-    let planned = asked.plan(&shape, None, (budget, &planner::Pins::default()))?;
+    let budgets = weights.budgets()?;
+    let planned = asked.plan(&shape, None, (budgets, &planner::Pins::default()))?;
     let most = planned.plan.step.evaluation_samples;
     let model = Rc::new(planned.load()?);
     let mut lines = Vec::new();

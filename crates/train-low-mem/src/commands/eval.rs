@@ -56,7 +56,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         answer: options::answers(&config).shape(),
         beside: Vec::new(),
     };
-    let planned = asked.plan(&shape, Some(rows), (job::budgets(&config).process, &config.memory.pins))?;
+    let planned = asked.plan(&shape, Some(rows), (job::budgets(&config), &config.memory.pins))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }
@@ -128,6 +128,7 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     }
     for (key, flag, text) in [
         ("memory.budget", "--memory-budget", &flags.weights.memory_budget),
+        ("memory.device_budget", "--device-memory-budget", &flags.weights.device_memory_budget),
         ("run.device", "--device", &flags.device),
         ("train.bleu_tokenizer", "--bleu-tokenizer", &flags.bleu_tokenizer),
         ("train.eval_metrics", "--metrics", &flags.metrics),

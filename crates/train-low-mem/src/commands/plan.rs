@@ -103,11 +103,11 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         shards,
     };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
-    let planned = planner::plan(&job.at(&now), &now).map_err(|error| match error {
+    let planned = planner::plan(&job.job(), &now).map_err(|error| match error {
         planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &job, &now, steps),
         error => error.into(),
     })?;
-    let pace = RunPace::new(&of, &job.at(&now), &now, &planned.plan)?;
+    let pace = RunPace::new(&of, &job.job(), &now, &planned.plan)?;
     Ok((planned, pace, steps))
 }
 

@@ -31,7 +31,7 @@ use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
-use crate::{model_directory, open, options, report};
+use crate::{device, model_directory, report};
 
 /// Turns that are remembered.
 const MOST_TURNS: usize = 64;
@@ -41,7 +41,7 @@ const MOST_LINES: usize = 1000;
 
 /// Talks until the end of input.
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
-    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let named_model =
         flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
     let Adapted { directory, adapter } = model_directory::find_adapted(named_model, None)?;
@@ -68,6 +68,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let beside = if others > 0 { vec![CostRow::new(names::ADAPTERS, others, "all in memory")] } else { Vec::new() };
     let weights = WeightFlags {
         memory_budget: flags.memory_budget.clone(),
+        device_memory_budget: flags.device_memory_budget.clone(),
         adapter: None,
         offload_dir: flags.offload_dir.clone(),
         dry_run: flags.dry_run,
@@ -82,9 +83,9 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         parameters: None,
         flags: &weights,
     };
-    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let budgets = weights.budgets()?;
     let shape = Shape { samples: 1, longest: (flags.max_source_tokens, 1), answer: longest, beside };
-    let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
+    let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.dry_run {
         return report::result(&planned.bill());
     }

@@ -19,7 +19,7 @@ use crate::config::generation::{Generation, apply_model_defaults};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
-use crate::{model_directory, open, options, report};
+use crate::{device, model_directory, report};
 use stream::Streamed;
 
 /// The longest answer where nobody says it.
@@ -27,7 +27,7 @@ pub const MAX_NEW_TOKENS: usize = 256;
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
-    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let Adapted { directory, adapter } = model_directory::find_adapted(&flags.model, flags.weights.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?;
     if let Some(adapter) = &adapter {
@@ -39,7 +39,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     decoding.check(config.vocab_size).map_err(|error| {
         Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
     })?;
-    let budget = options::budget(flags.weights.memory_budget.as_deref())?;
+    let budgets = flags.weights.budgets()?;
     let asked = Asked {
         directory: &directory,
         adapter: adapter.as_deref(),
@@ -51,7 +51,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     };
     let samples = if flags.stream { 1 } else { flags.batch_samples };
     let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape(), beside: Vec::new() };
-    let planned = asked.plan(&shape, None, (budget, &Pins::default()))?;
+    let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }

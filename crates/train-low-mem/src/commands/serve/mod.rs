@@ -36,7 +36,7 @@ use crate::inference::{Asked, Planned, Shape};
 use crate::model_directory::Adapted;
 use crate::output::{self, Kind, Stream};
 use crate::serve_flags::ServeArgs;
-use crate::{model_directory, open, options, report};
+use crate::{device, model_directory, options, report};
 
 /// A key file is no longer.
 const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;
@@ -47,7 +47,7 @@ const BYTES_OF_A_TOKEN: usize = 256;
 /// Serves a model until SIGTERM or SIGINT.
 pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let keys = keys(flags)?;
-    let device = open::device(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let named = flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
     let Adapted { directory, adapter } = model_directory::find_adapted(named, None)?;
     let base = t5::Config::from_file(&directory.join("config.json"))?;
@@ -68,6 +68,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let limits = limits(flags);
     let weights = WeightFlags {
         memory_budget: flags.memory_budget.clone(),
+        device_memory_budget: flags.device_memory_budget.clone(),
         adapter: None,
         offload_dir: flags.offload_dir.clone(),
         dry_run: flags.dry_run,
@@ -199,7 +200,7 @@ fn planned<'a>(
     limits: &Limits,
     max_new_tokens: usize,
 ) -> Outcome<(Planned<'a>, usize)> {
-    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let budgets = options::budgets(flags.memory_budget.as_deref(), flags.device_memory_budget.as_deref())?;
     let mut sizes: Vec<u64> =
         served.iter().filter(|served| served.adapter.is_some()).map(|served| served.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -220,7 +221,7 @@ fn planned<'a>(
         let answer = longest(flags, max_new_tokens);
         let shape =
             Shape { samples: flags.batch_samples.max(1), longest: (flags.max_source_tokens, 1), answer, beside };
-        match asked().plan(&shape, None, (budget, &Pins::default())) {
+        match asked().plan(&shape, None, (budgets, &Pins::default())) {
             Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,
             Err(failure) if failure.exit == Exit::DoesNotFit => {
                 return Err(failure

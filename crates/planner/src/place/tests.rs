@@ -1,0 +1,121 @@
+use candle_core::DType;
+use memory_policy::{Budgets, Bytes, DeviceMemory, MemorySnapshot};
+use t5::{AnswerShape, StoredWeights};
+use trainer::TrainerOptions;
+
+use super::*;
+use crate::job::{Inference, Processes, Training, Wanted};
+use crate::{Costs, Feed, LEVERS, Pins, Prices, Value, Values, budget_of, costs};
+
+/// A host of 8 GiB with a card of 6.
+fn machine() -> MemorySnapshot {
+    let card = DeviceMemory { name: "a card".into(), total: Bytes::gib(6), free: Bytes::gib(6), ..Default::default() };
+    let [total, available] = [16, 8].map(Bytes::gib);
+    MemorySnapshot { total, available, rss: Bytes::mib(30), device: Some(card), ..Default::default() }
+}
+
+/// The choices of training t5-small on a device, where a run may write as much as it likes.
+fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
+    let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
+    let training = Training {
+        options: &options,
+        disk_writes: 1 << 60,
+        evaluation: None,
+        wanted: Wanted::All,
+        base: None,
+        processes,
+    };
+    let job = Job {
+        model,
+        work: Work::Training(training),
+        samples: 8,
+        longest: (64, 64),
+        place: Place::Device,
+        budgets: Budgets { process: budget_of(None), device: budget_of(None) },
+        pins,
+        feed: Feed::Given,
+        process_note: "",
+        prices: Prices::vectors(),
+    };
+    costs(&job, &machine())
+}
+
+fn small() -> t5::Config {
+    t5::Config::preset("t5-small").expect("a preset")
+}
+
+#[test]
+fn no_choice_on_a_device_has_a_file_in_it() {
+    let offered = training(&small(), &Pins::default(), Processes::default()).expect("there are choices");
+    assert!(offered.steps.len() > 100);
+    let with_files = offered.steps.iter().find(|choice| choice.what.levers.uses_files());
+    assert_eq!(with_files.map(|choice| choice.what), None);
+}
+
+#[test]
+fn every_value_of_every_lever_is_offered_on_a_device_or_refused_by_its_names() {
+    for lever in LEVERS {
+        let values = match lever.values {
+            Values::Count(least, _) => vec![Value::Count(least)],
+            Values::Blocks(_) => vec![Value::Count(0), Value::Count(1)],
+            Values::Words(words) => words.iter().map(|word| Value::Word(word)).collect(),
+        };
+        for value in values {
+            let pins = Pins::default().with(lever.name, value);
+            match training(&small(), &pins, Processes::default()) {
+                Ok(offered) => {
+                    assert!(lever.works_at(Place::Device, value));
+                    assert!(offered.steps.iter().all(|choice| !choice.what.levers.uses_files()), "{}", lever.name);
+                }
+                Err(error) => {
+                    assert!(!lever.works_at(Place::Device, value));
+                    let text = error.to_string();
+                    assert!(text.contains(&format!("memory.{} = ", lever.name)) && text.contains("--"), "{text}");
+                }
+            }
+        }
+    }
+    let refused = Pins::default().with("activation_offload", Value::Word("disk"));
+    let text = training(&small(), &refused, Processes::default()).err().expect("a file").to_string();
+    let expected = "`memory.activation_offload = \"disk\"` (`bench --offload`) works on the CPU alone, and tensors are on a device";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_base_in_codes_and_several_processes_are_refused_on_a_device() {
+    let several = Processes { buffers: 1 << 20, gradient_sums: 1, owners: 1 };
+    let text = training(&small(), &Pins::default(), several).err().expect("processes").to_string();
+    assert!(text.starts_with("training by several processes"), "{text}");
+    let coded = t5::Config { base_precision: Some(t5::Precision::Int8), ..small() };
+    let coded = coded.with_adapter(t5::Lora::default()).expect("an adapter");
+    let text = training(&coded, &Pins::default(), Processes::default()).err().expect("codes").to_string();
+    assert!(text.contains("`model.base_precision`"), "{text}");
+}
+
+#[test]
+fn inference_on_a_device_bills_the_device_and_leaves_no_weights_in_files() {
+    let stored =
+        StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
+    let model = small();
+    let planned = |pins: &Pins| {
+        let inference = Inference {
+            activations: DType::F32,
+            parameters: DType::F32,
+            stored: Some(stored),
+            answer: AnswerShape::greedy(32),
+            has_targets: true,
+            rows: None,
+            beside: Vec::new(),
+        };
+        let budgets = Budgets { process: budget_of(Some(1 << 30)), device: budget_of(None) };
+        let job = Job::of_inference(&model, inference, 8, (64, 64), (budgets, pins));
+        crate::plan(&Job { place: Place::Device, ..job }, &machine()).map(|planned| planned.plan)
+    };
+    let plan = planned(&Pins::default()).expect("it fits");
+    assert!(!plan.step.levers.uses_files());
+    // The parameters of t5-small in f32.
+    assert!(plan.predicted_device_peak > Bytes(60_506_624 * 4), "{}", plan.bill);
+    assert!(plan.predicted_peak < Bytes::mib(100), "{}", plan.bill);
+    let refused = planned(&Pins::default().with("weight_offload", Value::Word("disk"))).unwrap_err();
+    assert!(refused.to_string().contains("memory.weight_offload"), "{refused}");
+}
