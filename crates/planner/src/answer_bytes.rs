@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use candle_core::DType;
+use memory_policy::Place;
 use t5::AnswerShape;
 use t5::step::count::{Counter, Precisions};
 
@@ -24,13 +25,15 @@ pub struct AnswerBytes {
 }
 
 impl AnswerBytes {
-    /// Of a model in these precisions.
+    /// Of a model in these precisions, of its weights and of activations, whose tensors lie there.
     ///
     /// # Errors
     /// A config that is not a T5's.
-    pub fn new(model: &t5::Config, parameters: DType, activations: DType) -> Result<Self> {
+    pub fn new(model: &t5::Config, (parameters, activations): (DType, DType), place: Place) -> Result<Self> {
         let precisions = Precisions { parameters, activations, gradients: DType::F32 };
-        Ok(Self { passes: Counter::new(model, precisions, 0.0, &|_| false)?, known: RefCell::default() })
+        let passes = Counter::new(model, precisions, 0.0, &|_| false)?;
+        let passes = if place == Place::Device { passes.on_device(&|_| [0; 2]) } else { passes };
+        Ok(Self { passes, known: RefCell::default() })
     }
 
     /// Of so many sources of so many tokens, answered together. Lengths are rounded up.
@@ -59,7 +62,7 @@ mod tests {
     #[test]
     fn answers_hold_more_the_longer_and_the_more_they_are_and_never_more_than_alone() {
         let model = t5::Config::preset("t5-small").expect("a preset");
-        let bytes = AnswerBytes::new(&model, DType::F32, DType::F32).expect("a T5");
+        let bytes = AnswerBytes::new(&model, (DType::F32, DType::F32), Place::Host).expect("a T5");
         let alone = bytes.of(1, 64, AnswerShape::greedy(64));
         assert_eq!(alone, bytes.of(1, 60, AnswerShape::greedy(50)));
         assert!(bytes.of(1, 128, AnswerShape::greedy(64)) > alone && bytes.of(1, 64, AnswerShape::greedy(128)) > alone);

@@ -48,8 +48,19 @@ fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
 pub struct Evaluated {
     /// The tensors of each.
     pub rows: [Vec<Held>; 2],
+    /// Bytes of the host's memory of each, beside tensors on a device.
+    pub on_host: [u64; 2],
     /// The multiply-adds of each.
     pub multiply_adds: [f64; 2],
+}
+
+/// A step.
+#[derive(Debug)]
+pub struct Step {
+    /// Its tensors at its peak, beside parameters that lie in memory.
+    pub tensors: Vec<Held>,
+    /// Bytes of the host's memory beside tensors on a device.
+    pub on_host: u64,
 }
 
 /// Many ask for the same.
@@ -86,6 +97,14 @@ impl<'a> Counter<'a> {
         Self { model, activations, longest, passes, evaluated: RefCell::default() }
     }
 
+    /// The same for tensors at `place`.
+    pub fn at(self, place: Place) -> Self {
+        match place {
+            Place::Host => self,
+            Place::Device => Self { passes: self.passes.on_device(&|_| [0; 2]), ..self },
+        }
+    }
+
     pub fn activations(&self) -> DType {
         self.activations
     }
@@ -104,13 +123,19 @@ impl<'a> Counter<'a> {
     pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, answer: AnswerShape) -> EvaluationRows {
         let mut evaluated = self.evaluated.borrow_mut();
         let rows = evaluated.entry((samples, loss_chunk_rows, answer)).or_insert_with(|| {
-            let InferenceCount { loss, workspace, packed, multiply_adds: of_evaluation, .. } =
-                self.passes.evaluation(self.shape(samples), loss_chunk_rows);
+            let InferenceCount {
+                loss, workspace, packed, multiply_adds: of_evaluation, on_host: for_evaluation, ..
+            } = self.passes.evaluation(self.shape(samples), loss_chunk_rows);
             let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
-            let InferenceCount { cache, workspace, packed, multiply_adds: of_generation, .. } =
-                self.passes.generation(samples, self.longest.0, &answer);
+            let InferenceCount {
+                cache, workspace, packed, multiply_adds: of_generation, on_host: for_generation, ..
+            } = self.passes.generation(samples, self.longest.0, &answer);
             let generation = held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)]);
-            Rc::new(Evaluated { rows: [evaluation, generation], multiply_adds: [of_evaluation, of_generation] })
+            Rc::new(Evaluated {
+                rows: [evaluation, generation],
+                on_host: [for_evaluation, for_generation],
+                multiply_adds: [of_evaluation, of_generation],
+            })
         });
         Rc::clone(rows)
     }
@@ -143,6 +168,8 @@ pub struct StepCounter<'a> {
     gradients: DType,
     freezes: bool,
     state_on_disk: Option<StateOnDisk>,
+    /// Bytes of the host's memory that the update of a parameter on a device takes, at most.
+    update_on_host: u64,
 }
 
 /// Bytes of the parameters in memory in the phases of a run.
@@ -194,12 +221,27 @@ impl<'a> StepCounter<'a> {
             gradients: options.gradient_dtype(),
             freezes: !frozen.is_empty(),
             state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
+            update_on_host: 0,
         })
     }
 
     /// Whether weights are in memory only while they are worked on.
     pub fn pages_weights(&self, levers: &Levers) -> bool {
         self.of_model.passes.pages_weights(levers)
+    }
+
+    /// The same for tensors at `place`. On a device the trainer's options say what an update holds.
+    pub fn at(self, place: Place, options: &TrainerOptions) -> Self {
+        if place == Place::Host {
+            return self;
+        }
+        let update = |spec: &ParameterSpec| trainer::costs::update_on_device(options, spec);
+        let specs = self.of_model.passes.trained().specs();
+        let on_host = specs.iter().flat_map(update).map(|needs| needs.on_host).max().unwrap_or(0);
+        let passes = self.of_model.passes.on_device(&|spec| update(spec).map(|needs| needs.transient));
+        let of_model = Counter { passes, ..self.of_model };
+        // A device takes the sums of squares as one number.
+        Self { of_model, square_sums: 0, state_on_disk: None, update_on_host: on_host, ..self }
     }
 
     pub fn of_model(&self) -> &Counter<'a> {
@@ -236,16 +278,17 @@ impl<'a> StepCounter<'a> {
     }
 
     /// A step with these levers, at its peak, beside parameters that lie in memory.
-    pub fn training(&self, levers: &Levers) -> Vec<Held> {
+    pub fn training(&self, levers: &Levers) -> Step {
         let count = self.of_model.passes.step(self.batch(), levers);
         let saved = if levers.layer_major.is_some() { BOUNDARIES } else { ACTIVATIONS };
         let gradients = levers.layer_major.map(|_| (GRADIENTS, count.gradients));
         let rows = count.parameters.map(|bytes| (PARAMETERS, bytes)).into_iter();
-        held(rows.chain([(saved, count.activations)]).chain(gradients).chain([
+        let tensors = held(rows.chain([(saved, count.activations)]).chain(gradients).chain([
             (LOSS, count.loss),
             (WORKSPACE, count.workspace),
             (PACKED, count.packed),
-        ]))
+        ]));
+        Step { tensors, on_host: count.on_host.max(self.update_on_host) }
     }
 
     /// A step with these levers from moment to moment.

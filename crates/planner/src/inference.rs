@@ -4,7 +4,7 @@
 //! those that are stored in another dtype are copied to a file first.
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, Name, Phase};
+use memory_policy::{Bytes, CostRow, Name, Phase, Place};
 use t5::{LayerMajor, Levers};
 
 use crate::counted::{Counter, Held, Resident};
@@ -14,11 +14,11 @@ use crate::lever::{Pins, Space, Value};
 use crate::levers::{LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_OFFLOAD};
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
-use crate::{Job, StepChoice};
+use crate::{Job, StepChoice, place};
 
 /// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading: Bytes) -> Result<Vec<StepChoice>> {
-    let counter = Counter::new(job.model, inference.parameters, inference.activations, job.longest)?;
+    let counter = Counter::new(job.model, inference.parameters, inference.activations, job.longest)?.at(job.place);
     let offer = Offer { job, inference, counter: &counter, memory_for_reading };
     let mut choices: Vec<StepChoice> = offer.levers().iter().map(|levers| offer.choice(levers)).collect();
     let fastest = choices.iter().map(|choice| choice.relative_time).fold(f64::INFINITY, f64::min);
@@ -71,10 +71,10 @@ impl Offer<'_> {
         let resident = self.resident(levers);
         let place = self.job.place;
         let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers)).at(place);
-        let phase = |name: Name, tensors: &[Held]| {
+        let phase = |name: Name, tensors: &[Held], on_host: u64| {
             let tensors = tensors.iter().map(|held| held.row(&note).at(place));
-            let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]).collect();
-            Phase { name, rows }
+            let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]);
+            Phase { name, rows: rows.chain(place::staging(on_host)).collect() }
         };
         // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
         let transit =
@@ -82,10 +82,11 @@ impl Offer<'_> {
         let transit = transit.iter().flat_map(|held| held.in_transit(place));
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
-        let [evaluation, generation] = &counted.rows;
-        let mut other_phases = vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation)];
+        let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
+        let mut other_phases =
+            vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation, for_generation)];
         if inference.has_targets {
-            other_phases.push(phase(EVALUATION, evaluation));
+            other_phases.push(phase(EVALUATION, evaluation, for_evaluation));
         }
         StepChoice {
             what: Step { levers: *levers, evaluation_samples: samples, is_inference: true },
@@ -129,7 +130,8 @@ impl Offer<'_> {
         // As in a step, a product takes the time of so many tokens beside its arithmetic.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
-            let again = if t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows) { 1.0 } else { 1.1 };
+            let keeps = self.job.place == Place::Device || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
+            let again = if keeps { 1.0 } else { 1.1 };
             let chunks = 1.0 + 0.1 * prices.overhead_rows / levers.loss_chunk_rows.max(32) as f64;
             pass(evaluation, samples * (source_tokens + target_tokens) as f64) * again * chunks + reading
         } else {
@@ -159,7 +161,13 @@ mod tests {
         let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::gib(8), ..MemorySnapshot::default() };
         let job = Job {
             prices: Prices::vectors(),
-            ..Job::of_inference(&model, inference.clone(), 8, (128, 128), (Budget::Explicit(Bytes::mib(mib)).into(), pins))
+            ..Job::of_inference(
+                &model,
+                inference.clone(),
+                8,
+                (128, 128),
+                (Budget::Explicit(Bytes::mib(mib)).into(), pins),
+            )
         };
         assert_eq!(job.budgets, Budgets::from(Budget::Explicit(Bytes::mib(mib))));
         Ok(plan(&job, &now)?.plan)

@@ -26,6 +26,12 @@ pub const CACHE: Name = Name::new("key/value cache");
 pub const LOSS: Name = Name::new("loss");
 /// The largest momentary need beside what is kept.
 pub const WORKSPACE: Name = Name::new("workspace");
+/// What the processor makes in the host's memory for a device.
+pub const STAGING: Name = Name::new("staging");
+/// The device's context, kernels and libraries.
+pub const CONTEXT: Name = Name::new("context");
+/// What the device's allocator holds beside tensors.
+pub const POOL: Name = Name::new("pool");
 /// Batches and what makes them.
 pub const LOADER: Name = Name::new("loader");
 /// The data kept between reads.

@@ -32,6 +32,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let Work::Training(training) = &job.work else { return Ok(Pace::default()) };
     let levers = plan.step.levers;
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
+    let counter = counter.at(job.place, training.options);
     let all_longest = [job.longest];
     let lengths = if lengths.is_empty() { &all_longest } else { lengths };
     // Files of activations grow with the tokens, those of gradients and weights do not.

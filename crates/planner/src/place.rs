@@ -4,11 +4,13 @@
 //! hands bytes to other processes exists on the CPU alone. The table of levers says which of their values do
 //! ([`crate::Lever::works_at`]); the search leaves them out, and here a job that asks for one is refused.
 
-use memory_policy::Place;
+use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 use t5::ParameterSpec;
 
+use crate::StepChoice;
 use crate::error::{Error, Result};
 use crate::job::{Job, Work};
+use crate::names::{CONTEXT, POOL, STAGING};
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
 ///
@@ -31,6 +33,53 @@ pub fn check(job: &Job<'_>) -> Result<()> {
             refused("training by several processes".to_owned())
         }
         _ => Ok(()),
+    }
+}
+
+/// The host's part of operands on a device.
+pub fn staging(bytes: u64) -> Option<CostRow> {
+    (bytes > 0).then(|| CostRow::new(STAGING, bytes, "masks and noise that the processor makes for the device"))
+}
+
+/// A card's context with the modules of candle's kernels: an assumption, until a card is opened and its free memory says more.
+const ASSUMED_CONTEXT_BYTES: u64 = 384 << 20;
+/// The workspace of cuBLAS on a card of compute capability 9.0, which takes most: NVIDIA's documentation of `cublasSetWorkspace`.
+const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
+/// The driver's pool takes memory in units of as many bytes.
+const POOL_UNIT_BYTES: u64 = 32 << 20;
+/// What a pool holds beside tensors for that they are rounded to 512 bytes and freed in another order: an assumption.
+const POOL_PERCENT: u64 = 3;
+
+/// What a device holds beside tensors, whatever is chosen. Once it has been opened and a step was rehearsed on it, that is measured.
+pub fn context(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
+    if place == Place::Host {
+        return None;
+    }
+    let measured = now.device.as_ref().map_or(Bytes::ZERO, |device| device.used);
+    let row = match measured {
+        Bytes::ZERO => {
+            let assumed = ASSUMED_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES;
+            CostRow::new(CONTEXT, assumed, "assumed; a run measures it: context, kernels, cuBLAS")
+        }
+        Bytes(measured) => CostRow::new(CONTEXT, measured, "measured: context, kernels, cuBLAS"),
+    };
+    Some(row.at(place))
+}
+
+/// Adds what the device's allocator holds beside the tensors of each phase and those of `fixed`.
+pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow]) {
+    let of_tensors = |rows: &[CostRow]| -> Bytes {
+        let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
+        on_device.map(|row| row.bytes).sum()
+    };
+    let fixed = of_tensors(fixed);
+    let phases = choice.other_phases.iter_mut().map(|phase| &mut phase.rows);
+    for rows in std::iter::once(&mut choice.rows).chain(phases) {
+        let tensors = fixed + of_tensors(rows);
+        if tensors > Bytes::ZERO {
+            let bytes = tensors.percent(POOL_PERCENT).0 + POOL_UNIT_BYTES;
+            rows.push(CostRow::new(POOL, bytes, "assumed: units of 32 MiB, and 3 % of tensors").at(Place::Device));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! From a job to its plan: the costs of everything that could be chosen, and the fastest that fits.
 
-use memory_policy::{CostRow, MemorySnapshot};
+use memory_policy::{CostRow, MemorySnapshot, Place};
 
 use crate::error::Result;
 use crate::feeding::Feed;
@@ -28,7 +28,7 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     place::check(job)?;
-    let (held, steps) = match &job.work {
+    let (held, mut steps) = match &job.work {
         Work::Training(training) => {
             let memory_for_files = memory_for_files(now, job.budgets.process.resolve(now));
             training::offer(job, training, memory_for_files)?
@@ -44,6 +44,10 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
     }
     fixed.extend(held);
+    fixed.extend(place::context(job.place, now));
+    if job.place == Place::Device {
+        steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed));
+    }
     let loaders = feeding::choices(&job.feed, job.pins);
     let task = match &job.work {
         Work::Training(_) => format!("{} samples a step", job.samples),

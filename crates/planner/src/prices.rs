@@ -7,15 +7,24 @@
 //! built-in ones come from, and those of budgets, which compare the prices of whole plans with measured steps.
 
 use candle_core::DType;
-use memory_policy::Bytes;
+use memory_policy::{Bytes, Place};
 use serde::{Deserialize, Serialize};
 use t5::Levers;
 
 use crate::counted::{Arithmetic, BlockArithmetic};
 use crate::files::{UNWRITTEN_PERCENT, Written};
 
-/// Micro-batches of this many tokens keep the matrix units busy; larger ones gain nothing.
+/// Micro-batches of this many tokens keep a processor busy; larger ones gain nothing.
 const ENOUGH_TOKENS: f64 = 4096.0;
+
+fn enough_tokens() -> f64 {
+    ENOUGH_TOKENS
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_enough(tokens: &f64) -> bool {
+    *tokens == ENOUGH_TOKENS
+}
 
 /// Rows of a chunk whose logits are computed again.
 const CHUNK_WITHOUT_LOGITS: f64 = 1024.0;
@@ -28,6 +37,9 @@ pub struct Prices {
     /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
     /// touched.
     pub overhead_tokens: f64,
+    /// The tokens of a micro-batch from which on larger ones gain nothing.
+    #[serde(default = "enough_tokens", skip_serializing_if = "is_enough")]
+    pub enough_tokens: f64,
     /// The time of a multiply-add of a product that is computed again, over that of an average one of the step.
     pub again: f64,
     /// The same of attention outputs.
@@ -65,6 +77,7 @@ impl Prices {
     pub const fn vectors() -> Self {
         Self {
             overhead_tokens: 65.0,
+            enough_tokens: ENOUGH_TOKENS,
             again: 1.0,
             heads: 1.0,
             second: 1.05,
@@ -96,9 +109,32 @@ impl Prices {
     /// Whether every price is a number that a plan can be made from.
     pub fn are_sound(&self) -> bool {
         let Self { overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk, .. } = *self;
+        let has_tokens = (1.0..1e12).contains(&self.enough_tokens);
         let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
         let prices = [overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk];
-        prices.into_iter().chain([self.overhead_rows]).chain(given).all(|price| (0.0..1e12).contains(&price))
+        let are_in_range = |price: f64| (0.0..1e12).contains(&price);
+        has_tokens && prices.into_iter().chain([self.overhead_rows]).chain(given).all(are_in_range)
+    }
+
+    /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
+    /// of about 5 microseconds each, in which a card would multiply one to five thousand tokens; tens of thousands keep its units
+    /// busy. Scores lie in memory, and each chunk of the loss waits for the device.
+    pub fn card() -> Self {
+        Self {
+            overhead_tokens: 2048.0,
+            enough_tokens: 32_768.0,
+            again: 1.0,
+            heads: 4.0,
+            second: 1.4,
+            overhead_rows: 64.0,
+            never_keeps_logits: true,
+            ..Self::vectors()
+        }
+    }
+
+    /// Built in, for tensors that lie there.
+    pub fn at(place: Place, activations: DType) -> Self {
+        if place == Place::Device { Self::card() } else { Self::of_units(activations) }
     }
 
     /// Of the units of this process that multiply activations of this dtype.
@@ -160,7 +196,8 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
 fn cut(prices: &Prices, tokens: usize) -> f64 {
-    prices.overhead_tokens * (1.0 / (tokens as f64).clamp(1.0, ENOUGH_TOKENS) - 1.0 / ENOUGH_TOKENS)
+    let enough = prices.enough_tokens;
+    prices.overhead_tokens * (1.0 / (tokens as f64).clamp(1.0, enough) - 1.0 / enough)
 }
 
 #[cfg(test)]

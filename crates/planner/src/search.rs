@@ -60,7 +60,9 @@ mod tests {
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
-        Space { pins, place: Place::Host, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }.ways_and_cuts().0
+        Space { pins, place: Place::Host, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }
+            .ways_and_cuts()
+            .0
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, Name, Phase, undominated};
+use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
 
-use crate::counted::{Arithmetic, Held, Resident, StepCounter};
+use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
 use crate::job::{Evaluation, Processes, Training, Wanted};
@@ -17,7 +17,7 @@ use crate::names::{
 };
 use crate::prices::{Prices, priced_bytes, relative_time};
 use crate::search::halvings;
-use crate::{Job, StepChoice};
+use crate::{Job, StepChoice, place};
 
 /// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
 /// signal is noticed soon.
@@ -30,6 +30,7 @@ pub(crate) fn offer(
     memory_for_files: Bytes,
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
+    let counter = counter.at(job.place, training.options);
     let Processes { buffers, owners, .. } = training.processes;
     let optimizer = trainer::costs::optimizer_state_of_a_share(
         job.model,
@@ -140,7 +141,7 @@ impl<'a> Offer<'a> {
     /// One way to carry out a step.
     fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
         let place = self.job.place;
-        let tensors = self.counter.training(levers);
+        let counted::Step { tensors, on_host } = self.counter.training(levers);
         let resident = self.counter.resident(levers, self.training.base.as_ref());
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let sums = self.training.processes.gradient_sums as u64;
@@ -153,7 +154,8 @@ impl<'a> Offer<'a> {
             rows.push(CostRow::new(GRADIENTS, gradients, &self.gradients_note).at(place));
         }
         rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
-        if levers.layer_major.is_some() {
+        rows.extend(place::staging(on_host));
+        if levers.layer_major.is_some() && self.counter.square_sums() > 0 {
             let note = "of each gradient, for the norm and the update";
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
         }
@@ -177,6 +179,10 @@ impl<'a> Offer<'a> {
         relative_time(prices, levers, tokens, arithmetic, written)
     }
 
+    fn keeps_logits(&self, chunk_rows: usize) -> bool {
+        self.job.place == Place::Device || t5_ops::keeps_logits(self.counter.of_model().activations(), chunk_rows)
+    }
+
     /// Where a row's number comes from.
     fn note(&self, row: &Name, levers: &Levers, written: Written) -> String {
         let (source_tokens, target_tokens) = self.job.longest;
@@ -193,7 +199,7 @@ impl<'a> Offer<'a> {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {
             of()
-        } else if *row == LOSS && t5_ops::keeps_logits(self.counter.of_model().activations(), chunk) {
+        } else if *row == LOSS && self.keeps_logits(chunk) {
             format!("{chunk} rows of logits at a time")
         } else if *row == LOSS {
             "logits recomputed, a block of the vocabulary at a time".into()
@@ -233,12 +239,13 @@ impl<'a> Offer<'a> {
             let [evaluation, generation] = &counted.rows;
             let of = format!("{evaluation_samples} samples at a time");
             let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
-            let with_reading = |tensors: &[Held]| -> Vec<CostRow> {
+            let with_reading = |tensors: &[Held], on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| held.row(&of).at(place));
-                tensors.chain([reading.clone()]).collect()
+                tensors.chain([reading.clone()]).chain(place::staging(on_host)).collect()
             };
-            phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation)));
-            phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation)));
+            let [for_evaluation, for_generation] = counted.on_host;
+            phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation, for_evaluation)));
+            phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation, for_generation)));
         }
         phases
     }
@@ -269,19 +276,14 @@ impl<'a> Offer<'a> {
         halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)
     }
 
-    fn evaluation(
-        &self,
-        samples: usize,
-        levers: &Levers,
-        evaluated: &Evaluation<'_>,
-    ) -> crate::counted::EvaluationRows {
+    fn evaluation(&self, samples: usize, levers: &Levers, evaluated: &Evaluation<'_>) -> counted::EvaluationRows {
         self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.answer)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::{Budget, Place};
+    use memory_policy::Budget;
     use t5::LayerMajor;
     use trainer::TrainerOptions;
 

@@ -6,19 +6,24 @@ use crate::storage::elements;
 
 /// The path of an operation. It is decided once a call, from the dtypes and devices of the operands.
 ///
-/// The kernels of a card would be one more path, in a file `cuda` beside `cpu` and `reference` in each operation's folder.
+/// The kernels of a card would be in a file `cuda` beside `cpu` and `reference` in each operation's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// The kernels for the CPU: all operands lie there, in `F32` or `BF16`.
     Cpu,
-    /// Plain candle operations, on any device and in any floating dtype.
+    /// Plain candle operations on the CPU, in any floating dtype.
     Reference,
+    /// The same on a device, which multiplies narrow operands as they are. The processor makes masks and noise for it.
+    Device,
 }
 
 impl Path {
     /// That of these operands.
     pub(crate) fn of(operands: &[&Tensor]) -> Self {
-        let takes = |t: &&Tensor| t.device().is_cpu() && Path::on_cpu(t.dtype()) == Path::Cpu;
+        if operands.iter().any(|t| !t.device().is_cpu()) {
+            return Path::Device;
+        }
+        let takes = |t: &&Tensor| Path::on_cpu(t.dtype()) == Path::Cpu;
         if operands.iter().all(takes) { Path::Cpu } else { Path::Reference }
     }
 
@@ -29,7 +34,7 @@ impl Path {
 
     /// This path, if its kernel takes what else there is; otherwise the reference.
     pub(crate) fn provided(self, takes: bool) -> Self {
-        if takes { self } else { Path::Reference }
+        if takes || self == Path::Device { self } else { Path::Reference }
     }
 }
 

@@ -67,8 +67,10 @@ pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
     feed_forward_activation_needs,
 };
-pub use ops::adafactor::{AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_with_sums};
-pub use ops::adamw::{AdamwHyper, adamw};
+pub use ops::adafactor::{
+    AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_needs, adafactor_with_sums, square_sums_needs,
+};
+pub use ops::adamw::{AdamwHyper, adamw, adamw_needs};
 pub use ops::attention::{
     Attended, Attention, Sizes as AttentionSizes, attention, attention_backward, attention_backward_needs,
     attention_needs,

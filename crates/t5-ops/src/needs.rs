@@ -15,6 +15,8 @@ use crate::{Path, linear, linear_needs};
 pub struct Needs {
     /// Bytes held while it runs, beside operands and results.
     pub transient: u64,
+    /// Bytes of the host's memory, where operands lie on a device: what the processor makes for it.
+    pub on_host: u64,
     /// Bytes that threads keep for the next call.
     pub kept: Kept,
     /// Multiply-adds of matrix products.
@@ -25,6 +27,11 @@ impl Needs {
     /// Of bytes alone.
     pub(crate) fn bytes(transient: u64) -> Self {
         Self { transient, ..Self::default() }
+    }
+
+    /// With so many bytes on the host beside a device.
+    pub(crate) fn with_bytes_on_host(self, on_host: usize) -> Self {
+        Self { on_host: on_host as u64, ..self }
     }
 
     /// With the matrix products (M, K) times (K, N).
@@ -51,6 +58,16 @@ pub(crate) fn wide_size(dtype: DType) -> usize {
 /// Bytes of a copy of `elements` in elements of another size; none where they are as large.
 pub(crate) fn converted(elements: usize, from: DType, size: usize) -> u64 {
     if from.size_in_bytes() == size { 0 } else { (elements * size) as u64 }
+}
+
+/// Bytes of a copy of `elements` in another dtype; none where it is the same one.
+pub(crate) fn cast(elements: usize, from: DType, to: DType) -> u64 {
+    if from == to { 0 } else { (elements * to.size_in_bytes()) as u64 }
+}
+
+/// Bytes of the host that a mask of so many elements takes: f32, before and after it is scaled.
+pub(crate) fn mask_on_host(elements: usize, drops: bool) -> usize {
+    if drops { 2 * elements * size_of::<f32>() } else { 0 }
 }
 
 /// Bytes that threads keep from one product to the next: of each kind, the most that any product needed.

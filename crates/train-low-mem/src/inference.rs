@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, SystemProbe};
-use planner::{Inference, Job, Pins, Plan};
+use planner::{Inference, Job, Pins, Plan, Prices};
 use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::answer_flags::WeightFlags;
@@ -76,7 +76,8 @@ impl<'a> Asked<'a> {
         let precisions = (parameters, self.activations);
         let now = planner::rehearse_inference(self.config, precisions, self.device, &SystemProbe::new())?;
         let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budgets, pins));
-        let job = Job { place: device::place(self.device), ..job };
+        let place = device::place(self.device);
+        let job = Job { place, prices: Prices::at(place, self.activations), ..job };
         let activations = self.activations;
         let plan = planner::plan(&job, &now).map_err(|error| match Failure::from(error) {
             failure if failure.exit == Exit::DoesNotFit && activations == DType::F32 => {
@@ -97,7 +98,8 @@ impl Planned<'_> {
 
     /// What answers hold beside the parameters.
     pub fn answer_bytes(&self) -> Outcome<planner::AnswerBytes> {
-        Ok(planner::AnswerBytes::new(self.asked.config, self.parameters, self.asked.activations)?)
+        let precisions = (self.parameters, self.asked.activations);
+        Ok(planner::AnswerBytes::new(self.asked.config, precisions, device::place(self.asked.device))?)
     }
 
     /// Loads the model to where the plan has its weights.

@@ -51,7 +51,7 @@ impl<'a> RunJob<'a> {
             }),
             samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
-            place: if device::is_named(&config.run.device) { Place::Device } else { device::place(self.device) },
+            place: place(config, self.device),
             budgets: budgets(config),
             pins: &config.memory.pins,
             feed: self.feed(),
@@ -107,6 +107,11 @@ impl<'a> RunJob<'a> {
 pub fn budgets(config: &Config) -> Budgets {
     let memory = &config.memory;
     Budgets { process: planner::budget_of(memory.budget), device: planner::budget_of(memory.device_budget) }
+}
+
+/// Where a run's tensors lie: on the device that was opened, or that is named where a plan is made without one.
+pub fn place(config: &Config, device: &Device) -> Place {
+    if device::is_named(&config.run.device) { Place::Device } else { device::place(device) }
 }
 
 /// A plan for `metrics.jsonl` and `plan --json`.

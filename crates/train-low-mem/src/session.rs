@@ -140,7 +140,8 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         let probe = SystemProbe::new();
-        let priced = together.in_turn(|| Priced::of_run(&config, &opened.model, &options, &opened.device))?;
+        let priced = together
+            .in_turn(|| Priced::of_run(&config, &opened.model, &options, job::place(&config, &opened.device)))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;

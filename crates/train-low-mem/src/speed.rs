@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use candle_core::Device;
+use memory_policy::Place;
 use planner::{MachineSpeed, MeasuredSizes, Prices};
 use serde::{Deserialize, Serialize};
 use trainer::TrainerOptions;
@@ -39,10 +39,10 @@ impl Priced {
     ///
     /// # Errors
     /// The planner refuses the options; an operation fails.
-    pub fn of_run(config: &Config, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
+    pub fn of_run(config: &Config, model: &t5::Config, options: &TrainerOptions, place: Place) -> Outcome<Self> {
         let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
         let directory = existing_ancestor(&config.run.output_dir);
-        Self::of(config.memory.prices, model, options, tokens, device, &directory)
+        Self::of(config.memory.prices, model, options, tokens, place, &directory)
     }
 
     /// The prices from such a source. Files are measured in `directory`.
@@ -54,15 +54,17 @@ impl Priced {
         model: &t5::Config,
         options: &TrainerOptions,
         tokens: (usize, usize),
-        device: &Device,
+        place: Place,
         directory: &Path,
     ) -> Outcome<Self> {
-        let built_in = Prices::of_units(options.precision.activations());
+        let built_in = Prices::at(place, options.precision.activations());
         let again = match from {
             PricesFrom::Given(prices) => return Ok(Self { prices, bf16_over_f32: None, origin: "given" }),
             PricesFrom::BuiltIn => return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" }),
-            // No device but the CPU is measured.
-            _ if !device.is_cpu() => return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" }),
+            // No device but the CPU is measured: the processor's speed says nothing of a card's.
+            _ if place == Place::Device => {
+                return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" });
+            }
             PricesFrom::Measured => false,
             PricesFrom::MeasuredAgain => true,
         };

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 
 use candle_core::DType;
 use t5::{Config, CostRow, ParameterSpec};
+use t5_ops::{Needs, Path, Rounding};
 
 use crate::error::Result;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
-use crate::options::TrainerOptions;
+use crate::options::{MasterWeights, TrainerOptions};
 use crate::parallel::{is_shared, owners};
 use crate::state_file;
 
@@ -141,6 +142,21 @@ pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64
     let trainable =
         freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
+}
+
+/// What the update of a parameter needs on a device, where it is a composition of candle's operations: its gradient measured,
+/// and applied.
+pub fn update_on_device(options: &TrainerOptions, spec: &ParameterSpec) -> [Needs; 2] {
+    let (elements, path) = (usize::try_from(spec.elements()).unwrap_or(usize::MAX), Path::Device);
+    let dtype = spec.dtype(options.parameter_dtype());
+    // What the noise is a function of does not matter.
+    let is_stochastic = options.master_weights == MasterWeights::StochasticRounding;
+    let rounding = if is_stochastic { Rounding::Stochastic { key: 0 } } else { Rounding::Nearest };
+    let applied = match options.optimizer {
+        OptimizerOptions::Adamw(_) => t5_ops::adamw_needs(path, elements, dtype, rounding),
+        OptimizerOptions::Adafactor(_) => t5_ops::adafactor_needs(path, elements, dtype, rounding),
+    };
+    [t5_ops::square_sums_needs(path, elements), applied]
 }
 
 /// Memory for saving, beside that of training. It does not depend on the model's size.

@@ -40,6 +40,84 @@ fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Cos
     costs(&job, &machine())
 }
 
+/// The plan of t5-base over 64 samples of 512 + 512 tokens in bf16, on a card of so many GiB that has not been opened, where 300
+/// MiB of it are others'.
+fn on_a_card(gib: u64, prices: Prices) -> crate::Plan {
+    let model = t5::Config::preset("t5-base").expect("a preset");
+    let options = TrainerOptions { precision: trainer::Precision::Bf16, total_steps: 10, ..TrainerOptions::default() };
+    let training = Training {
+        options: &options,
+        disk_writes: 1 << 60,
+        evaluation: None,
+        wanted: Wanted::Undominated(None),
+        base: None,
+        processes: Processes::default(),
+    };
+    let pins = Pins::default();
+    let job = Job {
+        model: &model,
+        work: Work::Training(training),
+        samples: 64,
+        longest: (512, 512),
+        place: Place::Device,
+        budgets: Budgets { process: budget_of(Some(8 << 30)), device: budget_of(Some((gib << 30) - (300 << 20))) },
+        pins: &pins,
+        feed: Feed::Given,
+        process_note: "",
+        prices,
+    };
+    let free = Bytes(gib << 30).saturating_sub(Bytes::mib(300));
+    let card = DeviceMemory { name: "a card".into(), total: Bytes::gib(gib), free, ..Default::default() };
+    let [total, available] = [64, 48].map(Bytes::gib);
+    let now = MemorySnapshot { total, available, rss: Bytes::mib(30), device: Some(card), ..Default::default() };
+    crate::plan(&job, &now).unwrap_or_else(|error| panic!("{gib} GiB: {error}")).plan
+}
+
+#[test]
+fn larger_cards_get_larger_micro_batches_and_use_their_memory() {
+    let plans = [4, 6, 12, 20].map(|gib| (gib, on_a_card(gib, Prices::card())));
+    for (gib, plan) in &plans {
+        assert!(plan.predicted_device_peak < Bytes(gib << 30).saturating_sub(Bytes::mib(300)), "{}", plan.bill);
+        // The largest card holds all that makes a step faster.
+        assert!(*gib == 20 || plan.predicted_device_peak > Bytes::gib(*gib).percent(80), "{}", plan.bill);
+    }
+    for (before, after) in plans.iter().zip(&plans[1..]) {
+        assert!(after.1.relative_time < before.1.relative_time, "{}\n{}", before.1.bill, after.1.bill);
+    }
+    let samples = plans.each_ref().map(|(_, plan)| plan.step.levers.micro_batch_samples);
+    assert!(samples[0] < samples[1] && samples[1] < samples[2] && samples[2] <= samples[3], "{samples:?}");
+}
+
+#[test]
+fn a_device_has_rows_for_its_context_and_its_pool_and_the_host_for_masks() {
+    let plan = on_a_card(12, Prices::card());
+    let device = plan.bill.device.as_ref().expect("a device's rows");
+    let of = |rows: &[CostRow], name: &memory_policy::Name| -> CostRow {
+        rows.iter().find(|row| row.name == *name).cloned().unwrap_or_else(|| panic!("{name}\n{}", plan.bill))
+    };
+    assert!(of(&device.rows, &CONTEXT).note.starts_with("assumed"));
+    assert!(of(&device.rows, &POOL).bytes > device.predicted_peak.percent(2));
+    // A layer's mask of probabilities as f32, before and after it is scaled.
+    let scores = plan.step.levers.micro_batch_samples as u64 * 12 * 512 * 512;
+    assert_eq!(of(&plan.bill.rows, &STAGING).bytes, Bytes(2 * 4 * scores));
+    assert_eq!(of(&device.rows, &crate::names::PACKED).bytes, Bytes::ZERO, "the processor alone packs operands");
+
+    let open = DeviceMemory { used: Bytes::mib(500), ..machine().device.expect("a card") };
+    let row = context(Place::Device, &MemorySnapshot { device: Some(open), ..machine() }).expect("a row");
+    assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
+    assert!(row.note.starts_with("measured"));
+    assert_eq!(context(Place::Host, &machine()), None);
+}
+
+#[test]
+fn the_processor_does_not_price_a_step_of_a_card() {
+    for dtype in [DType::F32, DType::BF16] {
+        assert_eq!(Prices::at(Place::Device, dtype), Prices::card());
+        assert_eq!(Prices::at(Place::Host, dtype), Prices::of_units(dtype));
+    }
+    assert!(Prices::card().are_sound() && Prices::card().enough_tokens > Prices::vectors().enough_tokens);
+}
+
 fn small() -> t5::Config {
     t5::Config::preset("t5-small").expect("a preset")
 }
@@ -94,8 +172,7 @@ fn a_base_in_codes_and_several_processes_are_refused_on_a_device() {
 
 #[test]
 fn inference_on_a_device_bills_the_device_and_leaves_no_weights_in_files() {
-    let stored =
-        StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
+    let stored = StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
     let model = small();
     let planned = |pins: &Pins| {
         let inference = Inference {

@@ -39,6 +39,10 @@ struct Sums {
     loss: Cell<u64>,
     work: Cell<Work>,
     kept: Cell<Kept>,
+    /// The most that a call held in the host's memory for a device.
+    on_host: Cell<u64>,
+    /// Whether tensors lie on a device.
+    is_on_device: Cell<bool>,
 }
 
 impl Sums {
@@ -114,13 +118,29 @@ impl Ledger {
         self.sums.kept.get()
     }
 
+    /// The most that a call held in the host's memory for a device.
+    pub fn on_host(&self) -> u64 {
+        self.sums.on_host.get()
+    }
+
+    /// Whether tensors lie on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.sums.is_on_device.get()
+    }
+
+    /// From now on tensors lie on a device.
+    pub fn move_to_device(&self) {
+        self.sums.is_on_device.set(true);
+    }
+
     /// Begins a new count. Tensors that are alive stay so.
     pub fn begin(&self) {
-        let Sums { live, peak, loss, work, kept } = &*self.sums;
+        let Sums { live, peak, loss, work, kept, on_host, .. } = &*self.sums;
         peak.set(live.get());
         loss.set(0);
         work.set(Work::default());
         kept.set(Kept::default());
+        on_host.set(0);
     }
 }
 
@@ -198,9 +218,15 @@ impl Counted {
         self.dims.iter().product()
     }
 
-    /// A call on tensors like this one takes the path of tensors on the CPU.
+    /// The path of a call on tensors like this one.
     fn path(&self) -> Path {
-        Path::on_cpu(self.dtype)
+        if self.sums().is_on_device.get() { Path::Device } else { Path::on_cpu(self.dtype) }
+    }
+
+    /// Adds up a call that leaves its results in the memory of operands where there are kernels. A device holds both.
+    fn replaces(&self, needs: Needs, results: u64) {
+        let beside = if self.path() == Path::Device { results } else { 0 };
+        self.calls(Needs { transient: needs.transient + beside, ..needs });
     }
 
     /// Adds up a call whose results have been made.
@@ -208,8 +234,19 @@ impl Counted {
         let sums = self.sums();
         sums.momentary(needs.transient);
         sums.kept.set(sums.kept.get().max(needs.kept));
+        sums.on_host.set(sums.on_host.get().max(needs.on_host));
         let work = sums.work.get();
         sums.work.set(Work { all: work.all + needs.multiply_adds, ..work });
+    }
+
+    /// Adds up the look at all elements, which takes so many bytes: on the host where it is done, and before that as f32 on a
+    /// device.
+    fn reads(&self, bytes: u64) {
+        if self.path() != Path::Device {
+            return self.sums().momentary(bytes);
+        }
+        let as_f32 = if self.dtype == DType::F32 { 0 } else { (self.elements() * size_of::<f32>()) as u64 };
+        self.calls(Needs { transient: as_f32, on_host: bytes, ..Needs::default() });
     }
 
     /// The same of attention.
@@ -304,6 +341,7 @@ impl Ops for Counted {
     }
 
     fn add_in_place(&self, _: &Self) -> Result<()> {
+        self.replaces(Needs::default(), Ops::bytes(self));
         Ok(())
     }
 
@@ -367,7 +405,8 @@ impl Ops for Counted {
 
     fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
         weight.used();
-        x.calls(t5_ops::linear_add_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]));
+        let needs = t5_ops::linear_add_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]);
+        x.replaces(needs, Ops::bytes(&sum));
         Ok(sum)
     }
 
@@ -377,7 +416,8 @@ impl Ops for Counted {
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
         let (path, weight) = (dy.path(), weight.size());
         let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
-        dy.calls(t5_ops::linear_backward_input_needs(path, dy.rows(), weight, dtypes, accumulates));
+        let beside = if accumulates { Ops::bytes(&dx) } else { 0 };
+        dy.replaces(t5_ops::linear_backward_input_needs(path, dy.rows(), weight, dtypes, accumulates), beside);
         Ok(dx)
     }
 
@@ -403,7 +443,7 @@ impl Ops for Counted {
         _: Option<&Self>,
     ) -> Result<Self> {
         weight.used();
-        x.calls(t5_ops::rms_norm_backward_needs(x.path(), x.elements(), x.dtype));
+        x.replaces(t5_ops::rms_norm_backward_needs(x.path(), x.elements(), x.dtype), Ops::bytes(&dy));
         Ok(dy)
     }
 
@@ -427,9 +467,9 @@ impl Ops for Counted {
         Ok(results)
     }
 
-    fn activation(gate: &Self, _: Option<&Self>, _: Activation, _: Option<&Dropout>) -> Result<Self> {
-        let h = gate.like();
-        gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype));
+    fn activation(gate: &Self, _: Option<&Self>, _: Activation, dropout: Option<&Dropout>) -> Result<Self> {
+        let (h, drops) = (gate.like(), dropout.is_some());
+        gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype, drops));
         Ok(h)
     }
 
@@ -437,10 +477,12 @@ impl Ops for Counted {
         gate: Self,
         up: Option<Self>,
         _: Activation,
-        _: Option<&Dropout>,
+        dropout: Option<&Dropout>,
         dh: Self,
     ) -> Result<(Self, Self, Option<Self>)> {
-        gate.calls(t5_ops::feed_forward_activation_backward_needs(gate.path(), gate.elements(), gate.dtype));
+        let (elements, dtype, drops) = (gate.elements(), gate.dtype, dropout.is_some());
+        let needs = t5_ops::feed_forward_activation_backward_needs(gate.path(), elements, dtype, drops);
+        gate.replaces(needs, Ops::bytes(&gate) + up.as_ref().map_or(0, Ops::bytes));
         Ok((gate, dh, up))
     }
 
@@ -495,6 +537,7 @@ impl Ops for Counted {
     }
 
     fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64) -> Result<(f64, Self)> {
+        logits.replaces(Needs::default(), Ops::bytes(&logits));
         logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
         Ok((0.0, logits))
     }
@@ -515,6 +558,7 @@ impl Ops for Counted {
     }
 
     fn scale_columns(self, _: &Self) -> Result<Self> {
+        self.replaces(Needs::default(), Ops::bytes(&self));
         Ok(self)
     }
 
@@ -557,12 +601,12 @@ impl Ops for Counted {
 
     /// Nothing is looked at, so there is nothing to return.
     fn scores(&self, _: bool) -> Result<Vec<f32>> {
-        self.sums().momentary((self.rows() * self.width() * size_of::<f32>()) as u64);
+        self.reads((self.rows() * self.width() * size_of::<f32>()) as u64);
         Ok(Vec::new())
     }
 
     fn largest(&self) -> Result<Vec<u32>> {
-        self.sums().momentary(largest_bytes(self.rows(), self.width()));
+        self.reads(largest_bytes(self.rows(), self.width()));
         Ok(vec![0; self.rows()])
     }
 }

@@ -20,6 +20,7 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod handed_over;
 mod live;
 mod rehearsal;
 mod tally;
@@ -44,6 +45,7 @@ use crate::micro_batch::MicroBatch;
 use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
+use handed_over::HandedOver;
 use rehearsal::Rehearsal;
 use tally::{Tallied, Tally};
 pub use timeline::Moment;
@@ -85,12 +87,14 @@ pub struct StepCount {
     pub workspace: u64,
     /// Operands that threads keep packed from one product to the next.
     pub packed: u64,
+    /// Bytes of the host's memory that the processor fills for a device: masks. It is no part of the sum.
+    pub on_host: u64,
 }
 
 impl StepCount {
     /// The sum.
     pub fn total(&self) -> u64 {
-        let StepCount { parameters, activations, gradients, loss, workspace, packed } = *self;
+        let StepCount { parameters, activations, gradients, loss, workspace, packed, on_host: _ } = *self;
         parameters.unwrap_or(0) + activations + gradients + loss + workspace + packed
     }
 }
@@ -108,6 +112,8 @@ pub struct InferenceCount {
     pub packed: u64,
     /// Multiply-adds of matrix products.
     pub multiply_adds: f64,
+    /// As [`StepCount::on_host`].
+    pub on_host: u64,
 }
 
 impl InferenceCount {
@@ -149,6 +155,8 @@ pub struct Counter {
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,
     rehearsal: Rehearsal,
+    /// What whoever trains holds while gradients are handed over.
+    handed_over: HandedOver,
     /// The tallies of steps over one shape in one cut: other chunks of logits change their heads alone.
     tallies: RefCell<Tallies>,
 }
@@ -190,6 +198,7 @@ impl Counter {
             config: config.clone(),
             precisions,
             trained,
+            handed_over: HandedOver::default(),
             tallies: RefCell::default(),
         })
     }
@@ -216,6 +225,15 @@ impl Counter {
         self.has_weights_elsewhere || levers.has_weights_on_disk()
     }
 
+    /// The same for tensors on a device, where every operation is a composition of candle's. `handed_over` are the bytes that
+    /// whoever trains holds while the gradient of a parameter is handed over: to be measured, and to be applied.
+    #[must_use]
+    pub fn on_device(self, handed_over: &dyn Fn(&ParameterSpec) -> [u64; 2]) -> Counter {
+        self.rehearsal.ledger().move_to_device();
+        let handed_over = HandedOver::new(self.trained.specs().iter().map(|spec| (spec.part, handed_over(spec))));
+        Counter { handed_over, ..self }
+    }
+
     /// The parameters that are trained.
     pub fn trained(&self) -> &Trained {
         &self.trained
@@ -240,7 +258,7 @@ impl Counter {
         let parameters = self.pages_weights(levers).then(|| self.weights.always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
         let live = peak.rows(levers.layer_major.is_none());
-        StepCount { parameters, packed, ..live }
+        StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
     }
 
     /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.
@@ -314,7 +332,8 @@ impl Counter {
         drop(infer(network, &events, &cx, &batch, &|| false).expect("counting cannot fail"));
         let loss = ledger.loss();
         let (packed, multiply_adds) = (ledger.kept().total(), ledger.work().all);
-        InferenceCount { cache: 0, loss, workspace: ledger.peak() - live - loss, packed, multiply_adds }
+        let (workspace, on_host) = (ledger.peak() - live - loss, ledger.on_host());
+        InferenceCount { cache: 0, loss, workspace, packed, multiply_adds, on_host }
     }
 
     /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
@@ -356,6 +375,7 @@ impl Counter {
         let (peak, cache) = (ledger.peak() - live, cache.bytes());
         let beside = answer.bytes_beside(samples, self.config.vocab_size);
         let packed = ledger.kept().total();
-        InferenceCount { cache, loss: 0, workspace: peak - cache + beside, packed, multiply_adds }
+        let (beside, on_host) = if ledger.is_on_device() { (0, ledger.on_host() + beside) } else { (beside, 0) };
+        InferenceCount { cache, loss: 0, workspace: peak - cache + beside, packed, multiply_adds, on_host }
     }
 }

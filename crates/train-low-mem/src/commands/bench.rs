@@ -44,7 +44,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     };
     let probe = SystemProbe::new();
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
-    let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, &device, directory)?;
+    let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
     let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
     let plan = StepPlan { levers: planned.step.levers, longest: None };

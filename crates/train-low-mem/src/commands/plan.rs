@@ -16,7 +16,7 @@ use crate::pace::{Of, RunPace};
 use crate::run_dir::RunDir;
 use crate::speed::Priced;
 use crate::stop::Stop;
-use crate::{machine, open, options, report, row_data, setup, ways_out};
+use crate::{job, machine, open, options, report, row_data, setup, ways_out};
 
 /// A plan, its pace, and the steps of the run where they are known.
 type PlannedRun = (Planned, RunPace, Option<u64>);
@@ -89,10 +89,10 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
     let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
     let data = opened.as_ref().zip(feed.as_ref().map(|(loader, _)| loader));
-    let priced = Priced::of_run(&config, &model, &options, device)?;
+    let priced = Priced::of_run(&config, &model, &options, job::place(&config, device))?;
     let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let shards = Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 };
-    let job = RunJob {
+    let run = RunJob {
         config: &config,
         model: &model,
         options: &options,
@@ -103,11 +103,11 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         shards,
     };
     let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
-    let planned = planner::plan(&job.job(), &now).map_err(|error| match error {
-        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &job, &now, steps),
+    let planned = planner::plan(&run.job(), &now).map_err(|error| match error {
+        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &run, &now, steps),
         error => error.into(),
     })?;
-    let pace = RunPace::new(&of, &job.job(), &now, &planned.plan)?;
+    let pace = RunPace::new(&of, &run.job(), &now, &planned.plan)?;
     Ok((planned, pace, steps))
 }
 

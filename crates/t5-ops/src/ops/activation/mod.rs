@@ -12,7 +12,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_shape};
-use crate::needs::Needs;
+use crate::needs::{Needs, mask_on_host};
 use crate::ops::dropout::{Dropout, active, batch_rows_width};
 
 /// The activation functions that T5 configurations name.
@@ -39,15 +39,16 @@ pub fn feed_forward_activation(
     let d = check("feed_forward_activation", gate, up, d)?;
     match Path::of(&[gate]).provided(same_dtype(gate, up)) {
         Path::Cpu => cpu::feed_forward_activation(gate, up, a, d),
-        Path::Reference => reference::feed_forward_activation(gate, up, a, d),
+        Path::Reference | Path::Device => reference::feed_forward_activation(gate, up, a, d),
     }
 }
 
 /// What [`feed_forward_activation`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn feed_forward_activation_needs(path: Path, elements: usize, dtype: DType, drops: bool) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::forward_needs(elements, dtype),
+        Path::Device => reference::forward_needs(elements, dtype).with_bytes_on_host(mask_on_host(elements, drops)),
     }
 }
 
@@ -68,7 +69,7 @@ pub fn feed_forward_activation_backward(
     let same = same_dtype(&gate, up.as_ref()) && same_dtype(&gate, Some(&dh));
     match Path::of(&[&gate]).provided(same) {
         Path::Cpu => cpu::feed_forward_activation_backward(gate, up, a, d, dh),
-        Path::Reference => {
+        Path::Reference | Path::Device => {
             let h = reference::feed_forward_activation(&gate, up.as_ref(), a, d)?;
             let (dgate, dup) = reference::feed_forward_activation_backward(&gate, up.as_ref(), a, d, &dh)?;
             Ok((h, dgate, dup))
@@ -77,10 +78,11 @@ pub fn feed_forward_activation_backward(
 }
 
 /// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_backward_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn feed_forward_activation_backward_needs(path: Path, elements: usize, dtype: DType, drops: bool) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::backward_needs(elements, dtype),
+        Path::Device => reference::backward_needs(elements, dtype).with_bytes_on_host(mask_on_host(elements, drops)),
     }
 }
 

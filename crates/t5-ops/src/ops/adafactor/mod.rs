@@ -24,6 +24,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::needs::Needs;
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
 
@@ -98,7 +99,7 @@ impl SquareSums {
         let _span = tracing::debug_span!("square_sums").entered();
         match Path::of(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
             Path::Cpu => cpu::square_sums_of(grad),
-            Path::Reference => Ok(Self { total: square_sum(grad)?, factored: None }),
+            Path::Reference | Path::Device => Ok(Self { total: square_sum(grad)?, factored: None }),
         }
     }
 
@@ -147,7 +148,26 @@ pub fn adafactor_with_sums(
     let takes = moments && first.is_none_or(is_f32) && param.elem_count() > 0;
     match Path::of(&[param, grad]).provided(takes) {
         Path::Cpu => cpu::adafactor(param, grad, sums, second, first, h),
-        Path::Reference => reference::adafactor(param, grad, second, first, h),
+        Path::Reference | Path::Device => reference::adafactor(param, grad, second, first, h),
+    }
+}
+
+/// What [`SquareSums::of`] a gradient of so many elements needs.
+pub fn square_sums_needs(path: Path, elements: usize) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference | Path::Device => reference::square_sums_needs(elements),
+    }
+}
+
+/// What [`adafactor`] needs for a parameter of so many elements.
+pub fn adafactor_needs(path: Path, elements: usize, param: DType, rounding: Rounding) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference | Path::Device => {
+            let on_host = crate::ops::rounding::reference::on_host(elements, param, rounding);
+            reference::needs(elements, param).with_bytes_on_host(on_host)
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use candle_core::{D, DType, Result, Tensor};
 
 use super::{AdafactorHyper, SecondMoment};
 use crate::dispatch::{overwrite, wide, wide_dtype};
+use crate::needs::{Needs, copies, wide_size};
 use crate::ops::rounding::reference::rounded;
 
 /// See [`crate::adafactor`].
@@ -39,6 +40,17 @@ pub fn adafactor(
         overwrite(first, &u)?;
     }
     overwrite(param, &rounded(&((p * (1.0 - h.weight_decay * lr))? - u)?, param.dtype(), h.rounding)?)
+}
+
+/// The gradient in f64, and its squares.
+pub(super) fn square_sums_needs(elements: usize) -> Needs {
+    Needs::bytes((2 * elements * size_of::<f64>()) as u64)
+}
+
+/// The scaled gradient, its squares and the update; the update in f64 and its squares; and the parameter where it is converted.
+pub(super) fn needs(elements: usize, param: DType) -> Needs {
+    let converted = if param.size_in_bytes() < wide_size(param) { 1 } else { 0 };
+    Needs::bytes(copies(3 + converted, elements, param) + square_sums_needs(elements).transient)
 }
 
 fn rms(x: &Tensor) -> Result<f64> {

@@ -20,6 +20,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
+use crate::needs::Needs;
 use crate::ops::rounding::Rounding;
 
 /// The numbers of one update.
@@ -70,6 +71,17 @@ impl AdamwHyper {
     }
 }
 
+/// What [`adamw`] needs for a parameter of so many elements.
+pub fn adamw_needs(path: Path, elements: usize, param: DType, rounding: Rounding) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference | Path::Device => {
+            let on_host = crate::ops::rounding::reference::on_host(elements, param, rounding);
+            reference::needs(elements, param).with_bytes_on_host(on_host)
+        }
+    }
+}
+
 /// Updates `param`, `first` and `second` in place from `grad`, which is not changed. On the CPU parameter and gradient may
 /// each be in bf16; they are read as f32, and moments are f32.
 ///
@@ -86,6 +98,6 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     let takes = is_f32(first) && is_f32(second) && param.elem_count() > 0;
     match Path::of(&[param, grad]).provided(takes) {
         Path::Cpu => cpu::adamw(param, grad, first, second, h),
-        Path::Reference => reference::adamw(param, grad, first, second, h),
+        Path::Reference | Path::Device => reference::adamw(param, grad, first, second, h),
     }
 }

@@ -1,9 +1,10 @@
 //! The update in plain candle operations.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::AdamwHyper;
 use crate::dispatch::{overwrite, wide, wide_dtype};
+use crate::needs::{Needs, copies};
 use crate::ops::rounding::reference::rounded_from;
 
 /// See [`crate::adamw`].
@@ -21,4 +22,9 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     let update = ((first / denominator)? * (h.learning_rate / correction1))?;
     let kept = (wide(param)? * (1.0 - h.learning_rate * h.weight_decay))?;
     overwrite(param, &rounded_from(&(kept - update)?, param.dtype(), h.rounding, h.first_row)?)
+}
+
+/// The scaled gradient, the first moment, the square of the gradient, and what a moment is the sum of.
+pub(super) fn needs(elements: usize, param: DType) -> Needs {
+    Needs::bytes(copies(6, elements, param))
 }

@@ -126,7 +126,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
     match a.path(&[q, k, v]) {
         Path::Cpu => cpu::attention(q, k, v, a, &s),
-        Path::Reference => reference::attention(q, k, v, a),
+        Path::Reference | Path::Device => reference::attention(q, k, v, a),
     }
 }
 
@@ -135,6 +135,7 @@ pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Need
     match path {
         Path::Cpu => cpu::forward_needs(s),
         Path::Reference => reference::forward_needs(s, dtype, drops),
+        Path::Device => reference::forward_needs_on_device(s, dtype, drops),
     }
 }
 
@@ -177,7 +178,7 @@ pub fn attention_backward(
     let takes = same && dbias.is_none_or(|dbias| dbias.dtype() == DType::F32);
     match a.path(&[q, k, v, out, lse, dout]).provided(takes) {
         Path::Cpu => cpu::attention_backward(of, dout, a, &s, dbias),
-        Path::Reference => reference::attention_backward(of, dout, a, dbias),
+        Path::Reference | Path::Device => reference::attention_backward(of, dout, a, dbias),
     }
 }
 
@@ -186,5 +187,6 @@ pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool
     match path {
         Path::Cpu => cpu::backward_needs(s),
         Path::Reference => reference::backward_needs(s, dtype, drops),
+        Path::Device => reference::backward_needs_on_device(s, dtype, drops),
     }
 }

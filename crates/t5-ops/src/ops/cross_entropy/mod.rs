@@ -39,7 +39,7 @@ pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEnt
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
     match Weight::from(w).path_beside(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
-        Path::Reference => reference::loss(x, w, labels, &rows, c),
+        Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
     }
 }
 
@@ -63,7 +63,7 @@ pub fn linear_cross_entropy_backward(
     let path = Weight::from(w).path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
-        Path::Reference => reference::gradients(x, w, labels, &rows, c, dw),
+        Path::Reference | Path::Device => reference::gradients(x, w, labels, &rows, c, dw),
     }
 }
 
@@ -79,6 +79,7 @@ pub fn linear_cross_entropy_needs(
     match path {
         Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::loss_needs(rows, weight, dtypes, chunk_rows),
+        Path::Device => reference::loss_needs_on_device(rows, weight, dtypes, chunk_rows),
     }
 }
 
@@ -93,6 +94,7 @@ pub fn linear_cross_entropy_backward_needs(
     match path {
         Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::gradients_needs(rows, weight, dtypes, chunk_rows),
+        Path::Device => reference::gradients_needs_on_device(rows, weight, dtypes, chunk_rows),
     }
 }
 
@@ -101,7 +103,7 @@ pub fn linear_cross_entropy_backward_needs(
 pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
     match Path::on_cpu(activations) {
         Path::Cpu => cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept,
-        Path::Reference => true,
+        Path::Reference | Path::Device => true,
     }
 }
 

@@ -20,7 +20,7 @@ pub fn scores(logits: &Tensor, normalised: bool) -> Result<Vec<f32>> {
     }
     match Path::of(&[logits]) {
         Path::Cpu => cpu::scores(logits, normalised),
-        Path::Reference => reference::scores(logits, normalised),
+        Path::Reference | Path::Device => reference::scores(logits, normalised),
     }
 }
 
@@ -36,6 +36,6 @@ pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> 
     }
     match Path::of(&[cache]).provided(cache.is_contiguous()) {
         Path::Cpu => cpu::copy_rows(cache, pairs, positions),
-        Path::Reference => reference::copy_rows(cache, pairs),
+        Path::Reference | Path::Device => reference::copy_rows(cache, pairs),
     }
 }

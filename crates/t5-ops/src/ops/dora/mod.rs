@@ -23,7 +23,7 @@ pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor
     check_shape("adapted_lengths", "b", b, &[n, rank])?;
     match weight.path_beside(a).provided(Path::of(&[b]) == Path::Cpu) {
         Path::Cpu => cpu::adapted_lengths(weight, a, b, scale),
-        Path::Reference => reference::adapted_lengths(weight, a, b, scale),
+        Path::Reference | Path::Device => reference::adapted_lengths(weight, a, b, scale),
     }
 }
 
@@ -32,7 +32,9 @@ pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) ->
     match path {
         // The products of A with W and with itself.
         Path::Cpu => Needs::bytes((rank * (n + rank) * size_of::<f32>()) as u64).with_products(1, (rank, k, n)),
-        Path::Reference => Needs::bytes((3 * n * k * size_of::<f64>()) as u64).with_products(1, (n, rank, k)),
+        Path::Reference | Path::Device => {
+            Needs::bytes((3 * n * k * size_of::<f64>()) as u64).with_products(1, (n, rank, k))
+        }
     }
 }
 
@@ -42,7 +44,7 @@ pub fn scale_columns(y: Tensor, factors: &Tensor) -> Result<Tensor> {
     check_shape("scale_columns", "factors", factors, &[width])?;
     match Path::of(&[&y, factors]).provided(y.is_contiguous()) {
         Path::Cpu => cpu::scale_columns(y, factors),
-        Path::Reference => reference::scale_columns(&y, factors),
+        Path::Reference | Path::Device => reference::scale_columns(&y, factors),
     }
 }
 
@@ -56,6 +58,6 @@ pub fn magnitude_backward(dy: &Tensor, z: &Tensor, lengths: &Tensor, dmagnitude:
     check_accumulator("magnitude_backward", "dmagnitude", dmagnitude, &[width])?;
     match Path::of(&[dy, z, lengths, dmagnitude]) {
         Path::Cpu => cpu::magnitude_backward(dy, z, lengths, dmagnitude),
-        Path::Reference => reference::magnitude_backward(dy, z, lengths, dmagnitude),
+        Path::Reference | Path::Device => reference::magnitude_backward(dy, z, lengths, dmagnitude),
     }
 }

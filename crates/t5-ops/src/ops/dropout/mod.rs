@@ -18,7 +18,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_shape};
 use crate::keys::mix;
-use crate::needs::Needs;
+use crate::needs::{Needs, mask_on_host};
 use crate::random_mask::{RowKey, RowMask, hash};
 use crate::storage::elements;
 
@@ -124,7 +124,7 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let Some(d) = active("dropout", Some(d), b)? else { return Ok(x.clone()) };
     match Path::of(&[x]) {
         Path::Cpu => cpu::dropout(x, d),
-        Path::Reference => reference::dropout(x, Some(d)),
+        Path::Reference | Path::Device => reference::dropout(x, Some(d)),
     }
 }
 
@@ -133,6 +133,10 @@ pub fn dropout_needs(path: Path, elements: usize, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::mask_needs(elements, dtype),
+        // The mask as it is multiplied.
+        Path::Device => {
+            Needs::bytes((elements * dtype.size_in_bytes()) as u64).with_bytes_on_host(mask_on_host(elements, true))
+        }
     }
 }
 
@@ -141,7 +145,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
     let _span = tracing::debug_span!("dropout_add").entered();
     check_shape("dropout_add", "x", x, residual.dims())?;
     let path = Path::of(&[residual, x]).provided(residual.dtype() == x.dtype());
-    if path == Path::Reference {
+    if path != Path::Cpu {
         return reference::dropout_add(residual, x, d);
     }
     let d = match d {

@@ -23,7 +23,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let takes_table = Path::of(&[table]) == Path::Cpu || table.device().is_cpu() && table.dtype() == DType::F16;
     match Path::Cpu.provided(takes && takes_table) {
         Path::Cpu => cpu::embedding(ids, table, dtype),
-        Path::Reference => reference::embedding(ids, table, dtype),
+        Path::Reference | Path::Device => reference::embedding(ids, table, dtype),
     }
 }
 
@@ -31,7 +31,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
 pub fn embedding_needs(path: Path, rows: usize, width: usize, dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::forward_needs(rows, width, dtypes),
+        Path::Reference | Path::Device => reference::forward_needs(rows, width, dtypes),
     }
 }
 
@@ -46,7 +46,7 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     check_shape("embedding_backward", "dy", dy, &expected)?;
     match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
         Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
-        Path::Reference => reference::embedding_backward(ids, dy, dtable),
+        Path::Reference | Path::Device => reference::embedding_backward(ids, dy, dtable),
     }
 }
 
@@ -54,7 +54,7 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
 pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::backward_needs(rows, table, dtypes),
+        Path::Reference | Path::Device => reference::backward_needs(rows, table, dtypes),
     }
 }
 

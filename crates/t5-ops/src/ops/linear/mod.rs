@@ -24,7 +24,7 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     check_weight("linear", (n, k), (n, width))?;
     match w.path_beside(x) {
         Path::Cpu => cpu::linear(x, w),
-        Path::Reference => reference::linear(x, w),
+        Path::Reference | Path::Device => reference::linear(x, w),
     }
 }
 
@@ -33,6 +33,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     match path {
         Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (k, n), dtypes, false),
+        Path::Device => reference::product_needs_on_device(rows, (k, n), dtypes, false),
     }
 }
 
@@ -45,7 +46,7 @@ pub fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
     check_sum("linear_add", &sum, x, n)?;
     match Path::of(&[x, w]) {
         Path::Cpu => cpu::linear_add(x, w, sum),
-        Path::Reference => reference::linear_add(x, w, &sum),
+        Path::Reference | Path::Device => reference::linear_add(x, w, &sum),
     }
 }
 
@@ -54,6 +55,7 @@ pub fn linear_add_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes:
     match path {
         Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (k, n), dtypes, true),
+        Path::Device => reference::product_needs_on_device(rows, (k, n), dtypes, true),
     }
 }
 
@@ -84,7 +86,7 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
     }
     match w.path_beside(dy) {
         Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),
-        Path::Reference => reference::linear_backward_input(dy, w, accumulate),
+        Path::Reference | Path::Device => reference::linear_backward_input(dy, w, accumulate),
     }
 }
 
@@ -99,6 +101,7 @@ pub fn linear_backward_input_needs(
     match path {
         Path::Cpu => cpu::product_needs(rows, (n, k), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (n, k), dtypes, accumulates),
+        Path::Device => reference::product_needs_on_device(rows, (n, k), dtypes, accumulates),
     }
 }
 
@@ -116,7 +119,7 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
     check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
     match Path::of(&[dy, x, dw]) {
         Path::Cpu => cpu::linear_backward_weight(dy, x, dw, accumulate),
-        Path::Reference => reference::linear_backward_weight(dy, x, dw, accumulate),
+        Path::Reference | Path::Device => reference::linear_backward_weight(dy, x, dw, accumulate),
     }
 }
 
@@ -125,6 +128,7 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     match path {
         Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
         Path::Reference => reference::backward_weight_needs(rows, (n, k), dtypes),
+        Path::Device => reference::backward_weight_needs_on_device(rows, (n, k), dtypes),
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
-use crate::needs::{Needs, converted, copies, wide_size};
+use crate::needs::{Needs, cast, converted, copies, wide_size};
 use crate::quantised::Weight;
 
 /// See [`crate::linear`].
@@ -24,8 +24,7 @@ pub fn linear_add(x: &Tensor, w: &Tensor, sum: &Tensor) -> Result<Tensor> {
     (linear(&x.to_dtype(dtype)?, w)? + sum.to_dtype(dtype)?)?.to_dtype(x.dtype())
 }
 
-/// A product (R, K) times (K, N) on the CPU, to which something may be added: operands and product in the wide dtype. A
-/// card that multiplies narrow operands holds less.
+/// A product (R, K) times (K, N) on the CPU, to which something may be added: operands and product in the wide dtype.
 pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType; 2], accumulates: bool) -> Needs {
     let [x, w] = dtypes;
     let wide = wide_size(x);
@@ -33,6 +32,17 @@ pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType;
     // The product where it is converted, and where something is added to it.
     let results = converted(rows * n, x, wide) + if accumulates { copies(1, rows * n, x) } else { 0 };
     Needs::bytes(operands + results).with_products(1, (rows, k, n))
+}
+
+/// The same on a device: the weight in the dtype of x, and the product where something is added to it.
+pub(super) fn product_needs_on_device(
+    rows: usize,
+    (k, n): (usize, usize),
+    [x, w]: [DType; 2],
+    accumulates: bool,
+) -> Needs {
+    let product = if accumulates { rows * n * x.size_in_bytes() } else { 0 };
+    Needs::bytes(cast(k * n, w, x) + product as u64).with_products(1, (rows, k, n))
 }
 
 /// See [`crate::linear_backward_input`].
@@ -68,4 +78,10 @@ pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]
     // The product, the same in the dtype of dw, and its sum with dw.
     let results = n * k * (wide + 2 * dw.size_in_bytes());
     Needs::bytes(operands + results as u64).with_products(1, (rows, n, k))
+}
+
+/// The same on a device: the product in the dtype of x, its copy in that of dw, and its sum with dw.
+pub(super) fn backward_weight_needs_on_device(rows: usize, (n, k): (usize, usize), [x, dw]: [DType; 2]) -> Needs {
+    let results = (n * k * (x.size_in_bytes() + dw.size_in_bytes())) as u64 + cast(n * k, x, dw);
+    Needs::bytes(results).with_products(1, (rows, n, k))
 }

@@ -18,7 +18,7 @@ pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     check(logits, labels)?;
     match Path::of(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
-        Path::Reference => reference::logit_cross_entropy(logits, labels),
+        Path::Reference | Path::Device => reference::logit_cross_entropy(logits, labels),
     }
 }
 
@@ -27,7 +27,7 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
     check(&logits, labels)?;
     match Path::of(&[&logits]).provided(logits.is_contiguous()) {
         Path::Cpu => cpu::gradient(logits, labels, gradient_scale),
-        Path::Reference => reference::logit_cross_entropy_backward(&logits, labels, gradient_scale),
+        Path::Reference | Path::Device => reference::logit_cross_entropy_backward(&logits, labels, gradient_scale),
     }
 }
 
@@ -35,7 +35,7 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
 pub fn logit_cross_entropy_needs(path: Path, elements: usize, dtype: candle_core::DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => Needs::bytes(copies(4, elements, dtype)),
+        Path::Reference | Path::Device => Needs::bytes(copies(4, elements, dtype)),
     }
 }
 

@@ -22,7 +22,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     check_shape("rms_norm", "weight", weight, &[width])?;
     match Path::of(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
-        Path::Reference => reference::rms_norm(x, weight, eps),
+        Path::Reference | Path::Device => reference::rms_norm(x, weight, eps),
     }
 }
 
@@ -30,7 +30,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 pub fn rms_norm_needs(path: Path, elements: usize, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::forward_needs(elements, dtype),
+        Path::Reference | Path::Device => reference::forward_needs(elements, dtype),
     }
 }
 
@@ -63,7 +63,7 @@ pub fn rms_norm_backward(
     let same = residual.is_none_or(|residual| residual.dtype() == x.dtype() && residual.device().is_cpu());
     match Path::of(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
         Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
-        Path::Reference => reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight),
+        Path::Reference | Path::Device => reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight),
     }
 }
 
@@ -71,6 +71,6 @@ pub fn rms_norm_backward(
 pub fn rms_norm_backward_needs(path: Path, elements: usize, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::backward_needs(elements, dtype),
+        Path::Reference | Path::Device => reference::backward_needs(elements, dtype),
     }
 }

@@ -13,7 +13,7 @@ use crate::dispatch::Path;
 pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
     match Path::of(&[x]) {
         Path::Cpu => cpu::square_sum(x),
-        Path::Reference => reference::square_sum(x),
+        Path::Reference | Path::Device => reference::square_sum(x),
     }
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
 pub fn zero(x: &Tensor) -> Result<()> {
     match Path::of(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
-        Path::Reference => x.zero_set(),
+        Path::Reference | Path::Device => x.zero_set(),
     }
 }
 
@@ -36,6 +36,6 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     }
     match Path::of(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
         Path::Cpu => cpu::add_in_place(sum, x),
-        Path::Reference => reference::add_in_place(sum, x),
+        Path::Reference | Path::Device => reference::add_in_place(sum, x),
     }
 }

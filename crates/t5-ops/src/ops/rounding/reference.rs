@@ -28,3 +28,9 @@ pub(crate) fn rounded_from(x: &Tensor, dtype: DType, rounding: Rounding, first_r
     let rounded: Vec<bf16> = values.into_iter().enumerate().map(round).collect();
     Tensor::from_vec(rounded, x.shape(), &Device::Cpu)?.to_device(x.device())
 }
+
+/// Bytes of the host that rounding takes for a parameter on a device: its values, twice while they are copied.
+pub(crate) fn on_host(elements: usize, dtype: DType, rounding: Rounding) -> usize {
+    let is_rounded_there = dtype == DType::BF16 && rounding != Rounding::Nearest;
+    if is_rounded_there { 2 * elements * size_of::<f32>() } else { 0 }
+}

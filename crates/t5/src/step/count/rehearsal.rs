@@ -33,6 +33,8 @@ pub(super) struct Cost {
     pub loss: u64,
     pub work: Work,
     pub packed: Kept,
+    /// In the host's memory, for a device.
+    pub on_host: u64,
 }
 
 /// The gradient of the encoder's output when a decoder block begins its backward.
@@ -281,6 +283,7 @@ impl Rehearsal {
             loss: ledger.loss(),
             work: ledger.work(),
             packed: ledger.kept(),
+            on_host: ledger.on_host(),
         }
     }
 

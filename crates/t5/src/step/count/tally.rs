@@ -21,6 +21,7 @@ pub(super) struct Tallied {
     pub saved: u64,
     pub written: u64,
     pub packed: Kept,
+    pub on_host: u64,
 }
 
 impl Tallied {
@@ -77,6 +78,7 @@ pub(super) struct Tally<'a> {
     saved: u64,
     written: u64,
     packed: Kept,
+    on_host: u64,
     spare: Vec<Kind<'a>>,
     /// What each unit saves: in memory or in a file.
     places: Vec<(Unit, Keep, bool)>,
@@ -95,8 +97,9 @@ pub(super) struct Tally<'a> {
 impl<'a> Tally<'a> {
     /// Goes through all events of a step over this batch.
     pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
-        let Tally { peak, head, saved, written, packed, .. } = Tally::through(counter, outline, batch, levers, None);
-        Tallied { peak, head, saved, written, packed }
+        let tally = Tally::through(counter, outline, batch, levers, None);
+        let Tally { peak, head, saved, written, packed, on_host, .. } = tally;
+        Tallied { peak, head, saved, written, packed, on_host }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -129,6 +132,7 @@ impl<'a> Tally<'a> {
             saved: 0,
             written: 0,
             packed: Kept::default(),
+            on_host: 0,
             spare: Vec::new(),
             places: Vec::new(),
             keeps_dz: false,
@@ -146,6 +150,12 @@ impl<'a> Tally<'a> {
         };
         for event in &events {
             tally.add_and_note(event);
+        }
+        if levers.layer_major.is_none() {
+            // When the last micro-batch is through, gradients are measured and applied.
+            for stage in [Stage::Measure, Stage::Apply] {
+                tally.hands_over(None, stage);
+            }
         }
         tally
     }
@@ -202,16 +212,23 @@ impl<'a> Tally<'a> {
                 }
             }
             Event::Backward(way) => self.backward(way),
-            &Event::HandOver { part: Some(part), then, .. } => self.hand_over(part, then),
-            Event::HandOver { part: None, stage: Stage::Apply, then: Then::Free } => self.update_the_rest(),
+            &Event::HandOver { part: Some(part), stage, then } => {
+                self.hands_over(Some(part), stage);
+                self.hand_over(part, then);
+            }
+            &Event::HandOver { part: None, stage, then } => {
+                self.hands_over(None, stage);
+                if (stage, then) == (Stage::Apply, Then::Free) {
+                    self.update_the_rest();
+                }
+            }
             Event::ReleaseSpare => {
                 let spare = self.spare.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
                 self.live.gradients -= spare;
             }
             Event::EnterEmbedding => self.enter_embedding(),
             Event::ReadBack => self.read_back(),
-            Event::HandOver { part: None, .. }
-            | Event::ReadAhead(_)
+            Event::ReadAhead(_)
             | Event::Loss { .. }
             | Event::Finish { .. }
             | Event::Close { .. }
@@ -247,6 +264,7 @@ impl<'a> Tally<'a> {
         let (one, full) = (cost.after + one_from_files, self.full.cast_signed());
         let total = one * full + rest;
         self.packed = self.packed.max(cost.packed);
+        self.on_host = self.on_host.max(cost.on_host);
         // The most is held by the last where each leaves something behind, and by the first where each frees something.
         let before = self.live.activations;
         self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
@@ -325,6 +343,14 @@ impl<'a> Tally<'a> {
                 Some(place) => drop(self.spare.swap_remove(place)),
                 None => self.live.gradients += kind.1,
             }
+        }
+    }
+
+    /// What whoever trains holds meanwhile.
+    fn hands_over(&mut self, part: Option<Part>, stage: Stage) {
+        let bytes = self.counter.handed_over.bytes(part, stage);
+        if bytes > 0 {
+            self.moment(bytes);
         }
     }
 

@@ -42,7 +42,7 @@ impl Noted {
         let held = |live: Live| {
             let Live { weights, activations, gradients, loss, workspace } = live;
             let parameters = always.map(|always| always + weights);
-            StepCount { parameters, activations, gradients, loss, workspace, packed: 0 }
+            StepCount { parameters, activations, gradients, loss, workspace, packed: 0, on_host: 0 }
         };
         self.moments.into_iter().map(|(pass, what, live)| Moment { pass, what, held: held(live) }).collect()
     }
