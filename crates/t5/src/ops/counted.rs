@@ -3,15 +3,18 @@
 //! Each operation makes the results that the kernel makes and reuses the memory that the kernel reuses. What a call needs beside
 //! them its kernel states ([`t5_ops::Needs`]); here it is added up.
 
-use std::cell::{Cell, RefCell};
+mod files;
+
+use std::cell::Cell;
 use std::rc::Rc;
 
 use candle_core::DType;
 use t5_ops::{Activation, AttentionSizes, CrossEntropy, Dropout, Kept, Needs, Path, RelativePosition};
 
 use super::compute::largest_bytes;
-use super::{Attended, AttentionSettings, Files, Matrix, Ops, Spill};
+use super::{Attended, AttentionSettings, Files, Matrix, Ops};
 use crate::error::Result;
+use files::{CountedFiles, CountedStretch};
 
 /// Multiply-adds of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -281,45 +284,6 @@ impl Matrix<'_, Counted> {
     }
 }
 
-/// Counted files: what was written, and the tensor that is read ahead.
-#[derive(Debug)]
-pub(crate) struct CountedFiles {
-    ledger: Ledger,
-    written: u64,
-    ahead: RefCell<Option<(CountedStretch, Counted)>>,
-}
-
-/// Where a counted tensor lies in a file.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CountedStretch {
-    start: u64,
-    dims: Vec<usize>,
-    dtype: DType,
-}
-
-impl Spill<Counted> for CountedFiles {
-    fn put(&mut self, x: Counted) -> Result<CountedStretch> {
-        let stretch = CountedStretch { start: self.written, dims: Ops::dims(&x).to_vec(), dtype: x.dtype };
-        self.written += Ops::bytes(&x);
-        Ok(stretch)
-    }
-
-    fn get(&mut self, stretch: CountedStretch, after: Option<&CountedStretch>) -> Result<Counted> {
-        let read = |stretch: &CountedStretch| self.ledger.tensor(&stretch.dims, stretch.dtype);
-        let tensor = match self.ahead.take() {
-            Some((ahead, tensor)) if ahead == stretch => tensor,
-            _ => read(&stretch),
-        };
-        *self.ahead.borrow_mut() = after.map(|after| (after.clone(), read(after)));
-        Ok(tensor)
-    }
-
-    #[cfg(test)]
-    fn written_bytes(&self) -> u64 {
-        self.written
-    }
-}
-
 impl Ops for Counted {
     type Spill = CountedFiles;
     type Stretch = CountedStretch;
@@ -364,7 +328,7 @@ impl Ops for Counted {
     }
 
     fn spill(&self, _: &Files) -> Result<CountedFiles> {
-        Ok(CountedFiles { ledger: self.ledger(), written: 0, ahead: RefCell::new(None) })
+        Ok(CountedFiles::new(self.ledger()))
     }
 
     fn read_ahead(&self) {}
