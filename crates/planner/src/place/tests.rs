@@ -161,7 +161,7 @@ fn every_value_of_every_lever_is_offered_on_a_device_or_refused_by_its_names() {
 
 #[test]
 fn a_base_in_codes_and_several_processes_are_refused_on_a_device() {
-    let several = Processes { buffers: 1 << 20, gradient_sums: 1, owners: 1 };
+    let several = Processes { buffers: 1 << 20, ..Processes::default() };
     let text = training(&small(), &Pins::default(), several).err().expect("processes").to_string();
     assert!(text.starts_with("training by several processes"), "{text}");
     let coded = t5::Config { base_precision: Some(t5::Precision::Int8), ..small() };
