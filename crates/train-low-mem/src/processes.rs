@@ -6,7 +6,7 @@
 use collective::Group;
 use collective::launcher::{self, Launched};
 use dataloader::BatchShare;
-use memory_policy::{Budgets, Bytes, MemorySnapshot};
+use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot};
 use planner::{Costs, Plan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -156,35 +156,45 @@ impl Together<'_> {
     pub fn share_memory(self, config: &mut Config, now: &MemorySnapshot) -> Outcome<()> {
         let Some(group) = self.0 else { return Ok(()) };
         let budget = planner::budget_of(config.memory.budget).resolve(now);
-        let said = group.gather(format!("{} {}", budget.0, host()).as_bytes())?;
-        let of = |said: &[u8]| {
-            let said = String::from_utf8_lossy(said).into_owned();
-            let (budget, host) = said.split_once(' ')?;
-            Some((budget.parse::<u64>().ok()?, host.to_owned()))
-        };
+        let own_group = now.group.as_ref().map_or("", |group| group.path.as_str());
         let here = host();
-        let budgets: Vec<u64> = said
-            .iter()
-            .filter_map(|said| of(said))
-            .filter(|(_, host)| *host == here)
-            .map(|(budget, _)| budget)
-            .collect();
-        let processes = budgets.len().max(1) as u64;
+        let message = serde_json::to_vec(&(budget.0, &here, own_group));
+        let said = group.gather(&message.map_err(|error| Failure::internal(error.to_string()))?)?;
+        let said = said.iter().map(|said| serde_json::from_slice::<(u64, String, String)>(said));
+        let said = said.collect::<Result<Vec<_>, _>>().map_err(|error| Failure::internal(error.to_string()))?;
+        let budgets = |is_meant: &dyn Fn(&str) -> bool| -> Vec<u64> {
+            said.iter()
+                .filter(|(_, host, group)| *host == here && is_meant(group))
+                .map(|(budget, ..)| *budget)
+                .collect()
+        };
+        let (on_host, in_group) = (budgets(&|_| true), budgets(&|group| group == own_group));
+        // What all of them may hold: of the host, and of a control group, which a launcher may make for each.
+        let shared = [(Some(now.available), on_host), (now.group.as_ref().map(ControlGroup::available), in_group)];
+        let shared = shared.into_iter().filter_map(|(available, budgets)| {
+            let processes = budgets.len().max(1) as u64;
+            Some((available? + Bytes(now.rss.0 * processes), budgets, processes))
+        });
+        let shared: Vec<(Bytes, Vec<u64>, u64)> = shared.collect();
         if config.memory.budget.is_none() {
-            config.memory.budget = Some(budget.0 / processes);
+            let share = |(available, _, processes): &(Bytes, Vec<u64>, u64)| {
+                planner::budget_of(None).resolve(&of_available(*available)).0 / processes
+            };
+            config.memory.budget = shared.iter().map(share).min();
             return Ok(());
         }
-        let sum = Bytes(budgets.iter().sum());
-        let available = now.ceiling() + Bytes(now.rss.0 * (processes - 1));
-        if sum > available {
-            return Err(Failure::new(
-                Exit::DoesNotFit,
-                format!(
-                    "memory budget: {processes} processes on {here} with {} each are {sum}, and {available} are available",
-                    Bytes(sum.0 / processes)
-                ),
-            )
-            .hint(format!("`--memory-budget` is for each process: {} or less", Bytes(available.0 / processes))));
+        for (available, budgets, processes) in shared {
+            let sum = Bytes(budgets.iter().sum());
+            if sum > available {
+                return Err(Failure::new(
+                    Exit::DoesNotFit,
+                    format!(
+                        "memory budget: {processes} processes on {here} with {} each are {sum}, and {available} are available",
+                        Bytes(sum.0 / processes)
+                    ),
+                )
+                .hint(format!("`--memory-budget` is for each process: {} or less", Bytes(available.0 / processes))));
+            }
         }
         Ok(())
     }
@@ -218,6 +228,11 @@ impl Together<'_> {
             Err(refusal) => Err(refusal.into()),
         }
     }
+}
+
+/// A machine with so much memory left, and nothing else.
+fn of_available(available: Bytes) -> MemorySnapshot {
+    MemorySnapshot { available, ..MemorySnapshot::default() }
 }
 
 /// The part of every batch that this process reads.
