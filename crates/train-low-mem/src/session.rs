@@ -396,6 +396,9 @@ impl Session {
         if kind != "done" {
             line[kind] = json!(true);
         }
+        if let Some(group) = &self.group {
+            line["sent_bytes"] = json!(group.sent_bytes());
+        }
         self.note_event("step", line);
         self.note_skipped(&stats, kind)?;
         self.note_bad_rows(batch)?;
