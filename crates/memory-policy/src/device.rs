@@ -38,6 +38,14 @@ pub struct DeviceMemory {
     pub free: Bytes,
     /// Memory of this process.
     pub used: Bytes,
+    /// The most that this process has held.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub peak: Bytes,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
 }
 
 impl DeviceMemory {

@@ -87,6 +87,6 @@ pub use explain::{Explained, Other, explain};
 pub use layout::labelled;
 pub use name::Name;
 pub use plan::{DoesNotFit, Limit, Plan, plan};
-pub use probe::{PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
+pub use probe::{DeviceProbe, PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
 pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure, Traffic};

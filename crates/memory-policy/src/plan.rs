@@ -82,6 +82,11 @@ impl<S, L> Plan<S, L> {
         self.predicted_peak + self.headroom
     }
 
+    /// The smallest budget of the device that this plan fits; nothing where no tensor lies there.
+    pub fn required_on_device(&self) -> Bytes {
+        self.bill.device.as_ref().map_or(Bytes::ZERO, |device| device.predicted_peak + device.headroom)
+    }
+
     /// The predicted peak where tensors lie: of the device, or of the process.
     pub fn peak_of_tensors(&self) -> Bytes {
         match self.place_of_tensors() {

@@ -4,6 +4,7 @@
 //! run under pressure at a chosen step.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use faults::PageFaults;
@@ -25,6 +26,16 @@ pub trait Probe: Send + Sync {
     ///
     /// When the system's own counters cannot be read or understood.
     fn snapshot(&self) -> Result<MemorySnapshot, ProbeError>;
+}
+
+/// Reads the memory of the device that computes.
+pub trait DeviceProbe: std::fmt::Debug + Send + Sync {
+    /// Used and free memory of the device now.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing is known of it, in words.
+    fn memory(&self) -> Result<DeviceMemory, String>;
 }
 
 /// Why no snapshot could be taken.
@@ -64,8 +75,8 @@ pub struct SystemProbe {
     root: PathBuf,
     /// The largest resident set seen, for systems that do not keep it themselves.
     peak_seen: AtomicU64,
-    /// The card that computes, where one does.
-    card: Option<nvml::Card>,
+    /// The device that computes, where that is not the CPU.
+    device: Option<Arc<dyn DeviceProbe>>,
 }
 
 impl SystemProbe {
@@ -76,19 +87,25 @@ impl SystemProbe {
 
     /// A probe that finds `proc` and every mounted hierarchy below `root` instead of `/`.
     pub fn with_root(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), peak_seen: AtomicU64::new(0), card: None }
+        Self { root: root.into(), peak_seen: AtomicU64::new(0), device: None }
     }
 
     /// The same probe, which also looks at the NVIDIA card of this index. Without driver or card its snapshots have no
     /// device memory; [`SystemProbe::device_memory`] says why.
     #[must_use]
     pub fn with_card(self, index: u32) -> Self {
-        Self { card: Some(nvml::Card::new(index)), ..self }
+        self.with_device(Arc::new(nvml::Card::new(index)))
     }
 
-    /// The card's memory, or why nothing is known of it; `None` where no card was asked for.
+    /// The same probe, which also looks at the device that computes.
+    #[must_use]
+    pub fn with_device(self, device: Arc<dyn DeviceProbe>) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    /// The device's memory, or why nothing is known of it; `None` where no device was asked for.
     pub fn device_memory(&self) -> Option<Result<DeviceMemory, String>> {
-        self.card.as_ref().map(nvml::Card::memory)
+        self.device.as_ref().map(|device| device.memory())
     }
 
     /// The page faults of this process so far; `None` where the system does not count them.

@@ -41,6 +41,7 @@
 pub mod absent;
 mod bytes;
 mod cache;
+mod device;
 mod dispatch;
 mod isa;
 pub mod keys;
@@ -60,6 +61,7 @@ mod testing;
 mod vector;
 
 pub use bytes::{change_bytes, from_bytes, with_bytes};
+pub use device::{DeviceBytes, check_dtype, device_bytes};
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Kept, Needs};

@@ -1,7 +1,11 @@
 //! The device that computes: opened by its name, and where its tensors lie.
 
-use candle_core::Device;
-use memory_policy::Place;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{DType, Device};
+use memory_policy::{Bytes, DeviceMemory, DeviceProbe, Place, SystemProbe};
+use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
 
@@ -42,9 +46,115 @@ pub fn place(device: &Device) -> Place {
     if device.is_cpu() { Place::Host } else { Place::Device }
 }
 
+/// Refuses to compute in a dtype that the device has no kernels for.
+pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
+    t5_ops::check_dtype(device, activations).map_err(|error| {
+        Failure::usage(error.to_string()).hint("`--precision f32` works on every card").hint("or `--device cpu`")
+    })
+}
+
+/// A probe of this machine and of the device that was opened. Made before anything is computed there.
+pub fn probe(device: &Device) -> SystemProbe {
+    let probe = SystemProbe::new();
+    let counted = device.clone();
+    match OpenedMemory::new(move || t5_ops::device_bytes(&counted)) {
+        Some(memory) => probe.with_device(Arc::new(memory)),
+        None => probe,
+    }
+}
+
+/// A context takes no more than this before kernels are loaded. What others hold may look like one.
+const LARGEST_CONTEXT_BYTES: u64 = 384 << 20;
+
+/// The memory of an opened device: what its driver counts as free, and what of the rest is ours.
+///
+/// Tensors are taken from a pool that belongs to this process, so they are known exactly, whoever else uses the device. The
+/// context, its kernels and its libraries are what free memory fell by until the first look, which is after a rehearsal.
+struct OpenedMemory {
+    count: Box<dyn Fn() -> Option<DeviceBytes> + Send + Sync>,
+    at_opening: DeviceBytes,
+    beside_the_pool: OnceLock<u64>,
+}
+
+impl OpenedMemory {
+    /// None where nothing is counted.
+    fn new(count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Option<Self> {
+        let at_opening = count()?;
+        Some(Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() })
+    }
+
+    fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
+        let DeviceBytes { total, free, pool, .. } = self.at_opening;
+        let context = total.saturating_sub(free + pool).min(LARGEST_CONTEXT_BYTES);
+        let fell_by = (free + pool).saturating_sub(now.free + now.pool);
+        context + fell_by
+    }
+}
+
+impl DeviceProbe for OpenedMemory {
+    fn memory(&self) -> Result<DeviceMemory, String> {
+        let now = (self.count)().ok_or("the driver does not say how much memory the device has")?;
+        let beside = *self.beside_the_pool.get_or_init(|| self.beside_the_pool(&now));
+        Ok(DeviceMemory {
+            total: Bytes(now.total),
+            free: Bytes(now.free),
+            used: Bytes(beside + now.pool),
+            peak: Bytes(beside + now.pool_most),
+            name: now.name,
+        })
+    }
+}
+
+impl fmt::Debug for OpenedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedMemory").field("at_opening", &self.at_opening).finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A device of 8 GiB that plays these counts back: MiB that are free, in the pool, and at most in the pool.
+    fn scripted(script: &'static [[u64; 3]]) -> OpenedMemory {
+        let next = AtomicUsize::new(0);
+        let count = move || {
+            let [free, pool, pool_most] = script[next.fetch_add(1, Ordering::Relaxed).min(script.len() - 1)];
+            let [free, pool, pool_most] = [free, pool, pool_most].map(|mib| mib * MIB);
+            Some(DeviceBytes { name: "a card".into(), total: 8192 * MIB, free, pool, pool_most })
+        };
+        OpenedMemory::new(count).expect("it counts")
+    }
+
+    #[test]
+    fn what_free_memory_falls_by_in_a_rehearsal_is_the_context_and_tensors_are_the_pool() {
+        // The context takes 300 MiB at once and 150 with kernels and libraries; 32 are the pool's after the rehearsal.
+        let memory = scripted(&[[7892, 0, 0], [7710, 32, 64], [5710, 2032, 2532], [4710, 2032, 2532]]);
+        let [rehearsed, training, beside_others] = [0; 3].map(|_| memory.memory().expect("it counts"));
+        let of = |memory: &DeviceMemory| [memory.used, memory.peak, memory.free, memory.ceiling()].map(|b| b.0 / MIB);
+        assert_eq!(of(&rehearsed), [482, 514, 7710, 8192]);
+        assert_eq!(of(&training), [2482, 2982, 5710, 8192]);
+        // A GiB that another process takes is not ours, and less is left.
+        assert_eq!(of(&beside_others), [2482, 2982, 4710, 7192]);
+        assert_eq!((rehearsed.total, rehearsed.name.as_str()), (Bytes::gib(8), "a card"));
+    }
+
+    #[test]
+    fn what_others_hold_when_a_device_is_opened_is_no_context_of_ours() {
+        let memory = scripted(&[[2048, 0, 0], [1948, 0, 0]]);
+        assert_eq!(memory.memory().expect("it counts").used, Bytes(LARGEST_CONTEXT_BYTES + 100 * MIB));
+    }
+
+    #[test]
+    fn a_probe_beside_the_cpu_has_no_device() {
+        assert!(probe(&Device::Cpu).device_memory().is_none());
+        assert!(OpenedMemory::new(|| None).is_none());
+        assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
+    }
 
     #[test]
     fn the_cpu_computes_unless_another_device_is_named() {

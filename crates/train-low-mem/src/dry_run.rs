@@ -37,7 +37,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
-    let machine = machine::machine(flags, &config)?;
+    let machine = machine::machine(flags, &config, Some(&opened.device))?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None, ledger: None })?;
     if session.trainer.is_done() {
         session.report.finish();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, SystemProbe};
+use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot};
 use planner::{Inference, Job, Pins, Plan, Prices};
 use t5::{AnswerShape, StoredWeights, T5};
 
@@ -74,7 +74,9 @@ impl<'a> Asked<'a> {
             beside: shape.beside.clone(),
         };
         let precisions = (parameters, self.activations);
-        let now = planner::rehearse_inference(self.config, precisions, self.device, &SystemProbe::new())?;
+        device::check_dtype(self.device, self.activations)?;
+        let probe = device::probe(self.device);
+        let now = planner::rehearse_inference(self.config, precisions, self.device, &probe)?;
         let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budgets, pins));
         let place = device::place(self.device);
         let job = Job { place, prices: Prices::at(place, self.activations), ..job };

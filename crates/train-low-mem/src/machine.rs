@@ -1,5 +1,6 @@
 //! The machine that a run is planned for: this one, or one that a file describes.
 
+use candle_core::Device;
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
 use crate::cli::TrainArgs;
@@ -8,12 +9,11 @@ use crate::failure::{Failure, Outcome};
 use crate::{device, report, setup};
 
 /// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
-/// memory is unknown, a note says so and the run continues.
-pub fn machine(flags: &TrainArgs, config: &Config) -> Outcome<Box<dyn Probe>> {
+/// memory is unknown, a note says so and the run continues. Without `opened`, a GPU is looked at through its driver's library.
+pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Device>) -> Outcome<Box<dyn Probe>> {
     let Some(path) = &flags.machine else {
-        let probe = SystemProbe::new();
-        let Some(index) = card(&config.run.device) else { return Ok(Box::new(probe)) };
-        let probe = probe.with_card(index);
+        let Some(index) = card(&config.run.device) else { return Ok(Box::new(SystemProbe::new())) };
+        let probe = opened.map_or_else(|| SystemProbe::new().with_card(index), device::probe);
         if let Some(Err(why)) = probe.device_memory() {
             report::note(&format!(
                 "{why}; the free GPU memory is unknown, so only --device-memory-budget bounds the device"

@@ -30,11 +30,14 @@ pub struct StepLine {
     pub rss: Bytes,
     /// The most that it may be, where somebody said it.
     pub budget: Option<Bytes>,
+    /// Memory of the device that computes, where that is not the CPU.
+    pub on_device: Option<Bytes>,
 }
 
 impl StepLine {
     fn memory(&self, of: &str) -> String {
-        self.budget.map_or(self.rss.to_string(), |budget| format!("{}{of}{budget}", self.rss))
+        let on_host = self.budget.map_or(self.rss.to_string(), |budget| format!("{}{of}{budget}", self.rss));
+        self.on_device.map_or(on_host.clone(), |bytes| format!("{on_host}, {bytes} on the device"))
     }
 }
 
@@ -198,6 +201,7 @@ mod tests {
             took: Duration::from_secs(2),
             rss: Bytes::mib(50),
             budget: Some(Bytes::mib(600)),
+            on_device: None,
         }
     }
 
@@ -227,6 +231,9 @@ mod tests {
         progress.note(&line(2, 1.0), now);
         let expected = "epoch 1.25  loss 1.0000 (mean 1.5000)  |g| 0.50  lr 2.61e-2  200 tokens/s  50 MiB of 600 MiB  0:04, 0:16 left";
         assert_eq!(progress.log_line(&line(2, 1.0), now), expected);
+        let on_device = StepLine { on_device: Some(Bytes::gib(3)), ..line(2, 1.0) };
+        let text = progress.log_line(&on_device, now);
+        assert!(text.contains("50 MiB of 600 MiB, 3 GiB on the device  0:04"), "{text}");
         progress.note_validation(0.9);
         let bar = progress.beside_bar(Some(&line(2, 1.0)), now);
         assert!(bar.starts_with("2/10  0:04<0:16  loss 1.500 (val 0.900 ▼)  200 tok/s  50 MiB/600 MiB"), "{bar}");

@@ -6,6 +6,7 @@
 
 mod evaluating;
 mod first_model;
+mod prediction;
 mod saving;
 mod together;
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use collective::Group;
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budgets, Bytes, Change, Name, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
@@ -36,7 +37,8 @@ use crate::saved::{History, saved_state};
 use crate::speed::Priced;
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, options, setup, start_screen, ways_out};
+use crate::{base, device, options, setup, start_screen, ways_out};
+use prediction::Prediction;
 
 /// A plan that the policy proposes between two steps.
 type Replanned = memory_policy::Replanned<planner::Step, planner::Feeding>;
@@ -62,9 +64,7 @@ pub struct Session {
     probe: SystemProbe,
     machine: Box<dyn Probe>,
     is_hopeless: bool,
-    /// The most that a plan of this process required so far: the system's peak never falls.
-    most_required: Bytes,
-    prediction_was_wrong: bool,
+    prediction: Prediction,
     costs: Costs,
     budgets: Budgets,
     scope: bits::Scope,
@@ -139,7 +139,8 @@ impl Session {
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
-        let probe = SystemProbe::new();
+        device::check_dtype(&opened.device, options.precision.activations())?;
+        let probe = device::probe(&opened.device);
         let priced = together
             .in_turn(|| Priced::of_run(&config, &opened.model, &options, job::place(&config, &opened.device)))?;
         let priced = priced.with(together.of_first(priced.prices)?);
@@ -246,8 +247,7 @@ impl Session {
             probe,
             machine,
             is_hopeless: false,
-            most_required: plan.required(),
-            prediction_was_wrong: false,
+            prediction: Prediction::of(&plan),
             costs,
             budgets,
             scope,
@@ -312,7 +312,7 @@ impl Session {
                 self.warn(&text, json!({"step": step, "kind": "bits"}))?;
             }
         }
-        self.most_required = self.most_required.max(self.plan.required());
+        self.prediction.follow(&self.plan);
         Ok(())
     }
 
@@ -332,29 +332,6 @@ impl Session {
         let is_pinned = self.config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some();
         let longest = (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens));
         StepPlan { levers: self.plan.step.levers, longest }
-    }
-
-    /// Holds the prediction against the system's own peak, after a step or another phase of the run. The first
-    /// time that the headroom, 5 % of the prediction or a little more in a small process, does not cover what is
-    /// beyond it, a warning names the row that was most likely wrong.
-    pub fn hold_prediction(&mut self, phase: &Name) -> Outcome<()> {
-        let peak = self.probe.snapshot()?.peak_rss;
-        let predicted = self.plan.predicted_peak;
-        if self.prediction_was_wrong || peak <= self.most_required {
-            return Ok(());
-        }
-        self.prediction_was_wrong = true;
-        let tensors = Bytes(heap::held().most_live as u64);
-        let row = planner::wrong_row(&self.plan, phase, peak, tensors);
-        let text = format!(
-            "the peak is {peak} after {phase}, above the predicted {predicted}; the likely cause is the row {row} (tensors used {tensors})"
-        );
-        let step = self.trainer.step_count();
-        self.warn(
-            &text,
-            json!({"step": step, "kind": "prediction", "phase": phase.as_str(), "row": row, "peak_rss_bytes": peak.0,
-            "predicted_peak_bytes": predicted.0, "tensor_bytes": tensors.0}),
-        )
     }
 
     /// Hands the plan's numbers to the loader.
@@ -389,6 +366,7 @@ impl Session {
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
             "available_bytes": now.ceiling().0,
         });
+        self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
         if let Some(percent) = pressure.reduce(f64::max) {
             line["pressure_percent"] = json!(percent);
@@ -414,6 +392,7 @@ impl Session {
             took: took.step + took.data_wait,
             rss: now.rss,
             budget: self.config.memory.budget.map(|_| self.plan.budget),
+            on_device: now.device.as_ref().map(|device| device.used),
         });
         Ok(true)
     }
@@ -498,13 +477,12 @@ impl Session {
     pub fn record_end(&mut self, reason: &str) -> Outcome<()> {
         let step = self.trainer.step_count();
         let now = self.probe.snapshot()?;
-        self.note_event(
-            "end",
-            json!({
-                "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
-                "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
-            }),
-        );
+        let mut end = json!({
+            "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
+            "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
+        });
+        self.add_device(&now, &mut end);
+        self.note_event("end", end);
         if let Some(missing) = self.log.missing() {
             self.report.warn(&missing);
         }
@@ -514,8 +492,9 @@ impl Session {
     /// Memory at one of a run's key moments, in the metrics. A person is told where the peak has grown by a tenth.
     pub fn note_memory(&mut self, moment: &str) -> Outcome<()> {
         let now = self.probe.snapshot()?;
-        let event = json!({"step": self.trainer.step_count(), "moment": moment, "rss_bytes": now.rss.0,
+        let mut event = json!({"step": self.trainer.step_count(), "moment": moment, "rss_bytes": now.rss.0,
             "peak_rss_bytes": now.peak_rss.0, "available_bytes": now.ceiling().0});
+        self.add_device(&now, &mut event);
         self.note_event("memory", event);
         if now.peak_rss > self.shown_peak.percent(110) {
             self.shown_peak = now.peak_rss;
@@ -524,9 +503,10 @@ impl Session {
         Ok(())
     }
 
-    /// The most that the process held so far.
-    pub fn peak(&self) -> Bytes {
-        self.probe.snapshot().map(|now| now.peak_rss).unwrap_or_default()
+    /// The most that the process held so far, and where a device computes, the most that it held there.
+    pub fn peaks(&self) -> (Bytes, Option<Bytes>) {
+        let now = self.probe.snapshot().unwrap_or_default();
+        (now.peak_rss, now.device.map(|device| device.peak))
     }
 
     /// Numbers for the report at the end.

@@ -26,9 +26,12 @@ pub fn summary(run: &Session, from: &Path) -> String {
     if let Some(throughput) = run.report.throughput() {
         let _ = writeln!(text, "{throughput}");
     }
-    let (peak, predicted) = (run.peak(), run.plan.predicted_peak);
+    let ((peak, on_device), predicted) = (run.peaks(), run.plan.predicted_peak);
     let budget = run.config.memory.budget.map_or(String::new(), |_| format!(", {} allowed", run.plan.budget));
     let _ = writeln!(text, "peak memory {peak}, {predicted} predicted{budget}");
+    if let Some(peak) = on_device {
+        let _ = writeln!(text, "peak memory on the device {peak}, {} predicted", run.plan.predicted_device_peak);
+    }
     let model = run.run.model(&run.opened.model);
     let is_adapter = run.opened.model.lora.is_some();
     let kind = if is_adapter { "adapter" } else { "model" };

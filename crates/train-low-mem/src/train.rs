@@ -66,7 +66,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         let _ = run.own();
         return Ok(());
     }
-    let machine = machine::machine(flags, &config)?;
+    let machine = machine::machine(flags, &config, Some(&opened.device))?;
     let group = together.0.cloned();
     let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group, ledger })?;

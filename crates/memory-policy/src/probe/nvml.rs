@@ -5,7 +5,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 
-use crate::{Bytes, DeviceMemory};
+use crate::{Bytes, DeviceMemory, DeviceProbe};
 
 /// The library and the card that is looked at.
 pub(super) struct Card {
@@ -17,9 +17,10 @@ impl Card {
     pub fn new(index: u32) -> Self {
         Self { nvml: Nvml::init(), index }
     }
+}
 
-    /// The GPU's memory now, or why it is unknown.
-    pub fn memory(&self) -> Result<DeviceMemory, String> {
+impl DeviceProbe for Card {
+    fn memory(&self) -> Result<DeviceMemory, String> {
         let nvml = self.nvml.as_ref().map_err(|error| format!("NVML cannot be used: {error}"))?;
         let read = || -> Result<DeviceMemory, NvmlError> {
             let card = nvml.device_by_index(self.index)?;
@@ -37,6 +38,7 @@ impl Card {
                 total: Bytes(memory.total),
                 free: Bytes(memory.free),
                 used: Bytes(used.sum()),
+                peak: Bytes::ZERO,
             })
         };
         read().map_err(|error| format!("NVML: card {}: {error}", self.index))

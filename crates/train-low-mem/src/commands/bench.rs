@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe};
 use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
 use serde_json::json;
 use t5::{ParameterSpec, T5};
@@ -42,7 +42,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
     };
-    let probe = SystemProbe::new();
+    device::check_dtype(&device, options.precision.activations())?;
+    let probe = device::probe(&device);
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
     let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
@@ -76,7 +77,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let tokens = flags.batch * (flags.source_tokens + flags.target_tokens);
     #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
     let tokens_per_second = tokens as f64 * 1e3 / median_ms;
-    let peak = probe.snapshot()?.peak_rss;
+    let measured = probe.snapshot()?;
+    let (peak, on_device) = (measured.peak_rss, measured.device);
     let profile = profiler.map(Profiler::finish);
     let precision = if flags.precision == Precision::F32 { "f32" } else { "bf16" };
     if flags.json {
@@ -91,6 +93,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
             "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
         });
+        if let Some(on_device) = &on_device {
+            json["device_peak_bytes"] = json!(on_device.peak.0);
+            json["predicted_device_peak_bytes"] = json!(planned.predicted_device_peak.0);
+        }
         if let Some(profile) = &profile {
             json["profile"] = profile.to_json();
         }
@@ -107,6 +113,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         flags.steps,
         Bytes(predicted_peak_bytes)
     ))?;
+    if let Some(on_device) = &on_device {
+        let predicted = planned.predicted_device_peak;
+        report::result(&format!("peak on the device {} (predicted {predicted})\n", on_device.peak))?;
+    }
     if let Some(profile) = &profile {
         report::result(&profile.to_text())?;
     }

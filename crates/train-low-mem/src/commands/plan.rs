@@ -24,7 +24,7 @@ type PlannedRun = (Planned, RunPace, Option<u64>);
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
-    let machine = machine::machine(&flags.train, &config)?;
+    let machine = machine::machine(&flags.train, &config, None)?;
     let title = title(&config);
     // Whoever wants nothing explained needs only the choices that some budget would take.
     let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
