@@ -200,6 +200,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
     // Who is a guest where tensors lie: that is the memory that time is traded for.
     let lies_on_device = candidates.iter().any(|candidate| candidate.device_peak > Bytes::ZERO);
+    let place = if lies_on_device { Place::Device } else { Place::Host };
     let percent = match if lies_on_device { wanted.device } else { wanted.process } {
         Budget::Explicit(_) => NO_SLOWER_PERCENT,
         Budget::ShareOfAvailable => GUEST_PERCENT,
@@ -212,7 +213,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
     };
     let finished = |candidate: &Candidate<'_, S, L>, frame: Bill, limited_by: Limit| {
         let mut plan = candidate.plan(costs, frame, limited_by);
-        plan.bill.next = candidate.next(&candidates, as_fast, wanted.process);
+        plan.bill.next = candidate.next(&candidates, as_fast, (place, wanted), budget);
         plan.bill.device = DeviceBill::of(candidate.device_rows(costs), now, wanted.device);
         plan
     };
@@ -303,29 +304,50 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         self.predicted_peak.cmp(&other.predicted_peak).then(self.relative_time.total_cmp(&other.relative_time))
     }
 
-    /// The gain of the smallest budget that is faster, in words.
-    fn next(&self, candidates: &[Self], as_fast: f64, budget: Budget) -> String {
+    /// The smallest budget of a place that this pair fits.
+    fn required_at(&self, place: Place) -> Bytes {
+        let peak = if place.is_host() { self.predicted_peak } else { self.device_peak };
+        peak + headroom(peak)
+    }
+
+    /// The gain of the smallest budget that is faster, in words: the budget of the place where tensors lie, which limits them.
+    fn next(&self, candidates: &[Self], as_fast: f64, (place, wanted): (Place, Budgets), budget: Bytes) -> String {
+        let (flag, budget_there) = match place {
+            Place::Host => ("--memory-budget", wanted.process),
+            Place::Device => ("--device-memory-budget", wanted.device),
+        };
+        let by_size = |a: &&Self, b: &&Self| {
+            let required = |candidate: &&Self| candidate.required_at(place);
+            required(a).cmp(&required(b)).then(a.compare_size(b))
+        };
         // A guest gives up a little time for much memory, and should know.
-        let (next, than, why) = match budget {
+        let (next, than, why) = match budget_there {
             Budget::Explicit(_) => {
                 let time = self.relative_time.max(as_fast);
-                let is_faster = |other: &&Self| other.required() > self.required() && other.relative_time < 0.98 * time;
-                (candidates.iter().filter(is_faster).min_by(|a, b| a.compare_size(b)), time, "")
+                let is_faster = |other: &&Self| {
+                    other.required_at(place) > self.required_at(place) && other.relative_time < 0.98 * time
+                };
+                (candidates.iter().filter(is_faster).min_by(by_size), time, String::new())
             }
             Budget::ShareOfAvailable => {
-                let by_time =
-                    |a: &&Self, b: &&Self| a.relative_time.total_cmp(&b.relative_time).then(a.compare_size(b));
+                let by_time = |a: &&Self, b: &&Self| a.relative_time.total_cmp(&b.relative_time).then(by_size(a, b));
                 let fastest = candidates.iter().min_by(by_time);
                 (
                     fastest.filter(|fastest| fastest.relative_time < 0.98 * self.relative_time),
                     self.relative_time,
-                    "without --memory-budget, a small plan that is nearly the fastest is taken; ",
+                    format!("without {flag}, a small plan that is nearly the fastest is taken; "),
                 )
             }
         };
         let Some(next) = next else { return "this is the fastest plan".to_string() };
-        let (percent, enough) = (100.0 * (1.0 - next.relative_time / than), next.required().round_up_to_mib());
-        format!("{why}{percent:.0} % faster with --memory-budget {}MiB ({})", enough.0 >> 20, next.step.what.in_words())
+        let percent = 100.0 * (1.0 - next.relative_time / than);
+        let named =
+            |flag: &str, place: Place| format!("{flag} {}MiB", next.required_at(place).round_up_to_mib().0 >> 20);
+        let mut flags = named(flag, place);
+        if !place.is_host() && next.required() > budget {
+            flags += &format!(" {}", named("--memory-budget", Place::Host));
+        }
+        format!("{why}{percent:.0} % faster with {flags} ({})", next.step.what.in_words())
     }
 
     /// Rows of the device at its peak.

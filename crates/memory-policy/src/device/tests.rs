@@ -121,6 +121,24 @@ fn without_a_device_budget_a_share_of_what_is_free_is_taken_and_an_unknown_devic
 }
 
 #[test]
+fn a_faster_plan_is_named_with_the_budget_of_the_device_and_with_the_other_where_that_is_too_small() {
+    let next = |process_mib: u64, device: Budget| {
+        let process = Budget::Explicit(Bytes::mib(process_mib));
+        plan(&with_card(24_000), &costs(), Budgets { process, device }).unwrap().bill.next
+    };
+    let of_mib = |mib: u64| Budget::Explicit(Bytes::mib(mib));
+    // 500 + 2048 MiB and 5 %.
+    let first = next(4000, of_mib(1_601));
+    assert!(first.contains("faster with --device-memory-budget 2676MiB (2 at a time)"), "{first}");
+    let guest = next(4000, Budget::ShareOfAvailable);
+    assert!(guest.starts_with("without --device-memory-budget, a small plan"), "{guest}");
+    let mut costs = costs();
+    costs.steps[0].rows.push(CostRow::new(ACTIVATIONS, 500 * MIB, ""));
+    let both = plan(&with_card(24_000), &costs, explicit(400, 9_000)).unwrap().bill.next;
+    assert!(both.contains("--device-memory-budget 9127MiB --memory-budget 882MiB"), "{both}");
+}
+
+#[test]
 fn tensors_on_the_host_leave_the_device_alone() {
     let mut costs = costs();
     let to_host = |rows: &mut Vec<CostRow>| rows.iter_mut().for_each(|row| row.place = Place::Host);

@@ -13,7 +13,8 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
 use crate::storage::elements;
 
-/// Looks `ids` up in `table`, which may be in f16, giving rows in `dtype`. An id outside the table is an error.
+/// Looks `ids` up in `table`, which may be in f16, giving rows in `dtype`. An id outside the table is an error. A device does not look
+/// at ids: whoever copies them there has checked them.
 pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let _span = tracing::debug_span!("embedding").entered();
     check_ids("embedding", ids)?;
