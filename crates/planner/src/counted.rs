@@ -349,7 +349,8 @@ fn among(
     options: &TrainerOptions,
     processes: &Processes,
 ) -> Result<t5::step::count::Counter> {
-    let &Processes { sharding, owners, .. } = processes;
+    let &Processes { sharding, owners, gradient_sums, .. } = processes;
+    let passes = passes.with_sums(gradient_sums);
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }

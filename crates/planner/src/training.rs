@@ -112,7 +112,8 @@ impl<'a> Offer<'a> {
         // The sums of several shards are kept apart until all of them are there.
         let Processes { gradient_sums, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
-            let is_summed = gradient_sums == 1 || way.layer_major.is_none();
+            // Tables that wait in files are summed over all shards at once.
+            let is_summed = gradient_sums == 1 || way.layer_major.is_none_or(|layers| !layers.gradients_on_disk);
             let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
             // Micro-batch by micro-batch weights are brought again for each.
             let is_brought_once = way.layer_major.is_some() || gradient_sums > 1;

@@ -437,7 +437,8 @@ impl T5 {
         let tables = self.trained_tables(grads);
         let outline = self.outline(grads, &tables, cx, layer_major);
         let idle = observer.most_micro_batches().saturating_sub(batches.len());
-        let events = outline.training_of_shards(batches.len(), &observer.shards(), idle);
+        let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
+        let events = outline.training_of_shards(batches.len(), &shards, idle);
         let offload = layer_major.map(|layers| Offload {
             files,
             activations: layers.boundaries_on_disk,

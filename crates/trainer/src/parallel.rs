@@ -49,6 +49,8 @@ impl Sharding {
 pub struct Parallel {
     group: Group,
     shards: Shards,
+    /// Whether the number of shards was asked for, and not that of the processes.
+    has_virtual_shards: bool,
     /// Who holds the optimizer's state of each parameter. Empty: everybody, of all.
     owners: Vec<usize>,
     sharding: Sharding,
@@ -85,7 +87,9 @@ impl Parallel {
             let expected = format!("at least the number of processes, {processes}");
             return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
         }
+        let has_virtual_shards = virtual_shards.is_some();
         Ok(Self {
+            has_virtual_shards,
             group,
             shards: Shards { count, processes },
             owners: Vec::new(),
@@ -102,6 +106,11 @@ impl Parallel {
     /// How a batch is divided.
     pub fn shards(&self) -> Shards {
         self.shards
+    }
+
+    /// Whether each shard is summed by itself, however many a process has.
+    pub(crate) fn closes_shards(&self) -> bool {
+        self.has_virtual_shards
     }
 
     /// The shards of this process.

@@ -198,7 +198,7 @@ impl Trainer {
     /// Numbers of the outcome are those of the whole batch.
     ///
     /// # Errors
-    /// Those of [`Trainer::step`]; several shards layer by layer; [`Error::Processes`].
+    /// Those of [`Trainer::step`]; several shards whose gradients are to wait in a file; [`Error::Processes`].
     pub fn step_of_shards(
         &mut self,
         batch: &Batch,
@@ -212,9 +212,9 @@ impl Trainer {
         if plan.levers.micro_batch_samples == 0 {
             return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
         }
-        if shards.len() > 1 && plan.levers.layer_major.is_some() {
-            let expected = "`micro-batch-major` beside more virtual shards than processes";
-            return Err(Error::invalid_option("memory.accumulation", expected, "layer-major"));
+        if shards.len() > 1 && plan.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk) {
+            let expected = "`memory` beside more virtual shards than processes";
+            return Err(Error::invalid_option("memory.gradient_offload", expected, "disk"));
         }
         let factor = self.options.schedule.factor(self.step, self.options.total_steps);
         let mut stats = StepStats {

@@ -105,6 +105,10 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.parallel.as_ref().map(|(_, shards)| shards.clone()).unwrap_or_default()
     }
 
+    fn closes_shards(&self) -> bool {
+        self.parallel.as_ref().is_some_and(|(parallel, _)| parallel.closes_shards())
+    }
+
     fn most_micro_batches(&self) -> usize {
         if self.model.needs_others() { self.most_micro_batches } else { 0 }
     }

@@ -119,15 +119,25 @@ fn several_processes_have_the_losses_of_one() {
 
 #[test]
 fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
-    for options in [support::options(), adamw()] {
-        let plan = plan(2, None);
+    let layers = [
+        None,
+        Some(LayerMajor::PLAIN),
+        Some(LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk: true, ..LayerMajor::PLAIN }),
+        Some(LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN }),
+    ];
+    let cases = layers.map(|layers| (support::options(), layers)).into_iter().chain([(adamw(), layers[2])]);
+    for (options, layer_major) in cases {
+        let plan = plan(2, layer_major);
         let expected = run(&options, (1, Some(4)), Sharding::None, (&plan, 9)).swap_remove(0);
-        for processes in [2, 4] {
-            for ended in run(&options, (processes, Some(4)), Sharding::None, (&plan, 9)) {
-                assert_eq!(ended.parameters, expected.parameters, "{processes} processes");
-                assert_eq!(ended.stats, expected.stats, "{processes} processes");
+        assert_close(&expected, &alone(&options, &plan, 9), 1e-5);
+        for (processes, sharding) in [(2, Sharding::None), (4, Sharding::None), (2, Sharding::Gradients)] {
+            for ended in run(&options, (processes, Some(4)), sharding, (&plan, 9)) {
+                assert_eq!(ended.parameters, expected.parameters, "{processes} processes, {layer_major:?}");
+                assert_eq!(ended.stats, expected.stats, "{processes} processes, {layer_major:?}");
             }
         }
+        let shared = run(&options, (2, Some(4)), Sharding::Weights, (&plan, 9)).swap_remove(0);
+        assert_eq!(shared, expected, "{layer_major:?}");
         let six = run(&options, (1, Some(6)), Sharding::None, (&plan, 7)).swap_remove(0);
         for processes in [2, 3, 6] {
             assert_eq!(run(&options, (processes, Some(6)), Sharding::None, (&plan, 7))[1], six);

@@ -154,6 +154,8 @@ pub struct Counter {
     weights: WeightsOnDisk,
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,
+    /// Sums of a gradient that exist at a time, each of other shards of the batch.
+    sums: usize,
     rehearsal: Rehearsal,
     /// What whoever trains holds while gradients are handed over.
     handed_over: HandedOver,
@@ -195,6 +197,7 @@ impl Counter {
             rehearsal: Rehearsal::new(config, precisions, dropout, is_trained)?,
             weights: WeightsOnDisk::new(config, precisions.parameters),
             has_weights_elsewhere: false,
+            sums: 1,
             config: config.clone(),
             precisions,
             trained,
@@ -209,6 +212,12 @@ impl Counter {
         self.trained = self.trained.among(is_held);
         self.tallies = RefCell::default();
         self
+    }
+
+    /// Counts for steps over several shards of a batch, so many sums of whose gradients exist at a time.
+    #[must_use]
+    pub fn with_sums(self, sums: usize) -> Counter {
+        Counter { sums: sums.max(1), tallies: RefCell::default(), ..self }
     }
 
     /// Counts for one of several processes, of which others hold the weights of these names.

@@ -34,6 +34,8 @@ struct Slot<T> {
     empty: bool,
     /// Sums of shards that are complete, in their order.
     closed: Vec<(Stretch, T)>,
+    /// The whole sum of what was added before these.
+    before: Option<T>,
 }
 
 impl<T> Slot<T> {
@@ -51,7 +53,14 @@ impl<T: Ops> Gradients<T> {
         let slot = |parameter: &Parameter<T>| {
             let products = if parameter.tensor.dtype() == DType::F64 { DType::F64 } else { products };
             let dtype = gradient_dtype(&parameter.name, parameter.part, parameter.tensor.dims().len(), products);
-            Slot { trainable: trainable(parameter), dtype, accumulator: None, empty: true, closed: Vec::new() }
+            Slot {
+                trainable: trainable(parameter),
+                dtype,
+                accumulator: None,
+                empty: true,
+                closed: Vec::new(),
+                before: None,
+            }
         };
         Gradients { slots: parameters.iter().map(slot).collect(), spare: Vec::new() }
     }
@@ -81,28 +90,27 @@ impl<T: Ops> Gradients<T> {
         for slot in &mut self.slots {
             slot.empty = true;
             slot.closed.clear();
+            slot.before = None;
         }
     }
 
-    /// Says that a shard is complete: what is added from here on belongs to the next. Sums of shards that are the halves of one node of
-    /// their tree are added up.
-    pub(crate) fn close(&mut self, shard: usize, parameters: &[Parameter<T>]) -> Result<()> {
-        for (index, parameter) in parameters.iter().enumerate() {
-            if !self.slots[index].trainable {
-                continue;
-            }
-            let sum = self.complete(index, &parameter.tensor)?;
-            let slot = &mut self.slots[index];
-            (slot.accumulator, slot.empty) = (None, true);
-            slot.closed.push((Stretch::of(shard), sum));
-            while let [.., (left, _), (right, _)] = slot.closed.as_slice()
-                && let Some(both) = left.with(*right)
-                && let (Some((_, right)), Some((stretch, left))) = (slot.closed.pop(), slot.closed.last_mut())
-            {
-                left.add_in_place(&right)?;
-                *stretch = both;
-                self.spare.push(right);
-            }
+    /// Says that a shard of a gradient is complete: what is added from here on belongs to the next. Sums of shards that are the halves
+    /// of one node of their tree are added up.
+    pub(crate) fn close(&mut self, shard: usize, index: usize, weight: &T) -> Result<()> {
+        if !self.slots[index].trainable {
+            return Ok(());
+        }
+        let sum = self.complete(index, weight)?;
+        let slot = &mut self.slots[index];
+        (slot.accumulator, slot.empty) = (None, true);
+        slot.closed.push((Stretch::of(shard), sum));
+        while let [.., (left, _), (right, _)] = slot.closed.as_slice()
+            && let Some(both) = left.with(*right)
+            && let (Some((_, right)), Some((stretch, left))) = (slot.closed.pop(), slot.closed.last_mut())
+        {
+            left.add_in_place(&right)?;
+            *stretch = both;
+            self.spare.push(right);
         }
         Ok(())
     }
@@ -116,12 +124,25 @@ impl<T: Ops> Gradients<T> {
         Ok(self.slots[index].closed.iter().map(|(_, sum)| sum.clone()).collect())
     }
 
-    /// The first of [`Gradients::parts`] is the whole gradient now.
-    pub(crate) fn keep_first(&mut self, index: usize) {
+    /// The first of [`Gradients::parts`] is the whole sum now: the gradient, with what [`Gradients::keep_for_later`] kept.
+    pub(crate) fn keep_first(&mut self, index: usize) -> Result<()> {
         let slot = &mut self.slots[index];
-        if let Some((_, first)) = slot.closed.drain(..).next() {
+        let mut closed = slot.closed.drain(..).map(|(_, sum)| sum);
+        if let Some(first) = closed.next() {
             (slot.accumulator, slot.empty) = (Some(first), false);
         }
+        self.spare.extend(closed);
+        if let (Some(before), Some(sum)) = (slot.before.take(), &slot.accumulator) {
+            sum.add_in_place(&before)?;
+            self.spare.push(before);
+        }
+        Ok(())
+    }
+
+    /// Keeps a whole sum until other sums of the same gradient are there.
+    pub(crate) fn keep_for_later(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.before = slot.accumulator.take().filter(|_| !std::mem::replace(&mut slot.empty, true));
     }
 
     /// The accumulator of a trained parameter, of zeros where nothing was added.
@@ -159,14 +180,14 @@ impl<T: Ops> Gradients<T> {
     pub fn release(&mut self) {
         self.release_spare();
         for slot in &mut self.slots {
-            slot.accumulator = None;
+            (slot.accumulator, slot.before) = (None, None);
             slot.closed.clear();
         }
     }
 
     /// Bytes of the accumulators that exist, those put aside included.
     pub fn bytes(&self) -> u64 {
-        let closed = self.slots.iter().flat_map(|slot| slot.closed.iter().map(|(_, sum)| sum));
+        let closed = self.slots.iter().flat_map(|slot| slot.closed.iter().map(|(_, sum)| sum).chain(&slot.before));
         let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare).chain(closed);
         tensors.map(T::bytes).sum()
     }

@@ -21,6 +21,12 @@ pub trait Observer<T, E> {
         Vec::new()
     }
 
+    /// Whether the sum of each shard is complete before it is added to others. Wherever a batch has more shards than one process computes,
+    /// also by a process that has one: so the order of sums is the same for any number of processes.
+    fn closes_shards(&self) -> bool {
+        self.shards().len() > 1
+    }
+
     /// The most micro-batches that any process has of this optimizer batch, where all of them have to ask for weights together.
     fn most_micro_batches(&self) -> usize {
         0

@@ -9,7 +9,7 @@ use std::ops::Range;
 use candle_core::DType;
 
 use super::gradients::Gradients;
-use super::observer::{Interrupts, Observer};
+use super::observer::{Interrupts, Observer, OwnShards};
 use super::reach::Keep;
 use super::schedule::{Backward, Event, Stage, Then, ToEmbedding, Unit};
 use super::store::{Store, Stored};
@@ -224,9 +224,28 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.head(i, grads)?;
                 }
             }
-            Event::Close { shard } => {
-                grads.close(*shard, self.parameters)?;
-                observer.close(std::mem::take(&mut self.loss_sum));
+            Event::Close { shard, part } => {
+                for (index, parameter) in self.parameters.iter().enumerate() {
+                    if part.is_none_or(|part| self.is_in(part, index)) {
+                        grads.close(*shard, index, &parameter.tensor)?;
+                    }
+                }
+                if part.is_none_or(Part::is_table) {
+                    observer.close(std::mem::take(&mut self.loss_sum));
+                }
+            }
+            Event::SumHead => {
+                // A head of its own has all of its gradient, and is handed over with it.
+                let index = self.network.head.weight.index;
+                if index == self.network.shared.index && grads.is_trainable(index) {
+                    let parts = grads.parts(index, &self.parameters[index].tensor)?;
+                    observer.sum(index, &parts)?;
+                    grads.keep_first(index)?;
+                    match observer.holds(index) {
+                        true => grads.keep_for_later(index),
+                        false => grads.put_aside(index),
+                    }
+                }
             }
             Event::WriteTables => {
                 let Some(files) = &mut self.gradients else { return Ok(true) };
@@ -253,7 +272,10 @@ impl<'a, T: Ops> Step<'a, T> {
             }
             Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
             Event::ReleaseSpare => grads.release_spare(),
-            Event::EnterEmbedding => self.enter_embedding(grads)?,
+            Event::EnterEmbedding => {
+                let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
+                self.enter_embedding(&shards, grads)?;
+            }
             Event::ReadBack => self.read_back(observer)?,
             Event::Decide => return observer.decide(self.loss_sum),
             Event::ReleaseUnused => self.network.shared.tensor.release_unused(),
@@ -273,6 +295,14 @@ impl<'a, T: Ops> Step<'a, T> {
         };
         let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
         linears.chain(table)
+    }
+
+    /// Whether a parameter is one of a part. A tied head's is the table.
+    fn is_in(&self, part: Part, index: usize) -> bool {
+        match part {
+            Part::LmHead if index == self.network.head.weight.index => true,
+            part => self.parameters[index].part == part,
+        }
     }
 
     fn noise(&self, i: usize) -> Noise<'a> {
@@ -357,7 +387,7 @@ impl<'a, T: Ops> Step<'a, T> {
         let (unit, decoder) = (way.unit, way.unit.is_decoder());
         let after = match i + 1 < way.of.end {
             true => saved_of(&mut self.slots[i + 1], unit).as_ref(),
-            false => way.next.and_then(|next| saved_of(&mut self.slots[way.of.start], next).as_ref()),
+            false => way.next.and_then(|(next, i)| saved_of(self.slots.get_mut(i)?, next).as_ref()),
         };
         let after = after.map(|saved| saved.x().clone());
         let slot = &mut self.slots[i];
@@ -427,7 +457,7 @@ impl<'a, T: Ops> Step<'a, T> {
             if is_summed && grads.is_trainable(index) {
                 let parts = grads.parts(index, &self.parameters[index].tensor)?;
                 observer.sum(index, &parts)?;
-                grads.keep_first(index);
+                grads.keep_first(index)?;
             }
             let is_held = observer.holds(index);
             match (stage, grads.get(index)) {
@@ -452,13 +482,28 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(())
     }
 
-    fn enter_embedding(&mut self, grads: &mut Gradients<T>) -> Result<()> {
+    fn enter_embedding(&mut self, shards: &OwnShards, grads: &mut Gradients<T>) -> Result<()> {
         if let Some(files) = &mut self.gradients {
             for (index, stored) in std::mem::take(&mut self.tables) {
                 grads.put_back(index, files.get(stored, None)?);
             }
         }
-        let mut entering = std::mem::take(&mut self.entering).into_iter().peekable();
+        let mut entering = std::mem::take(&mut self.entering);
+        if shards.is_empty() {
+            return self.enter(entering, grads);
+        }
+        let index = self.network.shared.index;
+        for (shard, of) in shards {
+            let (of_shard, rest) = entering.into_iter().partition(|entering| of.contains(&entering.number));
+            entering = rest;
+            self.enter(of_shard, grads)?;
+            grads.close(*shard, index, &self.parameters[index].tensor)?;
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, entering: Vec<Entering<T>>, grads: &mut Gradients<T>) -> Result<()> {
+        let mut entering = entering.into_iter().peekable();
         while let Some(Entering { number, decoder, dx }) = entering.next() {
             let dx = self.activations.get(dx, entering.peek().map(|next| &next.dx))?;
             let (stack, noise) = (self.network.stack(decoder), self.noise(number));

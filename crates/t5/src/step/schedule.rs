@@ -138,10 +138,13 @@ pub(crate) enum Event {
     Head {
         of: Range<usize>,
     },
-    /// Every gradient of this shard is complete, and so is its loss.
+    /// The gradients of this shard are complete: of a part, or of all. With the head, and with all, its loss is, too.
     Close {
         shard: usize,
+        part: Option<Part>,
     },
+    /// The gradient that the head has added to the table is summed over all shards, before the table's rows add theirs.
+    SumHead,
     /// The tables' gradients go to a file until backward is through.
     WriteTables,
     /// The gradient of the decoder's output starts on its way down.
@@ -179,8 +182,8 @@ pub(crate) enum Event {
 pub(crate) struct Backward {
     pub unit: Unit,
     pub of: Range<usize>,
-    /// The unit after it, whose saved activations may be read ahead.
-    pub next: Option<Unit>,
+    /// The unit after it with its first micro-batch, whose saved activations may be read ahead.
+    pub next: Option<(Unit, usize)>,
     /// Whether saved activations are freed.
     pub is_last_use: bool,
     /// Whether the gradient of its input is wanted.
@@ -213,6 +216,8 @@ struct Pass<'a> {
     again: usize,
     /// What becomes of gradients that are complete; `None` where they are not, because other micro-batches follow.
     hand_over: Option<HandOver>,
+    /// Shards whose gradients are summed by themselves, or none.
+    shards: &'a [(usize, Range<usize>)],
 }
 
 /// What becomes of the gradients of the first units, until `dropped`. The others stay.
@@ -242,7 +247,7 @@ impl Outline<'_> {
     /// The loss of a micro-batch, without gradients.
     pub fn evaluation(self) -> Vec<Event> {
         let mut events = self.forward_only(true);
-        self.head(Event::Loss { of: 0..1 }, &mut events);
+        self.head([Event::Loss { of: 0..1 }], &mut events);
         events
     }
 
@@ -251,21 +256,19 @@ impl Outline<'_> {
         self.training_of_shards(n, &[], 0)
     }
 
-    /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. With more than one shard, only
-    /// micro-batch-major. There the events of `idle` more micro-batches follow, which have nothing to compute: all processes ask for
-    /// weights as often as the one that has most.
+    /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. Micro-batch-major the events of
+    /// `idle` more micro-batches follow, which have nothing to compute: all processes ask for weights as often as the one that has most.
     pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)], idle: usize) -> Vec<Event> {
         let with_idle = |mut events: Vec<Event>| {
             events.extend((0..idle).flat_map(|_| self.round(n..n)));
             self.micro_batch_major_step(events)
         };
         match (self.layer_major, shards) {
-            (Some(layers), [] | [_]) => self.layer_major_step(layers, n),
-            (None, [] | [_]) => with_idle(self.accumulation(0..n)),
-            (Some(_), _) => unreachable!("whoever trains refuses several shards layer by layer"),
+            (Some(layers), shards) => self.layer_major_step(layers, n, shards),
+            (None, []) => with_idle(self.accumulation(0..n)),
             (None, shards) => {
                 let of_shard = |(shard, of): &(usize, Range<usize>)| {
-                    let close = Event::Close { shard: *shard };
+                    let close = Event::Close { shard: *shard, part: None };
                     self.accumulation(of.clone()).into_iter().chain([close]).collect::<Vec<_>>()
                 };
                 with_idle(shards.iter().flat_map(of_shard).collect())
@@ -281,7 +284,7 @@ impl Outline<'_> {
     fn round(self, of: Range<usize>) -> Vec<Event> {
         let (units, mut events) = (Unit::entered(self.reach), Vec::new());
         self.forward(of.clone(), &units, units.len(), &mut events);
-        let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None };
+        let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None, shards: &[] };
         self.backward(of, &pass, &mut events);
         events
     }
@@ -293,7 +296,7 @@ impl Outline<'_> {
         events
     }
 
-    fn layer_major_step(self, layers: &LayerMajor, n: usize) -> Vec<Event> {
+    fn layer_major_step(self, layers: &LayerMajor, n: usize, shards: &[(usize, Range<usize>)]) -> Vec<Event> {
         let units = Unit::entered(self.reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
         // Where gradients wait in a file no unit is gone through a second time.
@@ -306,13 +309,23 @@ impl Outline<'_> {
         let recompute_blocks = if again == 0 { self.recompute_blocks } else { usize::MAX };
         let outline = Outline { recompute_blocks, ..self };
         let mut events = Vec::new();
-        outline.forward(0..n, &units, in_memory, &mut events);
+        for decoder in [false, true] {
+            outline.forward_stack(decoder, 0..n, &units, in_memory, &mut events);
+        }
+        let head = if shards.is_empty() { vec![Event::Head { of: 0..n }] } else { Vec::new() };
+        let of_shard = |(shard, of): &(usize, Range<usize>)| {
+            [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
+        };
+        outline.head(head.into_iter().chain(shards.iter().flat_map(of_shard)), &mut events);
+        if !shards.is_empty() {
+            events.push(Event::SumHead);
+        }
         let then = if layers.gradients_on_disk { Then::Write } else { Then::Reuse };
         if layers.gradients_on_disk {
             events.push(Event::WriteTables);
         }
         let hand_over = Some(HandOver { dropped, then });
-        outline.backward(0..n, &Pass { units: &units, stage: Stage::Measure, again, hand_over }, &mut events);
+        outline.backward(0..n, &Pass { units: &units, stage: Stage::Measure, again, hand_over, shards }, &mut events);
         events.push(Event::EnterEmbedding);
         for part in [Part::Shared, Part::LmHead] {
             events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
@@ -322,7 +335,7 @@ impl Outline<'_> {
         events.push(Event::Decide);
         if again > 0 {
             let units = &units[..again];
-            outline.backward(0..n, &Pass { units, stage: Stage::Apply, again, hand_over }, &mut events);
+            outline.backward(0..n, &Pass { units, stage: Stage::Apply, again, hand_over, shards }, &mut events);
         }
         if layers.gradients_on_disk {
             events.push(Event::ReadBack);
@@ -339,7 +352,7 @@ impl Outline<'_> {
         for decoder in [false, true] {
             self.forward_stack(decoder, of.clone(), units, in_memory, events);
         }
-        self.head(Event::Head { of }, events);
+        self.head([Event::Head { of }], events);
     }
 
     fn forward_stack(self, decoder: bool, of: Range<usize>, units: &[Unit], in_memory: usize, events: &mut Vec<Event>) {
@@ -383,9 +396,9 @@ impl Outline<'_> {
         }
     }
 
-    fn head(self, event: Event, events: &mut Vec<Event>) {
+    fn head(self, of: impl IntoIterator<Item = Event>, events: &mut Vec<Event>) {
         self.paging(Event::PageIn(Part::LmHead), events);
-        events.push(event);
+        events.extend(of);
         self.paging(Event::PageOut(Part::LmHead), events);
     }
 
@@ -406,7 +419,7 @@ impl Outline<'_> {
     }
 
     fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
-        let &Pass { units, stage, again, hand_over } = pass;
+        let &Pass { units, stage, again, hand_over, shards } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
         let wants_source = units.iter().any(|unit| !unit.is_decoder());
         events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });
@@ -424,17 +437,28 @@ impl Outline<'_> {
             let to_embedding = match hand_over {
                 _ if !enters => ToEmbedding::No,
                 Some(HandOver { then: Then::Write, .. }) => ToEmbedding::Later,
+                // The table's sums are kept apart from those of the blocks.
+                _ if !shards.is_empty() => ToEmbedding::Later,
                 _ => ToEmbedding::Now,
             };
-            events.push(Event::Backward(Backward {
+            let backward = Backward {
                 unit,
                 of: of.clone(),
-                next,
+                next: next.map(|next| (next, of.start)),
                 is_last_use: is_last_pass || position >= again,
                 passes_on: enters || next.is_some_and(|next| next.is_block() && next.is_decoder() == decoder),
                 trains_table: self.trains_table(unit, units),
                 to_embedding,
-            }));
+            };
+            for (number, (shard, of)) in shards.iter().enumerate() {
+                let here = shards.get(number + 1).map(|(_, of)| (unit, of.start));
+                let next = here.or(backward.next);
+                events.push(Event::Backward(Backward { of: of.clone(), next, ..backward.clone() }));
+                events.push(Event::Close { shard: *shard, part: Some(unit.part()) });
+            }
+            if shards.is_empty() {
+                events.push(Event::Backward(backward));
+            }
             if let Some(HandOver { dropped, then }) = hand_over {
                 let then = if position < dropped { then } else { Then::Keep };
                 events.push(Event::HandOver { part: Some(unit.part()), stage, then });

@@ -29,10 +29,10 @@ impl Division {
 
 /// Rules about a batch that is divided.
 pub(super) fn check(config: &Config) -> Outcome<()> {
-    let layer_major = config.memory.pins.of("accumulation").is_some_and(|value| value.word() == Some("layer-major"));
-    if config.parallel.virtual_shards.is_some_and(|shards| shards > 1) && layer_major {
+    let on_disk = config.memory.pins.of("gradient_offload").is_some_and(|value| value.word() == Some("disk"));
+    if config.parallel.virtual_shards.is_some_and(|shards| shards > 1) && on_disk {
         return Err(Failure::usage(
-            "`parallel.virtual_shards` sums the gradients of each shard by themselves, and `memory.accumulation = \"layer-major\"` those of a layer",
+            "`parallel.virtual_shards` sums the gradients of each shard by themselves, and `memory.gradient_offload = \"disk\"` those of a layer",
         )
         .hint("leave one of them out; without virtual shards losses agree to rounding"));
     }

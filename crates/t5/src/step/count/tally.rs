@@ -195,7 +195,7 @@ impl<'a> Tally<'a> {
             }
             Event::Head { .. } => {
                 if self.levers.layer_major.is_some() {
-                    self.live.gradients += self.gradients_of(self.table(Part::LmHead));
+                    self.live.gradients += self.sums() * self.gradients_of(self.table(Part::LmHead));
                 }
                 self.saved = self.live.activations;
                 // The gradient takes the place of the output; the loss is added where the chunk is known.
@@ -232,6 +232,7 @@ impl<'a> Tally<'a> {
             | Event::Loss { .. }
             | Event::Finish { .. }
             | Event::Close { .. }
+            | Event::SumHead
             | Event::Decide
             | Event::ReleaseUnused => {}
         }
@@ -308,7 +309,8 @@ impl<'a> Tally<'a> {
             false => rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved,
         };
         // From a file: the unit's activations, and the first tensor of the next.
-        let ahead = next.filter(|_| !in_memory).map_or(0, |next| self.between_units(next.is_decoder(), self.micro));
+        let ahead =
+            next.filter(|_| !in_memory).map_or(0, |(next, _)| self.between_units(next.is_decoder(), self.micro));
         let from_file = saved(self.micro) + ahead;
         self.live.workspace += from_file;
         // The activations that a file gave were not alive before.
@@ -337,7 +339,7 @@ impl<'a> Tally<'a> {
         if self.levers.layer_major.is_none() {
             return;
         }
-        for spec in self.counter.trained.of(part) {
+        for spec in self.counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, self.counter.sums)) {
             let kind = (spec.shape.as_slice(), self.bytes_of(spec));
             match self.spare.iter().position(|spare| *spare == kind) {
                 Some(place) => drop(self.spare.swap_remove(place)),
@@ -357,6 +359,10 @@ impl<'a> Tally<'a> {
     fn hand_over(&mut self, part: Part, then: Then) {
         let counter = self.counter;
         let dropped = || counter.trained.dropped_of(part);
+        // Sums of other shards were added to the first.
+        for spec in counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, counter.sums - 1)) {
+            self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
+        }
         match then {
             Then::Free => return,
             Then::Keep => {
@@ -379,15 +385,18 @@ impl<'a> Tally<'a> {
 
     /// The tables come back, and the gradients that waited for them are added.
     fn enter_embedding(&mut self) {
-        if !self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk) {
+        let is_on_disk = self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
+        if !is_on_disk && self.sums() == 1 {
             return;
         }
         let reach = self.counter.trained.reach();
         let enters = [false, true].map(|decoder| reach.enters_embedding(decoder));
         let head = self.table(Part::LmHead);
-        self.live.gradients += self.gradients_of(head);
-        if enters.contains(&true) && head != Part::Shared {
-            self.live.gradients += self.gradients_of(Part::Shared);
+        if is_on_disk {
+            self.live.gradients += self.gradients_of(head);
+        }
+        if enters.contains(&true) && (head != Part::Shared || !is_on_disk) {
+            self.live.gradients += self.sums() * self.gradients_of(Part::Shared);
         }
         // One that enters, and the next that is read.
         let costs = [false, true].map(|decoder| {
@@ -430,6 +439,11 @@ impl<'a> Tally<'a> {
         self.live.weights = weights.largest_of(weights.parts().filter(|part| !self.waiting.contains(part)));
         self.moment(0);
         self.live.weights = 0;
+    }
+
+    /// Sums of a gradient that exist at a time.
+    fn sums(&self) -> u64 {
+        self.counter.sums as u64
     }
 
     /// The part that a table's gradient belongs to.

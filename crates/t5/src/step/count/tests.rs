@@ -7,7 +7,7 @@ use super::*;
 use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
-use crate::step::observer::{Interrupts, Observer};
+use crate::step::observer::{Interrupts, Observer, OwnShards};
 use crate::step::run::{Offload, Step};
 use crate::{Error, Family, Lora, StepContext, T5, Targets};
 
@@ -60,12 +60,16 @@ const TRAINED: [Trains; 5] = [
 ];
 
 /// Changes parameters as [`T5::change`] does: those in a file as copies. Of some, other processes hold the gradients.
-struct Changes<'a>(&'a [Parameter<Counted>], Held<'a>);
+struct Changes<'a>(&'a [Parameter<Counted>], Held<'a>, OwnShards);
 
 /// Whether this process holds the gradient of a parameter of this name.
 type Held<'a> = &'a dyn Fn(&str) -> bool;
 
 impl Observer<Counted, Error> for Changes<'_> {
+    fn shards(&self) -> OwnShards {
+        self.2.clone()
+    }
+
     fn holds(&self, index: usize) -> bool {
         self.1(&self.0[index].name)
     }
@@ -95,15 +99,15 @@ fn rehearse(
     shape: Shape,
     levers: &Levers,
 ) -> (u64, u64) {
-    rehearse_among(config, precisions, dropout, (trains, &|_| true), shape, levers)
+    rehearse_among(config, precisions, dropout, (trains, &|_| true, 1), shape, levers)
 }
 
-/// The same by one of several processes.
+/// The same by one of several processes, with so many shards of as many micro-batches each.
 fn rehearse_among(
     config: &Config,
     precisions: Precisions,
     dropout: f64,
-    (trains, held): (Trains, Held),
+    (trains, held, shards): (Trains, Held, usize),
     shape: Shape,
     levers: &Levers,
 ) -> (u64, u64) {
@@ -150,11 +154,16 @@ fn rehearse_among(
         activations: layers.boundaries_on_disk,
         gradients: layers.gradients_on_disk,
     });
-    let events = outline.training(batches.len());
+    let each = batches.len() / shards;
+    let shards: OwnShards = match shards {
+        1 => Vec::new(),
+        shards => (0..shards).map(|shard| (shard, shard * each..(shard + 1) * each)).collect(),
+    };
+    let events = outline.training_of_shards(batches.len(), &shards, 0);
     let mut step = Step::new(&network, &parameters, &cx, &batches, offload).unwrap();
     ledger.begin();
     let live = ledger.live();
-    assert!(step.run(&events, &mut grads, &mut Changes(&parameters, held)).unwrap());
+    assert!(step.run(&events, &mut grads, &mut Changes(&parameters, held, shards)).unwrap());
     (ledger.peak() - live, step.written_bytes())
 }
 
@@ -208,7 +217,7 @@ fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
             let some = some.among(&|spec| held(&spec.name));
             for (recompute_blocks, layer_major) in ways().into_iter().filter(|(_, layers)| layers.is_some()) {
                 let levers = Levers { micro_batch_samples: 2, recompute_blocks, loss_chunk_rows: 8, layer_major };
-                let (peak, written) = rehearse_among(&config, precisions, 0.1, (trains, held), shape, &levers);
+                let (peak, written) = rehearse_among(&config, precisions, 0.1, (trains, held, 1), shape, &levers);
                 let count = some.step(shape, &levers);
                 let counted = count.total() - count.packed;
                 assert_eq!(some.written(shape, &levers), written, "{levers:?}");
@@ -216,6 +225,30 @@ fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
                 let slack = 0.15 * counted as f64;
                 assert!((counted - peak) as f64 <= slack, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
                 assert!(count.gradients <= all.step(shape, &levers).gradients, "{levers:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_sums_of_several_shards_are_counted_layer_by_layer() {
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let shape = Shape { samples: 8, source_tokens: 6, target_tokens: 5 };
+    for config in [relu(), gated_untied()] {
+        // Of 4 shards, three sums exist while the fourth is computed but for the half that is added up.
+        for (shards, sums) in [(2, 2), (4, 3)] {
+            let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().with_sums(sums);
+            for (recompute_blocks, layer_major) in ways() {
+                let Some(layers) = layer_major.filter(|layers| !layers.gradients_on_disk) else { continue };
+                let layer_major = Some(layers);
+                let levers = Levers { micro_batch_samples: 1, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                let held: Held = &|_| true;
+                let (peak, _) = rehearse_among(&config, precisions, 0.1, (TRAINED[0], held, shards), shape, &levers);
+                let count = counter.step(shape, &levers);
+                let counted = count.total() - count.packed;
+                assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
+                let slack = 0.2 * counted as f64;
+                assert!((counted - peak) as f64 <= slack, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
             }
         }
     }
