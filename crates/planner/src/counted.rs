@@ -15,8 +15,8 @@ use trainer::{Sharding, TrainerOptions};
 
 use crate::error::Result;
 use crate::files::Written;
-use crate::job::Processes;
 use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
+use crate::processes::Processes;
 
 /// Tensors that are held, by the name of their row.
 #[derive(Clone, Debug, PartialEq, Eq)]

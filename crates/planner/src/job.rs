@@ -3,12 +3,13 @@
 use candle_core::DType;
 use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
 use t5::{AnswerShape, StoredWeights};
-use trainer::{Sharding, TrainerOptions};
+use trainer::TrainerOptions;
 
 use crate::Plan;
 use crate::feeding::Feed;
 use crate::lever::Pins;
 use crate::prices::Prices;
+use crate::processes::Processes;
 use crate::reading::EvaluatedRows;
 
 /// The job to plan.
@@ -59,25 +60,6 @@ pub struct Training<'a> {
     pub base: Option<StoredWeights>,
     /// The processes that train together.
     pub processes: Processes,
-}
-
-/// One of several processes that train together. The default is one alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Processes {
-    /// Bytes that are sent and received at a time.
-    pub buffers: u64,
-    /// Sums of a gradient that exist at a time, each of other shards of the batch.
-    pub gradient_sums: usize,
-    /// How many deal out among them what [`Processes::sharding`] says.
-    pub owners: usize,
-    /// What each holds of what all of them need.
-    pub sharding: Sharding,
-}
-
-impl Default for Processes {
-    fn default() -> Self {
-        Self { buffers: 0, gradient_sums: 1, owners: 1, sharding: Sharding::None }
-    }
 }
 
 /// The evaluation of a run.

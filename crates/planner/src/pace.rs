@@ -109,7 +109,7 @@ mod tests {
             evaluation: None,
             wanted: Wanted::Undominated(None),
             base: None,
-            processes: crate::job::Processes::default(),
+            processes: crate::Processes::default(),
         };
         let order = if file { "layer-major" } else { "micro-batch-major" };
         let pins =

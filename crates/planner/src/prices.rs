@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
     use crate::counted::StepCounter;
-    use crate::job::Processes;
+    use crate::processes::Processes;
 
     /// The price of a step of t5-small over 8 x 256+256 tokens.
     #[track_caller]

@@ -10,8 +10,8 @@ use trainer::TrainerOptions;
 
 use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
-use crate::job::Processes;
 use crate::prices::Prices;
+use crate::processes::Processes;
 
 /// The speed of a machine with activations of one dtype. Times are picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -90,7 +90,7 @@ mod tests {
                 evaluation: None,
                 wanted: Wanted::Undominated(None),
                 base: None,
-                processes: crate::job::Processes::default(),
+                processes: crate::Processes::default(),
             };
             let job = Job {
                 model: &model,

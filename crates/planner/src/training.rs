@@ -8,7 +8,7 @@ use trainer::Sharding;
 use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
-use crate::job::{Evaluation, Processes, Training, Wanted};
+use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::Space;
 use crate::levers::Step;
 use crate::names::{
@@ -16,6 +16,7 @@ use crate::names::{
     SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, priced_bytes, relative_time};
+use crate::processes::Processes;
 use crate::search::halvings;
 use crate::{Job, StepChoice, place};
 

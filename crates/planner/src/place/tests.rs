@@ -4,7 +4,8 @@ use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
 use super::*;
-use crate::job::{Inference, Processes, Training, Wanted};
+use crate::job::{Inference, Training, Wanted};
+use crate::processes::Processes;
 use crate::{Costs, Feed, LEVERS, Pins, Prices, Value, Values, budget_of, costs};
 
 /// A host of 8 GiB with a card of 6.

@@ -1,0 +1,22 @@
+//! The processes that train one model together, as a plan counts them.
+
+use trainer::Sharding;
+
+/// One of several processes that train together. The default is one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processes {
+    /// Bytes that are sent and received at a time.
+    pub buffers: u64,
+    /// Sums of a gradient that exist at a time, each of other shards of the batch.
+    pub gradient_sums: usize,
+    /// How many deal out among them what [`Processes::sharding`] says.
+    pub owners: usize,
+    /// What each holds of what all of them need.
+    pub sharding: Sharding,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Self { buffers: 0, gradient_sums: 1, owners: 1, sharding: Sharding::None }
+    }
+}
