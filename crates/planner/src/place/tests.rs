@@ -123,6 +123,14 @@ fn small() -> t5::Config {
     t5::Config::preset("t5-small").expect("a preset")
 }
 
+#[track_caller]
+fn refusal(offered: Result<Costs>) -> String {
+    match offered {
+        Ok(offered) => panic!("{} choices are offered", offered.steps.len()),
+        Err(error) => error.to_string(),
+    }
+}
+
 #[test]
 fn no_choice_on_a_device_has_a_file_in_it() {
     let offered = training(&small(), &Pins::default(), Processes::default()).expect("there are choices");
@@ -155,7 +163,7 @@ fn every_value_of_every_lever_is_offered_on_a_device_or_refused_by_its_names() {
         }
     }
     let refused = Pins::default().with("activation_offload", Value::Word("disk"));
-    let text = training(&small(), &refused, Processes::default()).err().expect("a file").to_string();
+    let text = refusal(training(&small(), &refused, Processes::default()));
     let expected = "`memory.activation_offload = \"disk\"` (`bench --offload`) works on the CPU alone, and tensors are on a device";
     assert_eq!(text, expected);
 }
@@ -163,11 +171,11 @@ fn every_value_of_every_lever_is_offered_on_a_device_or_refused_by_its_names() {
 #[test]
 fn a_base_in_codes_and_several_processes_are_refused_on_a_device() {
     let several = Processes { buffers: 1 << 20, ..Processes::default() };
-    let text = training(&small(), &Pins::default(), several).err().expect("processes").to_string();
+    let text = refusal(training(&small(), &Pins::default(), several));
     assert!(text.starts_with("training by several processes"), "{text}");
     let coded = t5::Config { base_precision: Some(t5::Precision::Int8), ..small() };
     let coded = coded.with_adapter(t5::Lora::default()).expect("an adapter");
-    let text = training(&coded, &Pins::default(), Processes::default()).err().expect("codes").to_string();
+    let text = refusal(training(&coded, &Pins::default(), Processes::default()));
     assert!(text.contains("`model.base_precision`"), "{text}");
 }
 
