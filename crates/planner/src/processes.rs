@@ -9,6 +9,8 @@ pub struct Processes {
     pub buffers: u64,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     pub gradient_sums: usize,
+    /// Whether each shard of a batch is summed by itself, so that the bits do not depend on the number of processes.
+    pub closes_shards: bool,
     /// How many deal out among them what [`Processes::sharding`] says.
     pub owners: usize,
     /// What each holds of what all of them need.
@@ -17,6 +19,6 @@ pub struct Processes {
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { buffers: 0, gradient_sums: 1, owners: 1, sharding: Sharding::None }
+        Self { buffers: 0, gradient_sums: 1, closes_shards: false, owners: 1, sharding: Sharding::None }
     }
 }

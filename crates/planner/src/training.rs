@@ -111,13 +111,13 @@ impl<'a> Offer<'a> {
         };
         let (ways, cuts) = space.ways_and_cuts();
         // The sums of several shards are kept apart until all of them are there.
-        let Processes { gradient_sums, owners, sharding, .. } = self.training.processes;
+        let Processes { closes_shards, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
             // Tables that wait in files are summed over all shards at once.
-            let is_summed = gradient_sums == 1 || way.layer_major.is_none_or(|layers| !layers.gradients_on_disk);
+            let is_summed = !closes_shards || way.layer_major.is_none_or(|layers| !layers.gradients_on_disk);
             let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
             // Micro-batch by micro-batch weights are brought again for each.
-            let is_brought_once = way.layer_major.is_some() || gradient_sums > 1;
+            let is_brought_once = way.layer_major.is_some() || closes_shards;
             let is_here =
                 owners == 1 || sharding < Sharding::Weights || (!way.has_weights_on_disk() && is_brought_once);
             is_summed && is_dealt_out && is_here

@@ -69,7 +69,8 @@ impl<'a> RunJob<'a> {
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
         let buffers = collective::sums::buffers(self.shards);
-        Processes { buffers, gradient_sums: sums, owners, sharding }
+        let closes_shards = self.config.parallel.virtual_shards.is_some();
+        Processes { buffers, gradient_sums: sums, closes_shards, owners, sharding }
     }
 
     fn evaluated_rows(&self) -> Option<EvaluatedRows<'a>> {
