@@ -76,7 +76,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
 }
 
 /// A batch of the longest samples, as token ids.
-pub fn batch_bytes(samples: u64, tokens: u64) -> u64 {
+pub const fn batch_bytes(samples: u64, tokens: u64) -> u64 {
     samples * (4 * tokens + SAMPLE_OVERHEAD_BYTES)
 }
 

@@ -5,10 +5,10 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_ulong};
 use std::sync::OnceLock;
 
-// Miri cannot call into C.
-#[cfg(not(miri))]
+// Miri cannot call into C, and WebAssembly has none.
+#[cfg(not(any(miri, target_family = "wasm")))]
 use mimalloc::MiMalloc as SmallBlocks;
-#[cfg(miri)]
+#[cfg(any(miri, target_family = "wasm"))]
 use std::alloc::System as SmallBlocks;
 
 use crate::count;

@@ -34,6 +34,7 @@ unsafe impl Sync for Slot {}
 static SLOTS: [Slot; FILES] = [const { Slot::new() }; FILES];
 
 /// Message and exit code at the end of the program.
+#[cfg_attr(not(unix), expect(dead_code, reason = "no signal says that a page is lost"))]
 struct LastWords {
     exit: u8,
     hint: &'static str,

@@ -1,7 +1,7 @@
 //! NVIDIA's cards on this machine, from the driver's own library.
 
-use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
+#[cfg(not(target_family = "wasm"))]
+use nvml_wrapper::{Nvml, error::NvmlError};
 
 use crate::Bytes;
 
@@ -33,6 +33,7 @@ pub struct Card {
 ///
 /// # Errors
 /// The words of the driver's library.
+#[cfg(not(target_family = "wasm"))]
 pub fn cards() -> Result<Cards, String> {
     let read = || -> Result<Cards, NvmlError> {
         let nvml = Nvml::init()?;
@@ -44,6 +45,16 @@ pub fn cards() -> Result<Cards, String> {
     read().map_err(|error| format!("NVML: {error}"))
 }
 
+/// No library can be loaded.
+///
+/// # Errors
+/// Always.
+#[cfg(target_family = "wasm")]
+pub fn cards() -> Result<Cards, String> {
+    Err("NVML: no library can be loaded".to_owned())
+}
+
+#[cfg(not(target_family = "wasm"))]
 fn card(nvml: &Nvml, index: u32) -> Result<Card, NvmlError> {
     let device = nvml.device_by_index(index)?;
     let memory = device.memory_info()?;

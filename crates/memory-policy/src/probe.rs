@@ -13,6 +13,10 @@ use crate::{Bytes, DeviceMemory, MemorySnapshot};
 
 mod cgroup;
 mod faults;
+#[cfg(not(target_family = "wasm"))]
+mod nvml;
+#[cfg(target_family = "wasm")]
+#[path = "probe/without_nvml.rs"]
 mod nvml;
 mod procfs;
 #[cfg(test)]
@@ -131,7 +135,7 @@ impl Probe for SystemProbe {
         let mut now = if proc.join("meminfo").exists() {
             procfs::snapshot(&proc)?
         } else if self.root == Path::new("/") {
-            from_sysinfo().ok_or(ProbeError::Unsupported)?
+            from_system().ok_or(ProbeError::Unsupported)?
         } else {
             return Err(ProbeError::Unsupported);
         };
@@ -146,7 +150,8 @@ impl Probe for SystemProbe {
 }
 
 /// A snapshot of a system without `/proc`. Such systems have no control groups and no `VmHWM`.
-fn from_sysinfo() -> Option<MemorySnapshot> {
+#[cfg(not(target_family = "wasm"))]
+fn from_system() -> Option<MemorySnapshot> {
     use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
     let mut system = System::new().ok()?;
@@ -164,6 +169,12 @@ fn from_sysinfo() -> Option<MemorySnapshot> {
         peak_rss: rss,
         ..Default::default()
     })
+}
+
+/// There is no system to ask.
+#[cfg(target_family = "wasm")]
+fn from_system() -> Option<MemorySnapshot> {
+    None
 }
 
 /// Plays snapshots back in order and repeats the last one for ever.

@@ -52,6 +52,7 @@ mod ops;
 mod paging;
 mod parallel;
 mod peak;
+mod processor;
 mod quantised;
 mod random_mask;
 mod simd;
@@ -100,6 +101,7 @@ pub use paging::{
 };
 pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, threads};
 pub use peak::peak_gflops;
+pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.

@@ -30,8 +30,8 @@ impl Needs {
     }
 
     /// With so many bytes on the host beside a device.
-    pub(crate) fn with_bytes_on_host(self, on_host: usize) -> Self {
-        Self { on_host: on_host as u64, ..self }
+    pub(crate) fn with_bytes_on_host(self, on_host: u64) -> Self {
+        Self { on_host, ..self }
     }
 
     /// With the matrix products (M, K) times (K, N).
@@ -40,13 +40,18 @@ impl Needs {
     }
 }
 
+/// Elements of a shape. Counted in 64 bits wherever this runs: a plan may be for a larger machine.
+pub(crate) fn elements<const N: usize>(shape: [usize; N]) -> u64 {
+    shape.iter().map(|&size| size as u64).product()
+}
+
 /// So many copies of `elements` in the dtype in which a reference reduces them: `F64` stays, everything else is `F32`.
-pub(crate) fn copies(count: usize, elements: usize, dtype: DType) -> u64 {
-    (count * elements * wide_size(dtype)) as u64
+pub(crate) fn copies(count: u64, elements: u64, dtype: DType) -> u64 {
+    count * elements * wide_size(dtype) as u64
 }
 
 /// Operand and result of a reference in that dtype, where they are narrower.
-pub(crate) fn widened(elements: usize, dtype: DType) -> u64 {
+pub(crate) fn widened(elements: u64, dtype: DType) -> u64 {
     if dtype.size_in_bytes() < wide_size(dtype) { copies(2, elements, dtype) } else { 0 }
 }
 
@@ -56,18 +61,18 @@ pub(crate) fn wide_size(dtype: DType) -> usize {
 }
 
 /// Bytes of a copy of `elements` in elements of another size; none where they are as large.
-pub(crate) fn converted(elements: usize, from: DType, size: usize) -> u64 {
-    if from.size_in_bytes() == size { 0 } else { (elements * size) as u64 }
+pub(crate) fn converted(elements: u64, from: DType, size: usize) -> u64 {
+    if from.size_in_bytes() == size { 0 } else { elements * size as u64 }
 }
 
 /// Bytes of a copy of `elements` in another dtype; none where it is the same one.
-pub(crate) fn cast(elements: usize, from: DType, to: DType) -> u64 {
-    if from == to { 0 } else { (elements * to.size_in_bytes()) as u64 }
+pub(crate) fn cast(elements: u64, from: DType, to: DType) -> u64 {
+    if from == to { 0 } else { elements * to.size_in_bytes() as u64 }
 }
 
 /// Bytes of the host that a mask of so many elements takes: f32, before and after it is scaled.
-pub(crate) fn mask_on_host(elements: usize, drops: bool) -> usize {
-    if drops { 2 * elements * size_of::<f32>() } else { 0 }
+pub(crate) fn mask_on_host(elements: u64, drops: bool) -> u64 {
+    if drops { 2 * elements * size_of::<f32>() as u64 } else { 0 }
 }
 
 /// Bytes that threads keep from one product to the next: of each kind, the most that any product needed.

@@ -58,7 +58,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let of = Attended { q: &x, k: &y, v: &x, out: &out, lse: &lse };
     let rows = x.reshape((ROWS, d)).unwrap();
     let inv_rms = rms_norm(&x, &scale, 1e-6).unwrap().1;
-    let (elements, weight, head) = (ROWS * d, (512, d), (VOCABULARY, d));
+    let (elements, weight, head) = ((ROWS * d) as u64, (512, d), (VOCABULARY, d));
     let gelu = Activation::GeluNew;
     // What a call takes by value it gets as a copy, which is an operand that stays alive.
     vec![

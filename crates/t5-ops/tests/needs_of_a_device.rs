@@ -92,11 +92,11 @@ fn operations(drops: bool) {
         held(|| reference::embedding_backward(&ids, &x, &dtable)),
         embedding_backward_needs(DEVICE, ROWS, head, both),
     );
-    check("rms_norm", held(|| reference::rms_norm(&x, &scale, 1e-6)), rms_norm_needs(DEVICE, elements, F32));
+    check("rms_norm", held(|| reference::rms_norm(&x, &scale, 1e-6)), rms_norm_needs(DEVICE, elements as u64, F32));
     check(
         "rms_norm_backward",
         held(|| reference::rms_norm_backward(&x, &scale, &inv_rms, &y, Some(&x), Some(&dscale))),
-        rms_norm_backward_needs(DEVICE, elements, F32),
+        rms_norm_backward_needs(DEVICE, elements as u64, F32),
     );
     check(
         "attention",
@@ -111,18 +111,18 @@ fn operations(drops: bool) {
     check(
         "feed_forward_activation",
         held(|| reference::feed_forward_activation(&x, Some(&y), gelu, drop.as_ref())),
-        feed_forward_activation_needs(DEVICE, elements, F32, drops),
+        feed_forward_activation_needs(DEVICE, elements as u64, F32, drops),
     );
     check(
         "feed_forward_activation_backward",
         held(|| reference::feed_forward_activation_backward(&x, Some(&y), gelu, drop.as_ref(), &out)),
-        feed_forward_activation_backward_needs(DEVICE, elements, F32, drops),
+        feed_forward_activation_backward_needs(DEVICE, elements as u64, F32, drops),
     );
-    check("dropout", held(|| reference::dropout(&x, Some(&always))), dropout_needs(DEVICE, elements, F32));
+    check("dropout", held(|| reference::dropout(&x, Some(&always))), dropout_needs(DEVICE, elements as u64, F32));
     check(
         "dropout_add",
         held(|| reference::dropout_add(&x, &y, Some(&always))),
-        dropout_add_needs(DEVICE, elements, F32),
+        dropout_add_needs(DEVICE, elements as u64, F32),
     );
     for chunk_rows in [100, ROWS] {
         let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows };
@@ -162,13 +162,13 @@ fn updates() {
         check(
             "adafactor",
             held(|| reference::adafactor(&parameter, &gradient, &second, None, &hyper)),
-            adafactor_needs(DEVICE, n * k, dtype, rounding),
+            adafactor_needs(DEVICE, (n * k) as u64, dtype, rounding),
         );
         let hyper = AdamwHyper { rounding, ..AdamwHyper::default() };
         check(
             "adamw",
             held(|| reference::adamw(&parameter, &gradient, &moments[0], &moments[1], &hyper)),
-            adamw_needs(DEVICE, n * k, dtype, rounding),
+            adamw_needs(DEVICE, (n * k) as u64, dtype, rounding),
         );
     }
 }

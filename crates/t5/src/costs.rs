@@ -132,7 +132,7 @@ pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
 }
 
 fn comparing_table(config: &Config, dtype: DType) -> u64 {
-    comparing_bytes((config.vocab_size * config.d_model) as u64, dtype)
+    comparing_bytes(config.vocab_size as u64 * config.d_model as u64, dtype)
 }
 
 /// What [`crate::T5::save`] needs beside the parameters.

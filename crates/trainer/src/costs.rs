@@ -147,7 +147,7 @@ pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64
 /// What the update of a parameter needs on a device, where it is a composition of candle's operations: its gradient measured,
 /// and applied.
 pub fn update_on_device(options: &TrainerOptions, spec: &ParameterSpec) -> [Needs; 2] {
-    let (elements, path) = (usize::try_from(spec.elements()).unwrap_or(usize::MAX), Path::Device);
+    let (elements, path) = (spec.elements(), Path::Device);
     let dtype = spec.dtype(options.parameter_dtype());
     // What the noise is a function of does not matter.
     let is_stochastic = options.master_weights == MasterWeights::StochasticRounding;

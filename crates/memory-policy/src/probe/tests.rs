@@ -274,7 +274,7 @@ fn this_machine_can_be_read() {
 
 #[test]
 fn the_operating_systems_own_interface_agrees_with_proc() {
-    let (proc, other) = (SystemProbe::new().snapshot().unwrap(), from_sysinfo().unwrap());
+    let (proc, other) = (SystemProbe::new().snapshot().unwrap(), from_system().unwrap());
     assert_eq!(other.total, proc.total);
     assert!(other.rss > Bytes::ZERO && other.available > Bytes::ZERO, "{other:?}");
 }

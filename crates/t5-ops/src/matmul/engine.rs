@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::geometry;
 use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
@@ -24,11 +25,9 @@ use crate::storage::{Element, Target};
 
 /// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
 pub(super) const PACKED_BYTES: usize = 8 << 20;
-/// The panels of B that a task goes through for one row panel after the other: they stay in the second-level cache, beside
-/// a panel of A and blocks of C. The more there are, the fewer times A is read; f32 products went from 170 to 230 GFLOP/s
-/// on a machine with caches of 1 MiB, when it was given runs of 640 KiB instead of 1,280.
+/// The bytes of a run of panels on this machine.
 fn run_bytes() -> usize {
-    cache::second_level() / 8 * 5
+    geometry::run_bytes(cache::second_level())
 }
 
 /// A right-hand operand (K, N) whose panels are kept for several products.
@@ -72,12 +71,6 @@ impl Packed {
     /// Whether its first `rows` rows and `cols` columns can be multiplied by themselves.
     pub(super) fn has_part(&self, rows: usize, cols: usize) -> bool {
         (rows == self.size.0 || rows < self.size.0 && self.slices.len() == 1) && cols <= self.size.1
-    }
-
-    /// Bytes of the panels of a (K, N) operand.
-    pub(super) fn bytes<K: Kernel>(k: usize, n: usize) -> usize {
-        let layouts = slices::<K>(k).map(|k| Layout::new::<K>(Side::B, (k.len(), n)));
-        layouts.map(|layout| layout.count * layout.cells * layout.cell_bytes).sum()
     }
 }
 
@@ -432,19 +425,6 @@ fn even_slice<K: Kernel>(depth: usize) -> usize {
     let least = depth.div_ceil(K::SLICE).max(1);
     let slices = (least..2 * least).find(|slices| steps.is_multiple_of(*slices)).unwrap_or(least);
     steps.div_ceil(slices) * K::STEP
-}
-
-/// Bytes that the threads hold for a product of K and N whose left operand lies along K: a run of packed panels, two slices of
-/// A, and, with `sums`, what is summed before it is rounded.
-pub(super) fn product_bytes<K: Kernel>(k: usize, n: usize, sums: bool) -> usize {
-    let depth = slices::<K>(k).map(|slice| slice.len()).max().unwrap_or(0);
-    let layout = Layout::new::<K>(Side::B, (depth, n));
-    let threads = crate::parallel::threads().min(layout.count.max(1));
-    let runs = layout.groups(run_bytes()).next_multiple_of(threads);
-    let panels = layout.count.div_ceil(runs.max(1));
-    let a = 2 * (K::SLICE.min(layout.depth) + K::BETWEEN_ROWS) * K::ROWS * layout.cell_bytes;
-    let sums = if sums { K::ROWS * K::COLS * size_of::<f32>() } else { 0 };
-    threads * (a + panels * (layout.cells * layout.cell_bytes + sums))
 }
 
 /// One of the `parts` of so many panels, all as large as can be alike.

@@ -25,7 +25,7 @@ use super::matrix::Matrix;
 use crate::storage::{Element, Operand};
 
 /// Most of K in a panel: with AVX-512 a panel of B then has 192 KiB, the rows of A 32 KiB.
-const DEPTH: usize = 1024;
+pub(super) const DEPTH: usize = 1024;
 
 #[inline(always)]
 unsafe fn block<V: Lanes, const ROWS: usize, const VECTORS: usize>(
@@ -223,7 +223,7 @@ unsafe fn pack<V: Lanes>(m: &Matrix, cols: Range<usize>, k: Range<usize>, width:
 }
 
 /// Cells between two rows of A that were converted: rows a power of two apart would fall into few sets of the cache.
-const BETWEEN_ROWS: usize = 16;
+pub(super) const BETWEEN_ROWS: usize = 16;
 
 /// See [`Kernel::rows`]. What lies along K is converted as it lies: turning it, too, was two fifths of a bf16 product's time
 /// on a machine without instructions for bf16.

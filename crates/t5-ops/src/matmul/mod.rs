@@ -8,6 +8,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `geometry` | the sizes of kernels, and the bytes that follow from them |
 //! | `kernel` | what a kernel is: one block |
 //! | `matrix` | operands and results as they lie in memory |
 //! | `panels` | packed operands and their memory |
@@ -25,6 +26,7 @@ pub(crate) mod amx;
 mod avx512;
 mod engine;
 mod fma;
+mod geometry;
 mod kernel;
 mod lanes;
 mod matrix;
@@ -37,22 +39,22 @@ pub(crate) mod tiles;
 
 use candle_core::DType;
 use engine::{PACKED_BYTES, Right};
+use geometry::Geometry;
 pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
 
 use crate::isa::{Isa, isa};
+use crate::processor::processor;
 
 /// Whether AVX-512 multiplies rows of A as they lie in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block
 /// may be emptier. Both sum in the same order: the choice shows in no bit of a product.
-#[cfg(target_arch = "x86_64")]
-fn is_wide(cols: usize) -> bool {
+fn is_wide_enough(cols: usize) -> bool {
     16 * cols.next_multiple_of(48) <= 17 * cols.next_multiple_of(32)
 }
 
-/// There is one block of f32.
-#[cfg(not(target_arch = "x86_64"))]
-fn is_wide(_: usize) -> bool {
-    false
+/// Whether products of so many columns are computed in wide blocks on this processor family.
+fn is_wide(cols: usize) -> bool {
+    cfg!(target_arch = "x86_64") && is_wide_enough(cols)
 }
 
 /// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products that round to bf16, or for
@@ -107,20 +109,21 @@ macro_rules! with_kernel {
 ///
 /// `operands`: F32 or BF16.
 pub(crate) fn longest_sum(operands: DType) -> usize {
-    with_kernel!(isa(), operands == DType::BF16, true, K, <K as kernel::Kernel>::DEPTH)
+    Geometry::chosen(processor().instruction_set, operands == DType::BF16, true).depth()
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
 /// result is of the dtype of the `operands`. They keep it for the next product.
-pub(crate) fn product_bytes(k: usize, n: usize, operands: DType) -> usize {
+pub(crate) fn product_bytes(k: usize, n: usize, operands: DType) -> u64 {
     let is_bf16 = operands == DType::BF16;
-    with_kernel!(isa(), is_bf16, is_wide(n), K, engine::product_bytes::<K>(k, n, is_bf16))
+    let processor = processor();
+    Geometry::of_product(processor.instruction_set, is_bf16, n).product((k, n), is_bf16, &processor)
 }
 
 /// Bytes that all threads hold of an operand of so many elements that lies across K, as those of a weight's gradient do. They
 /// keep it for the next product.
-pub(crate) fn packed_bytes(elements: usize, operand: DType) -> usize {
-    (elements * operand.size_in_bytes()).min(PACKED_BYTES)
+pub(crate) fn packed_bytes(elements: u64, operand: DType) -> u64 {
+    (elements * operand.size_in_bytes() as u64).min(PACKED_BYTES as u64)
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
@@ -201,8 +204,8 @@ impl Packed {
     }
 
     /// Bytes that a packed (`k`, `n`) holds.
-    pub(crate) fn bytes(k: usize, n: usize, rounds: bool) -> usize {
-        with_kernel!(isa(), rounds, is_wide(n), K, engine::Packed::bytes::<K>(k, n))
+    pub(crate) fn bytes(k: usize, n: usize, rounds: bool) -> u64 {
+        Geometry::of_product(processor().instruction_set, rounds, n).packed(k, n)
     }
 }
 

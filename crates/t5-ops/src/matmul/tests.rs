@@ -3,6 +3,7 @@ use half::bf16;
 use super::*;
 use crate::narrow::{Form, Narrow};
 use crate::parallel::Shared;
+use crate::processor::InstructionSet;
 use crate::storage::{Element, Operand};
 use crate::testing::Numbers;
 
@@ -294,6 +295,17 @@ fn narrow_operands_give_the_bits_of_wide_ones() {
                     assert_eq!(left(narrow.t()), left(wide.t()), "{isa:?} ({m}, {n}, {k}), left");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
+    for isa in crate::isa::ALL {
+        let set = InstructionSet::of_name(isa.name()).expect("it has a name");
+        for (rounds, wide) in [(false, false), (false, true), (true, false), (true, true)] {
+            let compiled = with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
+            assert_eq!(Geometry::chosen(set, rounds, wide), compiled, "{isa:?}, {rounds}, {wide}");
         }
     }
 }

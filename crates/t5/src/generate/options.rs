@@ -73,9 +73,9 @@ impl AnswerShape {
     /// Bytes beside tensors: histories with those of the candidates, and the tokens of a row in order. Those of one greedy
     /// answer count for nothing.
     pub(crate) fn bytes_beside(&self, samples: usize, vocab_size: usize) -> u64 {
-        let words = |count: usize| (count * size_of::<u32>()) as u64;
+        let words = |count: usize| count as u64 * size_of::<u32>() as u64;
         let of_history =
-            if self.looks_at_scores { words(samples * self.rows * 6 * (self.max_new_tokens + 1)) } else { 0 };
+            if self.looks_at_scores { words(samples * self.rows) * 6 * (self.max_new_tokens as u64 + 1) } else { 0 };
         of_history + if self.sorts { words(3 * vocab_size) } else { 0 }
     }
 }

@@ -26,7 +26,7 @@ impl AttentionSettings<'_, Tensor> {
 
 /// Bytes that [`Ops::largest`] holds of (R, V): the logits as f32, and a copy by rows.
 pub(super) fn largest_bytes(rows: usize, width: usize) -> u64 {
-    (rows * width * 2 * size_of::<f32>()) as u64
+    rows as u64 * (width * 2 * size_of::<f32>()) as u64
 }
 
 /// As many rows are read from a table in a file one by one.

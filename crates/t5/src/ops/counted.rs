@@ -73,7 +73,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// A tensor that counts.
     pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
-        let bytes = (dims.iter().product::<usize>() * dtype.size_in_bytes()) as u64;
+        let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
         self.sums.add(bytes);
         self.of(bytes, None, dims, dtype)
     }
@@ -195,6 +195,11 @@ impl Counted {
         self.dims[self.rank - 1]
     }
 
+    /// Token ids.
+    fn count(&self) -> usize {
+        self.dims.iter().product()
+    }
+
     fn rows(&self) -> usize {
         self.dims[..self.rank - 1].iter().product()
     }
@@ -217,8 +222,8 @@ impl Counted {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    fn elements(&self) -> usize {
-        self.dims.iter().product()
+    fn elements(&self) -> u64 {
+        self.dims.iter().map(|&size| size as u64).product()
     }
 
     /// The path of a call on tensors like this one.
@@ -248,7 +253,7 @@ impl Counted {
         if self.path() != Path::Device {
             return self.sums().momentary(bytes);
         }
-        let as_f32 = if self.dtype == DType::F32 { 0 } else { (self.elements() * size_of::<f32>()) as u64 };
+        let as_f32 = if self.dtype == DType::F32 { 0 } else { self.elements() * size_of::<f32>() as u64 };
         self.calls(Needs { transient: as_f32, on_host: bytes, ..Needs::default() });
     }
 
@@ -347,14 +352,14 @@ impl Ops for Counted {
 
     fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
         table.used();
-        let (rows, width) = (ids.elements(), table.width());
+        let (rows, width) = (ids.count(), table.width());
         let x = table.ledger().tensor(&[ids.dims[0], ids.dims[1], width], dtype);
         x.calls(t5_ops::embedding_needs(x.path(), rows, width, [table.dtype, dtype]));
         Ok(x)
     }
 
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()> {
-        let (rows, dtypes) = (ids.elements(), [dy.dtype, dtable.dtype]);
+        let (rows, dtypes) = (ids.count(), [dy.dtype, dtable.dtype]);
         dy.calls(t5_ops::embedding_backward_needs(dy.path(), rows, dtable.of_weight(), dtypes));
         Ok(())
     }
@@ -565,7 +570,7 @@ impl Ops for Counted {
 
     /// Nothing is looked at, so there is nothing to return.
     fn scores(&self, _: bool) -> Result<Vec<f32>> {
-        self.reads((self.rows() * self.width() * size_of::<f32>()) as u64);
+        self.reads(self.elements() * size_of::<f32>() as u64);
         Ok(Vec::new())
     }
 

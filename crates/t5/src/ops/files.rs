@@ -12,6 +12,7 @@
 //! rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time.
 
 use std::fs::File;
+#[cfg(unix)]
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -166,6 +167,21 @@ impl TensorFiles {
         Ok(())
     }
 }
+
+/// Where files have no places to read and write at, as in a browser, steps are only counted.
+#[cfg(not(unix))]
+trait FileExt {
+    fn write_all_at(&self, _: &[u8], _: u64) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    fn read_exact_at(&self, _: &mut [u8], _: u64) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(not(unix))]
+impl FileExt for File {}
 
 fn read(files: &[File], stretch: &Stretch) -> std::io::Result<candle_core::Result<Tensor>> {
     let mut read = Ok(());

@@ -89,7 +89,7 @@ pub trait Ops: Clone + Debug + Sized {
 
     /// Bytes of the elements.
     fn bytes(&self) -> u64 {
-        (self.dims().iter().product::<usize>() * self.dtype().size_in_bytes()) as u64
+        self.dims().iter().map(|&size| size as u64).product::<u64>() * self.dtype().size_in_bytes() as u64
     }
 
     /// Zeros where `self` lies.

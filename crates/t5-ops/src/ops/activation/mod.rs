@@ -44,7 +44,7 @@ pub fn feed_forward_activation(
 }
 
 /// What [`feed_forward_activation`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_needs(path: Path, elements: usize, dtype: DType, drops: bool) -> Needs {
+pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType, drops: bool) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::forward_needs(elements, dtype),
@@ -78,7 +78,7 @@ pub fn feed_forward_activation_backward(
 }
 
 /// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_backward_needs(path: Path, elements: usize, dtype: DType, drops: bool) -> Needs {
+pub fn feed_forward_activation_backward_needs(path: Path, elements: u64, dtype: DType, drops: bool) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::backward_needs(elements, dtype),

@@ -26,12 +26,12 @@ pub fn feed_forward_activation(
 }
 
 /// Two steps of the function, or of the mask.
-pub(super) fn forward_needs(elements: usize, dtype: DType) -> Needs {
+pub(super) fn forward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(2, elements, dtype) + widened(elements, dtype))
 }
 
 /// Steps of the slope, beside the gradient that reaches it.
-pub(super) fn backward_needs(elements: usize, dtype: DType) -> Needs {
+pub(super) fn backward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(4, elements, dtype) + widened(elements, dtype))
 }
 

@@ -153,7 +153,7 @@ pub fn adafactor_with_sums(
 }
 
 /// What [`SquareSums::of`] a gradient of so many elements needs.
-pub fn square_sums_needs(path: Path, elements: usize) -> Needs {
+pub fn square_sums_needs(path: Path, elements: u64) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => reference::square_sums_needs(elements),
@@ -161,7 +161,7 @@ pub fn square_sums_needs(path: Path, elements: usize) -> Needs {
 }
 
 /// What [`adafactor`] needs for a parameter of so many elements.
-pub fn adafactor_needs(path: Path, elements: usize, param: DType, rounding: Rounding) -> Needs {
+pub fn adafactor_needs(path: Path, elements: u64, param: DType, rounding: Rounding) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => {

@@ -72,7 +72,7 @@ impl AdamwHyper {
 }
 
 /// What [`adamw`] needs for a parameter of so many elements.
-pub fn adamw_needs(path: Path, elements: usize, param: DType, rounding: Rounding) -> Needs {
+pub fn adamw_needs(path: Path, elements: u64, param: DType, rounding: Rounding) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => {

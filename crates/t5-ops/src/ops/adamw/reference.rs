@@ -25,6 +25,6 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
 }
 
 /// The scaled gradient, the first moment, the square of the gradient, and what a moment is the sum of.
-pub(super) fn needs(elements: usize, param: DType) -> Needs {
+pub(super) fn needs(elements: u64, param: DType) -> Needs {
     Needs::bytes(copies(6, elements, param))
 }

@@ -19,7 +19,7 @@ mod vectors;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::Needs;
+use crate::needs::{self, Needs};
 use crate::ops::dropout::{Dropout, active};
 use crate::storage::elements;
 
@@ -56,13 +56,13 @@ pub struct Sizes {
 
 impl Sizes {
     /// Scores of all heads, (B, H, T, S).
-    fn scores(&self) -> usize {
-        self.batch * self.heads * self.queries * self.keys
+    fn scores(&self) -> u64 {
+        needs::elements([self.batch, self.heads, self.queries, self.keys])
     }
 
     /// Elements of q, or of k and v where these are more.
-    fn elements(&self) -> usize {
-        self.batch * self.queries.max(self.keys) * self.heads * self.head_size
+    fn elements(&self) -> u64 {
+        needs::elements([self.batch, self.queries.max(self.keys), self.heads, self.head_size])
     }
 
     /// One of attention's matrix products over all keys, seen or not.

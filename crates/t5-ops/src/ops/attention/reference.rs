@@ -46,7 +46,7 @@ pub(super) fn backward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
 /// The same on a device: with dropout the exponentials, probabilities, mask and what it leaves stand beside the scores;
 /// without, or when values are weighted, one of them in the dtype of the products.
 pub(super) fn forward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> Needs {
-    let narrow = if dtype.size_in_bytes() < 4 { s.scores() * dtype.size_in_bytes() } else { 0 } as u64;
+    let narrow = if dtype.size_in_bytes() < 4 { s.scores() * dtype.size_in_bytes() as u64 } else { 0 };
     let weighted = copies(3, s.scores(), dtype) + narrow + copies(3, s.elements(), dtype);
     let masked = if drops { copies(5, s.scores(), dtype) } else { 0 };
     Needs::bytes(weighted.max(masked)).with_products(2, s.product()).with_bytes_on_host(on_host(s, drops))
@@ -55,13 +55,13 @@ pub(super) fn forward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> N
 /// The same on a device, with q, k, v, the result and its gradient by heads, and the gradient of the values.
 pub(super) fn backward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> Needs {
     let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
-    let by_heads = (5 * s.elements() * dtype.size_in_bytes()) as u64 + copies(1, s.elements(), dtype);
+    let by_heads = 5 * s.elements() * dtype.size_in_bytes() as u64 + copies(1, s.elements(), dtype);
     Needs::bytes(scores + by_heads).with_products(5, s.product()).with_bytes_on_host(on_host(s, drops))
 }
 
 /// Bytes of the host: the mask of the probabilities, or which keys are hidden from each query of a sample.
-fn on_host(s: &Sizes, drops: bool) -> usize {
-    mask_on_host(s.scores(), drops).max(s.scores() / s.heads.max(1) * size_of::<f32>())
+fn on_host(s: &Sizes, drops: bool) -> u64 {
+    mask_on_host(s.scores(), drops).max(s.scores() / s.heads.max(1) as u64 * size_of::<f32>() as u64)
 }
 
 /// See [`crate::attention_backward`].

@@ -21,12 +21,12 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::isa::has_tiles;
 use crate::matmul::{
     Buffer, Factor, Matrix, MatrixMut, Packed, Threads, multiply_as_a, multiply_packed, packed_bytes, product_bytes,
 };
-use crate::needs::{Kept, Needs};
+use crate::needs::{Kept, Needs, elements};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
+use crate::processor::processor;
 use crate::quantised::Weight;
 use crate::simd::{Lanes, WIDTH, simd};
 use crate::storage::{Element, Operand, View, filled, scratch, update, with_element};
@@ -61,7 +61,7 @@ const FEWEST_KEPT: usize = 32;
 impl Logits {
     /// The faster treatment for activations of this dtype on this machine, if so many rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
-        let again = (x == DType::BF16 && has_tiles()) || chunk_rows < FEWEST_KEPT;
+        let again = (x == DType::BF16 && processor().has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::ComputedAgain } else { Logits::Kept }
     }
 }
@@ -98,8 +98,8 @@ impl Cut {
     }
 
     /// Logits of the buffer below.
-    fn held(&self, vocabulary: usize) -> usize {
-        if self.logits == Logits::Kept { vocabulary * stride(self.lanes()) } else { 0 }
+    fn held(&self, vocabulary: usize) -> u64 {
+        if self.logits == Logits::Kept { elements([vocabulary, stride(self.lanes())]) } else { 0 }
     }
 
     /// A block of logits for each thread that computes them again.
@@ -109,7 +109,7 @@ impl Cut {
 
     /// Bytes of all of them. The threads keep them for the next call.
     fn bytes_of_workers(&self) -> u64 {
-        (threads() * self.of_worker() * size_of::<f32>()) as u64
+        elements([processor().threads, self.of_worker(), size_of::<f32>()])
     }
 
     /// Logits of such a block.
@@ -123,11 +123,11 @@ impl Cut {
     }
 
     /// Bytes of the buffers below.
-    fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> usize {
+    fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> u64 {
         let (rows, stretches, size, rounds) = (self.lanes(), self.stretches, x.size_in_bytes(), x == DType::BF16);
-        let statistics = 4 * rows * (2 * stretches + 2);
-        let of_both = rows * width * size + Packed::bytes(width, rows, rounds) + statistics;
-        let of_gradients = Packed::bytes(rows, width, rounds) + rows * (self.tile * size + width * 4);
+        let statistics = elements([4, rows, 2 * stretches + 2]);
+        let of_both = elements([rows, width, size]) + Packed::bytes(width, rows, rounds) + statistics;
+        let of_gradients = Packed::bytes(rows, width, rounds) + elements([rows, self.tile * size + width * 4]);
         of_both + 4 * self.held(vocabulary) + if gradients { of_gradients } else { 0 }
     }
 }
@@ -141,17 +141,17 @@ fn stride(rows: usize) -> usize {
 /// Without a second pass there is nothing to keep logits for.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
-    let weights = product_bytes(width, vocabulary, x) as u64;
+    let weights = product_bytes(width, vocabulary, x);
     let kept = Kept { weights, loss: cut.bytes_of_workers(), ..Kept::default() };
-    let transient = cut.bytes(vocabulary, width, x, false) as u64;
+    let transient = cut.bytes(vocabulary, width, x, false);
     Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, width, vocabulary))
 }
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
-    let left = packed_bytes(chunk_rows.min(rows) * vocabulary, x) as u64;
+    let left = packed_bytes(elements([chunk_rows.min(rows), vocabulary]), x);
     let kept = Kept { left, loss: cut.bytes_of_workers(), ..Kept::default() };
-    let transient = cut.bytes(vocabulary, width, x, true) as u64;
+    let transient = cut.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
@@ -267,7 +267,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             rounds: matches!(T::operand(x), Operand::Bf16(_)),
             x_rows: scratch(rows * width),
             columns: None,
-            logits: scratch(cut.held(vocabulary)),
+            logits: scratch(cut.held(vocabulary) as usize),
             largest: scratch(cut.stretches * rows),
             total: scratch(cut.stretches * rows),
             dlogits: Vec::new(),

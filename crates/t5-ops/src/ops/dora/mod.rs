@@ -11,7 +11,7 @@ mod tests;
 use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
-use crate::needs::Needs;
+use crate::needs::{Needs, elements};
 use crate::quantised::Weight;
 
 /// The lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or F64 of F64.
@@ -31,9 +31,9 @@ pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor
 pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
     match path {
         // The products of A with W and with itself.
-        Path::Cpu => Needs::bytes((rank * (n + rank) * size_of::<f32>()) as u64).with_products(1, (rank, k, n)),
+        Path::Cpu => Needs::bytes(elements([rank, n + rank, size_of::<f32>()])).with_products(1, (rank, k, n)),
         Path::Reference | Path::Device => {
-            Needs::bytes((3 * n * k * size_of::<f64>()) as u64).with_products(1, (n, rank, k))
+            Needs::bytes(elements([3, n, k, size_of::<f64>()])).with_products(1, (n, rank, k))
         }
     }
 }

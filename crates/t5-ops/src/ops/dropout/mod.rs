@@ -129,13 +129,13 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
 }
 
 /// What [`dropout`] of so many elements needs, if it drops any.
-pub fn dropout_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn dropout_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::mask_needs(elements, dtype),
         // The mask as it is multiplied.
         Path::Device => {
-            Needs::bytes((elements * dtype.size_in_bytes()) as u64).with_bytes_on_host(mask_on_host(elements, true))
+            Needs::bytes(elements * dtype.size_in_bytes() as u64).with_bytes_on_host(mask_on_host(elements, true))
         }
     }
 }
@@ -159,6 +159,6 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
 }
 
 /// What [`dropout_add`] of so many elements needs, if it drops any.
-pub fn dropout_add_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn dropout_add_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     dropout_needs(path, elements, dtype)
 }

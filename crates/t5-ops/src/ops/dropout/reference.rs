@@ -20,7 +20,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
 }
 
 /// The mask, before and after it is scaled.
-pub(super) fn mask_needs(elements: usize, dtype: DType) -> Needs {
+pub(super) fn mask_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype) / 2)
 }
 

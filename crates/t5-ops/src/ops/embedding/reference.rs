@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::overwrite;
-use crate::needs::{Needs, converted};
+use crate::needs::{Needs, converted, elements};
 
 /// See [`crate::embedding`].
 pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -14,14 +14,14 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
 
 /// Rows of the table, where the result has another dtype.
 pub(super) fn forward_needs(rows: usize, width: usize, [table, result]: [DType; 2]) -> Needs {
-    let transient = if table == result { 0 } else { rows * width * table.size_in_bytes() };
-    Needs::bytes(transient as u64)
+    let transient = if table == result { 0 } else { elements([rows, width, table.size_in_bytes()]) };
+    Needs::bytes(transient)
 }
 
 /// The sum, and the gradient of the rows where it has another dtype.
 pub(super) fn backward_needs(rows: usize, (v, d): (usize, usize), [dy, dtable]: [DType; 2]) -> Needs {
     let size = dtable.size_in_bytes();
-    Needs::bytes((v * d * size) as u64 + converted(rows * d, dy, size))
+    Needs::bytes(elements([v, d, size]) + converted(elements([rows, d]), dy, size))
 }
 
 /// See [`crate::embedding_backward`].

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
-use crate::needs::{Needs, cast, converted, copies, wide_size};
+use crate::needs::{Needs, cast, converted, copies, elements, wide_size};
 use crate::quantised::Weight;
 
 /// See [`crate::linear`].
@@ -28,9 +28,10 @@ pub fn linear_add(x: &Tensor, w: &Tensor, sum: &Tensor) -> Result<Tensor> {
 pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType; 2], accumulates: bool) -> Needs {
     let [x, w] = dtypes;
     let wide = wide_size(x);
-    let operands = converted(rows * k, x, wide) + converted(k * n, w, wide);
+    let operands = converted(elements([rows, k]), x, wide) + converted(elements([k, n]), w, wide);
     // The product where it is converted, and where something is added to it.
-    let results = converted(rows * n, x, wide) + if accumulates { copies(1, rows * n, x) } else { 0 };
+    let results =
+        converted(elements([rows, n]), x, wide) + if accumulates { copies(1, elements([rows, n]), x) } else { 0 };
     Needs::bytes(operands + results).with_products(1, (rows, k, n))
 }
 
@@ -41,8 +42,8 @@ pub(super) fn product_needs_on_device(
     [x, w]: [DType; 2],
     accumulates: bool,
 ) -> Needs {
-    let product = if accumulates { rows * n * x.size_in_bytes() } else { 0 };
-    Needs::bytes(cast(k * n, w, x) + product as u64).with_products(1, (rows, k, n))
+    let product = if accumulates { elements([rows, n, x.size_in_bytes()]) } else { 0 };
+    Needs::bytes(cast(elements([k, n]), w, x) + product).with_products(1, (rows, k, n))
 }
 
 /// See [`crate::linear_backward_input`].
@@ -74,14 +75,14 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
 
 pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]: [DType; 2]) -> Needs {
     let wide = wide_size(x);
-    let operands = converted(rows * n, x, wide) + converted(rows * k, x, wide);
+    let operands = converted(elements([rows, n]), x, wide) + converted(elements([rows, k]), x, wide);
     // The product, the same in the dtype of dw, and its sum with dw.
-    let results = n * k * (wide + 2 * dw.size_in_bytes());
-    Needs::bytes(operands + results as u64).with_products(1, (rows, n, k))
+    let results = elements([n, k, wide + 2 * dw.size_in_bytes()]);
+    Needs::bytes(operands + results).with_products(1, (rows, n, k))
 }
 
 /// The same on a device: the product in the dtype of x, its copy in that of dw, and its sum with dw.
 pub(super) fn backward_weight_needs_on_device(rows: usize, (n, k): (usize, usize), [x, dw]: [DType; 2]) -> Needs {
-    let results = (n * k * (x.size_in_bytes() + dw.size_in_bytes())) as u64 + cast(n * k, x, dw);
+    let results = elements([n, k, x.size_in_bytes() + dw.size_in_bytes()]) + cast(elements([n, k]), x, dw);
     Needs::bytes(results).with_products(1, (rows, n, k))
 }

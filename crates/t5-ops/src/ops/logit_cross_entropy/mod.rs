@@ -32,7 +32,7 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
 }
 
 /// What either needs for so many logits.
-pub fn logit_cross_entropy_needs(path: Path, elements: usize, dtype: candle_core::DType) -> Needs {
+pub fn logit_cross_entropy_needs(path: Path, elements: u64, dtype: candle_core::DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => Needs::bytes(copies(4, elements, dtype)),

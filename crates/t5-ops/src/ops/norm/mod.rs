@@ -27,7 +27,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 }
 
 /// What [`rms_norm`] of so many elements of `x` needs.
-pub fn rms_norm_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => reference::forward_needs(elements, dtype),
@@ -68,7 +68,7 @@ pub fn rms_norm_backward(
 }
 
 /// What [`rms_norm_backward`] of so many elements of `x` needs.
-pub fn rms_norm_backward_needs(path: Path, elements: usize, dtype: DType) -> Needs {
+pub fn rms_norm_backward_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference | Path::Device => reference::backward_needs(elements, dtype),

@@ -15,12 +15,12 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 }
 
 /// The rows times their factors, before the weight.
-pub(super) fn forward_needs(elements: usize, dtype: DType) -> Needs {
+pub(super) fn forward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype))
 }
 
 /// Normalised rows, the gradient times the weight, and a step to the result.
-pub(super) fn backward_needs(elements: usize, dtype: DType) -> Needs {
+pub(super) fn backward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(3, elements, dtype) + widened(elements, dtype))
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn rounded_from(x: &Tensor, dtype: DType, rounding: Rounding, first_r
 }
 
 /// Bytes of the host that rounding takes for a parameter on a device: its values, twice while they are copied.
-pub(crate) fn on_host(elements: usize, dtype: DType, rounding: Rounding) -> usize {
+pub(crate) fn on_host(elements: u64, dtype: DType, rounding: Rounding) -> u64 {
     let is_rounded_there = dtype == DType::BF16 && rounding != Rounding::Nearest;
-    if is_rounded_there { 2 * elements * size_of::<f32>() } else { 0 }
+    if is_rounded_there { 2 * elements * size_of::<f32>() as u64 } else { 0 }
 }

@@ -414,7 +414,7 @@ impl<'a> Tally<'a> {
     fn between_units(&self, decoder: bool, shape: Shape) -> u64 {
         let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
         let Counter { config, precisions, .. } = self.counter;
-        (shape.samples * tokens * config.d_model * precisions.activations.size_in_bytes()) as u64
+        (shape.samples * tokens) as u64 * (config.d_model * precisions.activations.size_in_bytes()) as u64
     }
 
     /// One gradient that waited after the other, and the next being read.

@@ -1,0 +1,114 @@
+//! The processor that the needs of operations are stated for: this one, or that of the machine that a plan is for.
+//!
+//! Operations themselves always run as this machine can; only what they would need follows [`count_for`].
+
+use std::cell::Cell;
+
+use crate::{cache, isa, parallel};
+
+/// The facts about a processor that the bytes of operations follow from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processor {
+    /// The instruction set that kernels use.
+    pub instruction_set: InstructionSet,
+    /// Threads that operations run on.
+    pub threads: usize,
+    /// Bytes of the second-level cache that one thread has.
+    pub second_level_bytes: usize,
+}
+
+/// The instruction sets that there are kernels for, on whichever processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionSet {
+    /// Tile registers in software, for tests.
+    SoftwareTiles,
+    /// Nothing beyond the baseline.
+    Portable,
+    /// AArch64's.
+    Neon,
+    /// With FMA.
+    Avx2,
+    /// F, BW, DQ and VL.
+    Avx512,
+    /// The same, and products of bf16.
+    Avx512Bf16,
+    /// The same, and tile registers.
+    Amx,
+}
+
+impl InstructionSet {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::SoftwareTiles, Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+
+    /// As `LOW_MEM_T5_ISA` and [`crate::instruction_set`] spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SoftwareTiles => "software-tiles",
+            Self::Portable => "portable",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
+        }
+    }
+
+    /// The one of that name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|set| set.name() == name)
+    }
+}
+
+impl Processor {
+    /// That of this process.
+    pub fn of_this_process() -> Self {
+        Self {
+            instruction_set: InstructionSet::of_name(isa::instruction_set()).unwrap_or(InstructionSet::Portable),
+            threads: parallel::threads(),
+            second_level_bytes: cache::second_level(),
+        }
+    }
+
+    /// Whether bf16 products run on tile registers.
+    pub fn has_tiles(&self) -> bool {
+        matches!(self.instruction_set, InstructionSet::Amx | InstructionSet::SoftwareTiles)
+    }
+}
+
+thread_local! {
+    static COUNTED: Cell<Option<Processor>> = const { Cell::new(None) };
+}
+
+/// The processor that needs are stated for on this thread.
+pub fn processor() -> Processor {
+    COUNTED.get().unwrap_or_else(Processor::of_this_process)
+}
+
+/// Has what is counted in `f`, on this thread, stated for another processor.
+pub fn count_for<R>(processor: Processor, f: impl FnOnce() -> R) -> R {
+    struct Before(Option<Processor>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            COUNTED.set(self.0);
+        }
+    }
+    let _before = Before(COUNTED.replace(Some(processor)));
+    f()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn needs_follow_the_described_processor_and_then_this_one_again() {
+        let here = processor();
+        let other = Processor { instruction_set: InstructionSet::Amx, threads: 7, second_level_bytes: 2 << 20 };
+        assert_eq!(count_for(other, processor), other);
+        let caught = std::panic::catch_unwind(|| count_for(other, || panic!("counting failed")));
+        assert!(caught.is_err());
+        assert_eq!(processor(), here);
+        assert_eq!(here.instruction_set.name(), isa::instruction_set());
+    }
+}
