@@ -5,12 +5,11 @@ use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
 use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
-use crate::Plan;
-use crate::feeding::Feed;
+use crate::feed::Feed;
 use crate::lever::Pins;
 use crate::prices::Prices;
 use crate::processes::Processes;
-use crate::reading::EvaluatedRows;
+use crate::{EvaluatedRows, Plan};
 
 /// The job to plan.
 pub struct Job<'a> {

@@ -18,6 +18,7 @@
 mod answer_bytes;
 mod counted;
 mod error;
+mod feed;
 pub mod feeding;
 mod files;
 mod inference;
@@ -32,17 +33,22 @@ mod planning;
 mod prediction;
 mod prices;
 mod processes;
+#[cfg(feature = "datasets")]
 mod reading;
 mod rehearsal;
+#[cfg(feature = "datasets")]
+mod rows;
 mod search;
 mod speed;
 mod timeline;
 mod training;
+#[cfg(not(feature = "datasets"))]
+mod without_datasets;
 
 pub use answer_bytes::AnswerBytes;
 pub use error::{Error, Result};
+pub use feed::Feed;
 pub use feeding::{DatasetResidency, Feeding};
-pub use feeding::{Feed, Rows};
 pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
@@ -53,11 +59,16 @@ pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
 pub use prices::Prices;
 pub use processes::Processes;
+#[cfg(feature = "datasets")]
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};
+#[cfg(feature = "datasets")]
+pub use rows::Rows;
 pub use speed::{MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
+#[cfg(not(feature = "datasets"))]
+pub use without_datasets::{EvaluatedRows, Rows};
 
 /// A plan of this planner's choices.
 pub type Plan = memory_policy::Plan<Step, Feeding>;

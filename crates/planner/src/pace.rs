@@ -93,7 +93,7 @@ mod tests {
     use trainer::TrainerOptions;
 
     use super::*;
-    use crate::feeding::Feed;
+    use crate::feed::Feed;
     use crate::job::{Training, Wanted};
     use crate::lever::{Pins, Value};
 

@@ -3,11 +3,11 @@
 use memory_policy::{CostRow, MemorySnapshot, Place};
 
 use crate::error::Result;
-use crate::feeding::Feed;
+use crate::feed::Feed;
 use crate::files::memory_for_files;
 use crate::job::{Job, Work};
 use crate::names::{PROCESS, SMALL_BLOCKS};
-use crate::{Costs, Plan, feeding, inference, place, training};
+use crate::{Costs, Plan, feed, inference, place, training};
 
 /// A plan, and what it was chosen from.
 pub struct Planned {
@@ -48,7 +48,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     if job.place == Place::Device {
         steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed));
     }
-    let loaders = feeding::choices(&job.feed, job.pins);
+    let loaders = feed::choices(&job.feed, job.pins);
     let task = match &job.work {
         Work::Training(_) => format!("{} samples a step", job.samples),
         Work::Inference(inference) if inference.has_targets => "evaluation".to_owned(),

@@ -139,7 +139,7 @@ impl Prices {
 
     /// Of the units of this process that multiply activations of this dtype.
     pub fn of_units(activations: DType) -> Self {
-        if activations == DType::BF16 && t5_ops::has_tiles() { Self::tiles() } else { Self::vectors() }
+        if activations == DType::BF16 && t5_ops::processor().has_tiles() { Self::tiles() } else { Self::vectors() }
     }
 }
 

@@ -67,7 +67,7 @@ mod tests {
     use trainer::TrainerOptions;
 
     use super::*;
-    use crate::feeding::Feed;
+    use crate::feed::Feed;
     use crate::job::{Training, Wanted};
     use crate::lever::Pins;
     use crate::prices::Prices;

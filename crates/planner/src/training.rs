@@ -291,7 +291,7 @@ mod tests {
 
     use super::*;
     use crate::Value;
-    use crate::feeding::Feed;
+    use crate::feed::Feed;
     use crate::job::Work;
     use crate::lever::Pins;
     use crate::levers::{MICRO_BATCH_SAMPLES, RECOMPUTE_BLOCKS};

@@ -6,9 +6,9 @@ use clap::Args;
 use memory_policy::Budgets;
 use toml::Value;
 
-use crate::config::{Origin, Values, paths};
+use crate::config::{Origin, Values};
 use crate::failure::Outcome;
-use crate::flag_values::{Precision, assignment_text};
+use crate::flag_values::{Precision, assignment_text, typed_path};
 use crate::options;
 
 /// Flags of `eval` and `generate` that say where weights lie.
@@ -110,7 +110,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
     pub data: Vec<String>,
     /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]

@@ -15,10 +15,12 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::chat_flags::ChatArgs;
 use crate::commands::doctor::DoctorArgs;
-use crate::config::{Origin, Values, familiar_names, paths};
+use crate::config::{Origin, Values, familiar_names};
 use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
-use crate::flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth};
+use crate::flag_values::{
+    BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth, typed_path,
+};
 use crate::job_flags::JobsArgs;
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
@@ -157,7 +159,7 @@ pub struct TrainArgs {
     #[arg(long, visible_alias = "learning-rate", value_name = "X")]
     pub learn_rate: Option<String>,
     /// Output directory
-    #[arg(long, short, value_name = "DIR", value_parser = paths::parser())]
+    #[arg(long, short, value_name = "DIR", value_parser = typed_path())]
     pub output: Option<String>,
     /// Override a config key, such as train.batch_size=16 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
@@ -197,7 +199,7 @@ pub struct PlanArgs {
 #[derive(Args, Debug)]
 pub struct TrainTokenizerArgs {
     /// Parquet, JSONL, JSON, CSV, TSV (columns of text) or text files; directories or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = paths::parser())]
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
     pub input: Vec<String>,
     /// Vocabulary size, special tokens included
     #[arg(long, value_name = "N")]

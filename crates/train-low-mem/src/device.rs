@@ -39,11 +39,6 @@ pub fn index(name: &str) -> usize {
     name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0)
 }
 
-/// Whether a device of this name is another than the CPU.
-pub fn is_named(name: &str) -> bool {
-    !matches!(name, "cpu" | "auto")
-}
-
 /// Where the tensors of a device lie.
 pub fn place(device: &Device) -> Place {
     if device.is_cpu() { Place::Host } else { Place::Device }
@@ -116,6 +111,7 @@ impl fmt::Debug for OpenedMemory {
 
 #[cfg(test)]
 mod tests {
+    use run_plan::job::is_named;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;

@@ -3,53 +3,36 @@
 use std::path::{Path, PathBuf};
 
 use memory_policy::Bytes;
+use run_plan::pace::DiskNeed;
 
 use crate::failure::{Exit, Failure, Outcome};
 
-/// The bytes that a run keeps on disk at a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskNeed {
-    /// Files in place of memory, which go with the process.
-    pub files: u64,
-    /// Checkpoints that are kept, and the one that is being written.
-    pub checkpoints: u64,
-    /// The model at the end.
-    pub model: u64,
+/// Refuses a run whose directory has less room than it needs. A file system that does not say has enough.
+///
+/// # Errors
+/// Exit 1, as a full disk later would.
+pub fn check(need: &DiskNeed, directory: &Path) -> Outcome<()> {
+    match free_bytes(directory) {
+        Some(free) if free < need.total() => Err(refusal(need, directory, free)),
+        _ => Ok(()),
+    }
 }
 
-impl DiskNeed {
-    /// All of it.
-    pub fn total(&self) -> Bytes {
-        Bytes(self.files.saturating_add(self.checkpoints).saturating_add(self.model))
-    }
-
-    /// Refuses a run whose directory has less room than it needs. A file system that does not say has enough.
-    ///
-    /// # Errors
-    /// Exit 1, as a full disk later would.
-    pub fn check(&self, directory: &Path) -> Outcome<()> {
-        match free_bytes(directory) {
-            Some(free) if free < self.total() => Err(self.refusal(directory, free)),
-            _ => Ok(()),
-        }
-    }
-
-    fn refusal(&self, directory: &Path, free: Bytes) -> Failure {
-        let [files, checkpoints, model] = [self.files, self.checkpoints, self.model].map(Bytes);
-        let files = if self.files > 0 { format!("{files} for files in place of memory, ") } else { String::new() };
-        let failure = Failure::new(
-            Exit::Internal,
-            format!(
-                "{}: expected {} of free disk space, got {free} ({files}{checkpoints} for checkpoints, {model} for the model)",
-                directory.display(),
-                self.total()
-            ),
-        );
-        let failure = failure.hint("use another disk with `--output DIR`, or free some space");
-        match self.checkpoints > 3 * self.model {
-            true => failure.hint("keep fewer checkpoints: `--set checkpoint.keep_last=1 --set checkpoint.keep_best=0`"),
-            false => failure,
-        }
+fn refusal(need: &DiskNeed, directory: &Path, free: Bytes) -> Failure {
+    let [files, checkpoints, model] = [need.files, need.checkpoints, need.model].map(Bytes);
+    let files = if need.files > 0 { format!("{files} for files in place of memory, ") } else { String::new() };
+    let failure = Failure::new(
+        Exit::Internal,
+        format!(
+            "{}: expected {} of free disk space, got {free} ({files}{checkpoints} for checkpoints, {model} for the model)",
+            directory.display(),
+            need.total()
+        ),
+    );
+    let failure = failure.hint("use another disk with `--output DIR`, or free some space");
+    match need.checkpoints > 3 * need.model {
+        true => failure.hint("keep fewer checkpoints: `--set checkpoint.keep_last=1 --set checkpoint.keep_best=0`"),
+        false => failure,
     }
 }
 
@@ -73,9 +56,9 @@ mod tests {
     #[test]
     fn a_run_that_needs_more_than_there_is_is_refused_with_what_needs_it() {
         let here = std::env::temp_dir();
-        DiskNeed::default().check(&here).expect("nothing is needed");
+        check(&DiskNeed::default(), &here).expect("nothing is needed");
         let need = DiskNeed { files: 1 << 50, checkpoints: 4 << 50, model: 1 << 50 };
-        let refused = need.check(&here.join("not/there/yet")).expect_err("no disk has six pebibytes");
+        let refused = check(&need, &here.join("not/there/yet")).expect_err("no disk has six pebibytes");
         assert_eq!(refused.exit, Exit::Internal);
         assert!(refused.message.contains("expected 6144 TiB of free disk space, got "), "{refused}");
         assert!(refused.message.contains("4096 TiB for checkpoints") && refused.hints.len() == 2, "{refused}");

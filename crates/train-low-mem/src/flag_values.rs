@@ -101,6 +101,11 @@ pub fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
+/// A path, or a glob, as the text that it has in a config.
+pub fn typed_path() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|path| paths::to_text(&path))
+}
+
 /// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.
 pub fn assignment_text() -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new().try_map(|typed| match typed.to_str() {

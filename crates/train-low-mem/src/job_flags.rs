@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::config::paths;
+use crate::flag_values::typed_path;
 
 /// Flags of `jobs`.
 #[derive(Args, Clone, Debug)]
@@ -20,7 +20,7 @@ pub enum JobsCommand {
     /// Train the runs of a list, each as soon as its memory is free
     Run {
         /// The list (TOML); see docs/jobs.md
-        #[arg(value_name = "FILE", value_parser = paths::parser())]
+        #[arg(value_name = "FILE", value_parser = typed_path())]
         file: String,
     },
 }

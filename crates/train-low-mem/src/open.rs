@@ -9,10 +9,11 @@ use std::sync::Arc;
 use candle_core::Device;
 use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
+use run_plan::model::{check_trainable, fitted};
 
 use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
-use crate::{base, device, model_directory, report};
+use crate::{device, model_directory, report};
 
 /// Everything that a run reads from, opened.
 pub struct Opened {
@@ -198,22 +199,7 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
         (None, Some(name)) => scratch_config(config, name, tokenizer)?,
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
     };
-    if let Some(prefix) = &config.data.source_prefix {
-        model.set_prefix(prefix);
-    }
-    base::set_precision(&mut model, config.model.base_precision, init_from)?;
-    if let Some(adapter) = &config.lora {
-        let lora = match &adapter.init_from {
-            Some(directory) => {
-                let opened = t5::peft::AdapterDirectory::open(directory, &model)?;
-                let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
-                let lora = opened.lora(&model);
-                t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }
-            }
-            None => adapter.lora.clone(),
-        };
-        model = model.with_adapter(lora)?;
-    }
+    model = adapted(config, model, init_from)?;
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(Failure::unusable(format!(
             "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
@@ -237,12 +223,17 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
     if let Ok(path) = tokenizer_path(config, init_from.as_deref()) {
         return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
     }
-    match (&init_from, &config.model.config) {
-        (Some(directory), _) => Ok(t5::Config::from_file(&directory.join("config.json"))?),
-        (None, Some(name)) => fitted(config, named_config(name)?),
-        (None, None) => Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
-            .hint("use a preset, such as `--set model.config=t5-small`")),
-    }
+    let model = match (&init_from, &config.model.config) {
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (None, Some(name)) => fitted(config, named_config(name)?)?,
+        (None, None) => {
+            return Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
+                .hint("use a preset, such as `--set model.config=t5-small`"));
+        }
+    };
+    let model = adapted(config, model, init_from.as_deref())?;
+    check_trainable(&model, init_from.as_deref())?;
+    Ok(model)
 }
 
 /// A config for new weights. A preset speaks the tokenizer's language (size, end, padding); a file is
@@ -258,37 +249,17 @@ fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome
     fitted(config, model)
 }
 
-/// The config's settings for a named model: `model.vocab_size` and `model.overrides`.
-fn fitted(config: &Config, mut model: t5::Config) -> Outcome<t5::Config> {
-    if let Some(vocab_size) = config.model.vocab_size {
-        model.vocab_size = usize::try_from(vocab_size).unwrap_or(usize::MAX);
-    }
-    if !config.model.overrides.is_empty() {
-        model = overridden(&model, &config.model.overrides)?;
-    }
-    model.validate()?;
-    Ok(model)
-}
-
-/// `model` with some keys of its `config.json` replaced. What transformers derives from a replaced key is
-/// derived again.
-fn overridden(model: &t5::Config, overrides: &toml::Table) -> Outcome<t5::Config> {
-    let mut json = model.to_json();
-    let Some(entries) = json.as_object_mut() else { return Err(Failure::internal("a config.json is an object")) };
-    for (key, derived) in [
-        ("feed_forward_proj", &["dense_act_fn", "is_gated_act"][..]),
-        ("tie_word_embeddings", &["scale_decoder_outputs"]),
-    ] {
-        if overrides.contains_key(key) {
-            derived.iter().for_each(|derived| drop(entries.remove(*derived)));
-        }
-    }
-    for (key, value) in overrides {
-        let value =
-            serde_json::to_value(value).map_err(|error| Failure::usage(format!("`model.overrides.{key}`: {error}")))?;
-        entries.insert(key.clone(), value);
-    }
-    Ok(t5::Config::from_json(&json.to_string(), "`model.overrides`")?)
+/// The model with the prefix, the precision of the base and the adapter that the config asks for.
+fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outcome<t5::Config> {
+    run_plan::model::adapted(config, model, init_from, |model| {
+        let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
+            return Ok(None);
+        };
+        let opened = t5::peft::AdapterDirectory::open(directory, model)?;
+        let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
+        let lora = opened.lora(model);
+        Ok(Some(t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }))
+    })
 }
 
 fn is_preset(name: &str) -> bool {

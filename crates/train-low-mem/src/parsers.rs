@@ -5,12 +5,12 @@
 #![allow(dead_code, unused_imports, reason = "the rest of these modules is the command's")]
 
 mod assets;
-mod config;
-mod failure;
 mod metrics;
 mod run_dir;
 
 use std::path::Path;
+
+use run_plan::{config, failure};
 
 /// Reads the text of a config file, resolves it and writes it as `resolved.toml` would be.
 pub fn config(text: &str) -> Result<(), String> {

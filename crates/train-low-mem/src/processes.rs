@@ -252,10 +252,3 @@ fn host() -> String {
 fn host() -> String {
     "this host".into()
 }
-
-impl From<collective::Error> for Failure {
-    fn from(error: collective::Error) -> Self {
-        Failure::internal(error.to_string())
-            .hint("checkpoints are intact: resume from the newest with `--keep-training`")
-    }
-}

@@ -207,7 +207,7 @@ impl RowProgress {
         let now = Instant::now();
         #[expect(clippy::cast_precision_loss, reason = "counts of rows")]
         let left = (now - self.began).mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64);
-        let left = format!("{} left", duration(left));
+        let left = format!("{} left", run_plan::pace::duration(left));
         match &self.bar {
             Some(bar) => {
                 bar.set_length(all);
@@ -293,27 +293,5 @@ impl TermLike for Terminal {
         let frame = std::mem::take(&mut *self.frame.lock().unwrap_or_else(PoisonError::into_inner));
         show(Stream::Err, Kind::Frame, &frame);
         Ok(())
-    }
-}
-
-/// A duration for reading: `42 s`, `3 min 20 s`, `2 h 05 min`.
-pub fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_for_reading() {
-        for (seconds, expected) in [(0, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")] {
-            assert_eq!(duration(Duration::from_secs(seconds)), expected);
-        }
     }
 }

@@ -25,7 +25,7 @@ use row_files::{Chosen, Compression, Conversion, Counts, Digested, Form, Parquet
 use serde_json::{Value, json};
 use trainer::AtomicFile;
 
-use crate::config::{Config, Objective, paths};
+use crate::config::{BadRows, Columns, Config, Objective, paths};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::open;
 use crate::report;
@@ -77,7 +77,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     }
     let (mut unpacked, originals) = (Unpacked::default(), train);
     let train = unpacked.files(&originals, wanted.say)?;
-    let train = Conversion::of(&train, &config.data.chosen).map_err(|error| unfit(error, config))?;
+    let train = Conversion::of(&train, &chosen(&config.data.chosen)).map_err(|error| unfit(error, config))?;
     if train.is_text() && !config.data.chosen.is_text {
         become_pretraining(config)?;
     }
@@ -100,7 +100,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
         [] => {}
     }
     if is_in_place {
-        say_columns(&train, &config.data.chosen, wanted.say);
+        say_columns(&train, &chosen(&config.data.chosen), wanted.say);
     } else {
         let label = config.label_of_rows();
         let turned = turn(label, TRAIN, (&train, &originals), &columns, config, run, wanted)?;
@@ -112,7 +112,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
         }
     }
     if !validation.is_empty() {
-        let chosen = Chosen { is_text: train.is_text(), ..config.data.chosen.clone() };
+        let chosen = Chosen { is_text: train.is_text(), ..chosen(&config.data.chosen) };
         let (mut unpacked, originals) = (Unpacked::default(), validation);
         let validation = unpacked.files(&originals, wanted.say)?;
         let validation = Conversion::of(&validation, &chosen).map_err(|error| unfit(error, config))?;
@@ -205,6 +205,26 @@ fn common_columns(conversion: &Conversion) -> Option<Vec<String>> {
     columns
 }
 
+/// The columns that the config names, in the words of the files' reader.
+fn chosen(columns: &Columns) -> Chosen {
+    let Columns { prompt, response, text, is_text } = columns.clone();
+    Chosen { prompt, response, text, is_text }
+}
+
+/// `data.validation_split`: below 1 a share, otherwise a count.
+#[expect(clippy::cast_sign_loss, reason = "the table of keys has its range")]
+fn share(rows: f64) -> Share {
+    if rows < 1.0 { Share::Of(rows) } else { Share::Rows(rows as u64) }
+}
+
+fn bad_rows(bad_rows: BadRows) -> row_files::BadRows {
+    match bad_rows {
+        BadRows::Usual => row_files::BadRows::Usual,
+        BadRows::Error => row_files::BadRows::Error,
+        BadRows::Skip => row_files::BadRows::Skip,
+    }
+}
+
 /// Says which columns were found, where nobody named them and they are not the usual ones.
 fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
     let Some((path, _, pairing)) = conversion.sources.first() else { return };
@@ -280,7 +300,7 @@ fn turn(
     run: &mut RunDir,
     wanted: Wanted<'_>,
 ) -> Outcome<Turned> {
-    let split = config.data.validation_split.filter(|_| name == TRAIN);
+    let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
     let directory = run.root().join(ROWS);
     let path = |name: &str| directory.join(format!("{name}.parquet"));
     let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
@@ -386,7 +406,7 @@ fn write(
         }
     };
     let settings = Settings {
-        bad_rows: config.data.bad_rows,
+        bad_rows: bad_rows(config.data.bad_rows),
         validation: split.map(|share| (share, config.run.seed)),
         most_rows: wanted.to_plan.then_some(PLANNED_ROWS),
         stop: &stop,
@@ -416,7 +436,7 @@ fn write(
 
 /// A row that ends the run, with the way around it.
 fn or_skip(failure: Failure, config: &Config) -> Failure {
-    match failure.exit == Exit::Unusable && config.data.bad_rows != row_files::BadRows::Skip {
+    match failure.exit == Exit::Unusable && config.data.bad_rows != BadRows::Skip {
         true => failure.hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used"),
         false => failure,
     }

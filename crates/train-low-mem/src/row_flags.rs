@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use row_files::Chosen;
 
-use crate::config::paths;
+use crate::flag_values::typed_path;
 
 /// Flags that name columns.
 #[derive(Args, Clone, Debug, Default)]
@@ -51,7 +51,7 @@ pub struct LengthFlags {
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
     /// JSONL, JSON, CSV, TSV or parquet files, plain, .gz or .zst; directories or globs
-    #[arg(value_name = "FILE", required = true, value_parser = paths::parser())]
+    #[arg(value_name = "FILE", required = true, value_parser = typed_path())]
     pub files: Vec<String>,
     /// Output file, parquet with the columns `prompt` and `response`, or `text`
     #[arg(long, short, value_name = "FILE")]
@@ -125,7 +125,7 @@ impl From<BadRowRule> for row_files::BadRows {
 #[derive(Args, Debug)]
 pub struct InspectArgs {
     /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
-    #[arg(value_name = "FILE", required = true, value_parser = paths::parser())]
+    #[arg(value_name = "FILE", required = true, value_parser = typed_path())]
     pub files: Vec<String>,
     /// Columns
     #[command(flatten)]

@@ -16,6 +16,7 @@ use collective::Group;
 use dataloader::{DataLoader, Position};
 use memory_policy::{Budgets, Bytes, Change, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
+use run_plan::pace::{Of, RunPace};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
@@ -28,16 +29,14 @@ use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Reserved};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
-use crate::pace::{Of, RunPace};
 use crate::processes::{self, Together};
 use crate::progress::StepLine;
 use crate::report::Report;
 use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
-use crate::speed::Priced;
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, device, options, setup, start_screen, ways_out};
+use crate::{base, device, disk, options, run_data, setup, speed, start_screen, ways_out};
 use prediction::Prediction;
 
 /// A plan that the policy proposes between two steps.
@@ -120,7 +119,7 @@ impl Session {
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
         if let (None, Some(directory)) = (&found, &opened.init_from) {
-            base::check_trainable(&opened.model, Some(directory))?;
+            run_plan::model::check_trainable(&opened.model, Some(directory))?;
             // What is wrong with the files is said before anything is planned for them.
             t5::StoredWeights::of(directory, &opened.model)?;
         }
@@ -141,19 +140,18 @@ impl Session {
         }
         device::check_dtype(&opened.device, options.precision.activations())?;
         let probe = device::probe(&opened.device);
-        let priced = together
-            .in_turn(|| Priced::of_run(&config, &opened.model, &options, job::place(&config, &opened.device)))?;
+        let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
         together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
+        let data = run_data::of(&config, &opened, &loader);
         let job = RunJob {
             config: &config,
             model: &opened.model,
             options: &options,
-            data: Some((&opened, &loader)),
-            device: &opened.device,
+            data: Some(&data),
             wanted,
             prices: priced.prices,
             shards: share.shards,
@@ -193,11 +191,12 @@ impl Session {
         }
         heap::release_small();
         let left = Some(total_steps.saturating_sub(steps_done));
-        let of = Of { config: &config, options: &options, opened: Some(&opened), steps: left, priced: &priced };
+        let rows = run_data::looked_at(&config, &opened, left);
+        let of = Of { config: &config, options: &options, rows: Some(&rows), steps: left, priced: &priced };
         let pace = RunPace::new(&of, &job.job(), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
-        pace.disk_need().check(run.root())?;
+        disk::check(&pace.disk_need(), run.root())?;
         // Nothing refuses the run any more: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         if let Some(source) = opened.init_from.take() {

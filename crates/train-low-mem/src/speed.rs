@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use memory_policy::Place;
-use planner::{MachineSpeed, MeasuredSizes, Prices};
+use planner::{MachineSpeed, MeasuredSizes};
+use run_plan::priced::Priced;
 use serde::{Deserialize, Serialize};
 use trainer::TrainerOptions;
 
-use crate::config::{Config, Origin, PricesFrom};
+use crate::config::{Config, PricesFrom};
 use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
-use crate::report;
+use crate::{job, report};
 
 /// A longer file is not ours.
 const MAX_CACHE_BYTES: u64 = 1 << 20;
@@ -24,70 +25,36 @@ const MAX_CACHE_BYTES: u64 = 1 << 20;
 const MOST_KEPT: usize = 64;
 const CACHE_FILE: &str = "speed.json";
 
-/// The prices of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Priced {
-    /// For the planner.
-    pub prices: Prices,
-    /// The time of a step in bf16 over that in f32 on this machine, where that was measured.
-    pub bf16_over_f32: Option<f64>,
-    origin: &'static str,
+/// The prices that the config asks for, of a run of this model.
+///
+/// # Errors
+/// The planner refuses the options; an operation fails.
+pub fn priced_run(config: &Config, model: &t5::Config, options: &TrainerOptions) -> Outcome<Priced> {
+    let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
+    let directory = existing_ancestor(&config.run.output_dir);
+    priced(config.memory.prices, model, options, tokens, job::place(config), &directory)
 }
 
-impl Priced {
-    /// The prices that the config asks for, of a run of this model.
-    ///
-    /// # Errors
-    /// The planner refuses the options; an operation fails.
-    pub fn of_run(config: &Config, model: &t5::Config, options: &TrainerOptions, place: Place) -> Outcome<Self> {
-        let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
-        let directory = existing_ancestor(&config.run.output_dir);
-        Self::of(config.memory.prices, model, options, tokens, place, &directory)
+/// The prices from such a source. Files are measured in `directory`.
+///
+/// # Errors
+/// As [`priced_run`].
+pub fn priced(
+    from: PricesFrom,
+    model: &t5::Config,
+    options: &TrainerOptions,
+    tokens: (usize, usize),
+    place: Place,
+    directory: &Path,
+) -> Outcome<Priced> {
+    // No device but the CPU is measured: the processor's speed says nothing of a card's.
+    if place == Place::Device || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
+        return Ok(Priced::without_measuring(from, place, options.precision.activations()));
     }
-
-    /// The prices from such a source. Files are measured in `directory`.
-    ///
-    /// # Errors
-    /// As [`Priced::of_run`].
-    pub fn of(
-        from: PricesFrom,
-        model: &t5::Config,
-        options: &TrainerOptions,
-        tokens: (usize, usize),
-        place: Place,
-        directory: &Path,
-    ) -> Outcome<Self> {
-        let built_in = Prices::at(place, options.precision.activations());
-        let again = match from {
-            PricesFrom::Given(prices) => return Ok(Self { prices, bf16_over_f32: None, origin: "given" }),
-            PricesFrom::BuiltIn => return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" }),
-            // No device but the CPU is measured: the processor's speed says nothing of a card's.
-            _ if place == Place::Device => {
-                return Ok(Self { prices: built_in, bf16_over_f32: None, origin: "built in" });
-            }
-            PricesFrom::Measured => false,
-            PricesFrom::MeasuredAgain => true,
-        };
-        let speed = speed_of_this_machine(MeasuredSizes::of(model), directory, again)?;
-        let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
-        Ok(Self { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" })
-    }
-
-    /// The same with the prices that another process measured.
-    #[must_use]
-    pub fn with(self, prices: Prices) -> Self {
-        Self { prices, ..self }
-    }
-
-    /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.
-    pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
-        if matches!(config.memory.prices, PricesFrom::Given(_)) {
-            return Ok(());
-        }
-        let table =
-            toml::Value::try_from(self.prices).map_err(|error| Failure::internal(format!("prices: {error}")))?;
-        config.values.set("memory.prices", table, Origin::Run(self.origin))
-    }
+    let again = from == PricesFrom::MeasuredAgain;
+    let speed = speed_of_this_machine(MeasuredSizes::of(model), directory, again)?;
+    let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
+    Ok(Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" })
 }
 
 /// Kept measurements.

@@ -16,7 +16,7 @@ use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
 use crate::profile::Profiler;
-use crate::speed::Priced;
+use crate::speed::priced;
 use crate::{device, open, report};
 
 /// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
@@ -45,7 +45,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     device::check_dtype(&device, options.precision.activations())?;
     let probe = device::probe(&device);
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
-    let priced = Priced::of(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
+    let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
     let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
     let plan = StepPlan { levers: planned.step.levers, longest: None };

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use memory_policy::{Bytes, plural};
+use run_plan::pace::duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ use crate::config::paths;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::job_flags::{JobsArgs, JobsCommand};
 use crate::ledger::Ledger;
-use crate::report::{self, duration};
+use crate::report;
 use crate::setup;
 use crate::stop::Stop;
 

@@ -1,22 +1,20 @@
 //! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
 
 use candle_core::Device;
-use collective::Shards;
 use dataloader::{BatchShare, Position};
-use memory_policy::{Bytes, Explained, MemorySnapshot, Probe};
-use planner::{Plan, Planned, Wanted};
-use serde_json::json;
+use memory_policy::Probe;
+use planner::{Planned, Wanted};
+use run_plan::answer;
+use run_plan::pace::{Of, RunPace};
 
 use crate::cli::PlanArgs;
 use crate::commands::report::write_page;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
-use crate::pace::{Of, RunPace};
 use crate::run_dir::RunDir;
-use crate::speed::Priced;
 use crate::stop::Stop;
-use crate::{job, machine, open, options, report, row_data, setup, ways_out};
+use crate::{machine, open, options, report, row_data, run_data, setup, speed};
 
 /// A plan, its pace, and the steps of the run where they are known.
 type PlannedRun = (Planned, RunPace, Option<u64>);
@@ -26,26 +24,15 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
     let machine = machine::machine(&flags.train, &config, None)?;
     let title = title(&config);
-    // Whoever wants nothing explained needs only the choices that some budget would take.
-    let wanted = if flags.explain { Wanted::All } else { Wanted::Undominated(None) };
-    let (Planned { plan, costs }, pace, total_steps) = planned(config, machine.as_ref(), wanted)?;
-    let json = || {
-        let mut json = pace.plan_json(&plan);
-        json["total_steps"] = json!(total_steps);
-        json
-    };
+    let (planned, pace, total_steps) = planned(config, machine.as_ref(), answer::wanted(flags.explain))?;
+    let json = || answer::json_of(&planned.plan, &pace, total_steps);
     if let Some(path) = &flags.html {
         write_page(path, &run_report::page::of_plan(&json(), &title))?;
     }
-    if flags.json {
-        return report::result(&format!("{:#}\n", json()));
-    }
-    let bill = if flags.explain { plan.bill.in_full() } else { plan.bill.to_string() };
-    report::result(&format!("{bill}{}\n{}", pace.in_words(), in_words(&plan)))?;
-    if flags.explain {
-        report::result(&format!("\n{}", explanation(&memory_policy::explain(&costs, &plan), &plan)))?;
-    }
-    Ok(())
+    report::result(&match flags.json {
+        true => format!("{:#}\n", json()),
+        false => answer::text_of(&planned, &pace, flags.explain),
+    })
 }
 
 /// The model and where it runs, for the head of a page.
@@ -89,66 +76,21 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
     let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
     let data = opened.as_ref().zip(feed.as_ref().map(|(loader, _)| loader));
-    let priced = Priced::of_run(&config, &model, &options, job::place(&config, device))?;
-    let now = for_another_start(planner::rehearse(&model, &options, device, machine)?);
-    let shards = Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 };
+    let priced = speed::priced_run(&config, &model, &options)?;
+    let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
+    let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
     let run = RunJob {
         config: &config,
         model: &model,
         options: &options,
-        data,
-        device,
+        data: data.as_ref(),
         wanted,
         prices: priced.prices,
-        shards,
+        shards: answer::shards_of_one_process(&config),
     };
-    let of = Of { config: &config, options: &options, opened: opened.as_ref(), steps, priced: &priced };
-    let planned = planner::plan(&run.job(), &now).map_err(|error| match error {
-        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, &run, &now, steps),
-        error => error.into(),
-    })?;
+    let planned = answer::plan(&run, &now, steps)?;
+    let rows = opened.as_ref().map(|opened| run_data::looked_at(&config, opened, steps));
+    let of = Of { config: &config, options: &options, rows: rows.as_ref(), steps, priced: &priced };
     let pace = RunPace::new(&of, &run.job(), &now, &planned.plan)?;
     Ok((planned, pace, steps))
-}
-
-/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
-fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
-    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
-}
-
-/// Other values of a lever that are shown, of many evenly spaced ones.
-const SHOWN: usize = 8;
-
-/// Every lever with its value, and below it the others that were offered.
-fn explanation(levers: &[Explained], plan: &Plan) -> String {
-    let (mut text, peak) = (String::new(), plan.peak_of_tensors());
-    for lever in levers {
-        text += &format!("{} = {}\n", lever.lever, lever.chosen);
-        let shown = || lever.others.iter().step_by(lever.others.len().div_ceil(SHOWN).max(1));
-        let width = shown().map(|other| other.value.len()).max().unwrap_or(0);
-        for other in shown() {
-            let (sign, bytes) = match other.predicted_peak > peak {
-                true => ("+", other.predicted_peak.saturating_sub(peak)),
-                false => ("-", peak.saturating_sub(other.predicted_peak)),
-            };
-            let percent = 100.0 * (other.relative_time - 1.0);
-            text += &format!("  {:<width$}  {sign}{:<12} {percent:+.1} % time\n", other.value, bytes.to_string());
-        }
-    }
-    text
-}
-
-/// The plan's numbers under the names of their pins.
-fn in_words(plan: &Plan) -> String {
-    let (levers, feeding) = (&plan.step.levers, &plan.loader);
-    let lines = [
-        ("micro_batch_samples", levers.micro_batch_samples.to_string()),
-        ("recompute_blocks", levers.recompute_blocks.to_string()),
-        ("loss_chunk_rows", levers.loss_chunk_rows.to_string()),
-        ("prefetch_batches", feeding.prefetch_batches.to_string()),
-        ("decode_threads", feeding.decode_threads.to_string()),
-        ("dataset_residency", feeding.residency.to_string()),
-        ("smallest budget of this plan", Bytes::to_string(&plan.required())),
-    ];
-    lines.iter().map(|(name, value)| format!("  {name:<30}{value}\n")).collect()
 }

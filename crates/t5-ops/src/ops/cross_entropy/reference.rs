@@ -74,7 +74,8 @@ pub(super) fn gradients_needs_on_device(
     [x, w]: [DType; 2],
     chunk_rows: usize,
 ) -> Needs {
-    let (chunk, weight, all) = (chunk_rows.min(rows), elements([vocabulary, width]), copies(1, elements([rows, width]), x));
+    let (chunk, weight, all) =
+        (chunk_rows.min(rows), elements([vocabulary, width]), copies(1, elements([rows, width]), x));
     let logits = copies(2, elements([chunk, vocabulary]), x) + elements([chunk, vocabulary, x.size_in_bytes()]);
     let of_weight = weight * x.size_in_bytes() as u64 + cast(weight, x, DType::F32) + copies(1, weight, DType::F32);
     let most = copies(4, elements([chunk, vocabulary]), x).max(logits + of_weight.max(all));

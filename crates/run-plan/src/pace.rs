@@ -3,28 +3,19 @@
 //! Texts are shorter than they may be, so a few rows from all over the run are read to know how long they are. Where no row
 //! can be read, every sample counts as one of full length.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::DType;
-use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
 use memory_policy::{Bytes, MemorySnapshot, plural};
-use planner::{Job, NOTHING_AHEAD, Pace, Plan, Prices};
+use planner::{Job, Pace, Plan, Prices};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
 use trainer::TrainerOptions;
 
 use crate::config::Config;
-use crate::disk::DiskNeed;
 use crate::failure::Outcome;
-use crate::open::{self, Opened};
-use crate::speed::Priced;
-use crate::{job, report};
-
-/// Places of the run from which rows are read.
-const PLACES: u64 = 4;
-/// Rows that are read at each place.
-const ROWS: usize = 8;
+use crate::job;
+use crate::priced::Priced;
 
 /// The pace of a run.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +44,37 @@ pub struct RunPace {
     timeline: Option<planner::Timeline>,
 }
 
+/// A few rows from all over a run.
+#[derive(Clone, Debug, Default)]
+pub struct RowsLookedAt {
+    /// Rows of the data.
+    pub all: u64,
+    /// Source and target tokens of those that were looked at.
+    pub lengths: Vec<(usize, usize)>,
+    /// Sources that are longer than the model will see them.
+    pub cut_sources: u64,
+    /// Targets that are.
+    pub cut_targets: u64,
+}
+
+/// The bytes that a run keeps on disk at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskNeed {
+    /// Files in place of memory, which go with the process.
+    pub files: u64,
+    /// Checkpoints that are kept, and the one that is being written.
+    pub checkpoints: u64,
+    /// The model at the end.
+    pub model: u64,
+}
+
+impl DiskNeed {
+    /// All of it.
+    pub fn total(&self) -> Bytes {
+        Bytes(self.files.saturating_add(self.checkpoints).saturating_add(self.model))
+    }
+}
+
 /// The facts about a run that its pace follows from.
 #[derive(Clone, Copy)]
 pub struct Of<'a> {
@@ -61,7 +83,7 @@ pub struct Of<'a> {
     /// How it trains.
     pub options: &'a TrainerOptions,
     /// The data, where there is any.
-    pub opened: Option<&'a Opened>,
+    pub rows: Option<&'a RowsLookedAt>,
     /// Steps that are left, where that is known.
     pub steps: Option<u64>,
     /// The prices that the plan was made from.
@@ -74,9 +96,9 @@ impl RunPace {
     /// # Errors
     /// The planner refuses the options.
     pub fn new(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
-        let Of { config, options, opened, steps, priced } = *of;
-        let (lengths, cut) = opened.map(|opened| lengths(config, opened, steps)).unwrap_or_default();
-        let pace = planner::pace(job, now, plan, &lengths)?;
+        let Of { config, options, rows, steps, priced } = *of;
+        let lengths = rows.map_or(&[][..], |rows| &rows.lengths);
+        let pace = planner::pace(job, now, plan, lengths)?;
         // Of an adapter's run the base is never written.
         let elements = match job.model.lora {
             Some(_) => trainer::costs::trained_elements(job.model, options)?,
@@ -87,9 +109,9 @@ impl RunPace {
         let timed = Self { pace, steps, ..Self::default() };
         let seconds = timed.seconds();
         Ok(Self {
-            epoch_steps: opened.map(|opened| opened.train.rows().div_ceil(config.train.batch_size as u64)),
+            epoch_steps: rows.map(|rows| rows.all.div_ceil(config.train.batch_size as u64)),
             knows_lengths: !lengths.is_empty(),
-            cut: (lengths.len() as u64, cut.0, cut.1),
+            cut: rows.map_or((0, 0, 0), |rows| (rows.lengths.len() as u64, rows.cut_sources, rows.cut_targets)),
             longest: job.longest,
             kept_checkpoints: config.checkpoint.keep_last as u64 + config.checkpoint.keep_best as u64 + 1,
             model_bytes: elements * dtype.size_in_bytes() as u64,
@@ -210,40 +232,22 @@ fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
     by_steps.max(by_clock) + 2
 }
 
-/// Lengths of samples in source and target tokens, and how many sources and targets are cut.
-type Lengths = (Vec<(usize, usize)>, (u64, u64));
-
-/// Source and target tokens of rows from all over the run; none where they cannot be read.
-fn lengths(config: &Config, opened: &Opened, steps: Option<u64>) -> Lengths {
-    let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
-    let samples = samples.min(opened.train.rows());
-    let options = LoaderOptions {
-        batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
-        epochs: Some(1),
-        bad_rows: BadRows::Skip,
-        ..open::loader_options(config, &opened.model)
-    };
-    let batch = |place: u64| {
-        let start = Position { epoch: 0, sample: samples / PLACES * place };
-        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
-        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
-        // Whoever reads the row for a step says what is wrong with it.
-        loader.ok()?.next_batch().ok()?
-    };
-    let (mut lengths, mut cut) = (Vec::new(), (0, 0));
-    for batch in (0..PLACES).filter_map(batch) {
-        cut = (cut.0 + batch.cut_sources, cut.1 + batch.cut_targets);
-        lengths.extend(batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len())));
-    }
-    (lengths, cut)
-}
-
 /// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
 fn in_words(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", seconds * 1e3),
         1.0..59.5 => format!("{seconds:.1} s"),
-        _ => report::duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        _ => duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+    }
+}
+
+/// A duration for reading: `42 s`, `3 min 20 s`, `2 h 05 min`.
+pub fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
     }
 }
 
@@ -278,6 +282,13 @@ Disk writes       1 MiB a step in place of memory, 1000 MiB in all;
         assert!(unknown.in_words().starts_with("Time              samples of full length: about 50 ms a step\n"));
         let epoch = RunPace { epoch_steps: Some(100), ..unknown };
         assert!(epoch.in_words().contains("50 ms a step, 5.0 s an epoch\n"));
+    }
+
+    #[test]
+    fn durations_are_for_reading() {
+        for (seconds, expected) in [(0, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")] {
+            assert_eq!(duration(Duration::from_secs(seconds)), expected);
+        }
     }
 
     #[test]

@@ -7,8 +7,6 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
-
 const SCHEME: &str = "file://";
 
 /// The text of a path that was typed.
@@ -27,11 +25,6 @@ pub fn to_text(path: &OsStr) -> String {
         }
     }
     text
-}
-
-/// Of the command line: a path, or a glob, as the text that it has in a config.
-pub fn parser() -> impl TypedValueParser<Value = String> {
-    OsStringValueParser::new().map(|path| to_text(&path))
 }
 
 /// `KEY=PATH` as typed, for a key whose value is a path or a list of them.

@@ -131,6 +131,7 @@ impl fmt::Display for Failure {
     }
 }
 
+#[cfg(feature = "datasets")]
 impl From<parquet_dataset::Error> for Failure {
     fn from(error: parquet_dataset::Error) -> Self {
         let hint =
@@ -139,6 +140,7 @@ impl From<parquet_dataset::Error> for Failure {
     }
 }
 
+#[cfg(feature = "datasets")]
 impl From<dataloader::Error> for Failure {
     fn from(error: dataloader::Error) -> Self {
         // Its errors use the same words for rows in a batch as for files that are opened.
@@ -156,6 +158,7 @@ impl From<dataloader::Error> for Failure {
     }
 }
 
+#[cfg(feature = "datasets")]
 impl From<row_files::Error> for Failure {
     fn from(error: row_files::Error) -> Self {
         use row_files::Error as E;
@@ -184,6 +187,7 @@ impl From<t5::Error> for Failure {
     }
 }
 
+#[cfg(feature = "datasets")]
 impl From<model_formats::Unsupported> for Failure {
     fn from(refusal: model_formats::Unsupported) -> Self {
         let exit = if refusal.what == "`--dtype`" { Exit::Usage } else { Exit::Unusable };
@@ -192,6 +196,7 @@ impl From<model_formats::Unsupported> for Failure {
     }
 }
 
+#[cfg(feature = "datasets")]
 impl From<model_formats::Error> for Failure {
     fn from(error: model_formats::Error) -> Self {
         use model_formats::Error as E;
@@ -227,6 +232,12 @@ impl From<trainer::Error> for Failure {
             E::Model(error) => error.into(),
             error => Self::new(exit, error.to_string()).with_hint(hint),
         }
+    }
+}
+
+impl From<collective::Error> for Failure {
+    fn from(error: collective::Error) -> Self {
+        Self::internal(error.to_string()).hint("checkpoints are intact: resume from the newest with `--keep-training`")
     }
 }
 

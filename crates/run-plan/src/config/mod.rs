@@ -28,7 +28,7 @@ mod written;
 
 use std::path::PathBuf;
 
-pub use data::{Data, Objective};
+pub use data::{BadRows, Columns, Data, Objective};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use precedence::settle;

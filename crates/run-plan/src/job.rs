@@ -1,16 +1,14 @@
 //! The job that the planner is asked about: what the config asks for, of what was opened.
 
-use candle_core::Device;
 use collective::Shards;
-use dataloader::DataLoader;
 use memory_policy::{Budgets, Place};
-use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Rows, Training, Wanted, Work};
+use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
+use t5::StoredWeights;
 use trainer::{Sharding, TrainerOptions};
 
 use crate::config::Config;
-use crate::open::{self, Opened};
-use crate::{device, options};
+use crate::options;
 
 /// The computation of a run.
 #[derive(Clone, Copy)]
@@ -22,9 +20,7 @@ pub struct RunJob<'a> {
     /// How it trains.
     pub options: &'a TrainerOptions,
     /// Its data, where that is known.
-    pub data: Option<(&'a Opened, &'a DataLoader)>,
-    /// Where it computes.
-    pub device: &'a Device,
+    pub data: Option<&'a RunData<'a>>,
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
     /// The time that levers cost.
@@ -33,12 +29,26 @@ pub struct RunJob<'a> {
     pub shards: Shards,
 }
 
+/// The rows that a run has open, and its base.
+#[derive(Clone)]
+pub struct RunData<'a> {
+    /// Those that it trains on.
+    pub feed: Feed<'a>,
+    /// Those that it is evaluated on.
+    pub evaluated: Option<EvaluatedRows<'a>>,
+    /// The files of a base that is frozen beside an adapter.
+    pub stored: Option<StoredWeights>,
+}
+
 impl<'a> RunJob<'a> {
     /// As the planner takes it.
     pub fn job(&self) -> Job<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
-        let evaluation = Evaluation { answer: options::answers(config).shape(), rows: self.evaluated_rows() };
+        let evaluation = Evaluation {
+            answer: options::answers(config).shape(),
+            rows: self.data.and_then(|data| data.evaluated.clone()),
+        };
         Job {
             model,
             work: Work::Training(Training {
@@ -46,12 +56,12 @@ impl<'a> RunJob<'a> {
                 disk_writes: config.memory.disk_writes,
                 evaluation: data.has_validation().then_some(evaluation),
                 wanted: self.wanted,
-                base: self.data.and_then(|(opened, _)| opened.stored),
+                base: self.data.and_then(|data| data.stored),
                 processes: self.processes(),
             }),
             samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
-            place: place(config, self.device),
+            place: place(config),
             budgets: budgets(config),
             pins: &config.memory.pins,
             feed: self.feed(),
@@ -73,34 +83,15 @@ impl<'a> RunJob<'a> {
         Processes { buffers, gradient_sums: sums, closes_shards, owners, sharding }
     }
 
-    fn evaluated_rows(&self) -> Option<EvaluatedRows<'a>> {
-        let (opened, _) = self.data?;
-        let dataset = opened.validation.as_deref()?;
-        let loader = open::loader_options(self.config, self.model);
-        Some(EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset })
-    }
-
-    /// Whether the run reads some rows more than once.
-    fn reads_rows_again(&self, rows: u64) -> bool {
-        let train = &self.config.train;
-        let wanted = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(train.batch_size as u64));
-        train.epochs.map_or(wanted > rows, |epochs| epochs > 1)
-    }
-
     fn feed(&self) -> Feed<'a> {
         let data = &self.config.data;
-        match self.data {
-            Some((opened, loader)) => Feed::Rows(Rows {
-                dataset: &opened.train,
-                loader,
-                window_blocks: data.shuffle.then_some(data.window_blocks),
-                is_read_again: self.reads_rows_again(opened.train.rows()),
-            }),
-            None => Feed::Unknown {
+        self.data.map_or_else(
+            || Feed::Unknown {
                 samples: self.config.train.batch_size,
                 tokens: data.max_source_tokens + data.max_target_tokens,
             },
-        }
+            |data| data.feed,
+        )
     }
 }
 
@@ -110,9 +101,14 @@ pub fn budgets(config: &Config) -> Budgets {
     Budgets { process: planner::budget_of(memory.budget), device: planner::budget_of(memory.device_budget) }
 }
 
-/// Where a run's tensors lie: on the device that was opened, or that is named where a plan is made without one.
-pub fn place(config: &Config, device: &Device) -> Place {
-    if device::is_named(&config.run.device) { Place::Device } else { device::place(device) }
+/// Where a run's tensors lie: on the device that is named, or else in the host's memory.
+pub fn place(config: &Config) -> Place {
+    if is_named(&config.run.device) { Place::Device } else { Place::Host }
+}
+
+/// Whether a device of this name is another than the CPU.
+pub fn is_named(name: &str) -> bool {
+    !matches!(name, "cpu" | "auto")
 }
 
 /// A plan for `metrics.jsonl` and `plan --json`.

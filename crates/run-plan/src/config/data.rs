@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use row_files::{Chosen, Share};
-
 use super::{Values, number, paths, required, size};
 
 /// `data.*`
@@ -13,14 +11,14 @@ pub struct Data {
     pub train: Vec<String>,
     /// Files and globs; may be empty.
     pub validation: Vec<String>,
-    /// Rows of `train` for validation.
-    pub validation_split: Option<Share>,
+    /// Rows of `train` for validation: below 1 a share of them, otherwise a count.
+    pub validation_split: Option<f64>,
     /// The columns that were named.
-    pub chosen: Chosen,
+    pub chosen: Columns,
     /// Whether the objective was named.
     pub objective_is_chosen: bool,
     /// Treatment of rows of text files that cannot be used.
-    pub bad_rows: row_files::BadRows,
+    pub bad_rows: BadRows,
     /// Rows of `train` where only some of them were looked at, to plan.
     pub estimated_rows: Option<u64>,
     /// Source column of `text-to-text`.
@@ -56,6 +54,30 @@ impl Data {
     }
 }
 
+/// Names of columns; `None`: look at the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Columns {
+    /// Column of the prompts.
+    pub prompt: Option<String>,
+    /// Column of the responses.
+    pub response: Option<String>,
+    /// Column of the texts for span corruption.
+    pub text: Option<String>,
+    /// Whether one text is wanted rather than a pair.
+    pub is_text: bool,
+}
+
+/// Treatment of rows of text files that cannot be used: malformed ones, and those without text in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadRows {
+    /// The former are an error, the latter are left out.
+    Usual,
+    /// Both are an error.
+    Error,
+    /// Both are left out.
+    Skip,
+}
+
 /// The training task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Objective {
@@ -83,8 +105,8 @@ impl Data {
         Self {
             train: values.list("data.train").unwrap_or_default(),
             validation: values.list("data.validation").unwrap_or_default(),
-            validation_split: values.number("data.validation_split").and_then(share),
-            chosen: Chosen {
+            validation_split: values.number("data.validation_split").filter(|rows| *rows > 0.0),
+            chosen: Columns {
                 prompt: values.text("data.prompt_column"),
                 response: values.text("data.response_column"),
                 text: values.text("data.text_column"),
@@ -92,9 +114,9 @@ impl Data {
             },
             objective_is_chosen: values.text("data.objective").is_some(),
             bad_rows: match values.text("data.bad_rows").as_deref() {
-                Some("error") => row_files::BadRows::Error,
-                Some("skip") => row_files::BadRows::Skip,
-                _ => row_files::BadRows::Usual,
+                Some("error") => BadRows::Error,
+                Some("skip") => BadRows::Skip,
+                _ => BadRows::Usual,
             },
             estimated_rows: None,
             prompt_column: values.text("data.prompt_column").unwrap_or_else(|| "prompt".to_string()),
@@ -110,15 +132,5 @@ impl Data {
             window_blocks: required(values, "data.window_blocks"),
             skip_bad_rows: values.text("data.bad_rows").as_deref() != Some("error"),
         }
-    }
-}
-
-/// `data.validation_split`: below 1 a share, otherwise a count; 0 is none.
-fn share(number: f64) -> Option<Share> {
-    #[expect(clippy::cast_sign_loss, reason = "the table of keys has its range")]
-    match number {
-        0.0 => None,
-        share if share < 1.0 => Some(Share::Of(share)),
-        rows => Some(Share::Rows(rows as u64)),
     }
 }

@@ -1,0 +1,28 @@
+//! Rows where this crate is built without `datasets`: there are none.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
+
+use crate::FeedingChoice;
+use crate::lever::Pins;
+
+/// Rows of a dataset that is open.
+#[derive(Clone, Copy)]
+pub struct Rows<'a>(Infallible, PhantomData<&'a ()>);
+
+impl Rows<'_> {
+    pub(crate) fn choices(&self, _: &Pins) -> Vec<FeedingChoice> {
+        match self.0 {}
+    }
+}
+
+/// The rows that an evaluation reads.
+#[derive(Clone)]
+pub struct EvaluatedRows<'a>(Infallible, PhantomData<&'a ()>);
+
+impl EvaluatedRows<'_> {
+    /// The bytes that reading holds, `samples` rows computed at a time.
+    pub fn bytes(&self, _: usize) -> u64 {
+        match self.0 {}
+    }
+}

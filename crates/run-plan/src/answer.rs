@@ -1,0 +1,185 @@
+//! `train_low_mem plan` as a function: from values to the text that the command prints.
+
+use std::path::Path;
+
+use collective::Shards;
+use memory_policy::MemorySnapshot;
+use planner::{Plan, Planned, Wanted};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use t5_ops::{InstructionSet, Processor};
+
+use crate::config::{Config, Values, settle};
+use crate::failure::{Failure, Outcome};
+use crate::job::{self, RunJob};
+use crate::pace::{Of, RunPace};
+use crate::priced::Priced;
+use crate::{explanation, model, options, ways_out};
+
+/// The plan that is asked for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Question {
+    /// The text of a config file.
+    pub config: String,
+    /// Assignments as after `--set`, laid over it.
+    pub set: Vec<String>,
+    /// The text of the model's `config.json`.
+    pub model: Option<String>,
+    /// Without that text: the preset that it would describe, where `model.config` does not name one.
+    pub preset: Option<String>,
+    /// The machine's memory and the process's own, as the probe would find it.
+    pub machine: MemorySnapshot,
+    /// The processor that the kernels would find.
+    pub processor: Kernels,
+    /// Whether each lever's other values are wanted, too, which takes longer.
+    pub explain: bool,
+}
+
+/// A processor, as far as the bytes of operations follow from it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernels {
+    /// As `LOW_MEM_T5_ISA` spells it.
+    pub instruction_set: String,
+    /// Threads that operations run on.
+    pub threads: usize,
+    /// Bytes of the second-level cache that one thread has.
+    pub second_level_bytes: usize,
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        let Processor { instruction_set, threads, second_level_bytes } = t5_ops::processor();
+        Self { instruction_set: instruction_set.name().to_owned(), threads, second_level_bytes }
+    }
+}
+
+impl Kernels {
+    /// The most threads that are planned for.
+    const MOST_THREADS: usize = 4096;
+
+    fn processor(&self) -> Outcome<Processor> {
+        let Some(instruction_set) = InstructionSet::of_name(&self.instruction_set) else {
+            let known = InstructionSet::ALL.map(InstructionSet::name).join(", ");
+            return Err(Failure::usage(format!(
+                "instruction set: expected one of {known}, got `{}`",
+                self.instruction_set
+            )));
+        };
+        if !(1..=Self::MOST_THREADS).contains(&self.threads) {
+            return Err(Failure::usage(format!("threads: expected 1 to {}, got {}", Self::MOST_THREADS, self.threads)));
+        }
+        Ok(Processor { instruction_set, threads: self.threads, second_level_bytes: self.second_level_bytes })
+    }
+}
+
+/// The answer.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Answer {
+    /// The command's exit code.
+    pub exit: u8,
+    /// What the command writes to standard error of a plan that is refused.
+    pub error: String,
+    /// The standard output of `plan --json`.
+    pub json: String,
+    /// The standard output of `plan`, or of `plan --explain`.
+    pub text: String,
+}
+
+/// The plan of a run whose rows are not known, priced without measuring.
+pub fn answer(question: &Question) -> Answer {
+    let planned =
+        question.processor.processor().and_then(|processor| t5_ops::count_for(processor, || planned(question)));
+    match planned {
+        Ok((planned, pace, steps)) => Answer {
+            json: format!("{:#}\n", json_of(&planned.plan, &pace, steps)),
+            text: text_of(&planned, &pace, question.explain),
+            ..Answer::default()
+        },
+        Err(failure) => Answer { exit: failure.exit as u8, error: format!("{failure}\n"), ..Answer::default() },
+    }
+}
+
+/// The plan, its pace and the run's steps, for `plan --json`.
+pub fn json_of(plan: &Plan, pace: &RunPace, steps: Option<u64>) -> Value {
+    let mut json = pace.plan_json(plan);
+    json["total_steps"] = json!(steps);
+    json
+}
+
+/// The bill and the plan in words; with `explain`, every lever beside its other values.
+pub fn text_of(Planned { plan, costs }: &Planned, pace: &RunPace, explain: bool) -> String {
+    let bill = if explain { plan.bill.in_full() } else { plan.bill.to_string() };
+    let text = format!("{bill}{}\n{}", pace.in_words(), explanation::in_words(plan));
+    match explain {
+        true => format!("{text}\n{}", explanation::explanation(&memory_policy::explain(costs, plan), plan)),
+        false => text,
+    }
+}
+
+/// The ways that are wanted: who wants nothing explained needs only the choices that some budget would take.
+pub fn wanted(explain: bool) -> Wanted<'static> {
+    if explain { Wanted::All } else { Wanted::Undominated(None) }
+}
+
+/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
+pub fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
+    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
+}
+
+/// The plan of a job, or the failure that names every way out.
+///
+/// # Errors
+/// Nothing fits; errors of the planner.
+pub fn plan(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Planned> {
+    planner::plan(&job.job(), now).map_err(|error| match error {
+        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, job, now, steps),
+        error => error.into(),
+    })
+}
+
+/// The shards of a run on one process.
+pub fn shards_of_one_process(config: &Config) -> Shards {
+    Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 }
+}
+
+fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
+    let mut values = Values::defaults();
+    values.apply_file("the config", &question.config)?;
+    question.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
+    settle(&mut values)?;
+    let config = Config::resolve_without_data(values)?;
+    let steps = config.train.max_steps;
+    let model = model_of(question, &config)?;
+    let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
+    let priced = Priced::without_measuring(config.memory.prices, job::place(&config), options.precision.activations());
+    let now = for_another_start(question.machine.clone());
+    let job = RunJob {
+        config: &config,
+        model: &model,
+        options: &options,
+        data: None,
+        wanted: wanted(question.explain),
+        prices: priced.prices,
+        shards: shards_of_one_process(&config),
+    };
+    let planned = plan(&job, &now, steps)?;
+    let of = Of { config: &config, options: &options, rows: None, steps, priced: &priced };
+    let pace = RunPace::new(&of, &job.job(), &now, &planned.plan)?;
+    Ok((planned, pace, steps))
+}
+
+fn model_of(question: &Question, config: &Config) -> Outcome<t5::Config> {
+    let origin = config.model.init_from.as_deref();
+    let given = match (&question.model, &question.preset, &config.model.config) {
+        (Some(text), ..) => t5::Config::from_json(text, "config.json")?,
+        (None, Some(name), _) | (None, None, Some(name)) => t5::Config::preset(name)
+            .ok_or_else(|| Failure::usage(format!("`{name}` is no preset, and its config.json is not there")))?,
+        (None, None, None) => return Err(Failure::usage("the model's config.json is not there")),
+    };
+    let model = if origin.is_some() { given } else { model::fitted(config, given)? };
+    let model = model::adapted(config, model, origin, |_| Ok(None))?;
+    model::check_trainable(&model, origin.map(Path::new))?;
+    Ok(model)
+}

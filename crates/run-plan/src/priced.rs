@@ -1,0 +1,48 @@
+//! The prices of a run, and where they come from.
+
+use candle_core::DType;
+use memory_policy::Place;
+use planner::Prices;
+
+use crate::config::{Config, Origin, PricesFrom};
+use crate::failure::{Failure, Outcome};
+
+/// The prices of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Priced {
+    /// For the planner.
+    pub prices: Prices,
+    /// The time of a step in bf16 over that in f32 on this machine, where that was measured.
+    pub bf16_over_f32: Option<f64>,
+    /// Their origin, for people.
+    pub origin: &'static str,
+}
+
+impl Priced {
+    /// The prices that the config gives, or else those that are built in.
+    pub fn without_measuring(from: PricesFrom, place: Place, activations: DType) -> Self {
+        match from {
+            PricesFrom::Given(prices) => Self { prices, bf16_over_f32: None, origin: "given" },
+            _ => Self { prices: Prices::at(place, activations), bf16_over_f32: None, origin: "built in" },
+        }
+    }
+
+    /// The same with the prices that another process measured.
+    #[must_use]
+    pub fn with(self, prices: Prices) -> Self {
+        Self { prices, ..self }
+    }
+
+    /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.
+    ///
+    /// # Errors
+    /// A price that TOML has no number for.
+    pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
+        if matches!(config.memory.prices, PricesFrom::Given(_)) {
+            return Ok(());
+        }
+        let table =
+            toml::Value::try_from(self.prices).map_err(|error| Failure::internal(format!("prices: {error}")))?;
+        config.values.set("memory.prices", table, Origin::Run(self.origin))
+    }
+}

@@ -1,0 +1,65 @@
+//! The rows that a run has open, as its plan and its pace take them.
+
+use std::sync::Arc;
+
+use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
+use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows};
+use run_plan::job::RunData;
+use run_plan::pace::RowsLookedAt;
+
+use crate::config::Config;
+use crate::open::{self, Opened};
+
+/// Places of the run from which rows are read.
+const PLACES: u64 = 4;
+/// Rows that are read at each place.
+const ROWS: usize = 8;
+
+/// The rows of a run, for its plan.
+pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> RunData<'a> {
+    let evaluated = opened.validation.as_deref().map(|dataset| {
+        let loader = open::loader_options(config, &opened.model);
+        EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset }
+    });
+    let feed = Feed::Rows(Rows {
+        dataset: &opened.train,
+        loader,
+        window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
+        is_read_again: reads_rows_again(config, opened.train.rows()),
+    });
+    RunData { feed, evaluated, stored: opened.stored }
+}
+
+/// Whether the run reads some rows more than once.
+fn reads_rows_again(config: &Config, rows: u64) -> bool {
+    let train = &config.train;
+    let wanted = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(train.batch_size as u64));
+    train.epochs.map_or(wanted > rows, |epochs| epochs > 1)
+}
+
+/// Source and target tokens of rows from all over the run; none where they cannot be read.
+pub fn looked_at(config: &Config, opened: &Opened, steps: Option<u64>) -> RowsLookedAt {
+    let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
+    let samples = samples.min(opened.train.rows());
+    let options = LoaderOptions {
+        batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        ..open::loader_options(config, &opened.model)
+    };
+    let batch = |place: u64| {
+        let start = Position { epoch: 0, sample: samples / PLACES * place };
+        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
+        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
+        // Whoever reads the row for a step says what is wrong with it.
+        loader.ok()?.next_batch().ok()?
+    };
+    let mut looked_at = RowsLookedAt { all: opened.train.rows(), ..RowsLookedAt::default() };
+    for batch in (0..PLACES).filter_map(batch) {
+        looked_at.cut_sources += batch.cut_sources;
+        looked_at.cut_targets += batch.cut_targets;
+        let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
+        looked_at.lengths.extend(lengths);
+    }
+    looked_at
+}
