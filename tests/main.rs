@@ -27,6 +27,7 @@ mod merge;
 mod models;
 mod other_commands;
 mod own_files;
+mod page_answers;
 mod prices;
 mod resume;
 mod row_files;

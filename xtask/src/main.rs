@@ -6,6 +6,7 @@
 mod bench;
 mod calendar;
 mod faults;
+mod page;
 mod release;
 mod sample_data;
 mod tidy;
@@ -20,6 +21,7 @@ usage: cargo xtask COMMAND
 commands:
   bench         measure memory and time of the command: memory, limits, pressure, slope, levers, budgets
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
+  page          build docs/will-it-fit.html: the planner for a browser, in one file
   release       build what users install (static programs, wheel, image), and try it
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
         Some("bench") => bench::run(root(), &arguments[1..]),
         Some("faults") => faults::run(root(), &arguments[1..]),
+        Some("page") => page::run(root(), &arguments[1..]),
         Some("release") => release::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
         Some("tidy") => tidy::run(root()),

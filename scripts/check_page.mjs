@@ -1,0 +1,163 @@
+// Compares docs/will-it-fit.html with the command and with the same code built natively, to the byte.
+//
+//   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem
+//   node scripts/check_page.mjs [--browser chromium-headless-shell [--pictures DIRECTORY]]
+//
+// Of each case of crates/will-it-fit/cases.json: the planner of the page answers as its native build does, all of it; and
+// where there is a plan, its JSON and its text are those that `plan --json` and `plan --explain` print. How much the command
+// held when it began is read from its bill, because that is measured. With --browser the page itself is opened in
+// several states and widths: its table and texts are compared, and nothing may be an error. Needs node 18 or later and no package.
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { execFileSync, spawn, spawnSync } from "node:child_process";
+
+const root = path.resolve(import.meta.dirname ?? path.dirname(new URL(import.meta.url).pathname), "..");
+const page = path.join(root, "docs/will-it-fit.html");
+const command = path.join(root, "target/release/train_low_mem");
+const native = path.join(root, "target/release/examples/answer");
+const html = fs.readFileSync(page, "utf8");
+const worker = fs.readFileSync(path.join(root, "crates/will-it-fit/page/worker.js"), "utf8");
+const cases = JSON.parse(fs.readFileSync(path.join(root, "crates/will-it-fit/cases.json"), "utf8"));
+
+const gzipped = Buffer.from(html.split('type="application/octet-stream">')[1].split("</script>")[0].trim(), "base64");
+const ask = new Function(`${worker}; return planner();`)();
+const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "will-it-fit-"));
+process.on("exit", () => fs.rmSync(scratch, { recursive: true, force: true }));
+fs.mkdirSync(path.join(scratch, "MODEL"));
+
+// The second-level cache of a thread here, which the command reads from the same place.
+function secondLevel() {
+  const read = (index, file) => {
+    try { return fs.readFileSync(`/sys/devices/system/cpu/cpu0/cache/index${index}/${file}`, "utf8").trim(); } catch { return null; }
+  };
+  for (let index = 0; read(index, "level") !== null; index++) {
+    if (read(index, "level") !== "2") continue;
+    const [, digits, unit] = read(index, "size").match(/^(\d+)([KM]?)$/);
+    const sharing = (read(index, "shared_cpu_list") ?? "0").split(",").map(range => range.split("-").map(Number))
+      .reduce((sum, [first, last = first]) => sum + last + 1 - first, 0);
+    return Math.floor(digits * ({ K: 1024, M: 1048576 }[unit] ?? 1) / Math.max(1, sharing));
+  }
+  return 512 * 1024;
+}
+
+function run(one, flag) {
+  fs.writeFileSync(path.join(scratch, "machine.json"), JSON.stringify([{ total: one.available, available: one.available }]));
+  if (one.model) for (const name of ["config.json", "MODEL/config.json"]) fs.writeFileSync(path.join(scratch, name), JSON.stringify(one.model));
+  const set = one.set.flatMap(assignment => ["--set", assignment]);
+  const env = { ...process.env, LOW_MEM_T5_PRICES: "built-in", LOW_MEM_T5_ISA: one.instruction_set, RAYON_NUM_THREADS: String(one.threads), NO_COLOR: "1" };
+  const ran = spawnSync(command, ["plan", "--machine", "machine.json", ...set, flag], { cwd: scratch, env, encoding: "utf8" });
+  return { exit: ran.status, out: ran.stdout, err: ran.stderr };
+}
+
+function question(one, rss) {
+  return {
+    set: one.set, model: one.model ? JSON.stringify(one.model) : null, machine: { total: one.available, available: one.available, rss },
+    processor: { instruction_set: one.instruction_set, threads: one.threads, second_level_bytes: secondLevel() }, explain: true,
+  };
+}
+
+const nativeAnswer = asked => JSON.parse(execFileSync(native, { input: JSON.stringify(asked) + "\n", encoding: "utf8", maxBuffer: 1 << 28 }));
+const held = text => JSON.parse(text).bill.rows.find(row => row.name === "process").bytes;
+const failures = [];
+const counts = { native: 0, json: 0, text: 0, refused: 0, shown: 0, skipped: 0, slowest: 0 };
+function same(what, left, right, counted) {
+  if (left === right) { counts[counted]++; return; }
+  const [a, b] = [String(left).split("\n"), String(right).split("\n")];
+  const line = a.findIndex((text, index) => text !== b[index]);
+  failures.push(`${what}: line ${line + 1}: page \`${a[line]}\`, expected \`${b[line]}\``);
+}
+
+// What a plan adds for a process that is yet to start.
+const probe = question({ ...cases[0], model: null }, 1 << 24);
+const added = held((await ask(gzipped, probe)).json) - (1 << 24);
+for (const one of cases) {
+  const began = performance.now();
+  const asked = question(one, 20 << 20);
+  const answer = await ask(gzipped, asked);
+  counts.slowest = Math.max(counts.slowest, performance.now() - began);
+  same(`${one.what}, native`, JSON.stringify(answer), JSON.stringify(nativeAnswer(asked)), "native");
+  const printed = run(one, "--json");
+  if (printed.err.includes("LOW_MEM_T5_ISA")) { counts.skipped++; continue; }
+  if (printed.exit !== 0) {
+    same(`${one.what}, exit`, answer.exit, printed.exit, "refused");
+    continue;
+  }
+  same(`${one.what}, --json`, (await ask(gzipped, question(one, held(printed.out) - added))).json, printed.out, "json");
+  // The command is run once more and holds some other bytes, which its text shows rounded. Several are tried.
+  const explained = run(one, "--explain").out;
+  const again = held(printed.out) - added;
+  let text = "";
+  for (let number = 0; number < 64 && text !== explained; number++) {
+    const pages = 14 * Math.ceil(number / 2) * (number % 2 ? 1 : -1);
+    text = (await ask(gzipped, question(one, again + pages * 4096))).text;
+  }
+  same(`${one.what}, --explain`, text, explained, "text");
+}
+
+// A browser that is told what to do through two pipes, and what it says of errors.
+async function opened(browser, address, size, dark, picture) {
+  const child = spawn(browser, ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank"], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+  const waiting = new Map(), errors = [];
+  let rest = "", last = 0, session;
+  child.stdio[4].setEncoding("utf8").on("data", text => {
+    const messages = (rest + text).split("\0");
+    rest = messages.pop();
+    for (const message of messages.map(message => JSON.parse(message))) {
+      waiting.get(message.id)?.(message.result ?? {});
+      if (["Runtime.exceptionThrown", "Log.entryAdded"].includes(message.method)) errors.push(JSON.stringify(message.params));
+      if (message.method === "Runtime.consoleAPICalled") errors.push(JSON.stringify(message.params.args));
+    }
+  });
+  const tell = (method, params = {}) => new Promise(done => {
+    waiting.set(++last, done);
+    child.stdio[3].write(JSON.stringify({ id: last, method, params, sessionId: session }) + "\0");
+  });
+  const { targetId } = await tell("Target.createTarget", { url: "about:blank" });
+  ({ sessionId: session } = await tell("Target.attachToTarget", { targetId, flatten: true }));
+  for (const domain of ["Runtime", "Log", "Page"]) await tell(`${domain}.enable`);
+  await tell("Emulation.setDeviceMetricsOverride", { width: size, height: 900, deviceScaleFactor: 1, mobile: false });
+  await tell("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }] });
+  await tell("Page.navigate", { url: address });
+  const value = async expression => (await tell("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true })).result?.value;
+  for (let tries = 0; tries < 300; tries++) {
+    if (await value(`document.querySelector("#answer")?.dataset.answered && !document.querySelector("#answer").matches(".busy")`)) break;
+    await new Promise(done => setTimeout(done, 100));
+  }
+  const id = name => value(`document.getElementById("${name}").textContent`);
+  const seen = {
+    asked: await value(`document.querySelector("#answer").dataset.answered`), json: await id("json"), text: await id("text"), verdict: await id("verdict"),
+    cells: await value(`[...document.querySelectorAll("#bill tr:not(.sum) td:nth-child(2)")].map(cell => cell.textContent)`), peak: await value(`document.getElementById("peak")?.textContent`),
+    wide: await value("document.documentElement.scrollWidth > innerWidth"), errors,
+  };
+  if (picture) {
+    const { data } = await tell("Page.captureScreenshot", { captureBeyondViewport: true, clip: { x: 0, y: 0, width: size, height: await value("document.documentElement.scrollHeight"), scale: 1 } });
+    fs.writeFileSync(picture, Buffer.from(data, "base64"));
+  }
+  child.kill();
+  return seen;
+}
+
+const option = name => process.argv.includes(name) ? process.argv[process.argv.indexOf(name) + 1] : null;
+const browser = option("--browser"), pictures = option("--pictures");
+const views = [["preset=t5-base&budget=90", 1240, false], ["budget=48", 400, true], ["task=lora-nf4&preset=t5-v1.1-xl%2C%20flan-t5-xl&budget=100", 1240, true],
+  ["preset=mt5-small&card=true&card-budget=112", 400, false], ["set=no.such%3D1", 1240, false]];
+for (const [number, [fields, width, dark]] of (browser ? views : []).entries()) {
+  const seen = await opened(browser, `file://${page}#${fields}`, width, dark, pictures && path.join(pictures, `page-${number}.png`));
+  const what = `browser, ${fields}`;
+  same(`${what}, errors`, seen.errors.join("\n"), "", "shown");
+  same(`${what}, wider than the window`, seen.wide, false, "shown");
+  if (!seen.asked) { failures.push(`${what}: no answer`); continue; }
+  const expected = nativeAnswer(JSON.parse(seen.asked));
+  same(`${what}, JSON`, seen.json, expected.json, "shown");
+  same(`${what}, text`, seen.text, expected.text || expected.error, "shown");
+  if (expected.exit !== 0) continue;
+  const plan = JSON.parse(expected.json);
+  const rows = [...plan.bill.rows.filter(row => row.bytes > 0).sort((a, b) => b.bytes - a.bytes), ...(plan.bill.device?.rows ?? []).filter(row => row.bytes > 0)];
+  same(`${what}, rows`, seen.cells.map(cell => cell.replaceAll(/\D/g, "")).join(), rows.map(row => row.bytes).join(), "shown");
+  same(`${what}, peak`, seen.peak.replaceAll(/\D/g, ""), String(plan.predicted_peak_bytes), "shown");
+}
+
+console.log(`${cases.length} cases: ${counts.native} answers equal to the native build's, ${counts.json} times the JSON and ${counts.text} times the text of plan, ${counts.refused} refusals, ${counts.shown} things seen in a browser; ${counts.skipped} need another processor for the command; the slowest answer took ${Math.round(counts.slowest)} ms`);
+failures.forEach(failure => console.error(`error: ${failure}`));
+process.exit(failures.length ? 1 : 0);

@@ -1,0 +1,117 @@
+//! `cargo xtask page`: the planner for a browser, built for WebAssembly and put with its page into one file.
+//!
+//! Invariants: the file asks the network for nothing; it is smaller than [`MOST_BYTES`]; the same sources, compiler and flags
+//! give the same bytes, wherever they lie.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+/// The file that is made.
+pub const PAGE: &str = "docs/will-it-fit.html";
+/// Its parts, below the workspace.
+const PARTS: &str = "crates/will-it-fit/page";
+const TARGET: &str = "wasm32-unknown-unknown";
+/// A larger page is slow to open on a phone.
+const MOST_BYTES: usize = 1 << 20;
+/// The mark where the planner goes.
+const PLANNER: &str = "{{wasm}}";
+
+/// Builds the page.
+pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
+    if !arguments.is_empty() {
+        return Err("usage: cargo xtask page".to_string());
+    }
+    let around = around(root)?;
+    let planner = packed(&compiled(root)?)?;
+    let page = around.replace(PLANNER, &planner);
+    if page.len() > MOST_BYTES {
+        return Err(format!("{PAGE}: expected at most {MOST_BYTES} bytes, got {}", page.len()));
+    }
+    let path = root.join(PAGE);
+    std::fs::write(&path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
+    println!("{PAGE}: {} KiB, the planner {} KiB of it", page.len() >> 10, planner.len() >> 10);
+    println!("`node scripts/check_page.mjs` compares its answers with those of the command");
+    Ok(())
+}
+
+/// The page without the planner.
+fn around(root: &Path) -> Result<String, String> {
+    let read = |name: &str| {
+        let path = root.join(PARTS).join(name);
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let mut page = read("page.html")?;
+    for part in ["style.css", "worker.js", "script.js"] {
+        page = page.replace(&format!("{{{{{part}}}}}"), read(part)?.trim_end());
+    }
+    Ok(page)
+}
+
+/// The planner as WebAssembly.
+fn compiled(root: &Path) -> Result<Vec<u8>, String> {
+    if !has_target()? {
+        return Err(format!("the target {TARGET} is not installed\nhint: rustup target add {TARGET}"));
+    }
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
+        let home = std::env::var_os("HOME")?;
+        Some(Path::new(&home).join(".cargo"))
+    });
+    // Panics name source files, which lie elsewhere on every machine.
+    let mut flags = format!("--cfg getrandom_backend=\"wasm_js\" --remap-path-prefix={}=.", root.display());
+    if let Some(home) = home {
+        flags += &format!(" --remap-path-prefix={}=cargo", home.display());
+    }
+    let target = root.join("target/page");
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", flags)
+        .args(["rustc", "--locked", "--profile", "page", "--target", TARGET, "-p", "will-it-fit", "--lib"])
+        .args(["--crate-type", "cdylib", "--target-dir"])
+        .arg(&target)
+        .status()
+        .map_err(|error| format!("cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!("the planner was not built: {status}"));
+    }
+    let path = target.join(TARGET).join("page/will_it_fit.wasm");
+    std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn has_target() -> Result<bool, String> {
+    let printed = Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET]).output();
+    let printed = printed.map_err(|error| format!("rustc: {error}"))?;
+    let directory = String::from_utf8_lossy(&printed.stdout);
+    Ok(printed.status.success() && Path::new(directory.trim()).is_dir())
+}
+
+/// Bytes as text: compressed, and in an alphabet that HTML leaves as it is.
+fn packed(bytes: &[u8]) -> Result<String, String> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let zipped = encoder.write_all(bytes).and_then(|()| encoder.finish());
+    Ok(STANDARD.encode(zipped.map_err(|error| error.to_string())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_in_docs_is_made_of_the_parts_as_they_are() {
+        let root = crate::root();
+        let made = std::fs::read_to_string(root.join(PAGE)).expect("the page is in the repository");
+        let around = around(root).expect("its parts are");
+        let (before, after) = around.split_once(PLANNER).expect("there is a place for the planner");
+        let is_current = made.starts_with(before) && made.ends_with(after);
+        assert!(is_current, "{PAGE} is not made of {PARTS} as it is; `cargo xtask page` makes it again");
+        let planner = &made[before.len()..made.len() - after.len()];
+        let zipped = STANDARD.decode(planner.trim()).expect("the planner is there");
+        assert!(zipped.starts_with(&[0x1f, 0x8b]) && made.len() <= MOST_BYTES);
+        assert!(!around.contains("{{") && !around.contains("http"), "a part is missing, or comes from elsewhere");
+    }
+}
