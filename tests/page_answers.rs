@@ -16,7 +16,8 @@ fn instruction_set(case: &Value) -> &str {
 
 /// The question of a case, for a program that holds `rss` bytes when it begins.
 fn question(case: &Value, rss: u64) -> Question {
-    let set = case["set"].as_array().expect("a list").iter().map(|one| one.as_str().expect("text").to_owned()).collect();
+    let set =
+        case["set"].as_array().expect("a list").iter().map(|one| one.as_str().expect("text").to_owned()).collect();
     let machine = json!({"total": case["available"], "available": case["available"], "rss": rss});
     Question {
         set,
@@ -59,8 +60,13 @@ fn the_page_answers_as_plan_does_to_the_byte() {
         if printed.code != Some(0) {
             let answer = run_plan::answer(&question(20 << 20));
             // How much the refused process held, it does not say.
-            let first = |text: &str| text.lines().next().map(|line| line.split(char::is_numeric).next().map(str::to_owned));
-            assert_eq!((Some(i32::from(answer.exit)), first(&answer.error)), (printed.code, first(&printed.err)), "{what}");
+            let first =
+                |text: &str| text.lines().next().map(|line| line.split(char::is_numeric).next().map(str::to_owned));
+            assert_eq!(
+                (Some(i32::from(answer.exit)), first(&answer.error)),
+                (printed.code, first(&printed.err)),
+                "{what}"
+            );
             continue;
         }
         let bill = printed.json()["bill"]["rows"].clone();

@@ -111,8 +111,9 @@ impl fmt::Debug for OpenedMemory {
 
 #[cfg(test)]
 mod tests {
-    use run_plan::job::is_named;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use run_plan::job::is_named;
 
     use super::*;
 
