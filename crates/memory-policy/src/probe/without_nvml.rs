@@ -1,5 +1,6 @@
 //! A card where no library can be loaded: nothing is known of it.
 
+use super::DeviceProbe;
 use crate::DeviceMemory;
 
 #[derive(Debug)]
@@ -9,8 +10,10 @@ impl Card {
     pub fn new(_: u32) -> Self {
         Self
     }
+}
 
-    pub fn memory(&self) -> Result<DeviceMemory, String> {
+impl DeviceProbe for Card {
+    fn memory(&self) -> Result<DeviceMemory, String> {
         Err("NVML cannot be used: no library can be loaded".to_owned())
     }
 }

@@ -11,7 +11,9 @@ use half::bf16;
 
 use super::task::{Backward, Forward, Head, Input, Output, Queries};
 use super::{Attended, Attention, Sizes, tiles, vectors};
-use crate::isa::{Isa, isa};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Isa;
+use crate::isa::isa;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::amx::Amx;
 use crate::matmul::software::SoftwareTiles;
