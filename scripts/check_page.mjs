@@ -84,13 +84,13 @@ for (const one of cases) {
     continue;
   }
   same(`${one.what}, --json`, (await ask(gzipped, question(one, held(printed.out) - added))).json, printed.out, "json");
-  // The command is run once more and holds some other bytes, which its text shows rounded. Several are tried.
+  // The command is run once more and holds some other bytes, of which its text says the tenths of MiB: all such are tried.
   const explained = run(one, "--explain").out;
-  const again = held(printed.out) - added;
+  const tenths = Number(explained.match(/^  process +([\d.]+) MiB/m)?.[1] ?? 0) * 256;
   let text = "";
-  for (let number = 0; number < 64 && text !== explained; number++) {
-    const pages = 14 * Math.ceil(number / 2) * (number % 2 ? 1 : -1);
-    text = (await ask(gzipped, question(one, again + pages * 4096))).text;
+  for (let number = 0; number < 30 && text !== explained; number++) {
+    const pages = Math.round(tenths) + Math.ceil(number / 2) * (number % 2 ? 1 : -1);
+    text = (await ask(gzipped, question(one, pages * 4096 - added))).text;
   }
   same(`${one.what}, --explain`, text, explained, "text");
 }
