@@ -41,11 +41,11 @@ fn the_page_answers_as_plan_does_to_the_byte() {
     for case in cases.iter().step_by(3) {
         let what = &case["what"];
         if !case["model"].is_null() {
-            scene.write("config.json", &case["model"].to_string());
-            scene.write("MODEL/config.json", &case["model"].to_string());
+            scene.write("config.json", case["model"].to_string());
+            scene.write("MODEL/config.json", case["model"].to_string());
         }
         let machine = json!([{"total": case["available"], "available": case["available"]}]);
-        scene.write("machine.json", &machine.to_string());
+        scene.write("machine.json", machine.to_string());
         let threads = case["threads"].to_string();
         let variables = format!("export LOW_MEM_T5_ISA={} RAYON_NUM_THREADS={threads}", instruction_set(case));
         let question = |rss| question(case, rss);
