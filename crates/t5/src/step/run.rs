@@ -273,8 +273,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
             Event::ReleaseSpare => grads.release_spare(),
             Event::EnterEmbedding => {
-                let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
-                self.enter_embedding(&shards, grads)?;
+                self.enter_embedding(observer.closes_shards().then(|| observer.shards()), grads)?;
             }
             Event::ReadBack => self.read_back(observer)?,
             Event::Decide => return observer.decide(self.loss_sum),
@@ -482,22 +481,20 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(())
     }
 
-    fn enter_embedding(&mut self, shards: &OwnShards, grads: &mut Gradients<T>) -> Result<()> {
+    fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
         if let Some(files) = &mut self.gradients {
             for (index, stored) in std::mem::take(&mut self.tables) {
                 grads.put_back(index, files.get(stored, None)?);
             }
         }
         let mut entering = std::mem::take(&mut self.entering);
-        if shards.is_empty() {
-            return self.enter(entering, grads);
-        }
+        let Some(shards) = shards else { return self.enter(entering, grads) };
         let index = self.network.shared.index;
         for (shard, of) in shards {
             let (of_shard, rest) = entering.into_iter().partition(|entering| of.contains(&entering.number));
             entering = rest;
             self.enter(of_shard, grads)?;
-            grads.close(*shard, index, &self.parameters[index].tensor)?;
+            grads.close(shard, index, &self.parameters[index].tensor)?;
         }
         Ok(())
     }
