@@ -152,7 +152,7 @@ pub struct EvalArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
+    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
@@ -205,7 +205,7 @@ pub struct GenerateArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: auto, cpu, cuda, cuda:N or metal
+    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any

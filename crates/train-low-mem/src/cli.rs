@@ -146,7 +146,7 @@ pub struct TrainArgs {
     /// GPU memory limit
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// Device: auto, cpu, cuda, cuda:N or metal
+    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Passes over the data
@@ -314,7 +314,7 @@ pub struct BenchArgs {
     /// Show time, arithmetic and allocations of each operation, and this machine's peak rate
     #[arg(long)]
     pub profile: bool,
-    /// Device: auto, cpu, cuda, cuda:N or metal
+    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON

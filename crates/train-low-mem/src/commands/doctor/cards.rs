@@ -26,7 +26,7 @@ pub fn findings() -> Vec<Finding> {
         cards: memory_policy::cards(),
         on_the_bus: on_the_bus(),
         is_built_for_cuda: cfg!(feature = "cuda"),
-        is_usable: candle_core::utils::cuda_is_available() && candle_core::Device::new_cuda(0).is_ok(),
+        is_usable: candle_core::utils::cuda_is_available() && candle_core::Device::new_cuda_with_stream(0).is_ok(),
     })
 }
 
