@@ -342,7 +342,7 @@ impl<'a> StepCounter<'a> {
 }
 
 /// The counter of one of several processes, each of which holds its own of gradients or weights. Shares are about as large, and all
-/// processes count that of the first, which has the largest parameter: so they choose among the same plans.
+/// processes count the one that takes most: so they choose among the same plans.
 fn among(
     passes: t5::step::count::Counter,
     model: &t5::Config,
@@ -354,12 +354,13 @@ fn among(
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }
-    let updated = trainer::costs::updated_by(model, options, 0, owners)?;
+    let rank = trainer::costs::fullest(model, options, owners)?;
+    let updated = trainer::costs::updated_by(model, options, rank, owners)?;
     let named = ParameterSpec::all(model).into_iter().zip(updated);
     let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
     let passes = passes.among(&|spec| held.contains(&spec.name));
     let elsewhere = match sharding {
-        Sharding::Weights => trainer::costs::weights_elsewhere(model, options, 0, owners)?,
+        Sharding::Weights => trainer::costs::weights_elsewhere(model, options, rank, owners)?,
         _ => HashSet::new(),
     };
     Ok(if elsewhere.is_empty() { passes } else { passes.without_weights(elsewhere) })

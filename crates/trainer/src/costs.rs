@@ -71,6 +71,28 @@ pub fn updated_by(config: &Config, options: &TrainerOptions, rank: usize, proces
     Ok(owners(&elements.collect::<Vec<_>>(), processes).into_iter().map(|owner| owner == rank).collect())
 }
 
+/// The process that holds most in a step, of so many that hold their own gradients. Those of the tables wait in every process until
+/// backward is over.
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn fullest(config: &Config, options: &TrainerOptions, processes: usize) -> Result<usize> {
+    let specs = ParameterSpec::all(config);
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let (mut fullest, mut most) = (0, 0);
+    for rank in 0..processes {
+        let updated = updated_by(config, options, rank, processes)?;
+        let held = specs.iter().zip(&trainable).zip(updated);
+        let held = held.filter(|((spec, trains), updated)| **trains && (*updated || spec.part.is_table()));
+        let elements: u64 = held.map(|((spec, _), _)| spec.elements()).sum();
+        if elements > most {
+            (fullest, most) = (rank, elements);
+        }
+    }
+    Ok(fullest)
+}
+
 /// The parameters that process `rank` of `processes` does not hold, where each holds its own ([`crate::Sharding::Weights`]).
 ///
 /// # Errors
