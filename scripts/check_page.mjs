@@ -84,12 +84,14 @@ for (const one of cases) {
     continue;
   }
   same(`${one.what}, --json`, (await ask(gzipped, question(one, held(printed.out) - added))).json, printed.out, "json");
-  // The command is run once more and holds some other bytes, of which its text says the tenths of MiB: all such are tried.
+  // The command is run once more and holds some other bytes. Its text says how many, to a tenth of a MiB or to less: such
+  // numbers are tried.
   const explained = run(one, "--explain").out;
-  const tenths = Number(explained.match(/^  process +([\d.]+) MiB/m)?.[1] ?? 0) * 256;
+  const said = explained.match(/^  process +([\d.]+) MiB/m)?.[1];
+  const [middle, step] = said ? [Math.round(said * 256), 1] : [Math.round(held(printed.out) / 4096), 14];
   let text = "";
-  for (let number = 0; number < 30 && text !== explained; number++) {
-    const pages = Math.round(tenths) + Math.ceil(number / 2) * (number % 2 ? 1 : -1);
+  for (let number = 0; number < 60 && text !== explained; number++) {
+    const pages = middle + step * Math.ceil(number / 2) * (number % 2 ? 1 : -1);
     text = (await ask(gzipped, question(one, pages * 4096 - added))).text;
   }
   same(`${one.what}, --explain`, text, explained, "text");
