@@ -35,7 +35,7 @@ function assignments() {
   set.push(`data.max_source_tokens=${whole("source", 2)}`, `data.max_target_tokens=${whole("target", 2)}`, `train.batch_size=${whole("batch", 1)}`);
   if (precision !== "f32") set.push("train.precision=bf16");
   if (precision === "bf16-stochastic") set.push("train.master_weights=stochastic-rounding");
-  if ($("optimizer").value === "adamw") set.push("optimizer.name=adamw");
+  set.push(`optimizer.name=${$("optimizer").value}`);
   if (whole("steps", 0) > 0) set.push(`train.max_steps=${whole("steps", 0)}`);
   set.push(`memory.budget=${sliderBytes($("budget").value) / MIB}MiB`);
   if ($("card").checked) set.push("run.device=cuda", `memory.device_budget=${sliderBytes($("card-budget").value) / MIB}MiB`);
