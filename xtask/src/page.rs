@@ -66,6 +66,10 @@ fn compiled(root: &Path) -> Result<Vec<u8>, String> {
     let mut flags = format!("--cfg getrandom_backend=\"wasm_js\" --remap-path-prefix={}=.", root.display());
     if let Some(home) = home {
         flags += &format!(" --remap-path-prefix={}=cargo", home.display());
+        // Of several prefixes that fit, the last counts: the page is the same from whatever registry crates came.
+        for registry in std::fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten() {
+            flags += &format!(" --remap-path-prefix={}=crates", registry.path().display());
+        }
     }
     let target = root.join("target/page");
     let status = Command::new("cargo")
