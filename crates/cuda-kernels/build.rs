@@ -1,0 +1,93 @@
+//! Compiles the kernels: for the host over the emulation, or, with the feature `ptx`, by nvcc. With that feature and
+//! `LOW_MEM_T5_CUDA=emulated` the driver is emulated, too, so that the whole program runs on a card that does not exist.
+
+use std::env;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Each becomes one module of PTX.
+const SOURCES: [&str; 11] = [
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "cross_entropy",
+    "dropout",
+    "elementwise",
+    "indexing",
+    "norm",
+    "optimizer",
+    "reduce",
+    "rows",
+];
+/// The least compute capability that the kernels are compiled for, where nobody names one: Ampere's, the first with bf16.
+const CAPABILITY: &str = "80";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for folder in ["kernels", "emulation"] {
+        println!("cargo::rerun-if-changed={folder}");
+    }
+    for variable in ["LOW_MEM_T5_CUDA", "CUDA_COMPUTE_CAP", "CUDA_HOME"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    if env::var_os("CARGO_FEATURE_PTX").is_none() {
+        return emulation(&["execution.cc", "kernels.cc"]);
+    }
+    if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") { emulated_card() } else { ptx() }
+}
+
+/// A static library of every kernel for the host, and of these sources that run them.
+fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").opt_level(2).include("emulation").include("kernels");
+    // A card's arithmetic is what the source says. Unused variables are those of other instances of a template.
+    build.flag_if_supported("-ffp-contract=off").warnings(false);
+    // Nothing names the functions that a kernel is registered by.
+    build.link_lib_modifier("+whole-archive");
+    build.files(sources.iter().map(|source| Path::new("emulation").join(source))).try_compile("cuda_emulation")?;
+    Ok(())
+}
+
+/// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver and cuBLAS in a static library.
+/// The toolkit's libraries, which cudarc names to the linker, are empty. Modules only say what they stand for.
+fn emulated_card() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for source in SOURCES {
+        std::fs::write(out.join(format!("{source}.ptx")), format!("// emulated: {source}\n"))?;
+    }
+    for library in ["cublas", "cublasLt", "cuda", "cudart", "curand", "nvrtc"] {
+        std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
+    }
+    println!("cargo::rustc-link-search=native={}", out.display());
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "kernels.cc"])
+}
+
+/// `$OUT_DIR/SOURCE.ptx` for each source.
+fn ptx() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for source in SOURCES {
+        nvcc(&Path::new("kernels").join(format!("{source}.cu")), &out.join(format!("{source}.ptx")))?;
+    }
+    Ok(())
+}
+
+fn nvcc(source: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
+    let program = match env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc")) {
+        Some(program) if program.exists() => program,
+        _ => PathBuf::from("nvcc"),
+    };
+    let capability = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| CAPABILITY.to_owned());
+    let status = Command::new(&program)
+        .args(["-ptx", "-O3", "-std=c++17", "--expt-relaxed-constexpr", &format!("-arch=compute_{capability}")])
+        .arg(source)
+        .arg("-o")
+        .arg(to)
+        .status()
+        .map_err(|error| {
+            format!("{}: {error}; the feature `cuda` takes NVIDIA's CUDA toolkit, 12.0 or later", program.display())
+        })?;
+    if !status.success() {
+        return Err(format!("{} could not compile {}", program.display(), source.display()).into());
+    }
+    Ok(())
+}

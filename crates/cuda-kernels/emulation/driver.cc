@@ -1,0 +1,368 @@
+// A driver for one card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
+// host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
+//
+// LOW_MEM_T5_EMULATED_MEMORY: bytes of the card (default 4 GiB). LOW_MEM_T5_EMULATED_ORDER: `last` or `random` for another order of
+// threads and blocks. LOW_MEM_T5_EMULATED_REPORT: a file to which the counts are written when the process ends, as JSON.
+#include <stdio.h>
+
+#include <mutex>
+#include <new>
+
+#include "execution.h"
+
+namespace {
+
+using Result = int;
+using Address = unsigned long long;
+
+enum : Result {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    NOT_FOUND = 500,
+    LAUNCH_FAILED = 719,
+};
+
+constexpr size_t PAGE = 2 << 20;   // what a pool takes from the card
+constexpr size_t ALIGNMENT = 512;  // of what it gives
+constexpr size_t CONTEXT = 64 << 20;
+
+// Memory that tensors are taken from. Freed blocks stay in it until it is trimmed.
+struct Pool {
+    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, most = 0, threshold = 0;
+};
+
+struct Card {
+    std::recursive_mutex lock;
+    size_t total = 0;
+    bool is_open = false;
+    Pool own, *now = &own;
+    struct Block {
+        size_t bytes;
+        Pool* pool;
+    };
+    std::map<Address, Block> blocks;
+    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0, handles = 16;
+    std::map<std::string, size_t> launches;
+    emulation::Schedule schedule;
+
+    Card() {
+        const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
+        total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
+        if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
+        if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
+    }
+    size_t held() const { return (is_open ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved); }
+};
+
+Card& card() {
+    static Card* one = new Card; // other destructors still use it
+    return *one;
+}
+
+size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+void report() {
+    const char* path = getenv("LOW_MEM_T5_EMULATED_REPORT");
+    FILE* file = path ? fopen(path, "w") : nullptr;
+    if (!file) return;
+    Card& c = card();
+    size_t launches = 0;
+    for (auto& [name, count] : c.launches) launches += count;
+    fprintf(file, "{\"launches\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
+            "\"copies\":%zu,\"waits\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
+            launches, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.now->most_used,
+            c.now->most_reserved, c.now->used);
+    const char* comma = "";
+    for (auto& [name, count] : c.launches) {
+        fprintf(file, "%s\"%s\":%zu", comma, name.c_str(), count);
+        comma = ",";
+    }
+    fprintf(file, "}}\n");
+    fclose(file);
+}
+struct Reporter {
+    ~Reporter() { report(); }
+} reporter;
+
+struct Function {
+    std::string name;
+    const emulation::Kernel* kernel;
+};
+
+} // namespace
+
+extern "C" {
+
+Result cuInit(unsigned) { return SUCCESS; }
+Result cuDriverGetVersion(int* version) {
+    *version = 13000;
+    return SUCCESS;
+}
+Result cuDeviceGetCount(int* count) {
+    *count = 1;
+    return SUCCESS;
+}
+Result cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+}
+Result cuDeviceGetName(char* name, int room, int) {
+    snprintf(name, size_t(room), "emulated card");
+    return SUCCESS;
+}
+Result cuDeviceGetUuid_v2(void* uuid, int) {
+    memset(uuid, 0, 16);
+    return SUCCESS;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+    case 1: *value = 1024; break;    // threads of a block
+    case 8: *value = 48 << 10; break; // shared memory of a block
+    case 10: *value = 32; break;     // lanes of a warp
+    case 16: *value = 108; break;    // multiprocessors
+    case 75: *value = 8; break;      // compute capability
+    case 76: *value = 0; break;
+    case 97: *value = 163 << 10; break; // shared memory of a block that asks for it
+    case 115: *value = 1; break;     // memory pools
+    default: *value = 0;
+    }
+    return SUCCESS;
+}
+Result cuDeviceTotalMem_v2(size_t* bytes, int) {
+    *bytes = card().total;
+    return SUCCESS;
+}
+Result cuMemGetInfo_v2(size_t* free, size_t* total) {
+    std::lock_guard guard(card().lock);
+    *total = card().total;
+    *free = card().total - std::min(card().total, card().held());
+    return SUCCESS;
+}
+
+Result cuDevicePrimaryCtxRetain(void** context, int) {
+    card().is_open = true;
+    *context = reinterpret_cast<void*>(1);
+    return SUCCESS;
+}
+Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+Result cuCtxDestroy_v2(void*) { return SUCCESS; }
+Result cuCtxSetCurrent(void*) { return SUCCESS; }
+Result cuCtxGetCurrent(void** context) {
+    *context = reinterpret_cast<void*>(1);
+    return SUCCESS;
+}
+Result cuCtxGetDevice(int* device) {
+    *device = 0;
+    return SUCCESS;
+}
+Result cuCtxSynchronize() {
+    card().waits++;
+    return SUCCESS;
+}
+
+Result cuStreamCreate(void** stream, unsigned) {
+    *stream = reinterpret_cast<void*>(card().handles++);
+    return SUCCESS;
+}
+Result cuStreamDestroy_v2(void*) { return SUCCESS; }
+Result cuStreamSynchronize(void*) {
+    card().waits++;
+    return SUCCESS;
+}
+Result cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
+Result cuStreamIsCapturing(void*, int* is_capturing) {
+    *is_capturing = 0;
+    return SUCCESS;
+}
+Result cuEventCreate(void** event, unsigned) {
+    *event = reinterpret_cast<void*>(card().handles++);
+    return SUCCESS;
+}
+Result cuEventRecord(void*, void*) { return SUCCESS; }
+Result cuEventSynchronize(void*) { return SUCCESS; }
+Result cuEventQuery(void*) { return SUCCESS; }
+Result cuEventElapsedTime_v2(float* ms, void*, void*) {
+    *ms = 0;
+    return SUCCESS;
+}
+Result cuEventDestroy_v2(void*) { return SUCCESS; }
+
+Result cuDeviceGetDefaultMemPool(void** pool, int) {
+    *pool = &card().own;
+    return SUCCESS;
+}
+Result cuDeviceGetMemPool(void** pool, int) {
+    *pool = card().now;
+    return SUCCESS;
+}
+Result cuDeviceSetMemPool(int, void* pool) {
+    card().now = static_cast<Pool*>(pool);
+    return SUCCESS;
+}
+// CUmemPoolProps: type, handle types, location (two ints), security attributes, maxSize.
+Result cuMemPoolCreate(void** pool, const void* properties) {
+    Pool* made = new Pool;
+    memcpy(&made->most, static_cast<const char*>(properties) + 24, sizeof made->most);
+    *pool = made;
+    return SUCCESS;
+}
+Result cuMemPoolDestroy(void* pool) {
+    std::lock_guard guard(card().lock);
+    if (card().now == pool) card().now = &card().own;
+    return SUCCESS;
+}
+// What is not used goes back, but for `kept` bytes.
+Result cuMemPoolTrimTo(void* pool, size_t kept) {
+    std::lock_guard guard(card().lock);
+    Pool& p = *static_cast<Pool*>(pool);
+    p.reserved = std::min(p.reserved, rounded(std::max(p.used, kept), PAGE));
+    return SUCCESS;
+}
+Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
+    std::lock_guard guard(card().lock);
+    Pool& p = *static_cast<Pool*>(pool);
+    switch (attribute) {
+    case 4: memcpy(&p.threshold, value, sizeof p.threshold); break;
+    case 6: p.most_reserved = p.reserved; break;
+    case 8: p.most_used = p.used; break;
+    default: break;
+    }
+    return SUCCESS;
+}
+Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
+    std::lock_guard guard(card().lock);
+    const Pool& p = *static_cast<Pool*>(pool);
+    switch (attribute) {
+    case 4: memcpy(value, &p.threshold, sizeof p.threshold); break;
+    case 5: memcpy(value, &p.reserved, sizeof p.reserved); break;
+    case 6: memcpy(value, &p.most_reserved, sizeof p.most_reserved); break;
+    case 7: memcpy(value, &p.used, sizeof p.used); break;
+    case 8: memcpy(value, &p.most_used, sizeof p.most_used); break;
+    default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+
+Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
+    std::lock_guard guard(card().lock);
+    Card& c = card();
+    Pool& pool = *c.now;
+    const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
+    const size_t reserved = std::max(pool.reserved, rounded(pool.used + size, PAGE));
+    const size_t more = reserved - pool.reserved;
+    if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
+    void* block = aligned_alloc(ALIGNMENT, size);
+    if (!block) return OUT_OF_MEMORY;
+    // NaN, so that a value that nobody wrote shows.
+    memset(block, 0xFF, size);
+    *to = reinterpret_cast<Address>(block);
+    c.blocks[*to] = {size, &pool};
+    pool.used += size;
+    pool.reserved = reserved;
+    pool.most_used = std::max(pool.most_used, pool.used);
+    pool.most_reserved = std::max(pool.most_reserved, pool.reserved);
+    c.allocations++;
+    return SUCCESS;
+}
+Result cuMemFreeAsync(Address at, void*) {
+    std::lock_guard guard(card().lock);
+    auto found = card().blocks.find(at);
+    if (found == card().blocks.end()) return INVALID_VALUE;
+    found->second.pool->used -= found->second.bytes;
+    free(reinterpret_cast<void*>(at));
+    card().blocks.erase(found);
+    return SUCCESS;
+}
+Result cuMemAlloc_v2(Address* to, size_t bytes) { return cuMemAllocAsync(to, bytes, nullptr); }
+Result cuMemFree_v2(Address at) { return cuMemFreeAsync(at, nullptr); }
+Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
+    *to = malloc(bytes);
+    return *to ? SUCCESS : OUT_OF_MEMORY;
+}
+Result cuMemFreeHost(void* at) {
+    free(at);
+    return SUCCESS;
+}
+
+Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void*) {
+    memset(reinterpret_cast<void*>(to), value, bytes);
+    return SUCCESS;
+}
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
+    std::lock_guard guard(card().lock);
+    memcpy(reinterpret_cast<void*>(to), from, bytes);
+    card().uploads++;
+    card().uploaded += bytes;
+    return SUCCESS;
+}
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
+    std::lock_guard guard(card().lock);
+    memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    card().downloads++;
+    card().downloaded += bytes;
+    return SUCCESS;
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
+    std::lock_guard guard(card().lock);
+    memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    card().copies++;
+    return SUCCESS;
+}
+Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, void* stream) {
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+}
+
+Result cuModuleLoadData(void** module, const void*) {
+    *module = reinterpret_cast<void*>(2);
+    return SUCCESS;
+}
+Result cuModuleLoad(void** module, const char*) { return cuModuleLoadData(module, nullptr); }
+Result cuModuleUnload(void*) { return SUCCESS; }
+Result cuModuleGetFunction(void** function, void*, const char* name) {
+    auto found = emulation::kernels().find(name);
+    if (found == emulation::kernels().end()) {
+        fprintf(stderr, "emulated card: there is no kernel %s\n", name);
+        return NOT_FOUND;
+    }
+    *function = new Function{name, &found->second}; // one for each name and module
+    return SUCCESS;
+}
+Result cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
+Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
+                      unsigned shared_bytes, void*, void** arguments, void**) {
+    std::lock_guard guard(card().lock);
+    const Function& f = *static_cast<Function*>(function);
+    card().launches[f.name]++;
+    std::string problem = threads_y != 1 || threads_z != 1 || !x || !y || !z ? "a grid that no kernel here has" : "";
+    if (problem.empty()) problem = emulation::launch(*f.kernel, {x, y, z}, threads, shared_bytes, arguments, card().schedule);
+    if (problem.empty()) return SUCCESS;
+    fprintf(stderr, "emulated card: %s: %s\n", f.name.c_str(), problem.c_str());
+    return LAUNCH_FAILED;
+}
+
+Result cuGetErrorName(Result error, const char** name) {
+    *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+    return SUCCESS;
+}
+Result cuGetErrorString(Result error, const char** text) {
+    *text = error == OUT_OF_MEMORY ? "out of memory" : "an error of the emulated card";
+    return SUCCESS;
+}
+
+// candle opens a generator of random numbers and never uses it here.
+int curandCreateGenerator(void** generator, int) {
+    *generator = reinterpret_cast<void*>(3);
+    return SUCCESS;
+}
+int curandDestroyGenerator(void*) { return SUCCESS; }
+int curandSetPseudoRandomGeneratorSeed(void*, unsigned long long) { return SUCCESS; }
+int curandSetStream(void*, void*) { return SUCCESS; }
+int curandGenerateNormal(void*, float*, size_t, float, float) { return 999; }
+int curandGenerateNormalDouble(void*, double*, size_t, double, double) { return 999; }
+int curandGenerateUniform(void*, float*, size_t) { return 999; }
+int curandGenerateUniformDouble(void*, double*, size_t) { return 999; }
+
+}

@@ -1,0 +1,192 @@
+// The scheduler of ../emulation/execution.h.
+#include "execution.h"
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+namespace {
+
+constexpr size_t STACK_BYTES = 64 << 10;
+constexpr unsigned LANES = 32;
+
+std::vector<Fibre> fibres;
+unsigned running;
+std::string problem;
+std::vector<unsigned char> shared;
+Schedule now;
+const Kernel* kernel_now;
+void** arguments_now;
+
+void body() {
+    kernel_now->run(arguments_now);
+    fibres[running].at = At::Ended;
+}
+
+#if defined(__x86_64__)
+// Saves what a callee must keep on the stack that is left, and takes it from the other one.
+extern "C" void emulation_switch(void** from, void* to);
+__asm__(".text\n"
+        ".globl emulation_switch\n"
+        "emulation_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n");
+void* scheduler;
+void leave() { emulation_switch(&fibres[running].stack_pointer, scheduler); }
+void enter(Fibre& fibre) { emulation_switch(&scheduler, fibre.stack_pointer); }
+void start() {
+    body();
+    leave();
+    abort();
+}
+void prepare(Fibre& fibre) {
+    auto end = reinterpret_cast<uintptr_t>(fibre.stack.data() + fibre.stack.size()) & ~uintptr_t(15);
+    void** top = reinterpret_cast<void**>(end);
+    *--top = nullptr;
+    *--top = reinterpret_cast<void*>(start);
+    for (int saved = 0; saved < 6; saved++) *--top = nullptr;
+    fibre.stack_pointer = top;
+}
+#else
+// Slower by a system call a switch, and the same everywhere.
+ucontext_t scheduler;
+std::vector<ucontext_t> contexts;
+void leave() { swapcontext(&contexts[running], &scheduler); }
+void enter(Fibre& fibre) { swapcontext(&scheduler, &contexts[&fibre - fibres.data()]); }
+void start() {
+    body();
+    leave();
+    abort();
+}
+void prepare(Fibre& fibre) {
+    contexts.resize(fibres.size());
+    ucontext_t& context = contexts[&fibre - fibres.data()];
+    getcontext(&context);
+    context.uc_stack.ss_sp = fibre.stack.data();
+    context.uc_stack.ss_size = fibre.stack.size();
+    context.uc_link = nullptr;
+    makecontext(&context, start, 0);
+}
+#endif
+
+// Lets the fibres of one warp that can go on do so once, each as far as it gets.
+void run_warp(unsigned warp) {
+    unsigned from = warp * LANES, to = std::min<unsigned>(from + LANES, fibres.size());
+    for (unsigned k = 0; k < to - from && problem.empty(); k++) {
+        running = now.order == Order::LastFirst ? to - 1 - k : from + k;
+        Fibre& fibre = fibres[running];
+        if (fibre.at != At::Running) continue;
+        threadIdx = {running, 0, 0};
+        enter(fibre);
+    }
+    if (!problem.empty()) return;
+    unsigned waiting = 0, line = 0;
+    for (unsigned i = from; i < to; i++) {
+        if (fibres[i].at != At::Warp) continue;
+        if (waiting++ > 0 && fibres[i].line != line) {
+            problem = "threads of a warp wait at different places";
+            return;
+        }
+        line = fibres[i].line;
+    }
+    if (waiting == LANES) {
+        for (unsigned i = from; i < to; i++) fibres[i].at = At::Running;
+    } else if (waiting > 0) {
+        problem = "a part of a warp waits for the rest of it";
+    }
+}
+
+void run_block(unsigned threads, unsigned seed) {
+    for (Fibre& fibre : fibres) {
+        fibre.at = At::Running;
+        fibre.copies.assign(1, {});
+        prepare(fibre);
+    }
+    std::mt19937 random(seed);
+    unsigned warps = (threads + LANES - 1) / LANES;
+    std::vector<unsigned> ready;
+    while (problem.empty()) {
+        ready.clear();
+        for (unsigned i = 0; i < threads; i++)
+            if (fibres[i].at == At::Running && (ready.empty() || ready.back() != i / LANES)) ready.push_back(i / LANES);
+        if (!ready.empty()) {
+            bool last = now.order == Order::LastFirst;
+            run_warp(now.order == Order::Random ? ready[random() % ready.size()] : last ? ready.back() : ready.front());
+            continue;
+        }
+        unsigned ended = 0, at_barrier = 0;
+        for (Fibre& fibre : fibres) ended += fibre.at == At::Ended, at_barrier += fibre.at == At::Barrier;
+        if (ended == threads) return;
+        if (at_barrier != threads) {
+            problem = "some threads of a block ended while others wait at a barrier";
+            return;
+        }
+        for (Fibre& fibre : fibres) {
+            if (fibre.line != fibres[0].line) {
+                problem = "threads of a block wait at different barriers";
+                return;
+            }
+            fibre.at = At::Running;
+        }
+    }
+    (void)warps;
+}
+
+} // namespace
+
+void wait(At at, unsigned line) {
+    Fibre& fibre = fibres[running];
+    fibre.at = at;
+    fibre.line = line;
+    leave();
+}
+
+void fail(const std::string& what) {
+    problem = what;
+    leave();
+    abort();
+}
+
+unsigned char* shared_memory() {
+    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127));
+}
+Fibre& self() { return fibres[running]; }
+Fibre& peer(int lane) { return fibres[(running & ~(LANES - 1)) + lane]; }
+Schedule schedule() { return now; }
+
+std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> all;
+    return all;
+}
+
+std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t shared_bytes, void** arguments, Schedule schedule) {
+    if (threads == 0 || threads > kernel.most_threads)
+        return "expected 1 to " + std::to_string(kernel.most_threads) + " threads a block, got " + std::to_string(threads);
+    kernel_now = &kernel;
+    arguments_now = arguments;
+    now = schedule;
+    problem.clear();
+    gridDim = grid;
+    blockDim = {threads, 1, 1};
+    if (fibres.size() != threads) fibres.resize(threads);
+    for (Fibre& fibre : fibres)
+        if (fibre.stack.empty()) fibre.stack.resize(STACK_BYTES);
+    size_t blocks = size_t(grid.x) * grid.y * grid.z;
+    std::vector<size_t> order(blocks);
+    for (size_t i = 0; i < blocks; i++) order[i] = schedule.order == Order::LastFirst ? blocks - 1 - i : i;
+    if (schedule.order == Order::Random) std::shuffle(order.begin(), order.end(), std::mt19937(blocks));
+    for (size_t block : order) {
+        blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
+        shared.assign(shared_bytes + 128, 0xFF);
+        run_block(threads, unsigned(block));
+        if (!problem.empty()) return problem;
+    }
+    return "";
+}
+
+} // namespace emulation

@@ -1,0 +1,330 @@
+// Attention without tensor cores, for f32, for cards before Ampere, and for heads of any size up to 128; and what both kinds share.
+//
+// A block has four warps and 32 rows, 8 a warp; a lane has one row of the tile that the block goes through, and some columns of the sums.
+#include "attention.h"
+
+namespace attention_plain {
+
+constexpr int ROWS = 32, WARPS = ATTENTION_THREADS / WARP, OWN = ROWS / WARPS, MOST_COLUMNS = 128 / WARP;
+// Rows of scores are one element apart more than they are long, so that columns are in different banks.
+constexpr int SCORES_ROW = ROWS + 1;
+
+// A tile of rows: `width` is the head size, to a multiple of four; `row` is from one to the next.
+struct Tile {
+    float* at;
+    int row;
+};
+
+template <class T>
+DEVICE void read_tile(const Tile& to, const T* from, int row, int first, int rows, int head_size, int width) {
+    for (int i = threadIdx.x; i < ROWS * width; i += ATTENTION_THREADS) {
+        const int r = i / width, c = i % width;
+        to.at[r * to.row + c] = first + r < rows && c < head_size ? to_float(from[size_t(first + r) * row + c]) : 0.0f;
+    }
+}
+
+// products[r] = row `own + r` of `rows` times this lane's row of `lanes`.
+DEVICE void multiply(float (&products)[OWN], const Tile& rows, int own, const Tile& lanes, int width) {
+    const float* lane = lanes.at + threadIdx.x % WARP * lanes.row;
+#pragma unroll
+    for (int r = 0; r < OWN; r++) products[r] = 0;
+    for (int c = 0; c < width; c += 4) {
+        const float x[4] = {lane[c], lane[c + 1], lane[c + 2], lane[c + 3]};
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const Four four = *reinterpret_cast<const Four*>(rows.at + (own + r) * rows.row + c);
+#pragma unroll
+            for (int i = 0; i < 4; i++) products[r] += four.x[i] * x[i];
+        }
+    }
+}
+
+// sums[r][c] += the sum over rows j of scores[own + r][j] * tile[j][this lane's column c].
+DEVICE void add(float (&sums)[OWN][MOST_COLUMNS], const float* scores, int own, const Tile& tile, int width) {
+    const int lane = threadIdx.x % WARP;
+    for (int j = 0; j < ROWS; j++) {
+        float x[OWN];
+#pragma unroll
+        for (int r = 0; r < OWN; r++) x[r] = scores[(own + r) * SCORES_ROW + j];
+#pragma unroll
+        for (int c = 0; c < MOST_COLUMNS; c++) {
+            if (c * WARP + lane >= width) break;
+            const float y = tile.at[j * tile.row + c * WARP + lane];
+#pragma unroll
+            for (int r = 0; r < OWN; r++) sums[r][c] += x[r] * y;
+        }
+    }
+}
+
+DEVICE void clear(float (&sums)[OWN][MOST_COLUMNS]) {
+#pragma unroll
+    for (int r = 0; r < OWN; r++)
+#pragma unroll
+        for (int c = 0; c < MOST_COLUMNS; c++) sums[r][c] = 0;
+}
+
+template <class T>
+DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const float (&sums)[OWN][MOST_COLUMNS], const float (&factors)[OWN]) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int r = 0; r < OWN; r++)
+#pragma unroll
+        for (int c = 0; c < MOST_COLUMNS; c++)
+            if (first + r < rows && c * WARP + lane < head_size)
+                from_float(to[size_t(first + r) * row + c * WARP + lane], sums[r][c] * factors[r]);
+}
+
+// Shared memory, f32, with W the head size to a multiple of four: ROWS * W + 2 * ROWS * (W + 1) + ROWS * (ROWS + 1) + 2 * ROWS.
+template <class T>
+DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
+                    const uint32_t* samples, T* out, float* lse, const AttentionShape& s) {
+    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
+    SHARED(float, shared);
+    const Tile tile_q{shared, width}, tile_k{tile_q.at + ROWS * width, width + 1}, tile_v{tile_k.at + ROWS * (width + 1), width + 1};
+    float* probabilities = tile_v.at + ROWS * (width + 1);
+    float* near = probabilities + ROWS * SCORES_ROW;
+    q += size_t(block.batch) * s.q_batch + head;
+    k += size_t(block.batch) * s.k_batch + head;
+    v += size_t(block.batch) * s.v_batch + head;
+    read_tile(tile_q, q, s.q_row, block.first, s.queries, s.head_size, width);
+    const int seen = visible(s, block.length, block.first + ROWS - 1);
+    const bool drops = dropout.threshold > 0;
+    float most[OWN], sum[OWN], results[OWN][MOST_COLUMNS], scores[OWN];
+    uint64_t hashes[OWN];
+    clear(results);
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+        most[r] = HIDDEN;
+        sum[r] = 0;
+        hashes[r] = drops ? query_key(dropout, samples, block, block.first + own + r) : 0;
+    }
+    for (int first = 0; first < seen; first += ROWS) {
+        BARRIER();
+        read_tile(tile_k, k, s.k_row, first, s.keys, s.head_size, width);
+        read_tile(tile_v, v, s.v_row, first, s.keys, s.head_size, width);
+        if (bias) read_bias<ROWS, ROWS>(near, bias, s, block.head, block.first, first, 1.0f);
+        BARRIER();
+        multiply(scores, tile_q, own, tile_k, width);
+        const int key = first + lane;
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            float score = scores[r] + (bias ? near[lane - (own + r) + ROWS - 1] : 0.0f);
+            if (key >= visible(s, block.length, block.first + own + r)) score = HIDDEN;
+            const float highest = fmaxf(most[r], warp_max(score));
+            const float p = score == HIDDEN ? 0.0f : expf(score - highest), shrink = expf(most[r] - highest);
+            most[r] = highest;
+            // A lane has the sum of its keys.
+            sum[r] = sum[r] * shrink + p;
+#pragma unroll
+            for (int c = 0; c < MOST_COLUMNS; c++) results[r][c] *= shrink;
+            const bool is_kept = !drops || hash(hashes[r], uint32_t(key)) >= dropout.threshold;
+            probabilities[(own + r) * SCORES_ROW + lane] = is_kept ? p : 0.0f;
+        }
+        WARP_BARRIER();
+        add(results, probabilities, own, tile_v, width);
+    }
+    float factors[OWN];
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+        sum[r] = warp_sum(sum[r]);
+        factors[r] = sum[r] > 0 ? dropout.scale / sum[r] : 0.0f;
+        const int query = block.first + own + r;
+        if (lane == 0 && query < s.queries)
+            lse[(size_t(block.batch) * s.heads + block.head) * s.queries + query] = sum[r] > 0 ? most[r] + logf(sum[r]) : -INFINITY;
+    }
+    const int row = s.heads * s.head_size;
+    store_rows(out + size_t(block.batch) * s.queries * row + head, row, block.first + own, s.queries, s.head_size, results, factors);
+}
+
+// Shared memory of both backwards, f32: 2 * ROWS * W + 2 * ROWS * (W + 1) + 2 * ROWS * (ROWS + 1) + 4 * ROWS, and ROWS of 8 bytes.
+struct Shared {
+    Tile rows[2], lanes[2];
+    uint64_t* hashes;
+    float *p, *ds, *near, *lse, *delta;
+};
+DEVICE Shared divide(float* shared, int width) {
+    Shared parts;
+    parts.hashes = reinterpret_cast<uint64_t*>(shared);
+    float* at = shared + 2 * ROWS;
+    for (int i = 0; i < 2; i++) parts.rows[i] = {at + i * ROWS * width, width};
+    at += 2 * ROWS * width;
+    for (int i = 0; i < 2; i++) parts.lanes[i] = {at + i * ROWS * (width + 1), width + 1};
+    at += 2 * ROWS * (width + 1);
+    parts.p = at;
+    parts.ds = at + ROWS * SCORES_ROW;
+    parts.near = at + 2 * ROWS * SCORES_ROW;
+    parts.lse = parts.near + 2 * ROWS;
+    parts.delta = parts.lse + ROWS;
+    return parts;
+}
+
+// A query that sees no key, or that does not exist, has probabilities 0.
+DEVICE float finite_lse(const float* lse, int query, int queries) { return query < queries && lse[query] != -INFINITY ? lse[query] : INFINITY; }
+
+// dk, dv, and partial sums of the bias's gradient, as on tensor cores.
+template <class T>
+DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
+                 const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dk, T* dv, float* partial, const AttentionShape& s) {
+    const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
+    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
+    const int out_row = s.heads * s.head_size;
+    SHARED(float, shared);
+    const Shared parts = divide(shared, width);
+    const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
+    q += size_t(block.batch) * s.q_batch + head;
+    dout += size_t(block.batch) * s.queries * out_row + head;
+    read_tile(parts.rows[0], k + size_t(block.batch) * s.k_batch + head, s.k_row, block.first, s.keys, s.head_size, width);
+    read_tile(parts.rows[1], v + size_t(block.batch) * s.v_batch + head, s.v_row, block.first, s.keys, s.head_size, width);
+    const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / ROWS * ROWS : 0;
+    const int end = block.first < min(block.length, s.keys) ? s.queries : begin;
+    const bool drops = dropout.threshold > 0;
+    DiagonalSums<ROWS, ROWS> diagonals;
+    if (partial) {
+        const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
+        float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
+        diagonals.begin(sums, s.queries, begin < end ? begin : s.queries + diagonals.RING);
+    }
+    float of_k[OWN][MOST_COLUMNS], of_v[OWN][MOST_COLUMNS], scores[OWN], dp[OWN];
+    clear(of_k);
+    clear(of_v);
+    for (int first = begin; first < end; first += ROWS) {
+        BARRIER();
+        read_tile(parts.lanes[0], q, s.q_row, first, s.queries, s.head_size, width);
+        read_tile(parts.lanes[1], dout, out_row, first, s.queries, s.head_size, width);
+        if (bias) read_bias<ROWS, ROWS>(parts.near, bias, s, block.head, first, block.first, 1.0f);
+        if (int(threadIdx.x) < ROWS) {
+            const int query = first + threadIdx.x;
+            parts.lse[threadIdx.x] = finite_lse(lse + statistics, query, s.queries);
+            parts.delta[threadIdx.x] = query < s.queries ? delta[statistics + query] : 0.0f;
+            if (drops) parts.hashes[threadIdx.x] = query_key(dropout, samples, block, query);
+        }
+        BARRIER();
+        multiply(scores, parts.rows[0], own, parts.lanes[0], width);
+        multiply(dp, parts.rows[1], own, parts.lanes[1], width);
+        const int seen = visible(s, block.length, first + lane);
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const int key = block.first + own + r;
+            const float score = scores[r] + (bias ? parts.near[own + r - lane + ROWS - 1] : 0.0f);
+            const float p = key < seen ? expf(score - parts.lse[lane]) : 0.0f;
+            const float kept = drops ? factor(dropout, parts.hashes[lane], uint32_t(key)) : 1.0f;
+            parts.p[(own + r) * SCORES_ROW + lane] = p * kept;
+            parts.ds[(own + r) * SCORES_ROW + lane] = p * (dp[r] * kept - parts.delta[lane]);
+        }
+        WARP_BARRIER();
+        add(of_v, parts.p, own, parts.lanes[1], width);
+        add(of_k, parts.ds, own, parts.lanes[0], width);
+        if (partial) {
+            BARRIER();
+            diagonals.add(parts.ds, s.queries, first);
+        }
+    }
+    if (partial) diagonals.end();
+    float whole[OWN];
+#pragma unroll
+    for (int r = 0; r < OWN; r++) whole[r] = 1;
+    store_rows(dk + size_t(block.batch) * s.k_batch + head, s.k_row, block.first + own, s.keys, s.head_size, of_k, whole);
+    store_rows(dv + size_t(block.batch) * s.v_batch + head, s.v_row, block.first + own, s.keys, s.head_size, of_v, whole);
+}
+
+// dq.
+template <class T>
+DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
+                    const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dq, const AttentionShape& s) {
+    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
+    const int out_row = s.heads * s.head_size;
+    SHARED(float, shared);
+    const Shared parts = divide(shared, width);
+    const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
+    k += size_t(block.batch) * s.k_batch + head;
+    v += size_t(block.batch) * s.v_batch + head;
+    read_tile(parts.rows[0], q + size_t(block.batch) * s.q_batch + head, s.q_row, block.first, s.queries, s.head_size, width);
+    read_tile(parts.rows[1], dout + size_t(block.batch) * s.queries * out_row + head, out_row, block.first, s.queries, s.head_size, width);
+    const int seen = visible(s, block.length, block.first + ROWS - 1);
+    const bool drops = dropout.threshold > 0;
+    float of_q[OWN][MOST_COLUMNS], scores[OWN], dp[OWN], own_lse[OWN], own_delta[OWN];
+    uint64_t hashes[OWN];
+    clear(of_q);
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+        const int query = block.first + own + r;
+        own_lse[r] = finite_lse(lse + statistics, query, s.queries);
+        own_delta[r] = query < s.queries ? delta[statistics + query] : 0.0f;
+        hashes[r] = drops ? query_key(dropout, samples, block, query) : 0;
+    }
+    for (int first = 0; first < seen; first += ROWS) {
+        BARRIER();
+        read_tile(parts.lanes[0], k, s.k_row, first, s.keys, s.head_size, width);
+        read_tile(parts.lanes[1], v, s.v_row, first, s.keys, s.head_size, width);
+        if (bias) read_bias<ROWS, ROWS>(parts.near, bias, s, block.head, block.first, first, 1.0f);
+        BARRIER();
+        multiply(scores, parts.rows[0], own, parts.lanes[0], width);
+        multiply(dp, parts.rows[1], own, parts.lanes[1], width);
+        const int key = first + lane;
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const float score = scores[r] + (bias ? parts.near[lane - (own + r) + ROWS - 1] : 0.0f);
+            const float p = key < visible(s, block.length, block.first + own + r) ? expf(score - own_lse[r]) : 0.0f;
+            const float kept = drops ? factor(dropout, hashes[r], uint32_t(key)) : 1.0f;
+            parts.ds[(own + r) * SCORES_ROW + lane] = p * (dp[r] * kept - own_delta[r]);
+        }
+        WARP_BARRIER();
+        add(of_q, parts.ds, own, parts.lanes[0], width);
+    }
+    float whole[OWN];
+#pragma unroll
+    for (int r = 0; r < OWN; r++) whole[r] = 1;
+    store_rows(dq + size_t(block.batch) * s.q_batch + head, s.q_row, block.first + own, s.queries, s.head_size, of_q, whole);
+}
+
+// delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A warp a sum.
+template <class T>
+DEVICE void row_products(const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) {
+    const int64_t row = int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= int64_t(batch) * queries * heads) return;
+    const int head = row % heads;
+    const int64_t position = row / heads;
+    float sum = 0;
+    for (int i = threadIdx.x % WARP; i < head_size; i += WARP)
+        sum += to_float(out[row * head_size + i]) * to_float(dout[row * head_size + i]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) delta[(position / queries * heads + head) * queries + position % queries] = sum;
+}
+
+} // namespace attention_plain
+
+#define ATTENTION(suffix, T) \
+    KERNEL(ATTENTION_THREADS, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
+           Dropout dropout, const uint32_t* samples, T* out, float* lse, AttentionShape s) { \
+        attention_plain::forward(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
+    } \
+    KERNEL(ATTENTION_THREADS, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+           const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dk, T* dv, \
+           float* partial, AttentionShape s) { \
+        attention_plain::keys(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
+    } \
+    KERNEL(ATTENTION_THREADS, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+           const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dq, AttentionShape s) { \
+        attention_plain::queries(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
+    } \
+    KERNEL(256, attention_delta_##suffix, const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) { \
+        attention_plain::row_products(out, dout, delta, batch, queries, heads, head_size); \
+    }
+ATTENTION(f32, float)
+ATTENTION(bf16, bf16)
+
+// dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A thread a value.
+KERNEL(256, attention_add_bias_gradient, const float* partial, float* dbias, int batch, int heads, int queries, int keys, int tile) {
+    const int offsets = queries + keys - 1, i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= heads * offsets) return;
+    const int head = i / offsets, offset = i % offsets, tiles = (keys + tile - 1) / tile, length = queries + tile - 1;
+    float sum = dbias[i];
+    for (int b = 0; b < batch; b++)
+        for (int part = 0; part < tiles; part++) {
+            const int at = offset - part * tile;
+            if (at >= 0 && at < length) sum += partial[((size_t(b) * heads + head) * tiles + part) * length + at];
+        }
+    dbias[i] = sum;
+}

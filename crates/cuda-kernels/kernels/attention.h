@@ -1,0 +1,93 @@
+// What attention's kernels share: T queries, S keys, H heads of K elements. The score of query i and key j is their product and
+// bias[h][j - i + T - 1]; there is no scale.
+#pragma once
+#include "device.h"
+#include "random.h"
+
+struct AttentionShape {
+    // Elements from one sequence to the next, and from one row to the next. Gradients are laid out as what they are of; the result
+    // and its gradient are contiguous.
+    int64_t q_batch, k_batch, v_batch;
+    int q_row, k_row, v_row;
+    int queries, keys, heads, head_size;
+    int is_causal;
+};
+
+constexpr float LOG2_E = 1.44269504088896340736f;
+// Threads of a block.
+constexpr int ATTENTION_THREADS = 128;
+// A score that a query does not see.
+constexpr float HIDDEN = -1e30f;
+
+// How many keys a query sees: they are a prefix.
+DEVICE int visible(const AttentionShape& s, int length, int query) {
+    const int seen = min(length, s.keys);
+    return s.is_causal ? min(seen, max(query + 1 + s.keys - s.queries, 0)) : seen;
+}
+
+// The tile of rows that a block works on: tiles of all sequences along x, heads along y.
+struct AttentionBlock {
+    int batch, head, first, length;
+};
+DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int tile) {
+    const int tiles = (rows + tile - 1) / tile, batch = blockIdx.x / tiles;
+    return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
+}
+
+// The key of the dropout of a query's probabilities.
+DEVICE uint64_t query_key(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block, int query) {
+    return row_key(dropout, samples[block.batch], uint64_t(block.head + 1) << 32 | uint32_t(query));
+}
+
+// The bias of a tile times a factor: of the offset between query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
+template <int QUERIES, int KEYS>
+DEVICE void read_bias(float* to, const float* bias, const AttentionShape& s, int head, int first_query, int first_key, float times) {
+    const int offsets = s.queries + s.keys - 1;
+    for (int i = threadIdx.x; i < QUERIES + KEYS - 1; i += ATTENTION_THREADS) {
+        const int at = first_key - first_query - (QUERIES - 1) + s.queries - 1 + i;
+        to[i] = at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] * times : 0.0f;
+    }
+}
+
+// The gradient of the bias by the keys of one block: sums of dS along diagonals. The block goes through tiles of queries in ascending
+// order. Its row of partial sums, T + KEYS - 1 long, has at [j + T - 1 - i] the sum over queries i and its keys j (from 0).
+//
+// As queries go up, the window of offsets that a tile touches goes down. A thread keeps the sum of one offset as long as that is in the window.
+template <int QUERIES, int KEYS>
+struct DiagonalSums {
+    static constexpr int RING = QUERIES + KEYS <= 64 ? 64 : 128;
+    static_assert(QUERIES + KEYS - 1 <= RING && RING <= ATTENTION_THREADS, "a thread has one offset of a tile");
+    static constexpr int ROW = QUERIES + 1;
+    float* to;
+    int length, at;
+    float sum;
+
+    // The lowest offset of a tile of queries.
+    DEVICE int lowest(int queries, int first_query) { return queries - QUERIES - first_query; }
+    DEVICE int own(int low) { return low + ((int(threadIdx.x) - low) & (RING - 1)); }
+    DEVICE void keep() {
+        if (int(threadIdx.x) < RING && at >= 0 && at < length) to[at] = sum;
+    }
+    // Offsets of queries before the first tile have no sums.
+    DEVICE void begin(float* row, int queries, int first_query) {
+        to = row;
+        length = queries + KEYS - 1;
+        const int low = lowest(queries, first_query);
+        at = own(low);
+        sum = 0;
+        for (int i = max(low + RING, 0) + int(threadIdx.x); i < length; i += ATTENTION_THREADS) to[i] = 0;
+    }
+    // `ds`: (KEYS, QUERIES) in shared memory, rows ROW apart.
+    DEVICE void add(const float* ds, int queries, int first_query) {
+        const int low = lowest(queries, first_query), now = own(low);
+        if (now != at) {
+            keep();
+            at = now;
+            sum = 0;
+        }
+        const int offset = at - low - (QUERIES - 1);
+        if (int(threadIdx.x) >= RING) return;
+        for (int i = max(0, -offset); i < min(QUERIES, KEYS - offset); i++) sum += ds[(i + offset) * ROW + i];
+    }
+    DEVICE void end() { keep(); }
+};

@@ -1,0 +1,134 @@
+// Attention of bf16 on tensor cores (Dao 2023, FlashAttention-2): scores are in registers, a tile at a time.
+//
+// A block has four warps and 64 queries, 16 a warp. It goes through the keys it sees, 64 at a time; the next ones are copied meanwhile.
+#include "attention_tiles.h"
+
+namespace attention_forward {
+
+constexpr int QUERIES = 64, KEYS = 64;
+
+// Shared memory: QUERIES + 4 * KEYS rows of K + 8 bf16, and two biases of 128 f32.
+template <int K>
+DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
+                const uint32_t* samples, bf16* out, float* lse, const AttentionShape& s) {
+    constexpr int ROW = TILE_ROW<K>, N = KEYS / 8;
+    const AttentionBlock block = attention_block(lengths, s.queries, QUERIES);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    SHARED(bf16, shared);
+    bf16* tile_q = shared;
+    bf16* tiles_k = tile_q + QUERIES * ROW;
+    bf16* tiles_v = tiles_k + 2 * KEYS * ROW;
+    float* biases = reinterpret_cast<float*>(tiles_v + 2 * KEYS * ROW);
+
+    q += size_t(block.batch) * s.q_batch + block.head * K;
+    k += size_t(block.batch) * s.k_batch + block.head * K;
+    v += size_t(block.batch) * s.v_batch + block.head * K;
+    // The last query of the tile sees most.
+    const int seen = visible(s, block.length, block.first + QUERIES - 1), tiles = (seen + KEYS - 1) / KEYS;
+    copy_tile<K, QUERIES>(tile_q, q, s.q_row, block.first, s.queries);
+    if (tiles > 0) {
+        copy_tile<K, KEYS>(tiles_k, k, s.k_row, 0, s.keys);
+        copy_tile<K, KEYS>(tiles_v, v, s.v_row, 0, s.keys);
+    }
+    end_copies();
+
+    const int row = block.first + warp * 16 + g; // and row + 8
+    const bool drops = dropout.threshold > 0;
+    uint64_t keys[2] = {0, 0};
+    if (drops)
+        for (int r = 0; r < 2; r++) keys[r] = query_key(dropout, samples, block, row + 8 * r);
+    const int see[2] = {visible(s, block.length, row), visible(s, block.length, row + 8)};
+    float most[2] = {HIDDEN, HIDDEN}, sum[2] = {0, 0}, results[K / 8][4];
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) results[n][c] = 0;
+
+    for (int tile = 0; tile < tiles; tile++) {
+        const int stage = tile & 1, first = tile * KEYS;
+        float* near = biases + stage * 128;
+        if (bias) read_bias<QUERIES, KEYS>(near, bias, s, block.head, block.first, first, LOG2_E);
+        wait_for_copies<0>();
+        BARRIER();
+        if (tile + 1 < tiles) {
+            copy_tile<K, KEYS>(tiles_k + (stage ^ 1) * KEYS * ROW, k, s.k_row, first + KEYS, s.keys);
+            copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * ROW, v, s.v_row, first + KEYS, s.keys);
+            end_copies();
+        }
+        float scores[N][4];
+        multiply_rows<K, N>(scores, tile_q, warp * 16, tiles_k + stage * KEYS * ROW);
+        near += 2 * t - (warp * 16 + g) + QUERIES - 1;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                scores[n][c] *= LOG2_E;
+                if (bias) scores[n][c] += near[n * 8 + c % 2 - c / 2 * 8];
+            }
+        // Only tiles at an edge hide anything.
+        if (first + KEYS > see[0] || first + KEYS > see[1]) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) scores[n][c] = HIDDEN;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float highest = most[r];
+#pragma unroll
+            for (int n = 0; n < N; n++) highest = fmaxf(highest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+            highest = fmaxf(highest, shuffle_xor(highest, 1));
+            highest = fmaxf(highest, shuffle_xor(highest, 2));
+            const float shrink = exp2_fast(most[r] - highest);
+            most[r] = highest;
+            sum[r] *= shrink;
+#pragma unroll
+            for (int n = 0; n < K / 8; n++) {
+                results[n][2 * r] *= shrink;
+                results[n][2 * r + 1] *= shrink;
+            }
+        }
+        // A row that has seen no key: every exponential is 0.
+        const float base[2] = {most[0] == HIDDEN ? 0.0f : most[0], most[1] == HIDDEN ? 0.0f : most[1]};
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                scores[n][c] = exp2_fast(scores[n][c] - base[c / 2]);
+                sum[c / 2] += scores[n][c];
+            }
+        if (drops) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    if (hash(keys[c / 2], uint32_t(first + n * 8 + 2 * t + c % 2)) < dropout.threshold) scores[n][c] = 0;
+        }
+        add_products<K, N>(results, scores, tiles_v + stage * KEYS * ROW);
+    }
+
+    float factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] += shuffle_xor(sum[r], 1);
+        sum[r] += shuffle_xor(sum[r], 2);
+        factors[r] = sum[r] > 0 ? dropout.scale / sum[r] : 0.0f;
+        if (t == 0 && row + 8 * r < s.queries)
+            lse[(size_t(block.batch) * s.heads + block.head) * s.queries + row + 8 * r] =
+                sum[r] > 0 ? (most[r] + log2f(sum[r])) / LOG2_E : -INFINITY;
+    }
+    const int width = s.heads * K;
+    store_rows<K>(out + size_t(block.batch) * s.queries * width + block.head * K, width, block.first + warp * 16, s.queries, results, factors);
+}
+
+} // namespace attention_forward
+
+#define ATTENTION_FORWARD(K) \
+    KERNEL(ATTENTION_THREADS, attention_forward_##K, const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, \
+           Dropout dropout, const uint32_t* samples, bf16* out, float* lse, AttentionShape s) { \
+        attention_forward::run<K>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
+    }
+ATTENTION_FORWARD(32)
+ATTENTION_FORWARD(64)
+ATTENTION_FORWARD(128)

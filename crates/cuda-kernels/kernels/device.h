@@ -1,0 +1,133 @@
+// What kernels may use. Under nvcc these are CUDA's own; elsewhere ../emulation/execution.h stands in for the card, so that the
+// same source is compiled for the host and tested there.
+//
+// A kernel's threads are one-dimensional. Warps have 32 lanes. Dynamic shared memory is the only kind.
+#pragma once
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define DEVICE __device__ __forceinline__
+#define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define SHARED(type, name) \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
+    type* name = reinterpret_cast<type*>(name##_bytes)
+#define BARRIER() __syncthreads()
+#define WARP_BARRIER() __syncwarp()
+
+DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
+DEVICE double shuffle_xor(double x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
+DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
+DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
+DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+// 2^x, to two units in the last place.
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+#include "execution.h"
+#endif
+
+constexpr int WARP = 32;
+
+// A bf16: the upper half of an f32.
+struct bf16 {
+    uint16_t bits;
+};
+
+DEVICE uint32_t rounded_bits(float x) {
+    uint32_t bits = bits_of(x);
+    return x != x ? (bits >> 16) | 0x40u : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+}
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
+DEVICE void from_float(float& to, float x) { to = x; }
+// To nearest, ties to even.
+DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(rounded_bits(x)); }
+
+// Two f32 as a pair of bf16, the first in the lower half.
+DEVICE uint32_t pack(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
+
+// Four elements at a time: 16 bytes of f32, 8 of bf16.
+struct alignas(16) Four {
+    float x[4];
+};
+struct alignas(8) FourNarrow {
+    uint32_t x[2];
+};
+
+// Elements `at` to `at + N`. With N = 4 the address is a multiple of that of four elements.
+template <int N, class T>
+DEVICE void load(const T* from, size_t at, float (&x)[N]) {
+    static_assert(N == 1, "only f32 and bf16 are read four at a time");
+    x[0] = to_float(from[at]);
+}
+template <>
+DEVICE void load<4, float>(const float* from, size_t at, float (&x)[4]) {
+    Four four = *reinterpret_cast<const Four*>(from + at);
+    for (int i = 0; i < 4; i++) x[i] = four.x[i];
+}
+template <>
+DEVICE void load<4, bf16>(const bf16* from, size_t at, float (&x)[4]) {
+    FourNarrow four = *reinterpret_cast<const FourNarrow*>(from + at);
+    for (int i = 0; i < 2; i++) {
+        x[2 * i] = float_of(four.x[i] << 16);
+        x[2 * i + 1] = float_of(four.x[i] & 0xFFFF0000u);
+    }
+}
+
+template <int N, class T>
+DEVICE void store(T* to, size_t at, const float (&x)[N]) {
+    static_assert(N == 1, "only f32 and bf16 are written four at a time");
+    from_float(to[at], x[0]);
+}
+template <>
+DEVICE void store<4, float>(float* to, size_t at, const float (&x)[4]) {
+    Four four;
+    for (int i = 0; i < 4; i++) four.x[i] = x[i];
+    *reinterpret_cast<Four*>(to + at) = four;
+}
+template <>
+DEVICE void store<4, bf16>(bf16* to, size_t at, const float (&x)[4]) {
+    FourNarrow four;
+    for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
+    *reinterpret_cast<FourNarrow*>(to + at) = four;
+}
+
+// The sum over a warp, in every lane of it.
+template <class T>
+DEVICE T warp_sum(T x) {
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += shuffle_xor(x, lanes);
+    return x;
+}
+DEVICE float warp_max(float x) {
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
+        float y = shuffle_xor(x, lanes);
+        x = y > x ? y : x;
+    }
+    return x;
+}
+
+// The sum over a block, in every thread of it. `shared` has room for a value a warp, and is free again afterwards.
+template <class T>
+DEVICE T block_sum(T x, T* shared) {
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
+    BARRIER();
+    T sum = 0;
+    for (int warp = 0; warp < int(blockDim.x) / WARP; warp++) sum += shared[warp];
+    BARRIER();
+    return sum;
+}
+DEVICE float block_max(float x, float* shared) {
+    x = warp_max(x);
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
+    BARRIER();
+    float most = shared[0];
+    for (int warp = 1; warp < int(blockDim.x) / WARP; warp++) most = shared[warp] > most ? shared[warp] : most;
+    BARRIER();
+    return most;
+}

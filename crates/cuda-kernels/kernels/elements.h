@@ -1,0 +1,68 @@
+// Elements of candle's tensors, for the kernels that candle launches by name.
+//
+// There is no f16, i16, i32 or f8: this project makes no such tensors.
+#pragma once
+#include "device.h"
+
+// M(suffix, T) for each type of elements.
+#define EACH_FLOATING(M) M(f32, float) M(f64, double) M(bf16, bf16)
+#define EACH_TYPE(M) EACH_FLOATING(M) M(u8, uint8_t) M(u32, uint32_t) M(i64, int64_t)
+// M(id, I, suffix, T) for each type of numbers of elements.
+#define EACH_ID(M, suffix, T) M(u8, uint8_t, suffix, T) M(u32, uint32_t, suffix, T) M(i64, int64_t, suffix, T)
+
+// The type that an element is computed in. A u8 is cut to its eight bits when it is stored.
+template <class T>
+struct Computed {
+    using Type = T;
+};
+template <>
+struct Computed<bf16> {
+    using Type = float;
+};
+template <>
+struct Computed<uint8_t> {
+    using Type = uint32_t;
+};
+template <class T>
+using Wide = typename Computed<T>::Type;
+
+template <class T>
+DEVICE Wide<T> wide(T x) {
+    return x;
+}
+DEVICE float wide(bf16 x) { return to_float(x); }
+
+template <class T, class W>
+DEVICE void assign(T& to, W x) {
+    to = T(x);
+}
+template <class W>
+DEVICE void assign(bf16& to, W x) {
+    from_float(to, float(x));
+}
+
+// Where element `i` of N tensors of the same sizes lies in each. `layout` has `dims` sizes, then as many strides of each tensor.
+// Null stands for contiguous tensors.
+template <int N>
+struct Places {
+    size_t of[N];
+
+    DEVICE Places(size_t i, size_t dims, const size_t* layout) {
+        for (int k = 0; k < N; k++) of[k] = layout ? 0 : i;
+        if (!layout) return;
+        // Divisions of 64 bits are long. Unrolled, this loop and that of `each_element` take a driver three times as long to load.
+#pragma unroll 1
+        for (size_t d = dims; d-- > 0;) {
+            for (int k = 0; k < N; k++) of[k] += i % layout[d] * layout[(k + 1) * dims + d];
+            i /= layout[d];
+        }
+    }
+};
+DEVICE size_t place(size_t i, size_t dims, const size_t* layout) { return Places<1>(i, dims, layout).of[0]; }
+
+// f(i) for each of `count` elements, by all threads of the grid.
+template <class F>
+DEVICE void each_element(size_t count, F f) {
+#pragma unroll 1
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) f(i);
+}

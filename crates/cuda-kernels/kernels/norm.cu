@@ -1,0 +1,89 @@
+// RMS layer normalisation: y = weight * x / sqrt(mean(x^2) + eps), over rows of `width`.
+#include "device.h"
+
+// A warp a row. `inv_rms` gets 1 / rms of each row.
+template <int N, class T, class W>
+DEVICE void rms_norm(const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) {
+    const int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const T* from = x + size_t(row) * width;
+    T* to = y + size_t(row) * width;
+    float squares = 0, values[N], factors[N];
+    for (int i = lane * N; i < width; i += WARP * N) {
+        load<N>(from, i, values);
+        for (int k = 0; k < N; k++) squares += values[k] * values[k];
+    }
+    const float inv = 1.0f / sqrtf(warp_sum(squares) / float(width) + eps);
+    for (int i = lane * N; i < width; i += WARP * N) {
+        load<N>(from, i, values);
+        load<N>(weight, i, factors);
+        for (int k = 0; k < N; k++) values[k] = values[k] * inv * factors[k];
+        store<N>(to, i, values);
+    }
+    if (lane == 0) inv_rms[row] = inv;
+}
+
+// `dy` becomes residual + inv_rms * (g - n * mean(g * n)) with n = x * inv_rms and g = dy * weight; `residual` may be null.
+// A block works on `rows_each` rows, one after the other, and writes its part of the weight's gradient, the sum of dy * n, to row
+// blockIdx.x of `partial` (gridDim.x, width). Shared memory: (width + 32) f32.
+template <int N, class T, class W>
+DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, int rows,
+                              int rows_each, int width) {
+    SHARED(float, sums);
+    float* scratch = sums + width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) sums[i] = 0;
+    BARRIER();
+    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    float values[N], gradients[N], factors[N], others[N];
+    for (int row = first; row < end; row++) {
+        const size_t at = size_t(row) * width;
+        const float inv = inv_rms[row];
+        float product = 0;
+        for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+            load<N>(x, at + i, values);
+            load<N>(dy, at + i, gradients);
+            load<N>(weight, i, factors);
+            for (int k = 0; k < N; k++) product += values[k] * gradients[k] * factors[k];
+        }
+        const float mean = block_sum(product, scratch) * inv * inv / float(width);
+        for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+            load<N>(x, at + i, values);
+            load<N>(dy, at + i, gradients);
+            load<N>(weight, i, factors);
+            if (residual) load<N>(residual, at + i, others);
+            for (int k = 0; k < N; k++) {
+                // Each thread has columns of its own.
+                sums[i + k] += gradients[k] * (values[k] * inv);
+                const float gradient = inv * (gradients[k] * factors[k] - values[k] * mean);
+                values[k] = residual ? others[k] + gradient : gradient;
+            }
+            store<N>(dy, at + i, values);
+        }
+    }
+    BARRIER();
+    for (int i = threadIdx.x; i < width; i += blockDim.x) partial[size_t(blockIdx.x) * width + i] = sums[i];
+}
+
+#define RMS_NORM(suffix, T, W) \
+    KERNEL(256, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
+        if (width % 4 == 0) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
+        else rms_norm<1>(x, weight, eps, y, inv_rms, rows, width); \
+    } \
+    KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
+           int rows, int rows_each, int width) { \
+        if (width % 4 == 0) rms_norm_backward<4>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
+        else rms_norm_backward<1>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
+    }
+RMS_NORM(f32_f32, float, float)
+RMS_NORM(f32_bf16, float, bf16)
+RMS_NORM(bf16_f32, bf16, float)
+RMS_NORM(bf16_bf16, bf16, bf16)
+
+// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A thread a column.
+KERNEL(256, add_partial_sums, const float* partial, float* sums, int parts, int width) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    float sum = sums[i];
+    for (int part = 0; part < parts; part++) sum += partial[size_t(part) * width + i];
+    sums[i] = sum;
+}

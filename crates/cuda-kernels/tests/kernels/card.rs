@@ -1,0 +1,182 @@
+//! Buffers of a card, launches, comparisons.
+
+// Kernels take pointers.
+#![allow(unsafe_code)]
+
+use candle_core::{DType, Device, Tensor, WithDType};
+use cuda_kernels::emulation::{self, Argument, Launch, Schedule};
+use half::bf16;
+
+/// Elements before and after a buffer that nothing may touch.
+const MARGIN: usize = 64;
+const UNTOUCHED: u8 = 0xA5;
+
+/// The value of a block, in which a name stands for the type of a dtype.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident, $value:block) => {
+        match $dtype {
+            DType::F32 => with_type!(as f32, $T, $value),
+            DType::F64 => with_type!(as f64, $T, $value),
+            DType::BF16 => with_type!(as bf16, $T, $value),
+            DType::U8 => with_type!(as u8, $T, $value),
+            DType::U32 => with_type!(as u32, $T, $value),
+            DType::I64 => with_type!(as i64, $T, $value),
+            other => panic!("no buffer of {other:?}"),
+        }
+    };
+    (as $type:ident, $T:ident, $value:block) => {{
+        type $T = $type;
+        $value
+    }};
+}
+
+/// Memory of the card with margins.
+pub struct Buffer {
+    words: Vec<u128>,
+    bytes: usize,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl Buffer {
+    /// Elements that nobody has written: NaN.
+    pub fn new(shape: &[usize], dtype: DType) -> Self {
+        let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
+        let words = vec![u128::from_ne_bytes([UNTOUCHED; 16]); bytes.div_ceil(16) + 2 * MARGIN];
+        let mut buffer = Self { words, bytes, dtype, shape: shape.to_vec() };
+        buffer.contents_mut().fill(0xFF);
+        buffer
+    }
+
+    /// A copy of a tensor.
+    pub fn of(t: &Tensor) -> Self {
+        let mut buffer = Self::new(t.dims(), t.dtype());
+        let flat = t.flatten_all().unwrap();
+        let bytes: Vec<u8> =
+            with_type!(t.dtype(), T, { flat.to_vec1::<T>().unwrap().into_iter().flat_map(T::to_ne_bytes).collect() });
+        buffer.contents_mut().copy_from_slice(&bytes);
+        buffer
+    }
+
+    fn all(&self) -> &[u8] {
+        // SAFETY: the same memory, as bytes.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.words.len() * 16) }
+    }
+
+    fn contents_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the same memory, as bytes.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.words.len() * 16) };
+        &mut all[MARGIN * 16..][..self.bytes]
+    }
+
+    /// Its address, as an argument.
+    pub fn pointer(&mut self) -> Argument {
+        Argument::of(self.contents_mut().as_mut_ptr())
+    }
+
+    /// The address `bytes` behind it.
+    pub fn pointer_at(&mut self, bytes: usize) -> Argument {
+        assert!(bytes < self.bytes, "an address within the buffer");
+        Argument::of(self.contents_mut()[bytes..].as_mut_ptr())
+    }
+
+    /// Its bits.
+    pub fn bits(&self) -> &[u8] {
+        &self.all()[MARGIN * 16..][..self.bytes]
+    }
+
+    /// Its elements. Fails if the margins were touched.
+    #[track_caller]
+    pub fn tensor(&self) -> Tensor {
+        let (all, end) = (self.all(), MARGIN * 16 + self.bytes);
+        assert!(
+            all[..MARGIN * 16].iter().chain(&all[end..]).all(|&byte| byte == UNTOUCHED),
+            "written outside of a buffer"
+        );
+        let data = self.bits();
+        with_type!(self.dtype, T, {
+            let data: Vec<T> =
+                data.chunks(size_of::<T>()).map(|bytes| T::from_ne_bytes(bytes.try_into().unwrap())).collect();
+            Tensor::from_vec(data, self.shape.as_slice(), &Device::Cpu).unwrap()
+        })
+    }
+}
+
+/// A null pointer.
+pub fn null() -> Argument {
+    Argument::of(std::ptr::null::<u8>())
+}
+
+/// Runs a kernel; the test fails where it does.
+#[track_caller]
+pub fn launch(
+    name: &str,
+    grid: [usize; 3],
+    threads: u32,
+    shared_bytes: usize,
+    arguments: &[Argument],
+    schedule: Schedule,
+) {
+    let grid = grid.map(|n| u32::try_from(n).expect("a size of a grid"));
+    // SAFETY: every pointer is that of a buffer of the shape that the test says.
+    unsafe { emulation::launch(name, Launch { grid, threads, shared_bytes }, arguments, schedule) }.unwrap();
+}
+
+/// A number in a dtype.
+pub fn number(dtype: DType, x: f64) -> Argument {
+    with_type!(dtype, T, { Argument::of(T::from_f64(x)) })
+}
+
+/// The suffix of a dtype in names of kernels.
+pub fn suffix(dtype: DType) -> &'static str {
+    if dtype == DType::BF16 { "bf16" } else { "f32" }
+}
+
+/// A reproducible tensor of numbers in [-1, 1).
+pub fn numbers(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state = t5_ops::keys::mix(state);
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+/// Fails unless every element differs by at most `tolerance` of the largest magnitude expected.
+#[track_caller]
+pub fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    assert_eq!(got.elem_count(), expected.elem_count(), "{what}: elements");
+    let flat = |t: &Tensor| t.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
+    let (got, expected) = (flat(got), flat(expected));
+    let scale = expected.iter().filter(|x| x.is_finite()).fold(1e-30f64, |m, x| m.max(x.abs()));
+    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+        assert!(
+            g == e || (g - e).abs() <= tolerance * scale,
+            "{what}: element {i}: expected {e}, got {g} (scale {scale})"
+        );
+    }
+}
+
+/// The tolerance of a kernel in `dtype` against the CPU's.
+pub fn tolerance(dtype: DType) -> f64 {
+    if dtype == DType::BF16 { 8e-3 } else { 2e-6 }
+}
+
+/// Runs a test in every schedule: results must be the same bits.
+#[track_caller]
+pub fn in_every_schedule(what: &str, run: impl Fn(Schedule) -> Vec<Buffer>) -> Vec<Tensor> {
+    let mut first: Option<Vec<Buffer>> = None;
+    for schedule in Schedule::all() {
+        let got = run(schedule);
+        match &first {
+            None => first = Some(got),
+            Some(first) => {
+                for (i, (a, b)) in first.iter().zip(&got).enumerate() {
+                    assert!(a.bits() == b.bits(), "{what}: result {i} has other bits with {schedule:?}");
+                }
+            }
+        }
+    }
+    first.expect("there are schedules").iter().map(Buffer::tensor).collect()
+}

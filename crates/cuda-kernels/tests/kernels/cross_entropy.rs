@@ -1,0 +1,68 @@
+//! The cross-entropy of rows of logits.
+
+use candle_core::{DType, Device, Tensor};
+use cuda_kernels::emulation::Argument;
+use t5_ops::IGNORED_LABEL;
+
+use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers, suffix, tolerance};
+
+#[test]
+fn losses_and_gradients_are_those_of_the_cpu() {
+    let labels = [2u32, IGNORED_LABEL, 0, 4];
+    for width in [5, 130] {
+        for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)] {
+            // A logit of minus infinity is one that is never chosen.
+            let logits = (numbers(1, &[4, width], DType::F32) * 9.0).unwrap();
+            let hidden = Tensor::from_vec(vec![f32::NEG_INFINITY; 2], (2, 1), &Device::Cpu).unwrap();
+            let logits = logits.slice_assign(&[0..2, 1..2], &hidden).unwrap().to_dtype(from).unwrap();
+            for (wants_gradient, in_place) in [(false, false), (true, false), (true, from == to)] {
+                let what = format!("{width} {from:?} {to:?} {wants_gradient} {in_place}");
+                let got = in_every_schedule(&what, |schedule| {
+                    let mut logits = Buffer::of(&logits);
+                    let mut labels = Buffer::of(&Tensor::new(&labels, &Device::Cpu).unwrap());
+                    let (mut losses, mut gradients) = (Buffer::new(&[8], DType::F32), Buffer::new(&[4, width], to));
+                    let target = match (wants_gradient, in_place) {
+                        (false, _) => null(),
+                        (_, true) => logits.pointer(),
+                        _ => gradients.pointer(),
+                    };
+                    let rest = [target, Argument::of(0.5f32), Argument::of(width as i32)];
+                    let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
+                    let name = format!("cross_entropy_{}_{}", suffix(from), suffix(to));
+                    launch(&name, [4, 1, 1], 64, 32 * 4, &arguments, schedule);
+                    let mut total = Buffer::of(&Tensor::zeros(2, DType::U32, &Device::Cpu).unwrap());
+                    let arguments = [losses.pointer(), total.pointer(), Argument::of(4i32)];
+                    launch("add_total", [1, 1, 1], 64, 32 * 8, &arguments, schedule);
+                    vec![total, if in_place { logits } else { gradients }]
+                });
+                let bits: Vec<u32> = got[0].to_vec1().unwrap();
+                let loss = f64::from_bits(u64::from(bits[0]) | u64::from(bits[1]) << 32);
+                let (expected, gradients) =
+                    t5_ops::logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5).unwrap();
+                assert!((loss - expected).abs() <= 1e-5 * expected, "{what}: expected {expected}, got {loss}");
+                if wants_gradient {
+                    let gradients = gradients.to_dtype(to).unwrap();
+                    assert_close(&what, &got[1], &gradients, tolerance(to) + 1e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_logit_that_is_no_number_makes_a_loss_that_is_none() {
+    let mut values = vec![0.5f32; 70];
+    values[66] = f32::NAN;
+    let logits = Tensor::from_vec(values, (1, 70), &Device::Cpu).unwrap();
+    let got = in_every_schedule("NaN", |schedule| {
+        let (mut logits, mut losses) = (Buffer::of(&logits), Buffer::new(&[2], DType::F32));
+        let mut labels = Buffer::of(&Tensor::new(&[1u32], &Device::Cpu).unwrap());
+        let rest = [null(), Argument::of(1f32), Argument::of(70i32)];
+        let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
+        launch("cross_entropy_f32_f32", [1, 1, 1], 32, 32 * 4, &arguments, schedule);
+        vec![losses]
+    });
+    let bits: Vec<f32> = got[0].to_vec1().unwrap();
+    let loss = f64::from_bits(u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32);
+    assert!(loss.is_nan(), "{loss}");
+}

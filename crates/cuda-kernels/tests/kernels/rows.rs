@@ -1,0 +1,102 @@
+//! Embeddings, gathered rows, the relative-position bias.
+
+use candle_core::{DType, Device, Tensor};
+use cuda_kernels::emulation::Argument;
+use t5_ops::RelativePosition;
+
+use crate::card::{Buffer, assert_close, in_every_schedule, launch, numbers, suffix, tolerance};
+
+fn ids(values: &[u32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+#[test]
+fn rows_are_gathered_and_put_back() {
+    let ids = ids(&[3, 0, 6, 1]);
+    for width in [5, 72] {
+        for (from, to) in DTYPES.into_iter().flat_map(|from| DTYPES.map(|to| (from, to))) {
+            let table = numbers(1, &[7, width], from);
+            let what = format!("{width} {from:?} {to:?}");
+            let got = in_every_schedule(&what, |schedule| {
+                let (mut ids, mut table, mut rows) =
+                    (Buffer::of(&ids), Buffer::of(&table), Buffer::new(&[4, width], to));
+                let arguments = [ids.pointer(), table.pointer(), rows.pointer(), Argument::of(width as i32)];
+                launch(&format!("gather_{}_{}", suffix(from), suffix(to)), [4, 1, 1], 32, 0, &arguments, schedule);
+                vec![rows]
+            });
+            let expected = t5_ops::embedding(&ids, &table, to).unwrap();
+            assert_close(&what, &got[0], &expected, 0.0);
+            if from != to {
+                continue;
+            }
+            let rows = numbers(2, &[4, width], from);
+            let got = in_every_schedule(&what, |schedule| {
+                let (mut ids, mut table, mut rows) = (Buffer::of(&ids), Buffer::of(&table), Buffer::of(&rows));
+                let arguments = [ids.pointer(), rows.pointer(), table.pointer(), Argument::of(width as i32)];
+                launch(&format!("scatter_{}", suffix(from)), [4, 1, 1], 32, 0, &arguments, schedule);
+                vec![table]
+            });
+            for (i, id) in [3, 0, 6, 1].into_iter().enumerate() {
+                assert_close(&what, &got[0].get(id).unwrap(), &rows.get(i).unwrap(), 0.0);
+            }
+            assert_close(&what, &got[0].get(2).unwrap(), &table.get(2).unwrap(), 0.0);
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_an_embedding_adds_rows_in_their_order() {
+    // Ids that repeat nearby, further away than a block looks at a time, and once.
+    let values: Vec<u32> = (0..150).map(|i| [3, 0, 3, 6, 9 - (i % 4)][i as usize % 5]).collect();
+    let ids = ids(&values);
+    for width in [5, 72] {
+        for dtype in DTYPES {
+            let (dy, dtable) = (numbers(1, &[150, width], dtype), numbers(2, &[11, width], DType::F32));
+            let what = format!("{width} {dtype:?}");
+            let got = in_every_schedule(&what, |schedule| {
+                let (mut ids, mut dy, mut dtable) = (Buffer::of(&ids), Buffer::of(&dy), Buffer::of(&dtable));
+                let sizes = [150, width].map(|n| Argument::of(n as i32));
+                let arguments = [&[ids.pointer(), dy.pointer(), dtable.pointer()], &sizes[..]].concat();
+                launch(&format!("scatter_add_{}", suffix(dtype)), [150, 1, 1], 32, 32 * 4, &arguments, schedule);
+                vec![dtable]
+            });
+            t5_ops::embedding_backward(&ids, &dy, &dtable).unwrap();
+            assert_close(&what, &got[0], &dtable, 0.0);
+        }
+    }
+}
+
+#[test]
+fn the_relative_position_bias_and_its_gradient_are_those_of_the_cpu() {
+    let position = RelativePosition { buckets: 8, max_distance: 20, bidirectional: true };
+    let (queries, keys, heads) = (9, 14, 3);
+    let offsets = queries + keys - 1;
+    let buckets: Vec<u32> =
+        (0..offsets as i64).map(|offset| position.bucket(offset - queries as i64 + 1) as u32).collect();
+    let buckets = ids(&buckets);
+    for dtype in DTYPES {
+        let table = numbers(1, &[8, heads], dtype);
+        let got = in_every_schedule("bias", |schedule| {
+            let (mut table, mut buckets) = (Buffer::of(&table), Buffer::of(&buckets));
+            let mut bias = Buffer::new(&[heads, offsets], DType::F32);
+            let sizes = [heads, offsets].map(|n| Argument::of(n as i32));
+            let arguments = [&[table.pointer(), buckets.pointer(), bias.pointer()], &sizes[..]].concat();
+            launch(&format!("relative_bias_{}", suffix(dtype)), [2, 1, 1], 64, 0, &arguments, schedule);
+            vec![bias]
+        });
+        let expected = t5_ops::relative_bias(&table, &position, queries, keys, 0).unwrap();
+        assert_close("bias", &got[0], &expected, 0.0);
+    }
+    let (dbias, dtable) = (numbers(2, &[heads, offsets], DType::F32), numbers(3, &[8, heads], DType::F32));
+    let got = in_every_schedule("dtable", |schedule| {
+        let (mut dbias, mut buckets, mut dtable) = (Buffer::of(&dbias), Buffer::of(&buckets), Buffer::of(&dtable));
+        let sizes = [8, heads, offsets].map(|n| Argument::of(n as i32));
+        let arguments = [&[dbias.pointer(), buckets.pointer(), dtable.pointer()], &sizes[..]].concat();
+        launch("relative_bias_backward", [1, 1, 1], 32, 0, &arguments, schedule);
+        vec![dtable]
+    });
+    t5_ops::relative_bias_backward(&dbias, &position, queries, keys, 0, &dtable).unwrap();
+    assert_close("dtable", &got[0], &dtable, tolerance(DType::F32));
+}
