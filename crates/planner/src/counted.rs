@@ -354,10 +354,10 @@ fn among(
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }
-    let rank = trainer::costs::fullest(model, options, owners)?;
-    let updated = trainer::costs::updated_by(model, options, rank, owners)?;
-    let named = ParameterSpec::all(model).into_iter().zip(updated);
-    let held: HashSet<String> = named.filter(|(_, held)| *held).map(|(spec, _)| spec.name).collect();
+    let dealt = trainer::costs::dealt_out(model, options, owners)?;
+    let rank = trainer::costs::fullest(&dealt);
+    let held: HashSet<String> =
+        dealt.into_iter().filter(|(_, owner)| *owner == rank).map(|(spec, _)| spec.name).collect();
     let passes = passes.among(&|spec| held.contains(&spec.name));
     let elsewhere = match sharding {
         Sharding::Weights => trainer::costs::weights_elsewhere(model, options, rank, owners)?,

@@ -15,6 +15,10 @@ pub struct DeviceBytes {
     pub pool: u64,
     /// The most that the pool held.
     pub pool_most: u64,
+    /// What tensors take of the pool.
+    pub tensors: u64,
+    /// The most that they took.
+    pub tensors_most: u64,
 }
 
 /// The memory of a device now. `None`: the device is the CPU, or its driver does not say.
@@ -23,6 +27,47 @@ pub fn device_bytes(device: &Device) -> Option<DeviceBytes> {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => cuda::bytes(device).ok(),
         _ => None,
+    }
+}
+
+/// Opens an NVIDIA card by its number, with one stream for everything. Memory that tensors give back stays in this process's pool.
+///
+/// # Errors
+/// A build without the feature `cuda`; the driver's error.
+pub fn open_card(index: usize) -> Result<Device> {
+    let device = Device::new_cuda_with_stream(index)?;
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = &device {
+        cuda::prepare(device)?;
+    }
+    Ok(device)
+}
+
+/// From here on tensors of a device come from a new pool that never holds more than `most` bytes. What cannot be had is the driver's
+/// error, as on a card of that size. Does nothing on the CPU.
+///
+/// # Errors
+/// The driver's: one that has no limits for pools.
+pub fn limit_device(device: &Device, most: u64) -> Result<()> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::limit(device, most),
+        _ => {
+            let _ = most;
+            Ok(())
+        }
+    }
+}
+
+/// Gives the device back what its pool holds beside tensors, and begins to look for the pool's peak anew. Does nothing on the CPU.
+///
+/// # Errors
+/// The driver's.
+pub fn release_unused_of_device(device: &Device) -> Result<()> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::release_unused(device),
+        _ => Ok(()),
     }
 }
 
@@ -52,22 +97,36 @@ fn check_capability((major, minor): (i32, i32), dtype: DType) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod cuda {
+    use std::mem::zeroed;
+
     use candle_core::CudaDevice;
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute as Attribute;
+    use candle_core::cuda_backend::cudarc::driver::sys::{
+        CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
+    };
     use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
 
     use super::DeviceBytes;
+
+    /// The pool that tensors come from now.
+    fn pool(device: &CudaDevice) -> Result<CUmemoryPool, DriverError> {
+        // SAFETY: the number is that of a device which is open.
+        unsafe { result::device::get_mem_pool(device.cuda_stream().context().cu_device()) }
+    }
+
+    fn set(pool: CUmemoryPool, attribute: Attribute, mut bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: a pool of an open device; these attributes are 64 bits.
+        unsafe { result::mem_pool::set_attribute(pool, attribute, (&raw mut bytes).cast()) }
+    }
 
     pub fn bytes(device: &CudaDevice) -> Result<DeviceBytes, DriverError> {
         let stream = device.cuda_stream();
         let context = stream.context();
         let (free, total) = context.mem_get_info()?;
-        // SAFETY: the number is that of a device which is open.
-        let pool = unsafe { result::device::get_default_mem_pool(context.cu_device()) }?;
+        let pool = pool(device)?;
         let of_pool = |attribute: Attribute| -> Result<u64, DriverError> {
             let mut bytes = 0u64;
-            // SAFETY: the device's own pool lives as long as the device; both attributes are 64 bits.
+            // SAFETY: a pool of an open device; these attributes are 64 bits.
             unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }?;
             Ok(bytes)
         };
@@ -77,7 +136,48 @@ mod cuda {
             free: free as u64,
             pool: of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
             pool_most: of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            tensors: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            tensors_most: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
         })
+    }
+
+    pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {
+        // SAFETY: there is one stream, in whose order memory is taken, used and given back.
+        unsafe { device.disable_event_tracking() };
+        // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
+        pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
+    }
+
+    pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        // SAFETY: zeros are a value of each field: a location, numbers, a null pointer.
+        let mut properties: CUmemPoolProps = unsafe { zeroed() };
+        properties.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = context.cu_device();
+        properties.maxSize = usize::try_from(most).unwrap_or(usize::MAX);
+        context.bind_to_thread().w()?;
+        let before = pool(device).w()?;
+        // SAFETY: the properties are whole, and the device is open. Pools live as long as the process.
+        unsafe {
+            let pool = result::mem_pool::create(&raw const properties).w()?;
+            set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX).w()?;
+            result::device::set_mem_pool(context.cu_device(), pool).w()?;
+        }
+        stream.synchronize().w()?;
+        // SAFETY: a pool of this device; tensors that still lie there stay.
+        unsafe { result::mem_pool::trim_to(before, 0) }.w()
+    }
+
+    pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
+        device.cuda_stream().synchronize().w()?;
+        let pool = pool(device).w()?;
+        // SAFETY: a pool of an open device.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.w()?;
+        // Zero begins anew from what is held.
+        set(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0).w()?;
+        set(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).w()
     }
 
     pub fn capability(device: &CudaDevice) -> candle_core::Result<(i32, i32)> {

@@ -41,6 +41,8 @@
 pub mod absent;
 mod bytes;
 mod cache;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod dispatch;
 mod isa;
@@ -62,7 +64,7 @@ mod testing;
 mod vector;
 
 pub use bytes::{change_bytes, from_bytes, with_bytes};
-pub use device::{DeviceBytes, check_dtype, device_bytes};
+pub use device::{DeviceBytes, check_dtype, device_bytes, limit_device, open_card, release_unused_of_device};
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Kept, Needs};

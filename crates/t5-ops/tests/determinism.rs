@@ -134,7 +134,7 @@ fn updates(dtype: DType) -> Result<Results> {
         };
         let sums = SquareSums::of(&g)?;
         let rounding = t5_ops::Rounding::Stochastic { key: 7 };
-        let gradient_scale = 1.0 / sums.total().sqrt();
+        let gradient_scale = 1.0 / sums.total().unwrap().sqrt();
         let h = AdafactorHyper { beta2: 0.5, gradient_scale, rounding, ..AdafactorHyper::default() };
         adafactor(&p, &g, &second, None, &h)?;
         results.extend(named([("p", p)]));

@@ -94,7 +94,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         (
             "rms_norm_backward",
             held(|| rms_norm_backward(&x, &scale, &inv_rms, y.clone(), Some(&x), Some(&dscale))),
-            rms_norm_backward_needs(path, elements, dtype),
+            rms_norm_backward_needs(path, (ROWS as u64, d as u64), dtype),
         ),
         ("attention", held(|| attention(&x, &y, &x, &settings)), attention_needs(path, &sizes, dtype, drops)),
         (
@@ -105,12 +105,12 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         (
             "feed_forward_activation",
             held(|| feed_forward_activation(&x, Some(&y), gelu, drop.as_ref())),
-            feed_forward_activation_needs(path, elements, dtype, drops),
+            feed_forward_activation_needs(path, elements, dtype),
         ),
         (
             "feed_forward_activation_backward",
             held(|| feed_forward_activation_backward(x.clone(), Some(y.clone()), gelu, drop.as_ref(), out.clone())),
-            feed_forward_activation_backward_needs(path, elements, dtype, drops),
+            feed_forward_activation_backward_needs(path, elements, dtype),
         ),
         ("dropout", held(|| dropout(&x, Some(&always))), dropout_needs(path, elements, dtype)),
         ("dropout_add", held(|| dropout_add(&x, &y, Some(&always))), dropout_add_needs(path, elements, dtype)),

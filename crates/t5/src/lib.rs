@@ -71,7 +71,7 @@ pub use micro_batch::MicroBatch;
 pub use model::T5;
 pub use ops::Files;
 pub use pager::Pager;
-pub use parameters::{Initial, Parameter, ParameterSpec, Part};
+pub use parameters::{Initial, Parameter, ParameterSpec, Part, is_matrix};
 pub use step::gradients::Gradients;
 pub use step::observer::{Observer, OwnShards};
 pub use stored_dtypes::StoredDtypes;

@@ -73,6 +73,12 @@ impl Part {
     }
 }
 
+/// Whether a parameter of this name and rank is a table of the vocabulary or the weight of a product: neither a vector, nor a table of
+/// positions, nor part of an adapter.
+pub fn is_matrix(name: &str, rank: usize) -> bool {
+    rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name)
+}
+
 /// The dtype of a parameter's gradient accumulator: `products` for the weights of a block's products, whose gradient a
 /// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors and adapters are nothing
 /// beside matrices: they stay in f32, unless `products` is f64.
@@ -80,7 +86,7 @@ pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, products: DTyp
     let is_in_block = matches!(part, Part::Encoder { .. } | Part::Decoder { .. });
     match products {
         DType::F64 => DType::F64,
-        _ if is_in_block && rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name) => products,
+        _ if is_in_block && is_matrix(name, rank) => products,
         _ => DType::F32,
     }
 }

@@ -29,8 +29,7 @@ pub fn open(name: &str) -> Outcome<Device> {
     match name {
         "cpu" | "auto" => Ok(Device::Cpu),
         "metal" => Device::new_metal(0).map_err(failed),
-        // A stream of our own: candle's default is one for each thread.
-        cuda => Device::new_cuda_with_stream(index(cuda)).map_err(failed),
+        cuda => t5_ops::open_card(index(cuda)).map_err(failed),
     }
 }
 
@@ -125,7 +124,14 @@ mod tests {
         let count = move || {
             let [free, pool, pool_most] = script[next.fetch_add(1, Ordering::Relaxed).min(script.len() - 1)];
             let [free, pool, pool_most] = [free, pool, pool_most].map(|mib| mib * MIB);
-            Some(DeviceBytes { name: "a card".into(), total: 8192 * MIB, free, pool, pool_most })
+            Some(DeviceBytes {
+                name: "a card".into(),
+                total: 8192 * MIB,
+                free,
+                pool,
+                pool_most,
+                ..DeviceBytes::default()
+            })
         };
         OpenedMemory::new(count).expect("it counts")
     }

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 use candle_core::DType;
 use t5::{Config, CostRow, ParameterSpec};
-use t5_ops::{Needs, Path, Rounding};
+use t5_ops::{Needs, Path};
 
 use crate::error::Result;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
-use crate::options::{MasterWeights, TrainerOptions};
-use crate::parallel::{is_shared, owners};
+use crate::options::TrainerOptions;
+use crate::parallel::owners;
 use crate::state_file;
 
 /// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
@@ -46,51 +46,38 @@ pub fn optimizer_state_of_a_share(
     parameters: DType,
     processes: usize,
 ) -> Result<CostRow> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
-    let trained = specs.iter().zip(trainable);
-    let elements: Vec<u64> = trained.map(|(spec, trains)| if trains { spec.elements() } else { 0 }).collect();
     let mut held = vec![0; processes];
-    for ((spec, owner), elements) in specs.iter().zip(owners(&elements, processes)).zip(&elements) {
-        held[owner] += if *elements > 0 { options.optimizer.state_elements(&spec.shape) } else { 0 };
+    for (spec, owner) in dealt_out(config, options, processes)? {
+        held[owner] += options.optimizer.state_elements(&spec.shape);
     }
     let width = state_dtype(parameters).size_in_bytes() as u64;
     Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
 }
 
-/// Of all parameters, those that process `rank` of `processes` is to update.
+/// The parameters that train, each with the process that is to update it, of so many.
 ///
 /// # Errors
 /// Those of [`optimizer_state`].
-pub fn updated_by(config: &Config, options: &TrainerOptions, rank: usize, processes: usize) -> Result<Vec<bool>> {
+pub fn dealt_out(config: &Config, options: &TrainerOptions, processes: usize) -> Result<Vec<(ParameterSpec, usize)>> {
     let specs = ParameterSpec::all(config);
     let trainable =
         freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
-    let elements = specs.iter().zip(trainable).map(|(spec, trains)| if trains { spec.elements() } else { 0 });
-    Ok(owners(&elements.collect::<Vec<_>>(), processes).into_iter().map(|owner| owner == rank).collect())
+    let elements = specs.iter().zip(&trainable).map(|(spec, trains)| if *trains { spec.elements() } else { 0 });
+    let owners = owners(&elements.collect::<Vec<_>>(), processes);
+    let dealt = specs.into_iter().zip(owners).zip(trainable);
+    Ok(dealt.filter(|(_, trains)| *trains).map(|(dealt, _)| dealt).collect())
 }
 
-/// The process that holds most in a step, of so many that hold their own gradients. Those of the tables wait in every process until
-/// backward is over.
-///
-/// # Errors
-/// Those of [`optimizer_state`].
-pub fn fullest(config: &Config, options: &TrainerOptions, processes: usize) -> Result<usize> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
-    let (mut fullest, mut most) = (0, 0);
-    for rank in 0..processes {
-        let updated = updated_by(config, options, rank, processes)?;
-        let held = specs.iter().zip(&trainable).zip(updated);
-        let held = held.filter(|((spec, trains), updated)| **trains && (*updated || spec.part.is_table()));
-        let elements: u64 = held.map(|((spec, _), _)| spec.elements()).sum();
-        if elements > most {
-            (fullest, most) = (rank, elements);
-        }
-    }
-    Ok(fullest)
+/// The process that holds most in a step, of those that [`dealt_out`] names and that hold their own gradients. Those of the tables wait in
+/// every process until backward is over.
+pub fn fullest(dealt: &[(ParameterSpec, usize)]) -> usize {
+    let processes = dealt.iter().map(|(_, owner)| owner + 1).max().unwrap_or(0);
+    let held = |rank: usize| -> u64 {
+        let held = dealt.iter().filter(|(spec, owner)| *owner == rank || spec.part.is_table());
+        held.map(|(spec, _)| spec.elements()).sum()
+    };
+    // Of several, the first.
+    (0..processes).rev().max_by_key(|&rank| held(rank)).unwrap_or(0)
 }
 
 /// The parameters that process `rank` of `processes` does not hold, where each holds its own ([`crate::Sharding::Weights`]).
@@ -106,13 +93,10 @@ pub fn weights_elsewhere(
     if config.lora.is_some() {
         return Ok(HashSet::new());
     }
-    let specs = ParameterSpec::all(config);
-    let trainable = freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, None)?;
-    let updated = updated_by(config, options, rank, processes)?;
-    let elsewhere = specs.into_iter().zip(trainable).zip(updated).filter_map(|((spec, trains), updated)| {
-        (trains && !updated && is_shared(&spec.name, spec.shape.len())).then_some(spec.name)
-    });
-    Ok(elsewhere.collect())
+    let is_elsewhere =
+        |(spec, owner): &(ParameterSpec, usize)| *owner != rank && t5::is_matrix(&spec.name, spec.shape.len());
+    let dealt = dealt_out(config, options, processes)?.into_iter();
+    Ok(dealt.filter(is_elsewhere).map(|(spec, _)| spec.name).collect())
 }
 
 /// The optimizer's state where its large moments lie in a file.
@@ -166,19 +150,18 @@ pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
 }
 
-/// What the update of a parameter needs on a device, where it is a composition of candle's operations: its gradient measured,
-/// and applied.
+/// What the update of a parameter needs on a device: its gradient measured, and applied.
 pub fn update_on_device(options: &TrainerOptions, spec: &ParameterSpec) -> [Needs; 2] {
-    let (elements, path) = (spec.elements(), Path::Device);
     let dtype = spec.dtype(options.parameter_dtype());
-    // What the noise is a function of does not matter.
-    let is_stochastic = options.master_weights == MasterWeights::StochasticRounding;
-    let rounding = if is_stochastic { Rounding::Stochastic { key: 0 } } else { Rounding::Nearest };
-    let applied = match options.optimizer {
-        OptimizerOptions::Adamw(_) => t5_ops::adamw_needs(path, elements, dtype, rounding),
-        OptimizerOptions::Adafactor(_) => t5_ops::adafactor_needs(path, elements, dtype, rounding),
+    let size = match *spec.shape {
+        [rows, width] => (rows, width),
+        _ => (1, spec.elements() as usize),
     };
-    [t5_ops::square_sums_needs(path, elements), applied]
+    let applied = match options.optimizer {
+        OptimizerOptions::Adamw(_) => t5_ops::adamw_needs(Path::Device, spec.elements(), dtype),
+        OptimizerOptions::Adafactor(_) => t5_ops::adafactor_needs(Path::Device, size, dtype),
+    };
+    [t5_ops::square_sums_needs(Path::Device, size), applied]
 }
 
 /// Memory for saving, beside that of training. It does not depend on the model's size.

@@ -147,7 +147,7 @@ impl Parallel {
         trains: impl Fn(usize) -> bool,
     ) -> Result<Brought> {
         let is_shared = |(index, parameter): (usize, &Parameter)| {
-            trains(index) && is_shared(&parameter.name, parameter.tensor.rank())
+            trains(index) && t5::is_matrix(&parameter.name, parameter.tensor.rank())
         };
         self.is_shared = parameters.iter().enumerate().map(is_shared).collect();
         for (index, parameter) in parameters.iter().enumerate() {
@@ -238,12 +238,6 @@ impl Parallel {
         }
         Ok((loss, said.iter().any(|said| said[0] != 0)))
     }
-}
-
-/// Whether [`Sharding::Weights`] is about a parameter of this name and rank, where it trains: the tables and the weights of the blocks'
-/// products.
-pub(crate) fn is_shared(name: &str, rank: usize) -> bool {
-    rank == 2 && !name.contains("relative_attention_bias") && !t5::is_of_adapter(name)
 }
 
 /// Matrices of which each process holds its own. Every process asks for the same ones in the same order.

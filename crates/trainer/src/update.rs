@@ -81,7 +81,8 @@ impl<'a> Update<'a> {
 
     /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
     fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, bool)> {
-        let mut sums: Vec<f64> = self.sums.iter().map(|sums| sums.as_ref().map_or(0.0, SquareSums::total)).collect();
+        let total = |sums: &Option<SquareSums>| sums.as_ref().map_or(Ok(0.0), SquareSums::total);
+        let mut sums = self.sums.iter().map(total).collect::<candle_core::Result<Vec<f64>>>()?;
         let Some((parallel, _)) = &self.parallel else {
             self.loss = loss_sum / self.target_tokens;
             return Ok((sums, (self.interrupted)()));

@@ -1,16 +1,21 @@
 //! Adapters trained here beside the same adapters trained by PEFT: fifty steps of AdamW from what PEFT saved, for each case of
 //! `scripts/golden_cases/adapters.py`.
 
+#[path = "support/device.rs"]
+mod device;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use serde_json::Value;
 use t5::T5;
 use t5::peft::{AdapterDirectory, save_with};
 use t5::safetensors::Reader;
 use trainer::adamw::AdamwOptions;
 use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+use self::device::device;
 
 const STEPS: usize = 50;
 
@@ -24,7 +29,7 @@ fn golden(case: &str) -> Value {
 
 /// A base with an adapter of PEFT.
 fn adapted(base: &Path, adapter: &Path) -> T5 {
-    let model = T5::load(base, DType::F32, &Device::Cpu).unwrap();
+    let model = T5::load(base, DType::F32, &device()).unwrap();
     let adapter = AdapterDirectory::open(adapter, model.config()).unwrap();
     let lora = adapter.lora(model.config());
     let model = model.with_adapter(lora, 1).unwrap();
@@ -42,7 +47,7 @@ fn largest_difference(got: &Path, expected: &Path) -> f32 {
     let [got, expected] = [got, expected].map(|path| Reader::open(path).unwrap());
     let mut largest = 0f32;
     for name in got.names() {
-        let read = |file: &Reader| file.read(&name, DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap();
+        let read = |file: &Reader| file.read(&name, DType::F32, &device()).unwrap().flatten_all().unwrap();
         let [got, expected] = [&got, &expected].map(|file| read(file).to_vec1::<f32>().unwrap());
         assert_eq!(got.len(), expected.len(), "{name}");
         let differences = got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs());

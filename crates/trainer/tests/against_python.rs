@@ -1,10 +1,13 @@
 //! The trainer beside what it must equal: torch's and transformers' schedules, transformers' Adafactor, and
 //! whole training steps. The goldens come from `scripts/make_goldens.py`.
 
+#[path = "support/device.rs"]
+mod device;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::Value;
 use t5::safetensors::Reader;
 use t5::{Parameter, Part, T5};
@@ -13,6 +16,8 @@ use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{Batch, Levers, Optimizer, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+use self::device::device;
 
 fn goldens(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path)
@@ -103,7 +108,7 @@ fn tensors_close(got: &Tensor, expected: &Tensor, tolerance: f32, place: &str) {
 fn adafactor_is_that_of_transformers_with_every_option() {
     let golden = json(&goldens("adafactor/adafactor.json"));
     let tensors = Reader::open(&goldens("adafactor/adafactor.safetensors")).unwrap();
-    let read = |name: &str| tensors.read(name, DType::F32, &Device::Cpu).unwrap();
+    let read = |name: &str| tensors.read(name, DType::F32, &device()).unwrap();
     let names: Vec<&String> = golden["parameters"].as_object().unwrap().keys().collect();
     for (case, options) in golden["cases"].as_object().unwrap() {
         let rates: Vec<Option<f64>> = options["learning_rates"].as_array().unwrap().iter().map(Value::as_f64).collect();
@@ -149,7 +154,7 @@ fn adafactor_is_that_of_transformers_with_every_option() {
 fn adamw_is_that_of_torch_over_fifty_steps() {
     let golden = json(&goldens("adamw/adamw.json"));
     let tensors = Reader::open(&goldens("adamw/adamw.safetensors")).unwrap();
-    let read = |name: &str| tensors.read(name, DType::F32, &Device::Cpu).unwrap();
+    let read = |name: &str| tensors.read(name, DType::F32, &device()).unwrap();
     let names: Vec<&String> = golden["parameters"].as_object().unwrap().keys().collect();
     for (case, options) in golden["cases"].as_object().unwrap() {
         let rates = floats(&options["learning_rates"]);
@@ -210,7 +215,7 @@ fn whole_steps_are_those_of_transformers() {
             total_steps: steps.len() as u64,
             ..TrainerOptions::default()
         };
-        let mut trainer = Trainer::new(T5::load(&directory, DType::F32, &Device::Cpu).unwrap(), options).unwrap();
+        let mut trainer = Trainer::new(T5::load(&directory, DType::F32, &device()).unwrap(), options).unwrap();
         for (i, expected) in steps.iter().enumerate() {
             let ids = |name: &str| -> Vec<Vec<u32>> {
                 let lists = expected[name].as_array().unwrap().iter();
@@ -237,7 +242,7 @@ fn whole_steps_are_those_of_transformers() {
         }
         let tensors = Reader::open(&directory.join("golden.safetensors")).unwrap();
         for parameter in trainer.model().parameters() {
-            let expected = tensors.read(&format!("final.{}", parameter.name), DType::F32, &Device::Cpu).unwrap();
+            let expected = tensors.read(&format!("final.{}", parameter.name), DType::F32, &device()).unwrap();
             tensors_close(&parameter.tensor, &expected, 1e-5, &format!("{case}, {}", parameter.name));
         }
     }

@@ -2,8 +2,8 @@
 
 mod support;
 
-use candle_core::{DType, Device};
-use support::{bits, config, new, values};
+use candle_core::DType;
+use support::{bits, config, device, new, values};
 use t5::Config;
 use t5::costs::Trained;
 use trainer::{
@@ -103,7 +103,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
     let options = found.state.options.clone();
     assert_eq!(options.gradient_precision, GradientPrecision::Bf16);
     let dtype = options.parameter_dtype();
-    let mut resumed = Trainer::resume(&found, options, dtype, &Device::Cpu).unwrap();
+    let mut resumed = Trainer::resume(&found, options, dtype, &device()).unwrap();
     run(&mut resumed, &plan(2, None), 3, 6);
     assert!(bits(&resumed) == bits(&straight));
 }

@@ -2,16 +2,21 @@
 
 #![cfg(unix)]
 
+#[path = "support/device.rs"]
+mod device;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use serde_json::json;
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{Batch, Checkpoints, Levers, RunLock, StepPlan, Trainer, TrainerOptions, export_model};
+
+use self::device::device;
 
 const STEPS: u64 = 24;
 /// Set for the child processes: where they run.
@@ -39,7 +44,7 @@ fn run(output: &Path) {
     lock.own(&[]).unwrap();
     let directory = output.join("checkpoints");
     let mut trainer = match Checkpoints::newest_valid(&directory).unwrap() {
-        Some(found) => Trainer::resume(&found, options(), DType::F32, &Device::Cpu).unwrap(),
+        Some(found) => Trainer::resume(&found, options(), DType::F32, &device()).unwrap(),
         None => {
             let config = Config {
                 vocab_size: 60,
@@ -51,7 +56,7 @@ fn run(output: &Path) {
                 num_heads: 2,
                 ..Config::default()
             };
-            Trainer::new(T5::init(&config, 9, DType::F32, &Device::Cpu).unwrap(), options()).unwrap()
+            Trainer::new(T5::init(&config, 9, DType::F32, &device()).unwrap(), options()).unwrap()
         }
     };
     let mut checkpoints = Checkpoints::new(&directory, 2, 0);

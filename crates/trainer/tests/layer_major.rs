@@ -1,14 +1,19 @@
 //! Layer-major steps against ordinary ones: the same training, to rounding; the same bits again; nothing half done.
 
+#[path = "support/device.rs"]
+mod device;
+
 use std::cell::Cell;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use t5::{Config, Files, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{
     Batch, Error, LayerMajor, Levers, MasterWeights, Precision, StepOutcome, StepPlan, StepStats, Trainer,
     TrainerOptions,
 };
+
+use self::device::device;
 
 const VOCABULARY: u32 = 37;
 
@@ -45,7 +50,7 @@ fn options(precision: Precision) -> TrainerOptions {
 }
 
 fn new(options: TrainerOptions) -> Trainer {
-    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &device()).unwrap(), options).unwrap()
 }
 
 /// Seven samples of uneven length.
@@ -208,7 +213,7 @@ fn nothing_that_is_not_finite_reaches_the_parameters_with_clipping_or_without() 
             done(step(&mut trainer, 1, &layer_major(1)));
             let poisoned = "encoder.block.0.layer.0.layer_norm.weight";
             let norm = trainer.model().parameters().iter().find(|p| p.name == poisoned).unwrap().tensor.clone();
-            norm.slice_set(&Tensor::full(value, norm.dims(), &Device::Cpu).unwrap(), 0, 0).unwrap();
+            norm.slice_set(&Tensor::full(value, norm.dims(), &device()).unwrap(), 0, 0).unwrap();
             let before = everything(&trainer);
             let same = |a: &[(String, Vec<f64>)], b: &[(String, Vec<f64>)]| {
                 let bits = |values: &[f64]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -2,8 +2,8 @@
 
 mod support;
 
-use candle_core::{DType, Device};
-use support::{bits, config, new};
+use candle_core::DType;
+use support::{bits, config, device, new};
 use trainer::{Checkpoints, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions, export_model};
 
 fn options(master_weights: MasterWeights) -> TrainerOptions {
@@ -55,7 +55,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
     let found = Checkpoints::newest_valid(directory.path()).unwrap().unwrap();
     let options = found.state.options.clone();
     let dtype = options.parameter_dtype();
-    let mut resumed = Trainer::resume(&found, options, dtype, &Device::Cpu).unwrap();
+    let mut resumed = Trainer::resume(&found, options, dtype, &device()).unwrap();
     assert!(bits(&resumed) == bits(&stopped));
     run(&mut resumed, 3, 6);
     assert!(bits(&resumed) == bits(&straight));

@@ -1,12 +1,17 @@
 //! The step, on a tiny T5: what may not change the mathematics does not, and what must not reach the parameters does not.
 
+#[path = "support/device.rs"]
+mod device;
+
 use std::cell::Cell;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::schedule::{Schedule, ScheduleKind};
 use trainer::{Batch, Error, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs};
+
+use self::device::device;
 
 const VOCABULARY: u32 = 37;
 
@@ -24,7 +29,7 @@ fn config() -> Config {
 }
 
 fn model(dtype: DType) -> T5 {
-    T5::init(&config(), 7, dtype, &Device::Cpu).unwrap()
+    T5::init(&config(), 7, dtype, &device()).unwrap()
 }
 
 fn options() -> TrainerOptions {
@@ -239,7 +244,7 @@ fn a_batch_without_samples_is_a_step_that_changes_nothing() {
 fn poison(trainer: &Trainer, value: f32) -> Tensor {
     let norm = trainer.model().parameters().iter().find(|p| p.name == "decoder.final_layer_norm.weight").unwrap();
     let healthy = norm.tensor.copy().unwrap();
-    let poisoned = Tensor::full(value, norm.tensor.dims(), &Device::Cpu).unwrap();
+    let poisoned = Tensor::full(value, norm.tensor.dims(), &device()).unwrap();
     norm.tensor.slice_set(&poisoned, 0, 0).unwrap();
     healthy
 }

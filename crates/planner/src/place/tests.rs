@@ -41,8 +41,8 @@ fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Cos
     costs(&job, &machine())
 }
 
-/// The plan of t5-base over 64 samples of 512 + 512 tokens in bf16, on a card of so many GiB that has not been opened, where 300
-/// MiB of it are others'.
+/// The plan of t5-base over 64 samples of 512 + 512 tokens in bf16, on a card of `gib` GiB. It has not been opened, and other programs
+/// hold 300 MiB of it.
 fn on_a_card(gib: u64, prices: Prices) -> crate::Plan {
     let model = t5::Config::preset("t5-base").expect("a preset");
     let options = TrainerOptions { precision: trainer::Precision::Bf16, total_steps: 10, ..TrainerOptions::default() };
@@ -75,22 +75,29 @@ fn on_a_card(gib: u64, prices: Prices) -> crate::Plan {
 }
 
 #[test]
-fn larger_cards_get_larger_micro_batches_and_use_their_memory() {
+fn larger_cards_are_faster_and_use_their_memory() {
     let plans = [4, 6, 12, 20].map(|gib| (gib, on_a_card(gib, Prices::card())));
     for (gib, plan) in &plans {
         assert!(plan.predicted_device_peak < Bytes(gib << 30).saturating_sub(Bytes::mib(300)), "{}", plan.bill);
-        // The largest card holds all that makes a step faster.
-        assert!(*gib == 20 || plan.predicted_device_peak > Bytes::gib(*gib).percent(80), "{}", plan.bill);
+        // The two largest cards hold all that makes a step faster.
+        assert!(*gib >= 12 || plan.predicted_device_peak > Bytes::gib(*gib).percent(80), "{}", plan.bill);
     }
     for (before, after) in plans.iter().zip(&plans[1..]) {
-        assert!(after.1.relative_time < before.1.relative_time, "{}\n{}", before.1.bill, after.1.bill);
+        let is_faster = after.1.relative_time < before.1.relative_time;
+        assert!(
+            is_faster || before.0 >= 12 && after.1.relative_time <= before.1.relative_time,
+            "{}\n{}",
+            before.1.bill,
+            after.1.bill
+        );
     }
     let samples = plans.each_ref().map(|(_, plan)| plan.step.levers.micro_batch_samples);
-    assert!(samples[0] < samples[1] && samples[1] < samples[2] && samples[2] <= samples[3], "{samples:?}");
+    // The smallest card keeps its micro-batches large by recomputing blocks.
+    assert!(samples.iter().all(|&samples| samples >= 8), "{samples:?}");
 }
 
 #[test]
-fn a_device_has_rows_for_its_context_and_its_pool_and_the_host_for_masks() {
+fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     let plan = on_a_card(12, Prices::card());
     let device = plan.bill.device.as_ref().expect("a device's rows");
     let of = |rows: &[CostRow], name: &memory_policy::Name| -> CostRow {
@@ -98,9 +105,7 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_the_host_for_masks() {
     };
     assert!(of(&device.rows, &CONTEXT).note.starts_with("assumed"));
     assert!(of(&device.rows, &POOL).bytes > device.predicted_peak.percent(2));
-    // A layer's mask of probabilities as f32, before and after it is scaled.
-    let scores = plan.step.levers.micro_batch_samples as u64 * 12 * 512 * 512;
-    assert_eq!(of(&plan.bill.rows, &STAGING).bytes, Bytes(2 * 4 * scores));
+    assert!(plan.bill.rows.iter().all(|row| row.name != STAGING), "{}", plan.bill);
     assert_eq!(of(&device.rows, &crate::names::PACKED).bytes, Bytes::ZERO, "the processor alone packs operands");
 
     let open = DeviceMemory { used: Bytes::mib(500), ..machine().device.expect("a card") };

@@ -231,7 +231,7 @@ impl Counted {
         if self.sums().is_on_device.get() { Path::Device } else { Path::on_cpu(self.dtype) }
     }
 
-    /// Adds up a call that leaves its results in the memory of operands where there are kernels. A device holds both.
+    /// Adds up a call that leaves its results in the memory of operands on the CPU. A device, which has no kernel for it, holds both.
     fn replaces(&self, needs: Needs, results: u64) {
         let beside = if self.path() == Path::Device { results } else { 0 };
         self.calls(Needs { transient: needs.transient + beside, ..needs });
@@ -310,7 +310,6 @@ impl Ops for Counted {
     }
 
     fn add_in_place(&self, _: &Self) -> Result<()> {
-        self.replaces(Needs::default(), Ops::bytes(self));
         Ok(())
     }
 
@@ -375,7 +374,7 @@ impl Ops for Counted {
     fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
         weight.used();
         let needs = t5_ops::linear_add_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]);
-        x.replaces(needs, Ops::bytes(&sum));
+        x.calls(needs);
         Ok(sum)
     }
 
@@ -383,10 +382,9 @@ impl Ops for Counted {
         let weight = weight.into();
         weight.tensor.used();
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
-        let (path, weight) = (dy.path(), weight.size());
+        let weight = weight.size();
         let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
-        let beside = if accumulates { Ops::bytes(&dx) } else { 0 };
-        dy.replaces(t5_ops::linear_backward_input_needs(path, dy.rows(), weight, dtypes, accumulates), beside);
+        dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, accumulates));
         Ok(dx)
     }
 
@@ -412,7 +410,8 @@ impl Ops for Counted {
         _: Option<&Self>,
     ) -> Result<Self> {
         weight.used();
-        x.replaces(t5_ops::rms_norm_backward_needs(x.path(), x.elements(), x.dtype), Ops::bytes(&dy));
+        let size = (x.rows() as u64, x.width() as u64);
+        x.calls(t5_ops::rms_norm_backward_needs(x.path(), size, x.dtype));
         Ok(dy)
     }
 
@@ -436,9 +435,9 @@ impl Ops for Counted {
         Ok(results)
     }
 
-    fn activation(gate: &Self, _: Option<&Self>, _: Activation, dropout: Option<&Dropout>) -> Result<Self> {
-        let (h, drops) = (gate.like(), dropout.is_some());
-        gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype, drops));
+    fn activation(gate: &Self, _: Option<&Self>, _: Activation, _: Option<&Dropout>) -> Result<Self> {
+        let h = gate.like();
+        gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype));
         Ok(h)
     }
 
@@ -446,12 +445,10 @@ impl Ops for Counted {
         gate: Self,
         up: Option<Self>,
         _: Activation,
-        dropout: Option<&Dropout>,
+        _: Option<&Dropout>,
         dh: Self,
     ) -> Result<(Self, Self, Option<Self>)> {
-        let (elements, dtype, drops) = (gate.elements(), gate.dtype, dropout.is_some());
-        let needs = t5_ops::feed_forward_activation_backward_needs(gate.path(), elements, dtype, drops);
-        gate.replaces(needs, Ops::bytes(&gate) + up.as_ref().map_or(0, Ops::bytes));
+        gate.calls(t5_ops::feed_forward_activation_backward_needs(gate.path(), gate.elements(), gate.dtype));
         Ok((gate, dh, up))
     }
 
@@ -506,7 +503,6 @@ impl Ops for Counted {
     }
 
     fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64) -> Result<(f64, Self)> {
-        logits.replaces(Needs::default(), Ops::bytes(&logits));
         logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
         Ok((0.0, logits))
     }

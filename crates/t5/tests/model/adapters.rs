@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 use t5::peft::{AdapterConfig, AdapterDirectory, Merged, merge_with};
 use t5::safetensors::{Reader, write};
@@ -36,7 +36,7 @@ fn base(case: &str) -> PathBuf {
 }
 
 fn model(directory: &Path) -> Config {
-    T5::load(directory, DType::F32, &Device::Cpu).unwrap().config().clone()
+    T5::load(directory, DType::F32, &device()).unwrap().config().clone()
 }
 
 fn merge(base: &Path, adapter: &Path, dtype: Option<DType>, target: &Path) -> Result<Merged, Error> {
@@ -62,7 +62,7 @@ fn adapters_of_peft_are_read_and_merged_as_peft_does_it() {
         let expected = Reader::open(&adapters().join(case).join("merged.safetensors")).unwrap();
         let got = Reader::open(&target.path().join("model.safetensors")).unwrap();
         let before = Reader::open(&base.join("model.safetensors")).unwrap();
-        let read = |file: &Reader, name: &str| file.read(name, DType::F32, &Device::Cpu).unwrap();
+        let read = |file: &Reader, name: &str| file.read(name, DType::F32, &device()).unwrap();
         let mut changed = 0;
         for name in got.names() {
             if expected.shape(&name).is_some() {
@@ -77,7 +77,7 @@ fn adapters_of_peft_are_read_and_merged_as_peft_does_it() {
         assert_eq!(merged.linears + merged.replaced, changed, "{case}");
         let parts_head = ["head_tied", "head_saved_tied"].contains(&case);
         assert_eq!(merged.parts_head, parts_head, "{case}");
-        let loaded = T5::load(target.path(), DType::F32, &Device::Cpu).unwrap();
+        let loaded = T5::load(target.path(), DType::F32, &device()).unwrap();
         assert_eq!(loaded.config().tie_word_embeddings, model(&base).tie_word_embeddings && !parts_head, "{case}");
         assert_eq!(loaded.config().scale_decoder_outputs, model(&base).scale_decoder_outputs, "{case}");
     }
@@ -94,9 +94,9 @@ fn weights_are_merged_into_the_dtype_that_is_asked_for() {
         assert_eq!(config["dtype"], word);
         let [wide, narrow] = [&wide, &narrow].map(|at| Reader::open(&at.path().join("model.safetensors")).unwrap());
         for name in wide.names() {
-            let exact = wide.read(&name, DType::F32, &Device::Cpu).unwrap();
+            let exact = wide.read(&name, DType::F32, &device()).unwrap();
             let rounded = if exact.rank() == 1 { exact } else { exact.to_dtype(dtype).unwrap() };
-            assert_eq!(values(&narrow.read(&name, DType::F32, &Device::Cpu).unwrap()), values(&rounded), "{name}");
+            assert_eq!(values(&narrow.read(&name, DType::F32, &device()).unwrap()), values(&rounded), "{name}");
         }
     }
     // Again from the narrow one: each weight keeps its dtype.
@@ -114,7 +114,7 @@ fn an_adapter_without_safetensors_is_read_alike() {
     assert_eq!(one.layout(), other.layout());
     for linear in &one.layout().linears {
         for (name, _) in linear.tensors(false) {
-            let read = |file: &AdapterDirectory| values(&file.read(&name, DType::F32, &Device::Cpu).unwrap());
+            let read = |file: &AdapterDirectory| values(&file.read(&name, DType::F32, &device()).unwrap());
             assert_eq!(read(&one), read(&other), "{name}");
         }
     }
@@ -206,13 +206,13 @@ type Change<'a> = &'a dyn Fn(&mut Tensors);
 #[test]
 fn tensors_that_do_not_belong_to_the_settings_and_the_model_are_refused_by_name() {
     const A: &str = "base_model.model.encoder.block.0.layer.0.SelfAttention.q.lora_A.weight";
-    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu).unwrap();
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device()).unwrap();
     let config = model(&base("q_v"));
     let changed = |change: &dyn Fn(&mut Tensors)| {
         let directory = copy(&adapters().join("q_v/final"));
         let file = directory.path().join("adapter_model.safetensors");
         let reader = Reader::open(&file).unwrap();
-        let read = |name: String| (name.clone(), reader.read(&name, DType::F32, &Device::Cpu).unwrap());
+        let read = |name: String| (name.clone(), reader.read(&name, DType::F32, &device()).unwrap());
         let mut tensors: Tensors = reader.names().into_iter().map(read).collect();
         change(&mut tensors);
         let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -256,7 +256,7 @@ fn a_head_of_another_model_below_the_adapter_is_refused() {
     let file = other.path().join("model.safetensors");
     let reader = Reader::open(&file).unwrap();
     let read = |name: String| {
-        let tensor = reader.read(&name, DType::F32, &Device::Cpu).unwrap();
+        let tensor = reader.read(&name, DType::F32, &device()).unwrap();
         let changed = if name == "lm_head.weight" { (tensor * 1.001).unwrap() } else { tensor };
         (name, changed)
     };

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::support::*;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use t5::{Config, Family, Lora, StepContext, T5, Targets};
 use t5_ops::{Attention, Dropout, RelativePosition, reference};
 
@@ -158,10 +158,10 @@ impl Plain<'_> {
         if let Some((lora, linear)) = self.config.lora.as_ref().and_then(|lora| Some((lora, lora.of("lm_head")?))) {
             logits = self.adapted(&z, logits, "lm_head", lora, linear.scale);
         }
-        let mut sum = Tensor::zeros((), DType::F64, &Device::Cpu).unwrap();
+        let mut sum = Tensor::zeros((), DType::F64, &device()).unwrap();
         for (sample, target) in targets.iter().enumerate() {
             let logits = logits.get(sample).unwrap().narrow(0, 0, target.len()).unwrap();
-            let labels = Tensor::new(target.as_slice(), &Device::Cpu).unwrap().unsqueeze(1).unwrap();
+            let labels = Tensor::new(target.as_slice(), &device()).unwrap().unsqueeze(1).unwrap();
             let chosen = logits.gather(&labels, 1).unwrap().sum_all().unwrap();
             let all = logits.exp().unwrap().sum(1).unwrap().log().unwrap().sum_all().unwrap();
             sum = (sum + (all - chosen).unwrap()).unwrap();
@@ -173,7 +173,7 @@ impl Plain<'_> {
 fn padded(lists: &[Vec<u32>]) -> Tensor {
     let longest = lists.iter().map(Vec::len).max().unwrap();
     let ids: Vec<u32> = lists.iter().flat_map(|l| l.iter().copied().chain(vec![0; longest - l.len()])).collect();
-    Tensor::from_vec(ids, (lists.len(), longest), &Device::Cpu).unwrap()
+    Tensor::from_vec(ids, (lists.len(), longest), &device()).unwrap()
 }
 
 fn config(projection: &str, tied: bool) -> Config {
@@ -196,7 +196,7 @@ fn config(projection: &str, tied: bool) -> Config {
 }
 
 fn check(config: &Config, dropout: f64) {
-    let model = T5::init(config, 11, DType::F64, &Device::Cpu).unwrap();
+    let model = T5::init(config, 11, DType::F64, &device()).unwrap();
     check_model(&model, dropout);
 }
 
@@ -207,7 +207,7 @@ fn check_model(model: &T5, dropout: f64) {
     let adapter_dropout = config.lora.as_ref().map_or(0.0, |lora| lora.dropout);
     let cx = StepContext { dropout, adapter_dropout, ..context(13, DType::F64) };
     let samples = [4, 0, 9];
-    let batch = t5::MicroBatch::new(&slices(&sources), &slices(&targets), &samples, config, &Device::Cpu).unwrap();
+    let batch = t5::MicroBatch::new(&slices(&sources), &slices(&targets), &samples, config, &device()).unwrap();
     let (loss, grads) = gradients(model, &batch, &cx);
 
     let var = |p: &t5::Parameter| (p.name.clone(), Var::from_tensor(&p.tensor.copy().unwrap()).unwrap());
@@ -252,9 +252,9 @@ fn the_explicit_backward_is_that_of_autograd_under_dropout() {
 
 /// A model with an adapter that is no longer at its start.
 fn adapted(config: &Config, lora: Lora) -> T5 {
-    let model = T5::init(config, 11, DType::F64, &Device::Cpu).unwrap().with_adapter(lora, 7).unwrap();
+    let model = T5::init(config, 11, DType::F64, &device()).unwrap().with_adapter(lora, 7).unwrap();
     for parameter in model.parameters().iter().filter(|parameter| t5::is_of_adapter(&parameter.name)) {
-        let noise = Tensor::randn(0f64, 0.3, parameter.tensor.shape(), &Device::Cpu).unwrap();
+        let noise = Tensor::randn(0f64, 0.3, parameter.tensor.shape(), &device()).unwrap();
         parameter.tensor.slice_set(&(&parameter.tensor + noise).unwrap(), 0, 0).unwrap();
     }
     model
@@ -281,7 +281,7 @@ fn the_explicit_backward_of_adapters_is_that_of_autograd() {
 #[test]
 fn a_new_adapter_changes_no_bit_of_the_logits() {
     for dora in [false, true] {
-        let model = T5::init(&relu(), 11, DType::F32, &Device::Cpu).unwrap();
+        let model = T5::init(&relu(), 11, DType::F32, &device()).unwrap();
         let batch = micro_batch(&[vec![3, 4, 1], vec![5, 1]], &[vec![4, 1], vec![8, 9, 1]], &relu());
         let before = values(&model.logits(&batch).unwrap());
         let model = model.with_adapter(Lora { dora, ..Lora::default() }, 3).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use serde_json::Value;
 use t5::{Answer, Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search, T5, Watch};
 
@@ -32,7 +32,7 @@ fn model(settings: &Value) -> T5 {
         config["eos_token_id"] = ends.clone();
         std::fs::write(&path, config.to_string()).unwrap();
     }
-    T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap()
+    T5::load(directory.path(), DType::F32, &device()).unwrap()
 }
 
 /// Settings under transformers' names.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 use t5::safetensors::{Reader, write};
 use t5::{Config, Error, Family, T5};
@@ -21,7 +21,7 @@ fn copy(from: &Path) -> tempfile::TempDir {
 }
 
 fn load(directory: &Path) -> Result<T5, Error> {
-    T5::load(directory, DType::F32, &Device::Cpu)
+    T5::load(directory, DType::F32, &device())
 }
 
 /// Writes the weights again, changed by `change`.
@@ -29,7 +29,7 @@ fn rewrite(directory: &Path, change: impl Fn(&mut Tensors)) {
     let file = directory.join("model.safetensors");
     let reader = Reader::open(&file).unwrap();
     let read = |name: String| {
-        let tensor = reader.read(&name, DType::F32, &Device::Cpu).unwrap();
+        let tensor = reader.read(&name, DType::F32, &device()).unwrap();
         (name, tensor)
     };
     let mut tensors: Tensors = reader.names().into_iter().map(read).collect();
@@ -87,7 +87,7 @@ fn a_model_of_any_dtype_is_saved_in_its_own_and_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let (original, ..) = case("v1_0_relu_tied");
     for (dtype, stored) in [(DType::BF16, "bfloat16"), (DType::F32, "float32"), (DType::F64, "float32")] {
-        let model = T5::load(&original, dtype, &Device::Cpu).unwrap();
+        let model = T5::load(&original, dtype, &device()).unwrap();
         // The vectors of a bf16 model are f32.
         let vectors = if dtype == DType::BF16 { DType::F32 } else { dtype };
         let is_its_own = |p: &t5::Parameter| p.tensor.dtype() == if p.tensor.rank() == 1 { vectors } else { dtype };
@@ -96,7 +96,7 @@ fn a_model_of_any_dtype_is_saved_in_its_own_and_says_so() {
         let json: Value =
             serde_json::from_slice(&std::fs::read(directory.path().join("config.json")).unwrap()).unwrap();
         assert_eq!(json["dtype"], stored);
-        let back = T5::load(directory.path(), dtype, &Device::Cpu).unwrap();
+        let back = T5::load(directory.path(), dtype, &device()).unwrap();
         assert_eq!(all_values(&model), all_values(&back));
     }
 }
@@ -167,7 +167,7 @@ fn wrong_weights_are_refused_by_file_and_tensor() {
         "/model.safetensors: tensor `encoder.final_layer_norm.weight`: expected values for F32, got U32",
         &|tensors| {
             let norm = tensors.iter_mut().find(|(name, _)| name == "encoder.final_layer_norm.weight").unwrap();
-            norm.1 = Tensor::zeros(24, DType::U32, &Device::Cpu).unwrap();
+            norm.1 = Tensor::zeros(24, DType::U32, &device()).unwrap();
         },
     );
 }

@@ -1,7 +1,7 @@
 //! Layer-major accumulation against the ordinary one: the same gradients, however memory is spent.
 
 use crate::support::*;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use t5::{Config, Error, Family, Files, Gradients, LayerMajor, MicroBatch, Observer, Part, StepContext, T5};
 
 fn gated_untied() -> Config {
@@ -26,7 +26,7 @@ fn batches(config: &Config) -> (Vec<MicroBatch>, u64) {
         let sources: Vec<&[u32]> = samples.iter().map(|&i| sources[i].as_slice()).collect();
         let targets: Vec<&[u32]> = samples.iter().map(|&i| targets[i].as_slice()).collect();
         let samples: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
-        MicroBatch::new(&sources, &targets, &samples, config, &Device::Cpu).unwrap()
+        MicroBatch::new(&sources, &targets, &samples, config, &device()).unwrap()
     };
     let batches = [&[6][..], &[3, 0, 2, 4], &[1, 5]].map(gather).to_vec();
     (batches, targets.iter().map(|t| t.len() as u64).sum())
@@ -100,7 +100,7 @@ fn by_layer(
 
 fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, tolerance: f64) {
     let parameters = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let model = T5::init(config, 2, parameters, &Device::Cpu).unwrap();
+    let model = T5::init(config, 2, parameters, &device()).unwrap();
     for (recompute_blocks, dropout) in [(0, 0.2), (2, 0.2), (99, 0.2), (2, 0.0)] {
         let (loss, expected) = ordinary(&model, dtype, dropout, trained);
         let (loss_by_layer, stages) = by_layer(&model, dtype, dropout, trained, layers, recompute_blocks);
@@ -184,7 +184,7 @@ fn what_is_frozen_has_no_gradient_and_what_trains_has_the_same() {
 
 #[test]
 fn an_interrupted_pass_ends_before_the_next_micro_batch() {
-    let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F32, &device()).unwrap();
     let (micro_batches, target_tokens) = batches(model.config());
     let cx = context(target_tokens, DType::F32);
     let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);

@@ -1,7 +1,7 @@
 //! Properties that do not depend on the memory plan: cuts, recompute, chunks, freezing, padding, saving.
 
 use crate::support::*;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use t5::{Config, EvalContext, GenerateOptions, Gradients, MicroBatch, Part, StepContext, T5};
 
 fn data() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
@@ -21,7 +21,7 @@ fn cut(model: &T5, cuts: &[&[usize]], cx: &StepContext) -> (f64, Vec<(String, Te
         let sources: Vec<&[u32]> = cut.iter().map(|&i| sources[i].as_slice()).collect();
         let targets: Vec<&[u32]> = cut.iter().map(|&i| targets[i].as_slice()).collect();
         let samples: Vec<u32> = cut.iter().map(|&i| i as u32).collect();
-        let batch = MicroBatch::new(&sources, &targets, &samples, model.config(), &Device::Cpu).unwrap();
+        let batch = MicroBatch::new(&sources, &targets, &samples, model.config(), &device()).unwrap();
         loss += model.forward_backward(&batch, cx, &mut grads).unwrap();
     }
     let named = grads.iter().map(|(i, g)| (model.parameters()[i].name.clone(), g.copy().unwrap())).collect();
@@ -40,7 +40,7 @@ fn largest_distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
 #[test]
 fn micro_batching_does_not_change_the_gradient() {
     for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, 1e-5)] {
-        let model = T5::init(&relu(), 2, dtype, &Device::Cpu).unwrap();
+        let model = T5::init(&relu(), 2, dtype, &device()).unwrap();
         let cx = StepContext { dropout: 0.2, ..context(target_tokens(), dtype) };
         let (loss, whole) = cut(&model, &[&[0, 1, 2, 3, 4]], &cx);
         let cuts: [&[&[usize]]; 3] = [&[&[0], &[1], &[2], &[3], &[4]], &[&[3, 0], &[2, 4, 1]], &[&[4, 3, 2, 1], &[0]]];
@@ -56,7 +56,7 @@ fn micro_batching_does_not_change_the_gradient() {
 #[test]
 fn recompute_gives_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {
-        let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
+        let model = T5::init(&relu(), 2, DType::F32, &device()).unwrap();
         let cx = StepContext { dropout: 0.2, ..context(target_tokens(), dtype) };
         let (loss, kept) = cut(&model, &[&[0, 1, 2], &[3, 4]], &cx);
         for recompute_blocks in [1, 3, 4, 5, 99] {
@@ -72,7 +72,7 @@ fn recompute_gives_the_same_bits() {
 
 #[test]
 fn the_loss_chunk_changes_rounding_only() {
-    let model = T5::init(&relu(), 2, DType::F64, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F64, &device()).unwrap();
     let cx = context(target_tokens(), DType::F64);
     let (loss, grads) = cut(&model, &[&[0, 1, 2, 3, 4]], &cx);
     for loss_chunk_rows in [1, 3, 1000] {
@@ -84,7 +84,7 @@ fn the_loss_chunk_changes_rounding_only() {
 
 #[test]
 fn a_step_or_a_sample_of_another_number_draws_another_mask() {
-    let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F32, &device()).unwrap();
     let cx = StepContext { dropout: 0.2, ..context(target_tokens(), DType::F32) };
     let loss = |cx: &StepContext| cut(&model, &[&[0, 1, 2, 3, 4]], cx).0;
     assert_eq!(loss(&cx), loss(&cx));
@@ -95,7 +95,7 @@ fn a_step_or_a_sample_of_another_number_draws_another_mask() {
 
 #[test]
 fn bf16_activations_give_nearly_the_same_loss_and_gradient() {
-    let model = T5::init(&relu(), 2, DType::F32, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F32, &device()).unwrap();
     let (loss, grads) = cut(&model, &[&[0, 1, 2, 3, 4]], &context(target_tokens(), DType::F32));
     let (half, half_grads) = cut(&model, &[&[0, 1, 2, 3, 4]], &context(target_tokens(), DType::BF16));
     assert!((half / loss - 1.0).abs() < 0.01, "{half} instead of {loss}");
@@ -112,7 +112,7 @@ fn bf16_activations_give_nearly_the_same_loss_and_gradient() {
 
 #[test]
 fn frozen_parameters_cost_no_memory_and_leave_the_others_gradients_alone() {
-    let model = T5::init(&relu(), 2, DType::F64, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F64, &device()).unwrap();
     let cx = StepContext { dropout: 0.2, ..context(target_tokens(), DType::F64) };
     let (loss, all) = cut(&model, &[&[0, 1, 2, 3, 4]], &cx);
     let check = |what: &str, trained: &dyn Fn(&t5::Parameter) -> bool| {
@@ -148,7 +148,7 @@ fn frozen_parameters_cost_no_memory_and_leave_the_others_gradients_alone() {
 
 #[test]
 fn padding_changes_nothing() {
-    let model = T5::init(&relu(), 2, DType::F64, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F64, &device()).unwrap();
     let (sources, targets) = data();
     let cx = EvalContext { activations: DType::F64, loss_chunk_rows: 4 };
     let together = model.loss(&micro_batch(&sources, &targets, model.config()), &cx).unwrap();
@@ -178,7 +178,7 @@ fn generation_with_a_cache_is_generation_without_one() {
     for (seed, projection) in [(2, "relu"), (3, "gated-gelu"), (4, "relu")] {
         let mut config = Config { eos_token_ids: vec![1], ..relu() };
         config.set_feed_forward_proj(projection).unwrap();
-        let model = T5::init(&config, seed, DType::F64, &Device::Cpu).unwrap();
+        let model = T5::init(&config, seed, DType::F64, &device()).unwrap();
         let (sources, _) = data();
         // Beyond the first capacity of the cache, and not a multiple of it.
         let options = GenerateOptions { max_new_tokens: 75, activations: DType::F64, ..Default::default() };
@@ -191,13 +191,13 @@ fn generation_with_a_cache_is_generation_without_one() {
 
 #[test]
 fn generation_stops_at_any_eos_while_others_go_on() {
-    let model = T5::init(&relu(), 2, DType::F64, &Device::Cpu).unwrap();
+    let model = T5::init(&relu(), 2, DType::F64, &device()).unwrap();
     let (sources, _) = data();
     let options = |max_new_tokens| GenerateOptions { max_new_tokens, activations: DType::F64, ..Default::default() };
     let free = model.generate(&slices(&sources), &options(40)).unwrap();
     // Make tokens that were generated the ends: answers must be the same up to their first one.
     let eos: Vec<u32> = vec![free[0][3], free[1][10], free[2][0]];
-    let ended = T5::init(&Config { eos_token_ids: eos.clone(), ..relu() }, 2, DType::F64, &Device::Cpu).unwrap();
+    let ended = T5::init(&Config { eos_token_ids: eos.clone(), ..relu() }, 2, DType::F64, &device()).unwrap();
     let answers = ended.generate(&slices(&sources), &options(40)).unwrap();
     for (free, answer) in free.iter().zip(&answers) {
         let end = free.iter().position(|id| eos.contains(id)).map_or(free.len(), |end| end + 1);

@@ -1,11 +1,22 @@
 //! The golden files and a few comparisons, shared by the integration tests.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 use t5::safetensors::Reader;
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
+
+/// The device of these tests: the CPU, or, with `LOW_MEM_T5_TEST_DEVICE=cuda`, a card or the emulated one.
+pub fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let open = || match std::env::var("LOW_MEM_T5_TEST_DEVICE").as_deref() {
+        Ok("cuda") => t5_ops::open_card(0).expect("a card"),
+        _ => Device::Cpu,
+    };
+    DEVICE.get_or_init(open).clone()
+}
 
 /// The results of transformers for a directory and a batch (see scripts/README.md).
 #[derive(Deserialize)]
@@ -54,7 +65,7 @@ pub fn slices(lists: &[Vec<u32>]) -> Vec<&[u32]> {
 
 pub fn micro_batch(sources: &[Vec<u32>], targets: &[Vec<u32>], config: &Config) -> MicroBatch {
     let samples: Vec<u32> = (0..sources.len() as u32).collect();
-    MicroBatch::new(&slices(sources), &slices(targets), &samples, config, &Device::Cpu).unwrap()
+    MicroBatch::new(&slices(sources), &slices(targets), &samples, config, &device()).unwrap()
 }
 
 pub fn context(target_tokens: u64, dtype: DType) -> StepContext {

@@ -1,7 +1,7 @@
 //! Agreement with transformers, on golden files: what is read, what is computed, what is generated.
 
 use crate::support::*;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::{Map, Value};
 use t5::{Config, EvalContext, GenerateOptions, T5};
 
@@ -67,17 +67,17 @@ fn what_a_config_says_that_is_unknown_here_is_written_back() {
 fn logits_and_loss_agree_with_transformers() {
     for name in CASES {
         let (directory, golden, tensors) = case(name);
-        let model = T5::load(&directory, DType::F32, &Device::Cpu).unwrap();
+        let model = T5::load(&directory, DType::F32, &device()).unwrap();
         assert_eq!(model.config().tie_word_embeddings, golden.tied, "{name}");
         assert!((model.config().logit_scale() - golden.logit_scale).abs() < 1e-12, "{name}");
         let batch = micro_batch(&golden.sources, &golden.targets, model.config());
 
-        let expected = tensors.read("encoder_output", DType::F32, &Device::Cpu).unwrap();
+        let expected = tensors.read("encoder_output", DType::F32, &device()).unwrap();
         let encoded = model.encode(&batch, DType::F32).unwrap();
         let far = real_tokens_distance(&encoded, &expected, &golden.sources);
         assert!(far < 1e-5, "{name}: encoder output differs by {far:e}");
 
-        let expected = tensors.read("logits", DType::F32, &Device::Cpu).unwrap();
+        let expected = tensors.read("logits", DType::F32, &device()).unwrap();
         let far = real_tokens_distance(&model.logits(&batch).unwrap(), &expected, &golden.targets);
         assert!(far < 1e-5, "{name}: logits differ by {far:e}");
 
@@ -105,13 +105,13 @@ fn every_parameters_gradient_agrees_with_transformers() {
         if !tensors.names().iter().any(|tensor| tensor.starts_with("grad.")) {
             continue;
         }
-        let model = T5::load(&directory, DType::F32, &Device::Cpu).unwrap();
+        let model = T5::load(&directory, DType::F32, &device()).unwrap();
         let batch = micro_batch(&golden.sources, &golden.targets, model.config());
         let (loss, grads) = gradients(&model, &batch, &context(golden.target_tokens, DType::F32));
         assert!((loss / golden.loss_sum - 1.0).abs() < 1e-5, "{name}: loss {loss}");
         assert_eq!(grads.len(), model.parameters().len(), "{name}");
         for (parameter, grad) in grads {
-            let expected = tensors.read(&format!("grad.{parameter}"), DType::F32, &Device::Cpu).unwrap();
+            let expected = tensors.read(&format!("grad.{parameter}"), DType::F32, &device()).unwrap();
             let far = distance(&grad, &expected);
             assert!(far < 1e-4, "{name}: gradient of {parameter} differs by {far:e}");
             compared += 1;
@@ -124,7 +124,7 @@ fn every_parameters_gradient_agrees_with_transformers() {
 fn greedy_generation_is_that_of_transformers() {
     for name in CASES {
         let (directory, golden, _) = case(name);
-        let model = T5::load(&directory, DType::F32, &Device::Cpu).unwrap();
+        let model = T5::load(&directory, DType::F32, &device()).unwrap();
         let options = GenerateOptions { max_new_tokens: golden.max_new_tokens, ..Default::default() };
         let generated = model.generate(&slices(&golden.sources), &options).unwrap();
         assert_eq!(generated, golden.generated, "{name}");

@@ -1,9 +1,13 @@
 //! A small model in any precision, steps over batches that are functions of the step, and every bit of what comes of them.
 
-use candle_core::{DType, Device, Tensor};
+mod device;
+
+use candle_core::{DType, Tensor};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+pub use self::device::device;
 
 pub fn config() -> Config {
     Config {
@@ -34,7 +38,7 @@ pub fn options() -> TrainerOptions {
 }
 
 pub fn new(options: TrainerOptions) -> Trainer {
-    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap(), options).unwrap()
+    Trainer::new(T5::init(&config(), 7, options.parameter_dtype(), &device()).unwrap(), options).unwrap()
 }
 
 /// Sources and targets of a step's batch.

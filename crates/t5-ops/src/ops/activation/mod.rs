@@ -5,6 +5,8 @@
 //! Shapes: gate, up, h, dh (B, T, F).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -12,7 +14,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_shape};
-use crate::needs::{Needs, mask_on_host};
+use crate::needs::Needs;
 use crate::ops::dropout::{Dropout, active, batch_rows_width};
 
 /// The activation functions that T5 configurations name.
@@ -39,16 +41,19 @@ pub fn feed_forward_activation(
     let d = check("feed_forward_activation", gate, up, d)?;
     match Path::of(&[gate]).provided(same_dtype(gate, up)) {
         Path::Cpu => cpu::feed_forward_activation(gate, up, a, d),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes_alike([gate].into_iter().chain(up)) => {
+            cuda::feed_forward_activation(gate, up, a, d)
+        }
         Path::Reference | Path::Device => reference::feed_forward_activation(gate, up, a, d),
     }
 }
 
 /// What [`feed_forward_activation`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType, drops: bool) -> Needs {
+pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
+        Path::Cpu | Path::Device => Needs::default(),
         Path::Reference => reference::forward_needs(elements, dtype),
-        Path::Device => reference::forward_needs(elements, dtype).with_bytes_on_host(mask_on_host(elements, drops)),
     }
 }
 
@@ -69,6 +74,10 @@ pub fn feed_forward_activation_backward(
     let same = same_dtype(&gate, up.as_ref()) && same_dtype(&gate, Some(&dh));
     match Path::of(&[&gate]).provided(same) {
         Path::Cpu => cpu::feed_forward_activation_backward(gate, up, a, d, dh),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes_alike([&gate, &dh].into_iter().chain(&up)) => {
+            cuda::feed_forward_activation_backward(gate, up, a, d, dh)
+        }
         Path::Reference | Path::Device => {
             let h = reference::feed_forward_activation(&gate, up.as_ref(), a, d)?;
             let (dgate, dup) = reference::feed_forward_activation_backward(&gate, up.as_ref(), a, d, &dh)?;
@@ -78,11 +87,10 @@ pub fn feed_forward_activation_backward(
 }
 
 /// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
-pub fn feed_forward_activation_backward_needs(path: Path, elements: u64, dtype: DType, drops: bool) -> Needs {
+pub fn feed_forward_activation_backward_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
+        Path::Cpu | Path::Device => Needs::default(),
         Path::Reference => reference::backward_needs(elements, dtype),
-        Path::Device => reference::backward_needs(elements, dtype).with_bytes_on_host(mask_on_host(elements, drops)),
     }
 }
 

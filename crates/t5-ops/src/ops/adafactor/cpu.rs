@@ -34,7 +34,7 @@ pub(super) fn square_sums_of(grad: &Tensor) -> Result<SquareSums> {
     let view = View::new(&grad)?;
     let (row_sums, col_sums) = with_element!(grad.dtype(), G, by_row_and_column(view.slice::<G>()?, rows, width));
     let total = row_sums.iter().map(|&sum| f64::from(sum)).sum();
-    Ok(SquareSums { total, factored: Some((row_sums, col_sums)) })
+    Ok(SquareSums::new(total, Some((row_sums, col_sums))))
 }
 
 fn by_row_and_column<G: Element>(g: &[G], rows: usize, width: usize) -> (Vec<f32>, Vec<f32>) {

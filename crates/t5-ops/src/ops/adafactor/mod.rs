@@ -17,6 +17,8 @@
 //! Shapes: parameter and gradient (.., N, K); row (.., N); col (.., K).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -24,7 +26,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::Needs;
+use crate::needs::{Needs, elements};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
 
@@ -91,6 +93,9 @@ pub struct SquareSums {
     total: f64,
     /// By row (N) and by column (K), of a matrix (N, K) for which there is a kernel.
     factored: Option<(Vec<f32>, Vec<f32>)>,
+    /// The same on a card, where the total is, too.
+    #[cfg(feature = "cuda")]
+    on_device: Option<cuda::DeviceSums>,
 }
 
 impl SquareSums {
@@ -99,13 +104,30 @@ impl SquareSums {
         let _span = tracing::debug_span!("square_sums").entered();
         match Path::of(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
             Path::Cpu => cpu::square_sums_of(grad),
-            Path::Reference | Path::Device => Ok(Self { total: square_sum(grad)?, factored: None }),
+            #[cfg(feature = "cuda")]
+            Path::Device if grad.elem_count() > 0 && crate::cuda::takes([grad]) => {
+                Ok(Self { on_device: Some(cuda::square_sums_of(grad)?), ..Self::new(0.0, None) })
+            }
+            Path::Reference | Path::Device => Ok(Self::new(square_sum(grad)?, None)),
         }
     }
 
-    /// Of all elements.
-    pub fn total(&self) -> f64 {
-        self.total
+    fn new(total: f64, factored: Option<(Vec<f32>, Vec<f32>)>) -> Self {
+        Self {
+            total,
+            factored,
+            #[cfg(feature = "cuda")]
+            on_device: None,
+        }
+    }
+
+    /// Of all elements. A card is waited for here, once all that is asked of it before is done.
+    pub fn total(&self) -> Result<f64> {
+        #[cfg(feature = "cuda")]
+        if let Some(sums) = &self.on_device {
+            return sums.total();
+        }
+        Ok(self.total)
     }
 
     /// Bytes that the sums of a gradient of this shape hold.
@@ -140,34 +162,61 @@ pub fn adafactor_with_sums(
 ) -> Result<()> {
     let _span = tracing::debug_span!("adafactor").entered();
     check(param, grad, second, first, h)?;
-    let is_f32 = |t: &Tensor| t.device().is_cpu() && t.dtype() == DType::F32;
-    let moments = match second {
-        SecondMoment::Factored { row, col } => param.rank() == 2 && is_f32(row) && is_f32(col),
-        SecondMoment::Full(v) => is_f32(v),
+    let moments: Vec<&Tensor> = match second {
+        SecondMoment::Factored { row, col } => [row, col].into_iter().chain(first).collect(),
+        SecondMoment::Full(v) => [v].into_iter().chain(first).collect(),
     };
-    let takes = moments && first.is_none_or(is_f32) && param.elem_count() > 0;
+    let is_full = matches!(second, SecondMoment::Full(_));
+    let are_taken =
+        moments.iter().all(|t| t.dtype() == DType::F32) && (is_full || param.rank() == 2) && param.elem_count() > 0;
+    let takes = are_taken && moments.iter().all(|t| t.device().is_cpu());
+    #[cfg(feature = "cuda")]
+    if let Some(sums) = &sums.on_device
+        && are_taken
+        && crate::cuda::takes([param, grad].into_iter().chain(moments))
+    {
+        return cuda::adafactor(param, grad, sums, second, first, h);
+    }
     match Path::of(&[param, grad]).provided(takes) {
         Path::Cpu => cpu::adafactor(param, grad, sums, second, first, h),
         Path::Reference | Path::Device => reference::adafactor(param, grad, second, first, h),
     }
 }
 
-/// What [`SquareSums::of`] a gradient of so many elements needs.
-pub fn square_sums_needs(path: Path, elements: u64) -> Needs {
+/// Columns that one block of a card's kernel works on, as there.
+const COLUMNS: usize = 1024;
+/// Parts in which a card adds the squares of rows, at most.
+const PARTS: usize = 512;
+/// Rows whose squares it adds in f32.
+const BLOCK_ROWS: usize = 32;
+
+/// How a card cuts the rows of a gradient: rows of a part.
+fn rows_of_part(rows: usize) -> usize {
+    rows.div_ceil(PARTS).next_multiple_of(BLOCK_ROWS)
+}
+
+/// What [`SquareSums::of`] a gradient (N, K) needs, a vector being one row.
+pub fn square_sums_needs(path: Path, (rows, width): (usize, usize)) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => reference::square_sums_needs(elements),
+        Path::Reference => reference::square_sums_needs(elements([rows, width])),
+        Path::Device => {
+            let (tiles, parts) = (width.div_ceil(COLUMNS), rows.div_ceil(rows_of_part(rows).max(1)));
+            let by_row = elements([rows, tiles, size_of::<f32>()]);
+            Needs::bytes(by_row + elements([parts, width, size_of::<f64>()]))
+        }
     }
 }
 
-/// What [`adafactor`] needs for a parameter of so many elements.
-pub fn adafactor_needs(path: Path, elements: u64, param: DType, rounding: Rounding) -> Needs {
+/// What [`adafactor`] needs for a parameter (N, K), a vector being one row.
+pub fn adafactor_needs(path: Path, (rows, width): (usize, usize), param: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => {
-            let on_host = crate::ops::rounding::reference::on_host(elements, param, rounding);
-            reference::needs(elements, param).with_bytes_on_host(on_host)
-        }
+        Path::Reference => reference::needs(elements([rows, width]), param),
+        // A factor for each row and column, and two sums for each block.
+        Path::Device => Needs::bytes(
+            elements([rows + width, size_of::<f32>()]) + 2 * elements([rows.min(2 * PARTS), size_of::<f64>()]),
+        ),
     }
 }
 

@@ -13,6 +13,8 @@
 //! Shapes: parameter, gradient and both moments are the same.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -72,13 +74,10 @@ impl AdamwHyper {
 }
 
 /// What [`adamw`] needs for a parameter of so many elements.
-pub fn adamw_needs(path: Path, elements: u64, param: DType, rounding: Rounding) -> Needs {
+pub fn adamw_needs(path: Path, elements: u64, param: DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => {
-            let on_host = crate::ops::rounding::reference::on_host(elements, param, rounding);
-            reference::needs(elements, param).with_bytes_on_host(on_host)
-        }
+        Path::Cpu | Path::Device => Needs::default(),
+        Path::Reference => reference::needs(elements, param),
     }
 }
 
@@ -94,10 +93,15 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     check_shape("adamw", "grad", grad, shape)?;
     check_accumulator("adamw", "first moment", first, shape)?;
     check_accumulator("adamw", "second moment", second, shape)?;
-    let is_f32 = |t: &Tensor| t.device().is_cpu() && t.dtype() == DType::F32;
-    let takes = is_f32(first) && is_f32(second) && param.elem_count() > 0;
+    let is_f32 = |t: &Tensor| t.dtype() == DType::F32;
+    let are_taken = is_f32(first) && is_f32(second) && param.elem_count() > 0;
+    let takes = are_taken && first.device().is_cpu() && second.device().is_cpu();
     match Path::of(&[param, grad]).provided(takes) {
         Path::Cpu => cpu::adamw(param, grad, first, second, h),
+        #[cfg(feature = "cuda")]
+        Path::Device if are_taken && crate::cuda::takes([param, grad, first, second]) => {
+            cuda::adamw(param, grad, first, second, h)
+        }
         Path::Reference | Path::Device => reference::adamw(param, grad, first, second, h),
     }
 }

@@ -8,6 +8,8 @@
 
 mod ahead;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 mod rows;
 mod task;
@@ -38,6 +40,11 @@ pub struct Attention<'a> {
     /// Dropout of the probabilities.
     pub dropout: Option<Dropout<'a>>,
 }
+
+/// The largest head for which a card has kernels.
+const MOST_HEAD_ON_DEVICE: usize = 128;
+/// Keys of a block of a card's backward, the fewest: each block has sums of the bias's gradient.
+const KEYS_OF_BLOCK_ON_DEVICE: usize = 32;
 
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +133,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
     match a.path(&[q, k, v]) {
         Path::Cpu => cpu::attention(q, k, v, a, &s),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(&[q, k, v], a, &s) => cuda::attention(q, k, v, a, &s),
         Path::Reference | Path::Device => reference::attention(q, k, v, a),
     }
 }
@@ -135,6 +144,7 @@ pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Need
     match path {
         Path::Cpu => cpu::forward_needs(s),
         Path::Reference => reference::forward_needs(s, dtype, drops),
+        Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => Needs::default().with_products(2, s.product()),
         Path::Device => reference::forward_needs_on_device(s, dtype, drops),
     }
 }
@@ -178,6 +188,10 @@ pub fn attention_backward(
     let takes = same && dbias.is_none_or(|dbias| dbias.dtype() == DType::F32);
     match a.path(&[q, k, v, out, lse, dout]).provided(takes) {
         Path::Cpu => cpu::attention_backward(of, dout, a, &s, dbias),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(&[q, k, v, out, dout], a, &s) && cuda::adds_to(lse, dbias) => {
+            cuda::attention_backward(of, dout, a, &s, dbias)
+        }
         Path::Reference | Path::Device => reference::attention_backward(of, dout, a, dbias),
     }
 }
@@ -187,6 +201,16 @@ pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool
     match path {
         Path::Cpu => cpu::backward_needs(s),
         Path::Reference => reference::backward_needs(s, dtype, drops),
+        Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => backward_needs_on_device(s),
         Path::Device => reference::backward_needs_on_device(s, dtype, drops),
     }
+}
+
+/// On a card: a sum for each query of each head, and the partial sums of a bias's gradient. Two products more than on the CPU: scores
+/// and the gradients of probabilities are computed for keys and for queries.
+fn backward_needs_on_device(s: &Sizes) -> Needs {
+    let heads = needs::elements([s.batch, s.heads]);
+    let blocks = s.keys.div_ceil(KEYS_OF_BLOCK_ON_DEVICE) as u64;
+    let partial = blocks * (s.queries + KEYS_OF_BLOCK_ON_DEVICE - 1) as u64;
+    Needs::bytes(heads * (s.queries as u64 + partial) * size_of::<f32>() as u64).with_products(7, s.product())
 }

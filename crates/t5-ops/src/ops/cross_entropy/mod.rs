@@ -8,6 +8,8 @@
 //! Shapes: x, dx (R, D); w, dw (V, D); labels R.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -15,7 +17,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::Needs;
+use crate::needs::{self, Needs};
 use crate::quantised::Weight;
 use crate::storage::elements;
 
@@ -39,6 +41,8 @@ pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEnt
     let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
     match Weight::from(w).path_beside(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x, w]) => cuda::chunks(x, w, labels, &rows, c, None, None),
         Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
     }
 }
@@ -63,6 +67,10 @@ pub fn linear_cross_entropy_backward(
     let path = Weight::from(w).path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x, w]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) => {
+            cuda::gradients(x, w, labels, &rows, c, dw)
+        }
         Path::Reference | Path::Device => reference::gradients(x, w, labels, &rows, c, dw),
     }
 }
@@ -79,7 +87,7 @@ pub fn linear_cross_entropy_needs(
     match path {
         Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::loss_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => reference::loss_needs_on_device(rows, weight, dtypes, chunk_rows),
+        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, false),
     }
 }
 
@@ -94,8 +102,27 @@ pub fn linear_cross_entropy_backward_needs(
     match path {
         Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::gradients_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => reference::gradients_needs_on_device(rows, weight, dtypes, chunk_rows),
+        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, true),
     }
+}
+
+/// On a card: the weight in the dtype of x; of a chunk its rows and logits in f32, and where gradients are wanted these, unless they take
+/// the place of logits, and those of its rows.
+fn needs_on_device(
+    rows: usize,
+    (vocabulary, width): (usize, usize),
+    [x, w]: [DType; 2],
+    chunk_rows: usize,
+    with_gradients: bool,
+) -> Needs {
+    let chunk = chunk_rows.min(rows);
+    let cells = needs::elements([chunk, vocabulary]);
+    let of_rows = needs::elements([chunk, width, x.size_in_bytes()]);
+    let gradients = if with_gradients { needs::cast(cells, DType::F32, x) + of_rows } else { 0 };
+    let logits = cells * size_of::<f32>() as u64;
+    let products = if with_gradients { 3 } else { 1 };
+    Needs::bytes(needs::cast(needs::elements([vocabulary, width]), w, x) + of_rows + logits + gradients)
+        .with_products(products, (rows, width, vocabulary))
 }
 
 /// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it

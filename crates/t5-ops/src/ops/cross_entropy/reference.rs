@@ -4,7 +4,7 @@ use candle_core::{D, DType, Result, Tensor};
 
 use super::{CrossEntropy, valid_rows};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
-use crate::needs::{Needs, cast, converted, copies, elements, wide_size};
+use crate::needs::{Needs, converted, copies, elements, wide_size};
 
 /// See [`crate::linear_cross_entropy`].
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
@@ -51,39 +51,6 @@ pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DTyp
     let sums = copies(2, elements([vocabulary, width]), x) + copies(2, elements([rows, width]), x);
     let loss = loss_needs(rows, weight, dtypes, chunk_rows);
     Needs::bytes(loss.transient + sums).with_products(3, (rows, width, vocabulary))
-}
-
-/// [`loss_needs`] on a device: the weight in the dtype of x; of a chunk its rows, and its logits while their exponentials are
-/// summed.
-pub(super) fn loss_needs_on_device(
-    rows: usize,
-    (vocabulary, width): (usize, usize),
-    [x, w]: [DType; 2],
-    chunk_rows: usize,
-) -> Needs {
-    let chunk = chunk_rows.min(rows);
-    let of_chunk = copies(3, elements([chunk, vocabulary]), x) + elements([chunk, width, x.size_in_bytes()]);
-    Needs::bytes(cast(elements([vocabulary, width]), w, x) + of_chunk).with_products(1, (rows, width, vocabulary))
-}
-
-/// [`gradients_needs`] on a device. Of a chunk: logits, probabilities and their gradient before it is scaled; or beside these the
-/// gradient of the weight, in f32, before and after it is added, or that of all rows.
-pub(super) fn gradients_needs_on_device(
-    rows: usize,
-    (vocabulary, width): (usize, usize),
-    [x, w]: [DType; 2],
-    chunk_rows: usize,
-) -> Needs {
-    let (chunk, weight, all) =
-        (chunk_rows.min(rows), elements([vocabulary, width]), copies(1, elements([rows, width]), x));
-    let logits = copies(2, elements([chunk, vocabulary]), x) + elements([chunk, vocabulary, x.size_in_bytes()]);
-    let of_weight = weight * x.size_in_bytes() as u64 + cast(weight, x, DType::F32) + copies(1, weight, DType::F32);
-    let most = copies(4, elements([chunk, vocabulary]), x).max(logits + of_weight.max(all));
-    let of_rows = elements([chunk, width, x.size_in_bytes()]) + copies(1, elements([chunk, width]), x);
-    // Where the result has another dtype than the sums, these are there beside it.
-    let sums = if x.size_in_bytes() < wide_size(x) { all } else { 0 };
-    let transient = cast(weight, w, x) + most + of_rows + sums;
-    Needs::bytes(transient).with_products(3, (rows, width, vocabulary))
 }
 
 pub(super) fn gradients(

@@ -10,6 +10,8 @@
 //! the element, which is kept when the result is at least `probability * 2^32`.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_shape};
 use crate::keys::mix;
-use crate::needs::{Needs, mask_on_host};
+use crate::needs::Needs;
 use crate::random_mask::{RowKey, RowMask, hash};
 use crate::storage::elements;
 
@@ -124,6 +126,8 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let Some(d) = active("dropout", Some(d), b)? else { return Ok(x.clone()) };
     match Path::of(&[x]) {
         Path::Cpu => cpu::dropout(x, d),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x]) => cuda::dropout(None, x, Some(d)),
         Path::Reference | Path::Device => reference::dropout(x, Some(d)),
     }
 }
@@ -131,12 +135,8 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
 /// What [`dropout`] of so many elements needs, if it drops any.
 pub fn dropout_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
+        Path::Cpu | Path::Device => Needs::default(),
         Path::Reference => reference::mask_needs(elements, dtype),
-        // The mask as it is multiplied.
-        Path::Device => {
-            Needs::bytes(elements * dtype.size_in_bytes() as u64).with_bytes_on_host(mask_on_host(elements, true))
-        }
     }
 }
 
@@ -144,17 +144,16 @@ pub fn dropout_needs(path: Path, elements: u64, dtype: DType) -> Needs {
 pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let _span = tracing::debug_span!("dropout_add").entered();
     check_shape("dropout_add", "x", x, residual.dims())?;
-    let path = Path::of(&[residual, x]).provided(residual.dtype() == x.dtype());
-    if path != Path::Cpu {
-        return reference::dropout_add(residual, x, d);
-    }
-    let d = match d {
+    let active = match d {
         None => None,
         Some(d) => active("dropout_add", Some(d), batch_rows_width("dropout_add", x)?.0)?,
     };
-    match d {
-        None => cpu::add(residual, x),
-        Some(d) => cpu::dropout_add(residual, x, d),
+    match (Path::of(&[residual, x]).provided(residual.dtype() == x.dtype()), active) {
+        (Path::Cpu, None) => cpu::add(residual, x),
+        (Path::Cpu, Some(d)) => cpu::dropout_add(residual, x, d),
+        #[cfg(feature = "cuda")]
+        (Path::Device, d) if crate::cuda::takes_alike([residual, x]) => cuda::dropout(Some(residual), x, d),
+        (Path::Reference | Path::Device, _) => reference::dropout_add(residual, x, d),
     }
 }
 

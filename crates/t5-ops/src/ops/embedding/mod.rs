@@ -3,6 +3,8 @@
 //! Shapes: ids (B, T) of `U32`, table (V, D), result (B, T, D).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -22,8 +24,16 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     elements(table.shape())?;
     let takes = ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
     let takes_table = Path::of(&[table]) == Path::Cpu || table.device().is_cpu() && table.dtype() == DType::F16;
-    match Path::Cpu.provided(takes && takes_table) {
+    let path = match Path::of(&[table]) {
+        Path::Device => Path::Device,
+        _ => Path::Cpu.provided(takes && takes_table),
+    };
+    match path {
         Path::Cpu => cpu::embedding(ids, table, dtype),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([table]) && crate::cuda::computes_in(dtype) => {
+            cuda::embedding(ids, table, dtype)
+        }
         Path::Reference | Path::Device => reference::embedding(ids, table, dtype),
     }
 }
@@ -31,8 +41,8 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
 /// What [`embedding`] of `rows` ids needs: the width of the table, its dtype and that of the result.
 pub fn embedding_needs(path: Path, rows: usize, width: usize, dtypes: [DType; 2]) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => reference::forward_needs(rows, width, dtypes),
+        Path::Cpu | Path::Device => Needs::default(),
+        Path::Reference => reference::forward_needs(rows, width, dtypes),
     }
 }
 
@@ -47,6 +57,10 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     check_shape("embedding_backward", "dy", dy, &expected)?;
     match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
         Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([dy, dtable]) && dtable.dtype() == DType::F32 => {
+            cuda::embedding_backward(ids, dy, dtable)
+        }
         Path::Reference | Path::Device => reference::embedding_backward(ids, dy, dtable),
     }
 }
@@ -55,6 +69,8 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
 pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
+        // The gradient of a table in bf16 is that of the composition.
+        Path::Device if dtypes[1] == DType::F32 => Needs::default(),
         Path::Reference | Path::Device => reference::backward_needs(rows, table, dtypes),
     }
 }

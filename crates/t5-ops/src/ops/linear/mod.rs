@@ -4,6 +4,8 @@
 //! Shapes: x (.., K), w (N, K), y (.., N). The leading dimensions are rows: R is their product.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -11,7 +13,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
-use crate::needs::Needs;
+use crate::needs::{Needs, cast, elements};
 use crate::quantised::Weight;
 
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`, which is also the
@@ -24,6 +26,8 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     check_weight("linear", (n, k), (n, width))?;
     match w.path_beside(x) {
         Path::Cpu => cpu::linear(x, w),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(x, w) => cuda::linear(x, w.tensor(), None),
         Path::Reference | Path::Device => reference::linear(x, w),
     }
 }
@@ -33,7 +37,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     match path {
         Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (k, n), dtypes, false),
-        Path::Device => reference::product_needs_on_device(rows, (k, n), dtypes, false),
+        Path::Device => product_needs_on_device(rows, (k, n), dtypes),
     }
 }
 
@@ -46,6 +50,8 @@ pub fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
     check_sum("linear_add", &sum, x, n)?;
     match Path::of(&[x, w]) {
         Path::Cpu => cpu::linear_add(x, w, sum),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(x, w.into()) => cuda::linear(x, w, Some(sum)),
         Path::Reference | Path::Device => reference::linear_add(x, w, &sum),
     }
 }
@@ -55,7 +61,7 @@ pub fn linear_add_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes:
     match path {
         Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (k, n), dtypes, true),
-        Path::Device => reference::product_needs_on_device(rows, (k, n), dtypes, true),
+        Path::Device => product_needs_on_device(rows, (k, n), dtypes),
     }
 }
 
@@ -86,6 +92,8 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
     }
     match w.path_beside(dy) {
         Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(dy, w) => cuda::linear_backward_input(dy, w.tensor(), accumulate),
         Path::Reference | Path::Device => reference::linear_backward_input(dy, w, accumulate),
     }
 }
@@ -101,7 +109,7 @@ pub fn linear_backward_input_needs(
     match path {
         Path::Cpu => cpu::product_needs(rows, (n, k), dtypes[0]),
         Path::Reference => reference::product_needs(rows, (n, k), dtypes, accumulates),
-        Path::Device => reference::product_needs_on_device(rows, (n, k), dtypes, accumulates),
+        Path::Device => product_needs_on_device(rows, (n, k), dtypes),
     }
 }
 
@@ -119,6 +127,8 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
     check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
     match Path::of(&[dy, x, dw]) {
         Path::Cpu => cpu::linear_backward_weight(dy, x, dw, accumulate),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes_gradient(dy, x, dw) => cuda::linear_backward_weight(dy, x, dw, accumulate),
         Path::Reference | Path::Device => reference::linear_backward_weight(dy, x, dw, accumulate),
     }
 }
@@ -128,8 +138,13 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     match path {
         Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
         Path::Reference => reference::backward_weight_needs(rows, (n, k), dtypes),
-        Path::Device => reference::backward_weight_needs_on_device(rows, (n, k), dtypes),
+        Path::Device => Needs::default().with_products(1, (rows, n, k)),
     }
+}
+
+/// A product on a card: the weight in the dtype of x.
+fn product_needs_on_device(rows: usize, (k, n): (usize, usize), [x, w]: [DType; 2]) -> Needs {
+    Needs::bytes(cast(elements([k, n]), w, x)).with_products(1, (rows, k, n))
 }
 
 fn check_weight(op: &str, expected: (usize, usize), got: (usize, usize)) -> Result<()> {

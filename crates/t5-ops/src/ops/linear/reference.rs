@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
-use crate::needs::{Needs, cast, converted, copies, elements, wide_size};
+use crate::needs::{Needs, converted, copies, elements, wide_size};
 use crate::quantised::Weight;
 
 /// See [`crate::linear`].
@@ -33,17 +33,6 @@ pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType;
     let results =
         converted(elements([rows, n]), x, wide) + if accumulates { copies(1, elements([rows, n]), x) } else { 0 };
     Needs::bytes(operands + results).with_products(1, (rows, k, n))
-}
-
-/// The same on a device: the weight in the dtype of x, and the product where something is added to it.
-pub(super) fn product_needs_on_device(
-    rows: usize,
-    (k, n): (usize, usize),
-    [x, w]: [DType; 2],
-    accumulates: bool,
-) -> Needs {
-    let product = if accumulates { elements([rows, n, x.size_in_bytes()]) } else { 0 };
-    Needs::bytes(cast(elements([k, n]), w, x) + product).with_products(1, (rows, k, n))
 }
 
 /// See [`crate::linear_backward_input`].
@@ -79,10 +68,4 @@ pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]
     // The product, the same in the dtype of dw, and its sum with dw.
     let results = elements([n, k, wide + 2 * dw.size_in_bytes()]);
     Needs::bytes(operands + results).with_products(1, (rows, n, k))
-}
-
-/// The same on a device: the product in the dtype of x, its copy in that of dw, and its sum with dw.
-pub(super) fn backward_weight_needs_on_device(rows: usize, (n, k): (usize, usize), [x, dw]: [DType; 2]) -> Needs {
-    let results = elements([n, k, x.size_in_bytes() + dw.size_in_bytes()]) + cast(elements([n, k]), x, dw);
-    Needs::bytes(results).with_products(1, (rows, n, k))
 }

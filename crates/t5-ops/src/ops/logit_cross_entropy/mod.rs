@@ -3,6 +3,8 @@
 //! Shapes: logits (.., V); a label for each row.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -18,6 +20,8 @@ pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     check(logits, labels)?;
     match Path::of(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([logits]) && logits.is_contiguous() => cuda::loss(logits, labels, None),
         Path::Reference | Path::Device => reference::logit_cross_entropy(logits, labels),
     }
 }
@@ -27,6 +31,10 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
     check(&logits, labels)?;
     match Path::of(&[&logits]).provided(logits.is_contiguous()) {
         Path::Cpu => cpu::gradient(logits, labels, gradient_scale),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([&logits]) && logits.is_contiguous() => {
+            Ok((cuda::loss(&logits, labels, Some(gradient_scale))?, logits))
+        }
         Path::Reference | Path::Device => reference::logit_cross_entropy_backward(&logits, labels, gradient_scale),
     }
 }
@@ -34,8 +42,8 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
 /// What either needs for so many logits.
 pub fn logit_cross_entropy_needs(path: Path, elements: u64, dtype: candle_core::DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => Needs::bytes(copies(4, elements, dtype)),
+        Path::Cpu | Path::Device => Needs::default(),
+        Path::Reference => Needs::bytes(copies(4, elements, dtype)),
     }
 }
 

@@ -5,6 +5,8 @@
 //! Shapes: x, dy (.., D), weight (D), inv_rms (..) without the last dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,9 @@ use candle_core::{DType, Result, Tensor};
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::Needs;
 
+/// Parts in which a card adds the gradient of the weight, at most: enough blocks for the largest one.
+const PARTS_ON_DEVICE: u64 = 512;
+
 /// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
 /// row, `F32` or `F64`), which the backward needs.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
@@ -22,6 +27,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     check_shape("rms_norm", "weight", weight, &[width])?;
     match Path::of(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x, weight]) => cuda::rms_norm(x, weight, eps),
         Path::Reference | Path::Device => reference::rms_norm(x, weight, eps),
     }
 }
@@ -29,8 +36,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 /// What [`rms_norm`] of so many elements of `x` needs.
 pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => reference::forward_needs(elements, dtype),
+        Path::Cpu | Path::Device => Needs::default(),
+        Path::Reference => reference::forward_needs(elements, dtype),
     }
 }
 
@@ -63,14 +70,23 @@ pub fn rms_norm_backward(
     let same = residual.is_none_or(|residual| residual.dtype() == x.dtype() && residual.device().is_cpu());
     match Path::of(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
         Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
+        #[cfg(feature = "cuda")]
+        Path::Device
+            if crate::cuda::takes_alike([x, &dy].into_iter().chain(residual))
+                && crate::cuda::takes([weight, inv_rms].into_iter().chain(dweight))
+                && accumulates =>
+        {
+            cuda::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight)
+        }
         Path::Reference | Path::Device => reference::rms_norm_backward(x, weight, inv_rms, &dy, residual, dweight),
     }
 }
 
-/// What [`rms_norm_backward`] of so many elements of `x` needs.
-pub fn rms_norm_backward_needs(path: Path, elements: u64, dtype: DType) -> Needs {
+/// What [`rms_norm_backward`] of so many rows of this width needs.
+pub fn rms_norm_backward_needs(path: Path, (rows, width): (u64, u64), dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference | Path::Device => reference::backward_needs(elements, dtype),
+        Path::Reference => reference::backward_needs(rows * width, dtype),
+        Path::Device => Needs::bytes(rows.min(PARTS_ON_DEVICE) * width * size_of::<f32>() as u64),
     }
 }

@@ -1,6 +1,8 @@
 //! Whole-tensor operations on gradients: the sum of squares, the sum of two, and setting to zero.
 
 pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,10 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     }
     match Path::of(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
         Path::Cpu => cpu::add_in_place(sum, x),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([sum, x]) && sum.is_contiguous() && x.is_contiguous() => {
+            cuda::add_in_place(sum, x)
+        }
         Path::Reference | Path::Device => reference::add_in_place(sum, x),
     }
 }

@@ -5,6 +5,8 @@
 //!
 //! Shapes: table, dtable (buckets, H); bias, dbias (H, T+S-1).
 
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -82,6 +84,10 @@ pub fn relative_bias(
 ) -> Result<Tensor> {
     let _span = tracing::debug_span!("relative_bias").entered();
     r.check("relative_bias", table, queries, keys, first_query)?;
+    #[cfg(feature = "cuda")]
+    if crate::cuda::takes([table]) {
+        return cuda::relative_bias(table, &r.buckets_by_offset(queries, keys, first_query));
+    }
     reference::relative_bias(table, r, queries, keys, first_query)
 }
 
@@ -97,7 +103,12 @@ pub fn relative_bias_backward(
     let _span = tracing::debug_span!("relative_bias_backward").entered();
     r.check("relative_bias_backward", dtable, queries, keys, first_query)?;
     check_shape("relative_bias_backward", "dbias", dbias, &[dtable.dim(1)?, queries + keys - 1])?;
+    #[cfg(feature = "cuda")]
+    if crate::cuda::takes_alike([dbias, dtable]) && dtable.dtype() == candle_core::DType::F32 && dtable.is_contiguous()
+    {
+        return cuda::relative_bias_backward(dbias, &r.buckets_by_offset(queries, keys, first_query), dtable);
+    }
     reference::relative_bias_backward(dbias, r, queries, keys, first_query, dtable)
 }
 
-// A few thousand values a call: plain candle operations are all that this needs.
+// A few thousand values a call: on the CPU plain candle operations are all that this needs.

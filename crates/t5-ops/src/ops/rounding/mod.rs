@@ -7,6 +7,8 @@
 //!
 //! The noise is a hash of (key, row, column): a function of what an element is, never of threads or order.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;

@@ -28,9 +28,3 @@ pub(crate) fn rounded_from(x: &Tensor, dtype: DType, rounding: Rounding, first_r
     let rounded: Vec<bf16> = values.into_iter().enumerate().map(round).collect();
     Tensor::from_vec(rounded, x.shape(), &Device::Cpu)?.to_device(x.device())
 }
-
-/// Bytes of the host that rounding takes for a parameter on a device: its values, twice while they are copied.
-pub(crate) fn on_host(elements: u64, dtype: DType, rounding: Rounding) -> u64 {
-    let is_rounded_there = dtype == DType::BF16 && rounding != Rounding::Nearest;
-    if is_rounded_there { 2 * elements * size_of::<f32>() as u64 } else { 0 }
-}

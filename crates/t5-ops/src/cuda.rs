@@ -1,0 +1,303 @@
+//! Launches the kernels for NVIDIA's cards (`cuda-kernels`) on the stream of candle's device, and multiplies by cuBLAS.
+//!
+//! One stream carries everything, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind it.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
+use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
+
+/// A source of `cuda-kernels`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Module {
+    Attention,
+    AttentionBackward,
+    AttentionForward,
+    CrossEntropy,
+    Dropout,
+    Norm,
+    Optimizer,
+    Rows,
+}
+
+impl Module {
+    fn name_and_ptx(self) -> (&'static str, &'static str) {
+        use cuda_kernels::ptx;
+        match self {
+            Module::Attention => ("attention", ptx::ATTENTION),
+            Module::AttentionBackward => ("attention_backward", ptx::ATTENTION_BACKWARD),
+            Module::AttentionForward => ("attention_forward", ptx::ATTENTION_FORWARD),
+            Module::CrossEntropy => ("cross_entropy", ptx::CROSS_ENTROPY),
+            Module::Dropout => ("dropout", ptx::DROPOUT),
+            Module::Norm => ("norm", ptx::NORM),
+            Module::Optimizer => ("optimizer", ptx::OPTIMIZER),
+            Module::Rows => ("rows", ptx::ROWS),
+        }
+    }
+}
+
+/// Shared memory that a block has without being asked for.
+const SHARED_BYTES: u32 = 48 << 10;
+
+/// Whether there are kernels for these operands: all on one card, in f32 or bf16.
+pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
+    let mut cards = operands.into_iter().map(|t| if computes_in(t.dtype()) { card_number(t.device()) } else { None });
+    let Some(Some(first)) = cards.next() else { return false };
+    cards.all(|card| card == Some(first))
+}
+
+/// Whether in addition they have one dtype.
+pub(crate) fn takes_alike<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
+    let operands: Vec<&Tensor> = operands.into_iter().collect();
+    operands.iter().all(|t| t.dtype() == operands[0].dtype()) && takes(operands)
+}
+
+/// Whether kernels compute in a dtype.
+pub(crate) fn computes_in(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16)
+}
+
+/// The number of the card that a device is.
+fn card_number(device: &Device) -> Option<usize> {
+    match device.location() {
+        DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
+        _ => None,
+    }
+}
+
+fn card(device: &Device) -> Result<&CudaDevice> {
+    device.as_cuda_device()
+}
+
+/// The suffix of a dtype in names of kernels.
+pub(crate) fn suffix(dtype: DType) -> &'static str {
+    if dtype == DType::BF16 { "bf16" } else { "f32" }
+}
+
+/// Where the elements of a contiguous tensor begin.
+pub(crate) fn address(t: &Tensor) -> Result<u64> {
+    let (storage, layout) = t.storage_and_layout();
+    let Some((start, _)) = layout.contiguous_offsets() else {
+        bail!("expected a contiguous tensor, got strides {:?}", layout.stride())
+    };
+    let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
+    let stream = storage.device.cuda_stream();
+    macro_rules! address {
+        ($element:ty) => {
+            storage.as_cuda_slice::<$element>()?.device_ptr(&stream).0
+        };
+    }
+    let base = match t.dtype() {
+        DType::F32 => address!(f32),
+        DType::F64 => address!(f64),
+        DType::BF16 => address!(half::bf16),
+        DType::U32 => address!(u32),
+        other => bail!("expected F32, BF16, F64 or U32 on a card, got {other:?}"),
+    };
+    Ok(base + (start * t.dtype().size_in_bytes()) as u64)
+}
+
+/// A tensor on the same device whose elements nobody has written.
+pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    crate::storage::elements(&shape)?;
+    // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
+    unsafe { Tensor::empty(shape, dtype, device) }
+}
+
+/// A number of elements as kernels count them.
+pub(crate) fn count(n: usize) -> Result<i32> {
+    i32::try_from(n).map_err(|_| candle_core::Error::Msg(format!("expected a size below 2^31 on a card, got {n}")))
+}
+
+/// Room for the largest argument, a struct of 80 bytes.
+type Word = [u64; 10];
+
+/// A kernel and its arguments.
+pub(crate) struct Kernel<'a> {
+    card: &'a CudaDevice,
+    module: Module,
+    name: String,
+    arguments: Vec<Word>,
+}
+
+impl<'a> Kernel<'a> {
+    pub(crate) fn new(device: &'a Device, module: Module, name: impl Into<String>) -> Result<Self> {
+        Ok(Self { card: card(device)?, module, name: name.into(), arguments: Vec::new() })
+    }
+
+    /// A contiguous tensor.
+    pub(crate) fn tensor(self, t: &Tensor) -> Result<Self> {
+        let address = address(t)?;
+        Ok(self.value(address))
+    }
+
+    /// A contiguous tensor, or null.
+    pub(crate) fn tensor_or_null(self, t: Option<&Tensor>) -> Result<Self> {
+        match t {
+            Some(t) => self.tensor(t),
+            None => Ok(self.value(0u64)),
+        }
+    }
+
+    /// A size.
+    pub(crate) fn size(self, n: usize) -> Result<Self> {
+        let n = count(n)?;
+        Ok(self.value(n))
+    }
+
+    /// A number, or a struct with C's layout.
+    pub(crate) fn value<T: Copy>(mut self, value: T) -> Self {
+        const { assert!(size_of::<T>() <= size_of::<Word>() && align_of::<T>() <= align_of::<Word>()) };
+        let mut word = Word::default();
+        // SAFETY: there is room for it, and it is aligned.
+        unsafe { word.as_mut_ptr().cast::<T>().write(value) };
+        self.arguments.push(word);
+        self
+    }
+
+    /// Launches it. Nothing to do is done without one.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel; its tensors have the elements that it reads and writes.
+    pub(crate) unsafe fn launch(self, grid: [usize; 3], threads: u32, shared_bytes: usize) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let (module, ptx) = self.module.name_and_ptx();
+        let function = self.card.get_or_load_custom_func(&self.name, module, ptx)?;
+        let shared_bytes = u32::try_from(shared_bytes).map_err(candle_core::Error::wrap)?;
+        if shared_bytes > SHARED_BYTES {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(attribute, shared_bytes as i32).w()?;
+        }
+        let [x, y, z] = grid.map(count);
+        let grid_dim = (x? as u32, y? as u32, z? as u32);
+        let mut launch = function.builder();
+        for argument in &self.arguments {
+            launch.arg(argument);
+        }
+        // SAFETY: the caller's.
+        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes }) }
+            .w()?;
+        Ok(())
+    }
+}
+
+/// Threads of a block that goes along rows of this width, four elements at a time.
+pub(crate) fn threads_along(width: usize) -> u32 {
+    (width.div_ceil(4).next_multiple_of(32)).clamp(32, 256) as u32
+}
+
+/// A matrix of a product: as it is in memory, or transposed.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<'a> {
+    pub(crate) matrix: &'a Tensor,
+    pub(crate) is_transposed: bool,
+}
+
+impl<'a> Factor<'a> {
+    pub(crate) fn plain(matrix: &'a Tensor) -> Self {
+        Self { matrix, is_transposed: false }
+    }
+
+    pub(crate) fn transposed(matrix: &'a Tensor) -> Self {
+        Self { matrix, is_transposed: true }
+    }
+}
+
+/// Whether cuBLAS multiplies operands of one dtype into a result of another.
+pub(crate) fn multiplies(operands: DType, result: DType) -> bool {
+    matches!((operands, result), (DType::F32, DType::F32) | (DType::BF16, DType::F32 | DType::BF16))
+}
+
+/// `c = alpha * a b + beta * c` with a (M, K), b (K, N), c (M, N): contiguous, a and b of one dtype; sums are in f32.
+pub(crate) fn multiply(
+    a: Factor,
+    b: Factor,
+    c: &Tensor,
+    (m, k, n): (usize, usize, usize),
+    alpha: f32,
+    beta: f32,
+) -> Result<()> {
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    if a.matrix.dtype() != b.matrix.dtype() || !multiplies(a.matrix.dtype(), c.dtype()) {
+        let dtypes = [a.matrix, b.matrix, c].map(Tensor::dtype);
+        bail!("expected a product of two matrices of one dtype, got {dtypes:?}")
+    }
+    let kind = |dtype| match dtype {
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    };
+    let operation = |is_transposed| match is_transposed {
+        true => sys::cublasOperation_t::CUBLAS_OP_T,
+        false => sys::cublasOperation_t::CUBLAS_OP_N,
+    };
+    let card = card(c.device())?;
+    let (operands, result) = (kind(a.matrix.dtype()), kind(c.dtype()));
+    let [of_a, of_b, of_c] = [address(a.matrix)?, address(b.matrix)?, address(c)?].map(|at| at as *mut c_void);
+    let lead = |plain, other, is_transposed| count(if is_transposed { other } else { plain });
+    // cuBLAS goes by columns: it is given the transposed product, cᵀ = bᵀ aᵀ, whose matrices are the same bytes.
+    // SAFETY: three matrices on the card of as many elements as the sizes say; candle's handle has candle's stream.
+    unsafe {
+        cublas::gemm_ex(
+            *card.cublas_handle().handle(),
+            operation(b.is_transposed),
+            operation(a.is_transposed),
+            count(n)?,
+            count(m)?,
+            count(k)?,
+            (&raw const alpha).cast(),
+            of_b,
+            operands,
+            lead(n, k, b.is_transposed)?,
+            of_a,
+            operands,
+            lead(k, m, a.is_transposed)?,
+            (&raw const beta).cast(),
+            of_c,
+            result,
+            count(n)?,
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+        )
+    }
+    .w()
+}
+
+/// Lists that were uploaded last: those of a micro-batch are asked for by every layer.
+const KEPT_LISTS: usize = 16;
+/// Longer lists are not kept.
+const KEPT_LIST: usize = 8192;
+
+/// Numbers on the card. Short lists are kept, and uploaded once.
+pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
+    type Kept = (usize, Vec<u32>, Tensor);
+    thread_local! {
+        static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    }
+    let card = card_number(device).unwrap_or(usize::MAX);
+    if list.len() > KEPT_LIST {
+        return Tensor::new(list, device);
+    }
+    KEPT.with_borrow_mut(|kept| {
+        if let Some(at) = kept.iter().position(|(of, values, _)| *of == card && values == list) {
+            let found = kept.remove(at);
+            let tensor = found.2.clone();
+            kept.push(found);
+            return Ok(tensor);
+        }
+        let tensor = Tensor::new(list, device)?;
+        if kept.len() == KEPT_LISTS {
+            kept.remove(0);
+        }
+        kept.push((card, list.to_vec(), tensor.clone()));
+        Ok(tensor)
+    })
+}

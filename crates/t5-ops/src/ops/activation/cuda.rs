@@ -1,0 +1,61 @@
+//! The activation on a card.
+
+use candle_core::{Result, Tensor, bail};
+
+use super::Activation;
+use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten};
+use crate::ops::dropout::Dropout;
+use crate::ops::dropout::cuda::{Mask, grid, samples};
+use crate::storage::share_storage;
+
+/// Its number among the kernels.
+fn number(a: Activation) -> i32 {
+    match a {
+        Activation::Relu => 0,
+        Activation::GeluNew => 1,
+        Activation::Gelu => 2,
+        Activation::Silu => 3,
+    }
+}
+
+pub(super) fn feed_forward_activation(
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    a: Activation,
+    d: Option<&Dropout>,
+) -> Result<Tensor> {
+    let (gate, up) = (gate.contiguous()?, up.map(Tensor::contiguous).transpose()?);
+    let h = unwritten(gate.shape(), gate.dtype(), gate.device())?;
+    let (grid, width) = grid(&gate)?;
+    let samples = samples(d, gate.device())?;
+    let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_{}", suffix(gate.dtype())))?;
+    let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
+    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&h)?.size(width)?;
+    // SAFETY: tensors of one shape, and a sample for each sequence.
+    unsafe { kernel.launch(grid, threads_along(width), 0)? };
+    Ok(h)
+}
+
+/// In place, as on the CPU: the result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, that of `up` in
+/// its own.
+pub(super) fn feed_forward_activation_backward(
+    gate: Tensor,
+    up: Option<Tensor>,
+    a: Activation,
+    d: Option<&Dropout>,
+    dh: Tensor,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    const OP: &str = "feed_forward_activation_backward";
+    let (gate, up, dh) = (gate.contiguous()?, up.map(|up| up.contiguous()).transpose()?, dh.contiguous()?);
+    if share_storage(&gate, &dh) || up.as_ref().is_some_and(|up| share_storage(up, &dh) || share_storage(up, &gate)) {
+        bail!("{OP}: expected gate, up and dh in separate storage")
+    }
+    let (grid, width) = grid(&gate)?;
+    let samples = samples(d, gate.device())?;
+    let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_backward_{}", suffix(gate.dtype())))?;
+    let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
+    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&dh)?.size(width)?;
+    // SAFETY: tensors of one shape, and a sample for each sequence.
+    unsafe { kernel.launch(grid, threads_along(width), 0)? };
+    Ok((gate, dh, up))
+}

@@ -1,0 +1,213 @@
+//! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them. The gradients of keys, values and
+//! bias come from blocks of keys, those of queries from blocks of queries, so that no two blocks add to one place.
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
+use crate::cuda::{Kernel, Module, count, suffix, takes_alike, unwritten, uploaded};
+use crate::ops::dropout::cuda::{Mask, samples};
+use crate::ops::dropout::{Dropout, active};
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Threads of a block of the small kernels.
+const SMALL: usize = 256;
+
+/// Whether there are kernels for these operands.
+pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
+    let of_bias = a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && crate::cuda::takes([operands[0], bias]));
+    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
+}
+
+/// Whether the kernels of the backward read these statistics, and add to such a gradient.
+pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
+    let all = || [lse].into_iter().chain(dbias);
+    all().all(|t| t.dtype() == DType::F32) && crate::cuda::takes(all())
+}
+
+/// The kernels of one call.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    TensorCores,
+    Plain(DType),
+}
+
+impl Kind {
+    fn of(dtype: DType, s: &Sizes) -> Self {
+        match (dtype, s.head_size) {
+            (DType::BF16, 32 | 64 | 128) => Kind::TensorCores,
+            _ => Kind::Plain(dtype),
+        }
+    }
+
+    /// The kernel of this name, with what it begins with.
+    fn kernel<'a>(self, device: &'a Device, name: &str, s: &Sizes) -> Result<Kernel<'a>> {
+        let (module, suffix) = match self {
+            Kind::TensorCores if name == "attention_forward" => (Module::AttentionForward, s.head_size.to_string()),
+            Kind::TensorCores => (Module::AttentionBackward, s.head_size.to_string()),
+            Kind::Plain(dtype) => (Module::Attention, suffix(dtype).to_owned()),
+        };
+        Kernel::new(device, module, format!("{name}_{suffix}"))
+    }
+
+    /// Rows of a block: queries of the forward, and those of the backward or its keys.
+    fn rows(self) -> usize {
+        if self == Kind::TensorCores { 64 } else { 32 }
+    }
+
+    /// Bytes of shared memory of the forward; the layouts stand in the kernels' sources.
+    fn shared_by_forward(self, head_size: usize) -> usize {
+        match self {
+            Kind::TensorCores => (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
+            Kind::Plain(_) => {
+                let width = head_size.next_multiple_of(4);
+                4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64)
+            }
+        }
+    }
+
+    /// The same of the backward, by keys and by queries.
+    fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
+        match self {
+            Kind::TensorCores => {
+                let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
+                [tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96]
+            }
+            Kind::Plain(_) => {
+                let width = head_size.next_multiple_of(4);
+                [4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8; 2]
+            }
+        }
+    }
+}
+
+/// As the kernels have it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shape {
+    batches: [i64; 3],
+    rows: [i32; 3],
+    queries: i32,
+    keys: i32,
+    heads: i32,
+    head_size: i32,
+    is_causal: i32,
+}
+
+impl Shape {
+    /// Of contiguous tensors.
+    fn of(s: &Sizes, a: &Attention) -> Result<Self> {
+        let width = s.heads * s.head_size;
+        let batch = |rows: usize| (rows * width) as i64;
+        Ok(Self {
+            batches: [batch(s.queries), batch(s.keys), batch(s.keys)],
+            rows: [count(width)?; 3],
+            queries: count(s.queries)?,
+            keys: count(s.keys)?,
+            heads: count(s.heads)?,
+            head_size: count(s.head_size)?,
+            is_causal: i32::from(a.causal),
+        })
+    }
+}
+
+/// What lies on the card beside the operands: lengths, and the samples of a dropout.
+struct Lists<'a> {
+    lengths: Tensor,
+    dropout: Option<&'a Dropout<'a>>,
+    samples: Option<Tensor>,
+}
+
+impl<'a> Lists<'a> {
+    fn of(a: &'a Attention, s: &Sizes, device: &Device) -> Result<Self> {
+        // More keys than there are count as all of them.
+        let lengths: Vec<u32> = a.key_lengths.iter().map(|&length| length.min(s.keys) as u32).collect();
+        let dropout = match &a.dropout {
+            Some(d) => active("attention", Some(d), s.batch)?,
+            None => None,
+        };
+        let samples = samples(dropout, device)?;
+        Ok(Self { lengths: uploaded(&lengths, device)?, dropout, samples })
+    }
+
+    fn of_kernel<'k>(&self, kernel: Kernel<'k>) -> Result<Kernel<'k>> {
+        kernel.tensor(&self.lengths)?.value(Mask::of(self.dropout)).tensor_or_null(self.samples.as_ref())
+    }
+}
+
+/// Blocks for tiles of rows of each sequence, by heads.
+fn grid(s: &Sizes, rows: usize, tile: usize) -> [usize; 3] {
+    [rows.div_ceil(tile) * s.batch, s.heads, 1]
+}
+
+pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
+    let (device, dtype) = (q.device(), q.dtype());
+    let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
+    let bias = a.bias.map(Tensor::contiguous).transpose()?;
+    let out = unwritten(q.shape(), dtype, device)?;
+    let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
+    let (kind, lists) = (Kind::of(dtype, s), Lists::of(a, s, device)?);
+    let kernel = kind.kernel(device, "attention_forward", s)?;
+    let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor_or_null(bias.as_ref())?;
+    let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::of(s, a)?);
+    // SAFETY: shapes are those of `sizes`, which has checked them; each sequence has a length and a sample.
+    unsafe { kernel.launch(grid(s, s.queries, kind.rows()), THREADS, kind.shared_by_forward(s.head_size))? };
+    Ok((out, lse))
+}
+
+/// Sums of the bias's gradient by blocks of keys, (B, H, blocks, T + rows - 1).
+fn partial_sums(s: &Sizes, rows: usize) -> [usize; 4] {
+    [s.batch, s.heads, s.keys.div_ceil(rows), s.queries + rows - 1]
+}
+
+pub(super) fn attention_backward(
+    of: &Attended,
+    dout: &Tensor,
+    a: &Attention,
+    s: &Sizes,
+    dbias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (device, dtype) = (of.q.device(), of.q.dtype());
+    let [q, k, v, out, dout] = [of.q, of.k, of.v, of.out, dout].map(Tensor::contiguous);
+    let (q, k, v, out, dout, lse) = (q?, k?, v?, out?, dout?, of.lse.contiguous()?);
+    let bias = a.bias.map(Tensor::contiguous).transpose()?;
+    let (kind, lists, shape) = (Kind::of(dtype, s), Lists::of(a, s, device)?, Shape::of(s, a)?);
+    let [of_keys, of_queries] = kind.shared_by_backward(s.head_size);
+
+    let delta = unwritten(lse.shape(), DType::F32, device)?;
+    let kernel = Kernel::new(device, Module::Attention, format!("attention_delta_{}", suffix(dtype)))?;
+    let kernel = kernel.tensor(&out)?.tensor(&dout)?.tensor(&delta)?;
+    let kernel = kernel.size(s.batch)?.size(s.queries)?.size(s.heads)?.size(s.head_size)?;
+    let sums = s.batch * s.queries * s.heads;
+    // SAFETY: a warp for each query of each head.
+    unsafe { kernel.launch([sums.div_ceil(SMALL / 32), 1, 1], SMALL as u32, 0)? };
+
+    let begin = |name: &str| {
+        let kernel = kind.kernel(device, name, s)?.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor(&dout)?;
+        lists.of_kernel(kernel.tensor_or_null(bias.as_ref())?.tensor(&lse)?.tensor(&delta)?)
+    };
+    let (dk, dv) = (unwritten(k.shape(), dtype, device)?, unwritten(v.shape(), dtype, device)?);
+    let partial = match dbias {
+        Some(_) => Some(unwritten(&partial_sums(s, kind.rows())[..], DType::F32, device)?),
+        None => None,
+    };
+    let kernel = begin("attention_backward_keys")?.tensor(&dk)?.tensor(&dv)?;
+    let kernel = kernel.tensor_or_null(partial.as_ref())?.value(shape);
+    // SAFETY: as in the forward; each block has a row of partial sums.
+    unsafe { kernel.launch(grid(s, s.keys, kind.rows()), THREADS, of_keys)? };
+
+    let dq = unwritten(q.shape(), dtype, device)?;
+    let kernel = begin("attention_backward_queries")?.tensor(&dq)?.value(shape);
+    // SAFETY: as in the forward.
+    unsafe { kernel.launch(grid(s, s.queries, kind.rows()), THREADS, of_queries)? };
+
+    if let (Some(dbias), Some(partial)) = (dbias, &partial) {
+        let kernel = Kernel::new(device, Module::Attention, "attention_add_bias_gradient")?;
+        let kernel = kernel.tensor(partial)?.tensor(dbias)?.size(s.batch)?.size(s.heads)?;
+        let kernel = kernel.size(s.queries)?.size(s.keys)?.size(kind.rows())?;
+        let values = s.heads * (s.queries + s.keys - 1);
+        // SAFETY: a thread for each element of the gradient, which is contiguous.
+        unsafe { kernel.launch([values.div_ceil(SMALL), 1, 1], SMALL as u32, 0)? };
+    }
+    Ok((dq, dk, dv))
+}

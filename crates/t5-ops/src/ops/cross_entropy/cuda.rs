@@ -1,0 +1,122 @@
+//! Linear + cross-entropy on a card: some rows of logits at a time, in f32 whatever the operands are. Losses are added on the card and
+//! read once.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::CrossEntropy;
+use crate::cuda::{Factor, Kernel, Module, multiplies, multiply, suffix, unwritten};
+use crate::ops::embedding::cuda::{gathered, scatter};
+
+/// Threads of the block of a row of logits.
+const THREADS: u32 = 512;
+
+/// Whether there is a product into this gradient.
+pub(super) fn takes_gradient(x: &Tensor, dw: &Tensor) -> bool {
+    crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
+}
+
+/// The sum of the losses of `rows`; with `dx` (R, D) their rows of it, and with `dw` the gradient of the weight.
+pub(super) fn chunks(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &[u32],
+    rows: &[u32],
+    c: &CrossEntropy,
+    dx: Option<&Tensor>,
+    dw: Option<(&Tensor, bool)>,
+) -> Result<f64> {
+    let (device, dtype) = (x.device(), x.dtype());
+    let (vocabulary, width) = w.dims2()?;
+    let (x, w) = (x.contiguous()?, w.to_dtype(dtype)?.contiguous()?);
+    let total = Tensor::zeros(1, DType::F64, device)?;
+    let mut accumulates = dw.is_some_and(|(_, accumulates)| accumulates);
+    if let Some((dw, false)) = dw.filter(|_| rows.is_empty()) {
+        dw.zero_set()?;
+    }
+    let most = c.chunk_rows.min(rows.len());
+    let logits = unwritten((most, vocabulary), DType::F32, device)?;
+    // In f32 gradients take the place of logits.
+    let gradients = match (dx.is_some() || dw.is_some(), dtype) {
+        (false, _) => None,
+        (true, DType::F32) => Some(logits.clone()),
+        (true, _) => Some(unwritten((most, vocabulary), dtype, device)?),
+    };
+    for rows in rows.chunks(c.chunk_rows) {
+        let count = rows.len();
+        let labels: Vec<u32> = rows.iter().map(|&row| labels[row as usize]).collect();
+        let (labels, numbers) = (Tensor::from_vec(labels, count, device)?, Tensor::new(rows, device)?);
+        let of_chunk = gathered(&numbers, &x, dtype)?;
+        let sizes = (count, width, vocabulary);
+        multiply(Factor::plain(&of_chunk), Factor::transposed(&w), &logits, sizes, c.logit_scale as f32, 0.0)?;
+        let losses = unwritten(count, DType::F64, device)?;
+        rows_of_logits(
+            &logits,
+            &labels,
+            &losses,
+            gradients.as_ref(),
+            (c.gradient_scale * c.logit_scale) as f32,
+            count,
+        )?;
+        add_total(&losses, &total)?;
+        let Some(gradients) = &gradients else { continue };
+        if let Some(dx) = dx {
+            let of_rows = unwritten((count, width), dtype, device)?;
+            multiply(Factor::plain(gradients), Factor::plain(&w), &of_rows, (count, vocabulary, width), 1.0, 0.0)?;
+            scatter(&numbers, &of_rows, dx)?;
+        }
+        if let Some((dw, _)) = dw {
+            let beta = if accumulates { 1.0 } else { 0.0 };
+            multiply(
+                Factor::transposed(gradients),
+                Factor::plain(&of_chunk),
+                dw,
+                (vocabulary, count, width),
+                1.0,
+                beta,
+            )?;
+            accumulates = true;
+        }
+    }
+    let total: Vec<f64> = total.to_vec1()?;
+    Ok(total[0])
+}
+
+/// The losses (C) of the first `count` rows of logits and, if they are given room, `scale` times the gradients of these.
+pub(crate) fn rows_of_logits(
+    logits: &Tensor,
+    labels: &Tensor,
+    losses: &Tensor,
+    gradients: Option<&Tensor>,
+    scale: f32,
+    count: usize,
+) -> Result<()> {
+    let width = logits.dim(candle_core::D::Minus1)?;
+    let to = gradients.map_or(logits.dtype(), Tensor::dtype);
+    let name = format!("cross_entropy_{}_{}", suffix(logits.dtype()), suffix(to));
+    let kernel = Kernel::new(logits.device(), Module::CrossEntropy, name)?;
+    let kernel = kernel.tensor(logits)?.tensor(labels)?.tensor(losses)?.tensor_or_null(gradients)?;
+    // SAFETY: there are at least as many rows of logits and gradients as labels, which are within the vocabulary, and losses.
+    unsafe { kernel.value(scale).size(width)?.launch([count, 1, 1], THREADS, 32 * size_of::<f32>()) }
+}
+
+/// Adds values (C) to a total, in a fixed order.
+pub(crate) fn add_total(values: &Tensor, total: &Tensor) -> Result<()> {
+    let kernel = Kernel::new(values.device(), Module::CrossEntropy, "add_total")?;
+    let kernel = kernel.tensor(values)?.tensor(total)?.size(values.elem_count())?;
+    // SAFETY: one block adds all values to one element.
+    unsafe { kernel.launch([1, 1, 1], THREADS, 32 * size_of::<f64>()) }
+}
+
+/// The gradient of `x`: zero in rows that do not count.
+pub(super) fn gradients(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &[u32],
+    rows: &[u32],
+    c: &CrossEntropy,
+    dw: Option<(&Tensor, bool)>,
+) -> Result<(f64, Tensor)> {
+    let dx = x.zeros_like()?;
+    let loss = chunks(x, w, labels, rows, c, Some(&dx), dw)?;
+    Ok((loss, dx))
+}

@@ -1,0 +1,59 @@
+//! Dropout on a card, with the masks of the CPU.
+
+use candle_core::{Device, Result, Tensor};
+
+use super::Dropout;
+use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten, uploaded};
+use crate::dispatch::rows_and_width;
+use crate::keys::mix;
+
+/// What kernels know of a dropout.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Mask {
+    step: u64,
+    site: u32,
+    threshold: u32,
+    scale: f32,
+}
+
+impl Mask {
+    /// One that drops nothing where there is no dropout.
+    pub(crate) fn of(d: Option<&Dropout>) -> Self {
+        match d {
+            None => Self { step: 0, site: 0, threshold: 0, scale: 1.0 },
+            Some(d) => Self {
+                step: mix(d.seed ^ mix(d.step.wrapping_add(1))),
+                site: d.site,
+                threshold: d.threshold(),
+                scale: d.scale() as f32,
+            },
+        }
+    }
+}
+
+/// The samples of a dropout, if there is one.
+pub(crate) fn samples(d: Option<&Dropout>, device: &Device) -> Result<Option<Tensor>> {
+    d.map(|d| uploaded(d.samples, device)).transpose()
+}
+
+/// Blocks for the rows of `x`: its positions by its sequences; without dropout they are alike.
+pub(crate) fn grid(x: &Tensor) -> Result<([usize; 3], usize)> {
+    let (rows, width) = rows_and_width("dropout", "x", x)?;
+    let (positions, batch) = x.dims3().map_or((rows, 1), |(batch, positions, _)| (positions, batch));
+    // More blocks fit along the first side.
+    Ok(([positions, batch, 1], width))
+}
+
+/// `residual + dropout(x)`, or without a residual the dropped alone.
+pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
+    let (x, residual) = (x.contiguous()?, residual.map(Tensor::contiguous).transpose()?);
+    let y = unwritten(x.shape(), x.dtype(), x.device())?;
+    let (grid, width) = grid(&x)?;
+    let samples = samples(d, x.device())?;
+    let kernel = Kernel::new(x.device(), Module::Dropout, format!("dropout_{}", suffix(x.dtype())))?;
+    let kernel = kernel.value(Mask::of(d)).tensor_or_null(samples.as_ref())?.tensor_or_null(residual.as_ref())?;
+    // SAFETY: three tensors of one shape, and a sample for each sequence.
+    unsafe { kernel.tensor(&x)?.tensor(&y)?.size(width)?.launch(grid, threads_along(width), 0)? };
+    Ok(y)
+}

@@ -1,0 +1,43 @@
+//! The look-up on a card, and the sum of gradients by row of the table: each row's in the order of the ids.
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten};
+
+pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+    let mut shape = ids.dims().to_vec();
+    shape.push(table.dim(1)?);
+    gathered(ids, table, dtype)?.reshape(shape)
+}
+
+/// The rows (.., D) of `table` (R, D) that are numbered.
+pub(crate) fn gathered(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+    let (ids, table) = (ids.contiguous()?, table.contiguous()?);
+    let (count, width) = (ids.elem_count(), table.dim(1)?);
+    let rows = unwritten((count, width), dtype, table.device())?;
+    let name = format!("gather_{}_{}", suffix(table.dtype()), suffix(dtype));
+    let kernel = Kernel::new(table.device(), Module::Rows, name)?;
+    let kernel = kernel.tensor(&ids)?.tensor(&table)?.tensor(&rows)?.size(width)?;
+    // SAFETY: a row for each id; whoever made the ids has checked that they are rows of the table.
+    unsafe { kernel.launch([count, 1, 1], threads_along(width), 0)? };
+    Ok(rows)
+}
+
+/// Writes `rows` (C, D) over those of `table` (R, D) that are numbered, each once.
+pub(crate) fn scatter(ids: &Tensor, rows: &Tensor, table: &Tensor) -> Result<()> {
+    let (count, width) = rows.dims2()?;
+    let kernel = Kernel::new(table.device(), Module::Rows, format!("scatter_{}", suffix(rows.dtype())))?;
+    let kernel = kernel.tensor(ids)?.tensor(rows)?.tensor(table)?.size(width)?;
+    // SAFETY: as above.
+    unsafe { kernel.launch([count, 1, 1], threads_along(width), 0) }
+}
+
+pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
+    let (ids, dy) = (ids.contiguous()?, dy.contiguous()?);
+    let (count, width) = (ids.elem_count(), dtable.dim(1)?);
+    let threads = threads_along(width);
+    let kernel = Kernel::new(dy.device(), Module::Rows, format!("scatter_add_{}", suffix(dy.dtype())))?;
+    let kernel = kernel.tensor(&ids)?.tensor(&dy)?.tensor(dtable)?.size(count)?.size(width)?;
+    // SAFETY: as above; each thread has a number in shared memory.
+    unsafe { kernel.launch([count, 1, 1], threads, threads as usize * size_of::<i32>()) }
+}

@@ -1,0 +1,317 @@
+//! Operations on a card against those on the CPU: launches, strides, dtypes and places of results. The kernels' own numbers are tested in
+//! `cuda-kernels`. Runs on a card, or on the emulated one.
+#![cfg(feature = "cuda")]
+
+use candle_core::{DType, Device, Result, Tensor};
+use t5_ops::{
+    Activation, AdafactorHyper, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, RelativePosition, Rounding,
+    SecondMoment, SquareSums,
+};
+
+const F32: DType = DType::F32;
+const BF16: DType = DType::BF16;
+
+/// Tensors that a call gives, by name.
+type Results = Vec<(&'static str, Tensor)>;
+
+/// Makes tensors of the same numbers on either device.
+struct Maker {
+    device: Device,
+    state: u64,
+}
+
+impl Maker {
+    fn new(device: &Device) -> Self {
+        Self { device: device.clone(), state: 0 }
+    }
+
+    fn tensor(&mut self, shape: &[usize], dtype: DType) -> Tensor {
+        let mut next = || {
+            self.state = t5_ops::keys::mix(self.state);
+            (self.state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        };
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
+        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        tensor.to_device(&self.device).unwrap()
+    }
+
+    fn ids(&self, ids: &[u32]) -> Tensor {
+        Tensor::new(ids, &self.device).unwrap()
+    }
+}
+
+fn card() -> Device {
+    t5_ops::open_card(0).expect("a card, or the emulated one")
+}
+
+fn numbers(t: &Tensor) -> Vec<f64> {
+    let t = t.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
+    t.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Runs `call` on the CPU, and twice on the card: results agree, and both of the card have the same bits.
+#[track_caller]
+fn check(what: &str, tolerance: f64, call: impl Fn(&mut Maker) -> Result<Results>) {
+    let card = card();
+    let expected = call(&mut Maker::new(&Device::Cpu)).unwrap();
+    let [first, second] = [0, 1].map(|_| call(&mut Maker::new(&card)).unwrap());
+    for (((name, expected), (_, got)), (_, again)) in expected.iter().zip(&first).zip(&second) {
+        let what = format!("{what}: {name}");
+        assert!(!got.device().is_cpu(), "{what} left the card");
+        assert_eq!((got.dims(), got.dtype()), (expected.dims(), expected.dtype()), "{what}");
+        let (got, expected, again) = (numbers(got), numbers(expected), numbers(again));
+        assert!(got.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: other bits the second time");
+        let scale = expected.iter().filter(|x| x.is_finite()).fold(1e-30f64, |most, x| most.max(x.abs()));
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            let is_close = g == e || (g - e).abs() <= tolerance * scale;
+            assert!(is_close, "{what}: element {i}: expected {e}, got {g} (scale {scale})");
+        }
+    }
+}
+
+fn tolerance(dtype: DType) -> f64 {
+    if dtype == BF16 { 1.6e-2 } else { 1e-5 }
+}
+
+const SAMPLES: [u32; 2] = [7, 3];
+
+fn drops() -> Dropout<'static> {
+    Dropout { probability: 0.2, seed: 5, step: 3, site: 4, samples: &SAMPLES }
+}
+
+#[test]
+fn products_are_those_of_the_cpu() {
+    for (dtype, of_weight) in [(F32, F32), (BF16, F32), (BF16, BF16), (F32, BF16)] {
+        check(&format!("linear {dtype:?} by {of_weight:?}"), tolerance(dtype), |make| {
+            let x = make.tensor(&[9, 2, 24], dtype).transpose(0, 1)?;
+            let (w, dy) = (make.tensor(&[24, 40], of_weight).t()?, make.tensor(&[2, 9, 40], dtype));
+            let (sum, of_input) = (make.tensor(&[2, 9, 40], dtype), make.tensor(&[2, 9, 24], dtype));
+            let dw = make.tensor(&[40, 24], F32);
+            t5_ops::linear_backward_weight(&dy, &x, &dw, true)?;
+            let whole = make.tensor(&[40, 24], F32);
+            t5_ops::linear_backward_weight(&dy, &x, &whole, false)?;
+            Ok(vec![
+                ("y", t5_ops::linear(&x, &w)?),
+                ("y +=", t5_ops::linear_add(&x, &w, sum)?),
+                ("dx", t5_ops::linear_backward_input(&dy, &w, None)?),
+                ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
+                ("dw +=", dw),
+                ("dw", whole),
+            ])
+        });
+    }
+}
+
+#[test]
+fn a_gradient_in_bf16_takes_the_composition() {
+    check("dw of bf16", 2e-2, |make| {
+        let (x, dy, dw) = (make.tensor(&[8, 24], F32), make.tensor(&[8, 40], F32), make.tensor(&[40, 24], BF16));
+        t5_ops::linear_backward_weight(&dy, &x, &dw, true)?;
+        Ok(vec![("dw", dw)])
+    });
+}
+
+#[test]
+fn norms_are_those_of_the_cpu() {
+    for (dtype, of_weight) in [(F32, F32), (BF16, F32), (BF16, BF16)] {
+        for rows in [1, 700] {
+            check(&format!("rms_norm {dtype:?} {rows} rows"), tolerance(dtype), |make| {
+                let (x, w) = (make.tensor(&[rows, 36], dtype), make.tensor(&[36], of_weight));
+                let (dy, residual, dw) =
+                    (make.tensor(&[rows, 36], dtype), make.tensor(&[rows, 36], dtype), make.tensor(&[36], F32));
+                let (y, inv_rms) = t5_ops::rms_norm(&x, &w, 1e-6)?;
+                let alone = t5_ops::rms_norm_backward(&x, &w, &inv_rms, dy.copy()?, None, None)?;
+                let dx = t5_ops::rms_norm_backward(&x, &w, &inv_rms, dy, Some(&residual), Some(&dw))?;
+                Ok(vec![("y", y), ("inv_rms", inv_rms), ("dx", dx), ("dx alone", alone), ("dweight", dw)])
+            });
+        }
+    }
+}
+
+#[test]
+fn dropped_elements_are_those_of_the_cpu() {
+    for dtype in [F32, BF16] {
+        check(&format!("dropout {dtype:?}"), if dtype == BF16 { 8e-3 } else { 1e-7 }, |make| {
+            let (x, residual) = (make.tensor(&[2, 5, 33], dtype), make.tensor(&[2, 5, 33], dtype));
+            Ok(vec![
+                ("dropped", t5_ops::dropout(&x, Some(&drops()))?),
+                ("residual + dropped", t5_ops::dropout_add(&residual, &x, Some(&drops()))?),
+                ("residual + whole", t5_ops::dropout_add(&residual, &x, None)?),
+            ])
+        });
+    }
+}
+
+#[test]
+fn activations_are_those_of_the_cpu() {
+    for dtype in [F32, BF16] {
+        for activation in [Activation::Relu, Activation::GeluNew, Activation::Gelu, Activation::Silu] {
+            for (is_gated, drop) in [(false, None), (true, Some(drops()))] {
+                check(&format!("{activation:?} {dtype:?} gated {is_gated}"), tolerance(dtype), |make| {
+                    let mut tensor = || make.tensor(&[2, 5, 20], dtype);
+                    let (gate, up, dh) = (tensor(), tensor(), tensor());
+                    let up = is_gated.then_some(up);
+                    let h = t5_ops::feed_forward_activation(&gate, up.as_ref(), activation, drop.as_ref())?;
+                    let (again, dgate, dup) =
+                        t5_ops::feed_forward_activation_backward(gate, up, activation, drop.as_ref(), dh)?;
+                    let mut results = vec![("h", h), ("h again", again), ("dgate", dgate)];
+                    results.extend(dup.map(|dup| ("dup", dup)));
+                    Ok(results)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_is_that_of_the_cpu() {
+    // Heads that tensor cores take, one that they do not, and one that no kernel takes.
+    for (dtype, head_size) in [(F32, 16), (F32, 64), (BF16, 64), (BF16, 16), (F32, 132)] {
+        for (has_bias, causal, drop) in [(true, false, Some(drops())), (true, true, None), (false, false, None)] {
+            check(
+                &format!("attention {dtype:?} {head_size} bias {has_bias} causal {causal}"),
+                tolerance(dtype),
+                |make| {
+                    let (heads, t, s) = (2, 37, if causal { 37 } else { 70 });
+                    let mut tensor = |rows: usize| make.tensor(&[2, rows, heads * head_size], dtype);
+                    let (q, k, v, dout) = (tensor(t), tensor(s), tensor(s), tensor(t));
+                    let q = (q * 0.3)?;
+                    let bias = make.tensor(&[heads, t + s - 1], F32);
+                    let dbias = make.tensor(&[heads, t + s - 1], F32);
+                    let bias = has_bias.then_some(&bias);
+                    let a = Attention { heads, bias, key_lengths: &[s, 20], causal, dropout: drop };
+                    let (out, lse) = t5_ops::attention(&q, &k, &v, &a)?;
+                    let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+                    let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &a, has_bias.then_some(&dbias))?;
+                    Ok(vec![("out", out), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv), ("dbias", dbias)])
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn the_relative_position_bias_is_that_of_the_cpu() {
+    for dtype in [F32, BF16] {
+        check(&format!("relative bias {dtype:?}"), tolerance(dtype), |make| {
+            let table = make.tensor(&[32, 4], dtype);
+            let position = RelativePosition { bidirectional: true, buckets: 32, max_distance: 128 };
+            let bias = t5_ops::relative_bias(&table, &position, 9, 200, 0)?;
+            let dbias = make.tensor(bias.dims(), F32);
+            let dtable = make.tensor(&[32, 4], F32);
+            t5_ops::relative_bias_backward(&dbias, &position, 9, 200, 0, &dtable)?;
+            Ok(vec![("bias", bias), ("dtable", dtable)])
+        });
+    }
+}
+
+#[test]
+fn embeddings_are_those_of_the_cpu() {
+    for (dtype, of_table) in [(F32, F32), (BF16, F32), (BF16, BF16)] {
+        check(&format!("embedding {dtype:?} of {of_table:?}"), tolerance(dtype), |make| {
+            // One id three times, and not one after the other.
+            let ids = make.ids(&[4, 0, 9, 4, 2, 4]).reshape((2, 3))?;
+            let (table, dy, dtable) =
+                (make.tensor(&[10, 20], of_table), make.tensor(&[2, 3, 20], dtype), make.tensor(&[10, 20], F32));
+            let y = t5_ops::embedding(&ids, &table, dtype)?;
+            // On the CPU ids stay there.
+            t5_ops::embedding_backward(&ids, &dy, &dtable)?;
+            Ok(vec![("y", y), ("dtable", dtable)])
+        });
+    }
+}
+
+#[test]
+fn losses_are_those_of_the_cpu() {
+    for (dtype, of_weight) in [(F32, F32), (BF16, F32), (BF16, BF16)] {
+        for chunk_rows in [3, 100] {
+            check(&format!("cross-entropy {dtype:?}, {chunk_rows} rows at a time"), tolerance(dtype), |make| {
+                let (rows, width, vocabulary) = (11, 20, 70);
+                let (x, w) = (make.tensor(&[rows, width], dtype), make.tensor(&[vocabulary, width], of_weight));
+                let dw = make.tensor(&[vocabulary, width], F32);
+                let labels: Vec<u32> =
+                    (0..rows as u32).map(|i| if i % 4 == 1 { t5_ops::IGNORED_LABEL } else { i * 5 }).collect();
+                let c = CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows };
+                let loss = t5_ops::linear_cross_entropy(&x, &w, &labels, &c)?;
+                let (again, dx) = t5_ops::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;
+                let losses = Tensor::new(&[loss, again], x.device())?;
+                Ok(vec![("losses", losses), ("dx", dx), ("dw", dw)])
+            });
+        }
+    }
+    check("cross-entropy of logits", 1e-6, |make| {
+        let logits = make.tensor(&[5, 70], F32);
+        let labels = [3, t5_ops::IGNORED_LABEL, 0, 69, 3];
+        let loss = t5_ops::logit_cross_entropy(&logits, &labels)?;
+        let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5)?;
+        Ok(vec![("losses", Tensor::new(&[loss, again], gradient.device())?), ("gradient", gradient)])
+    });
+}
+
+#[test]
+fn updates_are_those_of_the_cpu() {
+    let stochastic = Rounding::Stochastic { key: 11 };
+    for (dtype, rounding) in [(F32, Rounding::Nearest), (BF16, Rounding::Nearest), (BF16, stochastic)] {
+        for shape in [&[70, 33][..], &[33], &[1100, 8]] {
+            let what = format!("{shape:?} {dtype:?} {rounding:?}");
+            check(&format!("adamw {what}"), 8e-3, |make| {
+                let (p, g) = (make.tensor(shape, dtype), make.tensor(shape, F32));
+                let [m, v] = [make.tensor(shape, F32), make.tensor(shape, F32).sqr()?];
+                let h = AdamwHyper { update: 3, gradient_scale: 0.5, rounding, ..AdamwHyper::default() };
+                t5_ops::adamw(&p, &g, &m, &v, &h)?;
+                Ok(vec![("parameter", p), ("first", m), ("second", v)])
+            });
+            for has_first in [false, true] {
+                check(&format!("adafactor {what} first moment {has_first}"), 8e-3, |make| {
+                    let (p, g) = (make.tensor(shape, dtype), make.tensor(shape, F32));
+                    let first = has_first.then(|| make.tensor(shape, F32));
+                    let second = match *shape {
+                        [rows, width] => SecondMoment::Factored {
+                            row: make.tensor(&[rows], F32).sqr()?,
+                            col: make.tensor(&[width], F32).sqr()?,
+                        },
+                        _ => SecondMoment::Full(make.tensor(shape, F32).sqr()?),
+                    };
+                    let beta1 = has_first.then_some(0.9);
+                    let h = AdafactorHyper { beta1, rounding, gradient_scale: 0.5, ..AdafactorHyper::default() };
+                    let sums = SquareSums::of(&g)?;
+                    let total = Tensor::new(&[sums.total()?], p.device())?;
+                    t5_ops::adafactor_with_sums(&p, &g, &sums, &second, first.as_ref(), &h)?;
+                    let mut results = vec![("parameter", p), ("sum of squares", total)];
+                    match second {
+                        SecondMoment::Factored { row, col } => results.extend([("row", row), ("col", col)]),
+                        SecondMoment::Full(v) => results.push(("v", v)),
+                    }
+                    results.extend(first.map(|first| ("first", first)));
+                    Ok(results)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_added_and_set_to_zero_in_place() {
+    for dtype in [F32, BF16] {
+        check(&format!("sums {dtype:?}"), 8e-3, |make| {
+            let (sum, x, zero) =
+                (make.tensor(&[70, 33], dtype), make.tensor(&[70, 33], dtype), make.tensor(&[3, 5], dtype));
+            t5_ops::add_in_place(&sum, &x)?;
+            t5_ops::zero(&zero)?;
+            Ok(vec![("sum", sum), ("zero", zero)])
+        });
+    }
+}
+
+#[test]
+fn what_generation_reads_and_copies_is_that_of_the_cpu() {
+    for dtype in [F32, BF16] {
+        check(&format!("decoding {dtype:?}"), tolerance(dtype), |make| {
+            let (logits, cache) = (make.tensor(&[3, 50], dtype), make.tensor(&[4, 6, 8], dtype));
+            let scores = t5_ops::scores(&logits, true)?;
+            t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;
+            // What lies beyond these positions is nobody's.
+            Ok(vec![("scores", Tensor::new(scores, logits.device())?), ("cache", cache.narrow(1, 0, 4)?.contiguous()?)])
+        });
+    }
+}
