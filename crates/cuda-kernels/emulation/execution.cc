@@ -13,7 +13,9 @@ namespace {
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr unsigned LANES = 32;
 
+// As many as any launch had threads: stacks are made once.
 std::vector<Fibre> fibres;
+unsigned thread_count; // of this launch
 unsigned running;
 std::string problem;
 std::vector<unsigned char> shared;
@@ -35,7 +37,8 @@ __asm__(".text\n"
         "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
         "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-        "  ret\n");
+        // Processors predict that a return goes to the latest call, which was made on the other stack.
+        "  popq %rcx\n  jmp *%rcx\n");
 void* scheduler;
 void leave() { emulation_switch(&fibres[running].stack_pointer, scheduler); }
 void enter(Fibre& fibre) { emulation_switch(&scheduler, fibre.stack_pointer); }
@@ -45,7 +48,7 @@ void start() {
     abort();
 }
 void prepare(Fibre& fibre) {
-    auto end = reinterpret_cast<uintptr_t>(fibre.stack.data() + fibre.stack.size()) & ~uintptr_t(15);
+    auto end = reinterpret_cast<uintptr_t>(fibre.stack.get() + STACK_BYTES) & ~uintptr_t(15);
     void** top = reinterpret_cast<void**>(end);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(start);
@@ -67,16 +70,16 @@ void prepare(Fibre& fibre) {
     contexts.resize(fibres.size());
     ucontext_t& context = contexts[&fibre - fibres.data()];
     getcontext(&context);
-    context.uc_stack.ss_sp = fibre.stack.data();
-    context.uc_stack.ss_size = fibre.stack.size();
+    context.uc_stack.ss_sp = fibre.stack.get();
+    context.uc_stack.ss_size = STACK_BYTES;
     context.uc_link = nullptr;
     makecontext(&context, start, 0);
 }
 #endif
 
-// Lets the fibres of one warp that can go on do so once, each as far as it gets.
-void run_warp(unsigned warp) {
-    unsigned from = warp * LANES, to = std::min<unsigned>(from + LANES, fibres.size());
+// Lets the fibres of one warp that can go on do so once, each as far as it gets. Whether the warp can go on after that.
+bool run_warp(unsigned warp) {
+    unsigned from = warp * LANES, to = std::min(from + LANES, thread_count);
     for (unsigned k = 0; k < to - from && problem.empty(); k++) {
         running = now.order == Order::LastFirst ? to - 1 - k : from + k;
         Fibre& fibre = fibres[running];
@@ -84,57 +87,63 @@ void run_warp(unsigned warp) {
         threadIdx = {running, 0, 0};
         enter(fibre);
     }
-    if (!problem.empty()) return;
+    if (!problem.empty()) return false;
     unsigned waiting = 0, line = 0;
     for (unsigned i = from; i < to; i++) {
         if (fibres[i].at != At::Warp) continue;
         if (waiting++ > 0 && fibres[i].line != line) {
             problem = "threads of a warp wait at different places";
-            return;
+            return false;
         }
         line = fibres[i].line;
     }
-    if (waiting == LANES) {
-        for (unsigned i = from; i < to; i++) fibres[i].at = At::Running;
-    } else if (waiting > 0) {
+    if (waiting == 0) return false;
+    if (waiting < LANES) {
         problem = "a part of a warp waits for the rest of it";
+        return false;
     }
+    for (unsigned i = from; i < to; i++) fibres[i].at = At::Running;
+    return true;
 }
 
 void run_block(unsigned threads, unsigned seed) {
-    for (Fibre& fibre : fibres) {
+    for (unsigned i = 0; i < threads; i++) {
+        Fibre& fibre = fibres[i];
         fibre.at = At::Running;
-        fibre.copies.assign(1, {});
+        if (fibre.copies.size() != 1 || !fibre.copies[0].empty()) fibre.copies.assign(1, {});
         prepare(fibre);
     }
     std::mt19937 random(seed);
-    unsigned warps = (threads + LANES - 1) / LANES;
+    const unsigned warps = (threads + LANES - 1) / LANES;
+    // Warps that can go on, in ascending order.
     std::vector<unsigned> ready;
+    auto all_are_ready = [&] {
+        for (unsigned warp = 0; warp < warps; warp++) ready.push_back(warp);
+    };
+    all_are_ready();
     while (problem.empty()) {
-        ready.clear();
-        for (unsigned i = 0; i < threads; i++)
-            if (fibres[i].at == At::Running && (ready.empty() || ready.back() != i / LANES)) ready.push_back(i / LANES);
         if (!ready.empty()) {
-            bool last = now.order == Order::LastFirst;
-            run_warp(now.order == Order::Random ? ready[random() % ready.size()] : last ? ready.back() : ready.front());
+            const size_t last = ready.size() - 1;
+            const size_t at = now.order == Order::Random ? random() % ready.size() : now.order == Order::LastFirst ? last : 0;
+            if (!run_warp(ready[at])) ready.erase(ready.begin() + long(at));
             continue;
         }
         unsigned ended = 0, at_barrier = 0;
-        for (Fibre& fibre : fibres) ended += fibre.at == At::Ended, at_barrier += fibre.at == At::Barrier;
+        for (unsigned i = 0; i < threads; i++) ended += fibres[i].at == At::Ended, at_barrier += fibres[i].at == At::Barrier;
         if (ended == threads) return;
         if (at_barrier != threads) {
             problem = "some threads of a block ended while others wait at a barrier";
             return;
         }
-        for (Fibre& fibre : fibres) {
-            if (fibre.line != fibres[0].line) {
+        for (unsigned i = 0; i < threads; i++) {
+            if (fibres[i].line != fibres[0].line) {
                 problem = "threads of a block wait at different barriers";
                 return;
             }
-            fibre.at = At::Running;
+            fibres[i].at = At::Running;
         }
+        all_are_ready();
     }
-    (void)warps;
 }
 
 } // namespace
@@ -173,9 +182,10 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
     problem.clear();
     gridDim = grid;
     blockDim = {threads, 1, 1};
-    if (fibres.size() != threads) fibres.resize(threads);
-    for (Fibre& fibre : fibres)
-        if (fibre.stack.empty()) fibre.stack.resize(STACK_BYTES);
+    thread_count = threads;
+    if (fibres.size() < threads) fibres.resize(threads);
+    for (unsigned i = 0; i < threads; i++)
+        if (!fibres[i].stack) fibres[i].stack.reset(new unsigned char[STACK_BYTES]);
     size_t blocks = size_t(grid.x) * grid.y * grid.z;
     std::vector<size_t> order(blocks);
     for (size_t i = 0; i < blocks; i++) order[i] = schedule.order == Order::LastFirst ? blocks - 1 - i : i;

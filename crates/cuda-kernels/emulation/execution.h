@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -52,7 +53,7 @@ struct Copy {
 
 struct Fibre {
     void* stack_pointer = nullptr;
-    std::vector<unsigned char> stack;
+    std::unique_ptr<unsigned char[]> stack;
     At at = At::Running;
     unsigned line = 0;         // where it waits
     uint64_t slot[4] = {};     // what it shows to its warp
