@@ -1,8 +1,8 @@
 // A driver for one card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
 // host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
 //
-// LOW_MEM_T5_EMULATED_MEMORY: bytes of the card (default 4 GiB). LOW_MEM_T5_EMULATED_ORDER: `last` or `random` for another order of
-// threads and blocks. LOW_MEM_T5_EMULATED_REPORT: a file to which the counts are written when the process ends, as JSON.
+// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); ORDER, `last` or `random` for another
+// order of threads and blocks; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the end.
 #include <stdio.h>
 
 #include <mutex>
@@ -35,7 +35,7 @@ struct Pool {
 
 struct Card {
     std::recursive_mutex lock;
-    size_t total = 0;
+    size_t total = 0, failure = 0;
     bool is_open = false;
     Pool own, *now = &own;
     struct Block {
@@ -50,6 +50,8 @@ struct Card {
     Card() {
         const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
         total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
+        failure = failing ? strtoull(failing, nullptr, 10) : 0;
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
@@ -253,6 +255,7 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
     const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
     const size_t reserved = std::max(pool.reserved, rounded(pool.used + size, PAGE));
     const size_t more = reserved - pool.reserved;
+    if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
     void* block = aligned_alloc(ALIGNMENT, size);
     if (!block) return OUT_OF_MEMORY;
@@ -264,7 +267,6 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
     pool.reserved = reserved;
     pool.most_used = std::max(pool.most_used, pool.used);
     pool.most_reserved = std::max(pool.most_reserved, pool.reserved);
-    c.allocations++;
     return SUCCESS;
 }
 Result cuMemFreeAsync(Address at, void*) {

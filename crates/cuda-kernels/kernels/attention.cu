@@ -28,6 +28,8 @@ DEVICE void multiply(float (&products)[OWN], const Tile& rows, int own, const Ti
     const float* lane = lanes.at + threadIdx.x % WARP * lanes.row;
 #pragma unroll
     for (int r = 0; r < OWN; r++) products[r] = 0;
+    // Unrolled, the loads ahead take registers until sums spill.
+#pragma unroll 1
     for (int c = 0; c < width; c += 4) {
         const float x[4] = {lane[c], lane[c + 1], lane[c + 2], lane[c + 3]};
 #pragma unroll
@@ -296,16 +298,16 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, int batch, i
 } // namespace attention_plain
 
 #define ATTENTION(suffix, T) \
-    KERNEL(ATTENTION_THREADS, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, T* out, float* lse, AttentionShape s) { \
         attention_plain::forward(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
     } \
-    KERNEL(ATTENTION_THREADS, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dk, T* dv, \
            float* partial, AttentionShape s) { \
         attention_plain::keys(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
     } \
-    KERNEL(ATTENTION_THREADS, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dq, AttentionShape s) { \
         attention_plain::queries(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
     } \

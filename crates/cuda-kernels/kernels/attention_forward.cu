@@ -124,11 +124,12 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 
 } // namespace attention_forward
 
-#define ATTENTION_FORWARD(K) \
-    KERNEL(ATTENTION_THREADS, attention_forward_##K, const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, \
+// `BLOCKS` at once, or 0 where the compiler chooses. Of the largest heads shared memory has room for two at most.
+#define ATTENTION_FORWARD(K, BLOCKS) \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_forward_##K, const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, bf16* out, float* lse, AttentionShape s) { \
         attention_forward::run<K>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
     }
-ATTENTION_FORWARD(32)
-ATTENTION_FORWARD(64)
-ATTENTION_FORWARD(128)
+ATTENTION_FORWARD(32, 0)
+ATTENTION_FORWARD(64, 0)
+ATTENTION_FORWARD(128, 2)

@@ -33,7 +33,8 @@ DEVICE void multiply_rows(float (&products)[N][4], const bf16* left, int left_ro
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int c = 0; c < 4; c++) products[n][c] = 0;
-#pragma unroll
+    // Of the largest heads the sums alone take 128 registers in the backward: with two steps at once they spill.
+#pragma unroll(K > 64 ? 1 : K / 32)
     for (int step = 0; step < K / 16; step += 2) {
         uint32_t a[2][4];
         load_left<K>(a[0], left, left_row, step);

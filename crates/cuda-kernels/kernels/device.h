@@ -8,6 +8,9 @@
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+// Of which `blocks` are to fit a multiprocessor at once. The compiler then spills only where these blocks leave too few registers, not
+// to fit one more block.
+#define KERNEL_OF_BLOCKS(threads, blocks, name, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     type* name = reinterpret_cast<type*>(name##_bytes)
@@ -28,6 +31,7 @@ DEVICE float exp2_fast(float x) {
 }
 #else
 #include "execution.h"
+#define KERNEL_OF_BLOCKS(threads, blocks, ...) KERNEL(threads, __VA_ARGS__)
 #endif
 
 constexpr int WARP = 32;

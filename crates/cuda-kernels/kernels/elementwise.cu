@@ -100,8 +100,9 @@ EACH_FLOATING(WITH_PARAMETER)
     }
 EACH_TYPE(AFFINE)
 
+// One block: two would spill in the divisions of integers.
 #define BINARY_OF(name, suffix, T, R, ...) \
-    KERNEL(1024, name##_##suffix, size_t count, size_t dims, const size_t* layout, const T* left, const T* right, R* to) { \
+    KERNEL_OF_BLOCKS(1024, 1, name##_##suffix, size_t count, size_t dims, const size_t* layout, const T* left, const T* right, R* to) { \
         binary(count, dims, layout, left, right, to, [](Wide<T> x, Wide<T> y) { return __VA_ARGS__; }); \
     }
 #define BINARY(name, ...) \

@@ -50,8 +50,9 @@ DEVICE void extreme_of_block(size_t each, size_t dims, const size_t* layout, con
     else assign(to[blockIdx.x], best);
 }
 
+// One block: two would spill in those of 64 bits.
 #define EXTREME(name, GREATEST, NUMBER, suffix, T, R) \
-    KERNEL(1024, fast_##name##_##suffix, size_t, size_t each, size_t dims, const size_t* layout, const T* from, R* to) { \
+    KERNEL_OF_BLOCKS(1024, 1, fast_##name##_##suffix, size_t, size_t each, size_t dims, const size_t* layout, const T* from, R* to) { \
         extreme_of_block<GREATEST, NUMBER>(each, dims, layout, from, to); \
     }
 #define REDUCE(suffix, T) \

@@ -177,8 +177,21 @@ impl From<row_files::Error> for Failure {
     }
 }
 
+/// Exit 3: a device had no memory for a tensor, where no smaller plan could be followed.
+fn out_of_device_memory(error: &str) -> Option<Failure> {
+    let failure = || {
+        Failure::new(Exit::DoesNotFit, "the device has no memory left")
+            .hint("free memory of the device, or give the run less of it: `--device-memory-budget`, a smaller batch")
+            .hint("checkpoints are intact: a run goes on from the newest with `--keep-training`")
+    };
+    t5_ops::is_out_of_device_memory(error).then(failure)
+}
+
 impl From<t5::Error> for Failure {
     fn from(error: t5::Error) -> Self {
+        if let Some(failure) = out_of_device_memory(&error.to_string()) {
+            return failure;
+        }
         let exit = match &error {
             t5::Error::Tensor(_) | t5::Error::Offload { .. } => Exit::Internal,
             _ => Exit::Unusable,
@@ -212,6 +225,9 @@ impl From<model_formats::Error> for Failure {
 impl From<trainer::Error> for Failure {
     fn from(error: trainer::Error) -> Self {
         use trainer::Error as E;
+        if let Some(failure) = out_of_device_memory(&error.to_string()) {
+            return failure;
+        }
         let exit = match &error {
             E::InvalidOption { .. }
             | E::UnknownFreezeItem { .. }
@@ -279,6 +295,14 @@ mod tests {
             failure.to_string(),
             "error: `--epochs`: expected an integer, got `x`\nhint: write `--epochs 3`\nhint: see `--help`"
         );
+    }
+
+    #[test]
+    fn a_device_without_memory_is_no_internal_error() {
+        let error = candle_core::Error::Msg("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")".into());
+        let failure = Failure::from(t5::Error::Tensor(error));
+        assert_eq!((failure.exit, failure.message.as_str()), (Exit::DoesNotFit, "the device has no memory left"));
+        assert!(failure.hints[0].contains("--device-memory-budget"), "{failure}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Ways out of a refusal: each setting that would need less memory is tried, and named with what the run would need then.
 
-use memory_policy::{Budget, Budgets, Bytes, MemorySnapshot};
+use memory_policy::{Budget, Budgets, Bytes, Limit, MemorySnapshot, Place};
 use planner::{Costs, DoesNotFit, Wanted};
 use toml::Value;
 use trainer::TrainerOptions;
@@ -18,9 +18,14 @@ const ALL_WRITES: u64 = 1 << 60;
 /// The failure that a refusal is, with every way out. `steps` are those of the run, where they are known.
 pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
     let (needed, limit) = (refusal.smallest_budget, refusal.limit);
+    let place = match refusal.limited_by {
+        Limit::DeviceBudget | Limit::DeviceAvailable => Place::Device,
+        Limit::Budget | Limit::Available => Place::Host,
+    };
     let mut failure = Failure::from(refusal);
     // A way that cannot be computed is none.
-    let ways = [on_disk(job, now, steps), rounded(job, now, steps), smaller_batch(job, now, steps)];
+    let at = At { now, place };
+    let ways = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
     for Way { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
         if needs <= needed.percent(100 - LEAST_SAVED_PERCENT) {
             let fits = if needs <= limit { "which fits" } else { "still too much" };
@@ -31,19 +36,27 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     failure
 }
 
+/// The machine, and the place whose memory is short.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    now: &'a MemorySnapshot,
+    place: Place,
+}
+
 /// A way out.
 struct Way {
-    /// The smallest budget with it.
+    /// The smallest budget of that place with it.
     needs: Bytes,
     words: String,
 }
 
 /// Tensors wait on disk, however much a run writes.
-fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
     let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
     let job_on_disk = variant.job(job).job();
+    let now = at.now;
     let costs = planner::costs(&job_on_disk, now)?;
-    let Some(smallest) = smallest(&costs, job_on_disk.budgets, now) else { return Ok(None) };
+    let Some(smallest) = smallest(&costs, job_on_disk.budgets, at) else { return Ok(None) };
     // The plan that the run would take, where it fits.
     let plan = memory_policy::plan(now, &costs, job_on_disk.budgets).unwrap_or(*smallest.smallest_plan);
     let a_step = planner::pace(&job_on_disk, now, &plan, &[])?.step_written_bytes;
@@ -66,7 +79,7 @@ fn on_disk(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcom
 }
 
 /// Weights in bf16.
-fn rounded(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
     if job.config.train.master_weights != trainer::MasterWeights::F32 {
         return Ok(None);
     }
@@ -74,11 +87,11 @@ fn rounded(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcom
     let settings = settings.map(|(key, value)| (key, Value::from(value)));
     let variant = Variant::of(job, &settings, steps)?;
     let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
-    variant.way(job, now, words)
+    variant.way(job, at, words)
 }
 
 /// A fourth of the samples: another batch, and so other mathematics.
-fn smaller_batch(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
     let samples = job.config.train.batch_size / 4;
     if samples == 0 {
         return Ok(None);
@@ -91,7 +104,7 @@ fn smaller_batch(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> 
     ];
     let variant = Variant::of(job, &settings, steps)?;
     let words = format!("`--set train.batch_size={samples}`");
-    variant.way(job, now, words)
+    variant.way(job, at, words)
 }
 
 /// A job with other settings.
@@ -116,15 +129,19 @@ impl Variant {
     }
 
     /// The way out that these settings are.
-    fn way(&self, job: &RunJob<'_>, now: &MemorySnapshot, words: String) -> Outcome<Option<Way>> {
+    fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Way>> {
         let job = self.job(job).job();
-        let refusal = smallest(&planner::costs(&job, now)?, job.budgets, now);
+        let refusal = smallest(&planner::costs(&job, at.now)?, job.budgets, at);
         Ok(refusal.map(|refusal| Way { needs: refusal.smallest_budget, words }))
     }
 }
 
 /// The refusal of a budget that nothing fits: it names the smallest that works.
-fn smallest(costs: &Costs, budgets: Budgets, now: &MemorySnapshot) -> Option<DoesNotFit> {
-    let nothing = Budgets { process: Budget::Explicit(Bytes(1)), ..budgets };
-    memory_policy::plan(now, costs, nothing).err()
+fn smallest(costs: &Costs, budgets: Budgets, At { now, place }: At<'_>) -> Option<DoesNotFit> {
+    let nothing = Budget::Explicit(Bytes(1));
+    let budgets = match place {
+        Place::Host => Budgets { process: nothing, ..budgets },
+        Place::Device => Budgets { device: nothing, ..budgets },
+    };
+    memory_policy::plan(now, costs, budgets).err()
 }

@@ -71,6 +71,11 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
     }
 }
 
+/// Whether a device had no memory left: the driver's or cuBLAS's error, by the name that it has in the text.
+pub fn is_out_of_device_memory(error: &str) -> bool {
+    ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|name| error.contains(name))
+}
+
 /// The least compute capability whose kernels multiply bf16: Ampere's.
 const BF16_FROM: (i32, i32) = (8, 0);
 

@@ -34,7 +34,7 @@
 //! Shapes: B batch, T query or target length, S key or source length, H heads, K head size, D model size,
 //! V vocabulary, R rows.
 
-// One of two homes of unsafe code, beside `heap`: kernels that write disjoint parts of one buffer
+// A home of unsafe code: kernels that write disjoint parts of one buffer
 // from several threads, that call strided matrix products, and that use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
@@ -64,7 +64,9 @@ mod testing;
 mod vector;
 
 pub use bytes::{change_bytes, from_bytes, with_bytes};
-pub use device::{DeviceBytes, check_dtype, device_bytes, limit_device, open_card, release_unused_of_device};
+pub use device::{
+    DeviceBytes, check_dtype, device_bytes, is_out_of_device_memory, limit_device, open_card, release_unused_of_device,
+};
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Kept, Needs};

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device};
-use memory_policy::{Bytes, DeviceMemory, DeviceProbe, Place, SystemProbe};
+use memory_policy::{Bytes, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
+use planner::Plan;
 use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
@@ -48,6 +49,17 @@ pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
     t5_ops::check_dtype(device, activations).map_err(|error| {
         Failure::usage(error.to_string()).hint("`--precision f32` works on every card").hint("or `--device cpu`")
     })
+}
+
+/// Holds the device to the plan's budget: tensors come from a pool that cannot hold more. A warning where the driver has no such limit.
+pub fn limit(device: &Device, plan: &Plan, now: &MemorySnapshot) -> Option<String> {
+    let budget = plan.bill.device.as_ref()?.budget?;
+    let beside = plan.bill.device.as_ref()?.rows.iter().filter(|row| row.name == planner::names::CONTEXT);
+    let beside: Bytes = beside.map(|row| row.bytes).sum();
+    // What other programs hold cannot be had.
+    let ceiling = now.device.as_ref().map_or(budget, |device| budget.min(device.ceiling()));
+    let limited = t5_ops::limit_device(device, ceiling.saturating_sub(beside).0);
+    limited.err().map(|error| format!("the driver cannot limit this process to its budget on the device: {error}"))
 }
 
 /// A probe of this machine and of the device that was opened. Made before anything is computed there.

@@ -110,8 +110,14 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
         let began = Instant::now();
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
-        let (stop, plan) = (run.stop.clone(), run.step_plan());
-        let outcome = run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested())?;
+        let stop = run.stop.clone();
+        let outcome = loop {
+            let plan = run.step_plan();
+            match run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested()) {
+                Err(error) if run.makes_room(&error)? => {} //               the same batch, with a smaller plan
+                outcome => break outcome?,
+            }
+        };
         let took = Took { data_wait: began - asked, step: began.elapsed() };
         let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {

@@ -33,6 +33,9 @@ pub enum Error {
     /// Another process is gone.
     #[error(transparent)]
     Processes(#[from] collective::Error),
+    /// The device had no memory for a step. Parameters and state are as they were before it.
+    #[error("the device has no memory left for a step: {0}")]
+    DeviceMemory(#[source] Box<Error>),
     /// Everything is frozen.
     #[error("`train.freeze`: every parameter is frozen; there is nothing to train")]
     NothingToTrain,
@@ -189,6 +192,15 @@ impl Error {
             }
             _ => return None,
         })
+    }
+
+    /// Of an error before anything has changed: a device without memory is something that a caller can make room in.
+    pub(crate) fn before_any_change(self) -> Self {
+        match self {
+            Error::DeviceMemory(_) => self,
+            error if t5_ops::is_out_of_device_memory(&error.to_string()) => Error::DeviceMemory(Box::new(error)),
+            error => error,
+        }
     }
 
     pub(crate) fn invalid_option(name: &'static str, expected: &str, got: impl ToString) -> Self {

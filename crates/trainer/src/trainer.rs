@@ -244,7 +244,7 @@ impl Trainer {
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let (config, device) = (self.model.config(), self.model.device());
         let micro_batches = cut.iter().map(|samples| gather(batch, samples, share.first_sample, config, device));
-        let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+        let micro_batches = micro_batches.collect::<Result<Vec<_>>>().map_err(Error::before_any_change)?;
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.
             None => self.gradients.clear(),
@@ -269,12 +269,13 @@ impl Trainer {
         }
         let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
         let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
-        let verdict = update.verdict;
+        let (verdict, is_changed) = (update.verdict, update.is_changed);
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         if layers.is_some() {
             // Layer by layer no gradient outlasts its step, however that ends.
             self.gradients.release();
         }
+        let result = result.map_err(|error| if is_changed { error } else { error.before_any_change() });
         match (result?, verdict) {
             (true, _) => {
                 self.optimizer.finish_update();
@@ -341,6 +342,14 @@ impl Trainer {
     /// The gradients of the last batch, unclipped. For tests and diagnosis.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
+    }
+
+    /// Gives the device back what nobody needs of the memory that this process keeps there.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn release_unused_of_device(&self) -> Result<()> {
+        Ok(t5_ops::release_unused_of_device(self.model.device())?)
     }
 
     /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget.

@@ -35,7 +35,8 @@ pub(crate) struct Update<'a> {
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
     scale: f64,
-    is_changed: bool,
+    /// Whether a parameter has another value, or may have.
+    pub is_changed: bool,
     /// The mean token loss.
     pub loss: f64,
     /// The norm of the whole gradient, before clipping.

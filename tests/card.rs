@@ -1,0 +1,164 @@
+//! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs the feature `cuda`.
+
+#[expect(dead_code, reason = "made for every test of the command")]
+mod run;
+
+use run::{Ran, Scene, short};
+use serde_json::Value;
+
+/// A step small enough for an emulation, with gated gelu: a relu's kink would make more of rounding.
+const SMALL: [&str; 6] = [
+    "--set",
+    "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
+    "--set",
+    "train.batch_size=4",
+    "--set",
+    "train.eval_generate_samples=1",
+];
+
+fn arguments(more: &[&str]) -> Vec<String> {
+    // A model that there is has its own shape.
+    let is_there = more.iter().any(|argument| argument.starts_with("model.init_from="));
+    short(&[&SMALL[if is_there { 2 } else { 0 }..], more].concat())
+}
+
+/// Runs the command on the card. `variables` are those of the emulated one, without their prefix.
+fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
+    let set = |(name, value): &(&str, &str)| format!("LOW_MEM_T5_EMULATED_{name}={value}");
+    let variables: Vec<String> = variables.iter().map(set).collect();
+    let launcher = ["env".to_string()].into_iter().chain(variables).collect::<Vec<_>>().join(" ");
+    scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], more].concat()))
+}
+
+/// A number of each step.
+fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
+    scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let error = (got - expected).abs() / expected.abs();
+        assert!(error <= tolerance, "{what}: step {}: {got} instead of {expected}", step + 1);
+    }
+}
+
+#[test]
+fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
+    let scene = Scene::new();
+    let ways: [(&str, &[&str], f64); 5] = [
+        ("f32", &[], 1e-5),
+        ("layer-major", &["--set", "memory.accumulation=layer-major"], 1e-5),
+        ("adamw", &["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"], 1e-5),
+        ("adapter", &["--lora", "--set", "model.init_from=f32-cpu/model"], 1e-5),
+        ("bf16", &["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"], 2e-2),
+    ];
+    for (name, way, tolerance) in ways {
+        let [cpu, card, again] = ["cpu", "card", "again"].map(|device| format!("{name}-{device}"));
+        scene.run(&arguments(&[way, &["--output", &cpu]].concat())).expect_code(0);
+        on_card(&scene, &[], &[way, &["--output", &card]].concat()).expect_code(0);
+        on_card(&scene, &[("ORDER", "random")], &[way, &["--output", &again]].concat()).expect_code(0);
+        for key in ["loss", "grad_norm"] {
+            let of = |run: &str| of_steps(&scene, run, key);
+            assert_close(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
+            assert_eq!(of(&card), of(&again), "{name}: {key}");
+        }
+        let rows = |run: &str| scene.events(run, "step").iter().map(|line| line["rows"].clone()).collect::<Vec<_>>();
+        assert_eq!(rows(&card), rows(&cpu), "{name}");
+        let loss =
+            |run: &str| scene.events(run, "eval").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect();
+        let [got, expected]: [Vec<f64>; 2] = [loss(&card), loss(&cpu)];
+        assert_close(&format!("{name}: validation loss"), &got, &expected, tolerance);
+    }
+}
+
+#[test]
+fn a_killed_run_on_a_card_goes_on_to_the_same_bits() {
+    let scene = Scene::new();
+    on_card(&scene, &[], &["--output", "whole"]).expect_code(0);
+    let mut running = scene.start(&arguments(&["--device", "cuda"]));
+    assert!(running.wait_for("saved"), "a checkpoint");
+    running.kill();
+    on_card(&scene, &[], &["--keep-training"]).expect_code(0);
+    let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+    assert!(model("run") == model("whole"), "the model has other bits after a kill");
+}
+
+/// The counts that an emulated card leaves.
+fn report(scene: &Scene, name: &str) -> Value {
+    serde_json::from_slice(&scene.read(name)).expect("JSON")
+}
+
+#[test]
+fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
+    let scene = Scene::new();
+    let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
+    on_card(&scene, &[("REPORT", "counts.json")], &[&free[..], &["--output", "whole"]].concat()).expect_code(0);
+    let allocations = report(&scene, "counts.json")["allocations"].as_u64().expect("a count");
+    let expected = of_steps(&scene, "whole", "loss");
+    let mut replanned = 0;
+    for part in 1..16 {
+        let (failing, run) = ((allocations * part / 16).to_string(), format!("run-{part}"));
+        let ran = on_card(&scene, &[("FAILURE", &failing)], &[&free[..], &["--output", &run]].concat());
+        match ran.code {
+            // The steps are the same, in smaller pieces.
+            Some(0) => {
+                replanned += scene.events(&run, "replan").len();
+                assert_close(&run, &of_steps(&scene, &run, "loss"), &expected, 1e-5);
+            }
+            Some(3) => assert!(ran.err.contains("error: the device has no memory left\nhint: "), "{}", ran.err),
+            other => panic!("allocation {failing}: exit code {other:?}: {}", ran.err),
+        }
+    }
+    assert!(replanned > 0, "no step was made again");
+}
+
+#[test]
+fn a_budget_of_the_card_is_never_exceeded() {
+    let scene = Scene::new();
+    let mut budgets = Vec::new();
+    for mib in [120, 140, 200] {
+        let (budget, run) = (format!("{mib}MiB"), format!("run-{mib}"));
+        on_card(&scene, &[], &["--device-memory-budget", &budget, "--output", &run]).expect_code(0);
+        let last = &scene.events(&run, "end")[0];
+        let [peak, predicted] =
+            ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+        assert!(peak <= predicted && predicted <= mib << 20, "{mib} MiB: {peak} of {predicted} bytes");
+        budgets.push(peak);
+    }
+    let refused = on_card(&scene, &[], &["--device-memory-budget", "70MiB", "--output", "refused"]).expect_code(3);
+    assert!(refused.err.contains("--device-memory-budget"), "{}", refused.err);
+    // A card of that size, which another program has filled but for this.
+    let ran = on_card(&scene, &[("MEMORY", &(160u64 << 20).to_string())], &["--output", "small-card"]);
+    ran.expect_code(0);
+}
+
+#[test]
+fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
+    let scene = Scene::new();
+    let counts = |steps: &str| {
+        let file = format!("{steps}.json");
+        let one = ["--max-steps", steps, "--set", "train.eval_samples=1", "--set", "checkpoint.every_steps=100"];
+        on_card(&scene, &[("REPORT", &file)], &[&one[..], &["--output", steps]].concat()).expect_code(0);
+        report(&scene, &file)
+    };
+    let (four, eight) = (counts("4"), counts("8"));
+    let more = |key: &str| eight[key].as_u64().expect("a count") - four[key].as_u64().expect("a count");
+    let of = |counts: &Value, kernel: &str| counts["kernels"].get(kernel).and_then(Value::as_u64).unwrap_or(0);
+    let kernels = eight["kernels"].as_object().expect("kernels");
+    // Names of candle's operations, of which four more steps need none.
+    let of_candle =
+        ["cast_", "badd_", "bsub_", "bmul_", "bdiv_", "ucopy_", "uexp_", "fast_", "is_u32", "ia_u32", "where_"];
+    for name in kernels.keys().filter(|name| of_candle.iter().any(|of_candle| name.starts_with(of_candle))) {
+        assert_eq!(of(&eight, name), of(&four, name), "{name} in a step");
+    }
+    println!(
+        "a step: {} launches, {} allocations, {} uploads, {} downloads",
+        more("launches") / 4,
+        more("allocations") / 4,
+        more("uploads") / 4,
+        more("downloads") / 4
+    );
+    assert_eq!(eight["left_bytes"], 0, "memory of the card is left");
+}
