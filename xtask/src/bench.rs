@@ -11,7 +11,7 @@ mod levers;
 mod limits;
 mod memory;
 mod pressure;
-mod record;
+pub mod record;
 mod slope;
 
 use std::path::{Path, PathBuf};

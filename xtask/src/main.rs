@@ -6,6 +6,7 @@
 mod bench;
 mod calendar;
 mod faults;
+mod kernels;
 mod page;
 mod release;
 mod sample_data;
@@ -21,6 +22,7 @@ usage: cargo xtask COMMAND
 commands:
   bench         measure memory and time of the command: memory, limits, pressure, slope, levers, budgets
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
+  kernels       compile the kernels for NVIDIA's cards: registers, spills, occupancy, rooflines; docs/gpu.md
   page          build docs/will-it-fit.html: the planner for a browser, in one file
   release       build what users install (static programs, wheel, image), and try it
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let result: Result<(), String> = match arguments.first().map(String::as_str) {
         Some("bench") => bench::run(root(), &arguments[1..]),
         Some("faults") => faults::run(root(), &arguments[1..]),
+        Some("kernels") => kernels::run(root(), &arguments[1..]),
         Some("page") => page::run(root(), &arguments[1..]),
         Some("release") => release::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),

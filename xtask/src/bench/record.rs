@@ -149,7 +149,7 @@ fn slug(processor: &str) -> String {
 }
 
 /// The commit that is checked out, with `, changed` where the tree differs from it.
-fn commit(root: &Path) -> String {
+pub fn commit(root: &Path) -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -163,7 +163,7 @@ fn commit(root: &Path) -> String {
 }
 
 /// Today, in UTC.
-fn today() -> String {
+pub fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     calendar::date(seconds / calendar::DAY)
 }

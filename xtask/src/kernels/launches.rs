@@ -1,0 +1,143 @@
+//! How the kernels are launched by `t5-ops`, and the most registers that each may have.
+//!
+//! Widths are t5-base's: D 768, F 3072.
+
+/// Blocks of kernels.
+pub struct Launch {
+    /// Of attention's kernels.
+    pub head_size: Option<u32>,
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+}
+
+/// Sources of candle's kernels, by whose names there are hundreds: they have one row each, and candle launches them.
+pub const CANDLES: [&str; 3] = ["elementwise", "indexing", "reduce"];
+
+const HEAD_SIZES: [u32; 3] = [32, 64, 128];
+const MODEL: u32 = 768;
+
+/// The formulas of `crates/t5-ops/src/ops/attention/cuda.rs`, in bytes: of the forward, of the backward by keys and by queries.
+fn shared_on_tensor_cores(head_size: u32) -> [u32; 3] {
+    let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
+    [
+        (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
+        tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8,
+        tiles + 4 * 2 * 96,
+    ]
+}
+
+/// The same of the kernels without tensor cores.
+fn shared_plain(head_size: u32) -> [u32; 3] {
+    let width = head_size.next_multiple_of(4);
+    let backward = 4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8;
+    [4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64), backward, backward]
+}
+
+/// The kernels of attention, in the order of the formulas.
+const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", "attention_backward_queries_"];
+
+/// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
+///
+/// With 40 registers a thread, 48 warps are resident on every card.
+const OTHERS: [(&str, u32, u32, u32); 23] = [
+    ("attention_delta_", 256, 0, 40),
+    ("attention_add_bias_gradient", 256, 0, 40),
+    ("rms_norm_backward_", 192, (MODEL + 32) * 4, 40),
+    ("rms_norm_", 256, 0, 40),
+    ("add_partial_sums", 64, 0, 40),
+    ("dropout_", 192, 0, 40),
+    ("activation_", 256, 0, 40),
+    ("cross_entropy_", 512, 32 * 4, 40),
+    ("add_total", 512, 32 * 8, 40),
+    ("square_sums_", 256, (2 * 1024 + 32) * 8, 40),
+    ("finish_square_sums", 256, 0, 40),
+    ("total_of", 256, 32 * 8, 40),
+    ("adafactor_factors_of_vector_", 256, 0, 40),
+    ("adafactor_factors", 256, 32 * 8, 40),
+    ("adafactor_squares_", 256, 32 * 8, 40),
+    ("adafactor_apply_", 256, 32 * 8, 40),
+    ("adamw_", 256, 0, 40),
+    ("add_", 256, 0, 40),
+    ("gather_", 192, 0, 40),
+    ("scatter_add_", 192, 192 * 4, 40),
+    ("scatter_", 192, 0, 40),
+    ("relative_bias_backward", 32, 0, 40),
+    ("relative_bias_", 256, 0, 40),
+];
+
+/// Most registers of the others: candle's backend launches up to 1024 threads, which cannot have more.
+const OF_CANDLE: u32 = 64;
+
+/// Most registers of the kernels of attention, by how their names end: with 128 four blocks are resident, with 168 three, with 255 two.
+const OF_ATTENTION: [(&str, u32); 8] = [
+    ("forward_32", 128),
+    ("forward_64", 168),
+    ("forward_128", 255),
+    ("keys_32", 168),
+    ("keys_64", 255),
+    ("keys_128", 255),
+    ("queries_32", 128),
+    // Of 64 and 128, and of the plain kernels.
+    ("", 168),
+];
+
+/// Most registers of a kernel.
+pub fn most_registers(name: &str) -> u32 {
+    let of_attention = || OF_ATTENTION.iter().find(|(end, _)| name.ends_with(end)).map(|row| row.1);
+    let of_others = || OTHERS.iter().find(|(start, ..)| name.starts_with(start)).map(|row| row.3);
+    let most = if ATTENTION.iter().any(|start| name.starts_with(start)) { of_attention() } else { of_others() };
+    most.unwrap_or(OF_CANDLE)
+}
+
+/// How a kernel is launched; empty where the table does not know it.
+pub fn of(name: &str) -> Vec<Launch> {
+    let Some((kind, suffix)) = ATTENTION.iter().enumerate().find_map(|(i, start)| Some((i, name.strip_prefix(start)?)))
+    else {
+        let row = OTHERS.iter().find(|(start, ..)| name.starts_with(start));
+        return row.map(|&(_, threads, shared, _)| Launch { head_size: None, threads, shared }).into_iter().collect();
+    };
+    let launch =
+        |head_size, shared: [u32; 3]| Launch { head_size: Some(head_size), threads: 128, shared: shared[kind] };
+    match suffix.parse() {
+        Ok(head_size) => vec![launch(head_size, shared_on_tensor_cores(head_size))],
+        Err(_) => HEAD_SIZES.iter().map(|&head_size| launch(head_size, shared_plain(head_size))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_has_the_shared_memory_that_its_launches_ask_for() {
+        let path = crate::root().join("crates/t5-ops/src/ops/attention/cuda.rs");
+        let launches = std::fs::read_to_string(path).expect("the launches are in the repository");
+        for formula in [
+            "const THREADS: u32 = 128;",
+            "(64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4",
+            "4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64)",
+            "(2 * 64 + 4 * 32) * 2 * (head_size + 8)",
+            "tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96",
+            "4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8",
+        ] {
+            assert!(launches.contains(formula), "the launches no longer say `{formula}`: change this table with them");
+        }
+        assert_eq!(shared_on_tensor_cores(64), [47_104, 47_104, 37_632]);
+        assert_eq!(shared_plain(64), [29_312, 42_240, 42_240]);
+    }
+
+    #[test]
+    fn a_kernel_has_the_first_row_that_fits_its_name() {
+        let shape = |name| of(name).iter().map(|l| (l.head_size, l.threads, l.shared)).collect::<Vec<_>>();
+        assert_eq!(shape("attention_backward_queries_64"), [(Some(64), 128, 37_632)]);
+        assert_eq!(shape("attention_forward_f32").len(), 3);
+        assert_eq!(shape("adafactor_factors_of_vector_f32"), [(None, 256, 0)]);
+        assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_200)]);
+        assert!(of("unknown").is_empty());
+        assert_eq!(
+            ["attention_backward_keys_128", "attention_forward_bf16", "badd_f32"].map(most_registers),
+            [255, 168, 64]
+        );
+    }
+}
