@@ -82,8 +82,9 @@ impl<'a> Update<'a> {
 
     /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
     fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, bool)> {
-        let total = |sums: &Option<SquareSums>| sums.as_ref().map_or(Ok(0.0), SquareSums::total);
-        let mut sums = self.sums.iter().map(total).collect::<candle_core::Result<Vec<f64>>>()?;
+        let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
+        let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
+        let mut sums: Vec<f64> = self.sums.iter().map(total).collect();
         let Some((parallel, _)) = &self.parallel else {
             self.loss = loss_sum / self.target_tokens;
             return Ok((sums, (self.interrupted)()));

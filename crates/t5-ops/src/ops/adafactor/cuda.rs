@@ -1,7 +1,9 @@
 //! The update on a card: four kernels a parameter, and nothing is read back. What a step decides on the CPU, the clipping factor of the
 //! global norm, comes from sums that are measured before.
 
-use candle_core::{DType, Result, Tensor, bail};
+use std::cell::RefCell;
+
+use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::{AdafactorHyper, COLUMNS, PARTS, SecondMoment, rows_of_part};
 use crate::cuda::{Kernel, Module, suffix, unwritten};
@@ -18,15 +20,53 @@ pub(crate) struct DeviceSums {
     row: Tensor,
     /// By column (K), f32.
     col: Tensor,
-    /// Of all, f64.
-    total: Tensor,
+    /// Of all, among those of other gradients.
+    total: Place,
 }
 
-impl DeviceSums {
-    /// Reads the total, which waits for the card.
-    pub(crate) fn total(&self) -> Result<f64> {
-        Ok(self.total.to_vec1::<f64>()?[0])
+/// A number in a list of f64 on the card. Reading waits for the card, so that many are read at once.
+#[derive(Clone, Debug)]
+struct Place {
+    list: Tensor,
+    index: usize,
+}
+
+impl Place {
+    /// As many as a step of a large model needs.
+    const LENGTH: usize = 1024;
+
+    /// The next one of this thread's list.
+    fn next(device: &Device) -> Result<Self> {
+        thread_local! {
+            static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
+        }
+        NEXT.with_borrow_mut(|next| {
+            let is_usable = |place: &Place| place.index < Self::LENGTH && place.list.device().same_device(device);
+            let place = match next.take().filter(is_usable) {
+                Some(place) => place,
+                None => Self { list: unwritten(Self::LENGTH, DType::F64, device)?, index: 0 },
+            };
+            *next = Some(Self { list: place.list.clone(), index: place.index + 1 });
+            Ok(place)
+        })
     }
+
+    fn tensor(&self) -> Result<Tensor> {
+        self.list.narrow(0, self.index, 1)
+    }
+}
+
+/// The totals of some gradients.
+pub(crate) fn totals<'a>(sums: impl IntoIterator<Item = &'a DeviceSums>) -> Result<Vec<f64>> {
+    let mut read: Option<(&Tensor, Vec<f64>)> = None;
+    let total = |sums: &'a DeviceSums| {
+        let Place { list, index } = &sums.total;
+        if read.as_ref().is_none_or(|(of, _)| of.id() != list.id()) {
+            read = Some((list, list.to_vec1()?));
+        }
+        Ok(read.as_ref().map_or(f64::NAN, |(_, values)| values[*index]))
+    };
+    sums.into_iter().map(total).collect()
 }
 
 /// (N, K), a vector as one row.
@@ -53,8 +93,9 @@ pub(super) fn square_sums_of(grad: &Tensor) -> Result<DeviceSums> {
     let kernel = kernel.size(rows)?.size(tiles)?.size(parts)?.size(width)?;
     // SAFETY: a thread for each sum.
     unsafe { kernel.launch([(rows + width).div_ceil(THREADS as usize), 1, 1], THREADS, 0)? };
-    let total = unwritten(1, DType::F64, device)?;
-    let kernel = Kernel::new(device, Module::Optimizer, "total_of")?.tensor(&row)?.tensor(&total)?.size(rows)?;
+    let total = Place::next(device)?;
+    let kernel = Kernel::new(device, Module::Optimizer, "total_of")?;
+    let kernel = kernel.tensor(&row)?.tensor(&total.tensor()?)?.size(rows)?;
     // SAFETY: one block adds the sums of all rows.
     unsafe { kernel.launch([1, 1, 1], THREADS, OF_SUM)? };
     Ok(DeviceSums { row, col, total })

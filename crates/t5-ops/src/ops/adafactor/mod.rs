@@ -121,13 +121,30 @@ impl SquareSums {
         }
     }
 
-    /// Of all elements. A card is waited for here, once all that is asked of it before is done.
+    /// Of all elements. A card is waited for.
+    ///
+    /// # Errors
+    /// The device's.
     pub fn total(&self) -> Result<f64> {
+        Ok(Self::totals([self])?[0])
+    }
+
+    /// The totals of some gradients. A card is waited for once.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn totals<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<Vec<f64>> {
+        let all: Vec<&Self> = all.into_iter().collect();
         #[cfg(feature = "cuda")]
-        if let Some(sums) = &self.on_device {
-            return sums.total();
-        }
-        Ok(self.total)
+        let mut read = cuda::totals(all.iter().filter_map(|sums| sums.on_device.as_ref()))?.into_iter();
+        let total = |sums: &Self| {
+            #[cfg(feature = "cuda")]
+            if sums.on_device.is_some() {
+                return read.next().unwrap_or(f64::NAN);
+            }
+            sums.total
+        };
+        Ok(all.into_iter().map(total).collect())
     }
 
     /// Bytes that the sums of a gradient of this shape hold.
