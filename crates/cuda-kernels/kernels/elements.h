@@ -1,6 +1,7 @@
 // Elements of candle's tensors, for the kernels that candle launches by name.
 //
-// There is no f16, i16, i32 or f8: this project makes no such tensors.
+// Of f16, in which publishers store weights, there are conversions and copies. There is no i16, i32 or f8: this project makes no such
+// tensors.
 #pragma once
 #include "device.h"
 
@@ -9,6 +10,28 @@
 #define EACH_TYPE(M) EACH_FLOATING(M) M(u8, uint8_t) M(u32, uint32_t) M(i64, int64_t)
 // M(id, I, suffix, T) for each type of numbers of elements.
 #define EACH_ID(M, suffix, T) M(u8, uint8_t, suffix, T) M(u32, uint32_t, suffix, T) M(i64, int64_t, suffix, T)
+
+// An IEEE half: 1 + 5 + 10 bits.
+struct f16 {
+    uint16_t bits;
+};
+DEVICE float to_float(f16 x) {
+    const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7FFFu;
+    if (magnitude >= 0x7C00u) return float_of(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
+    // As an f32 of the same exponent bits it is 2^112 times too small; so are subnormals.
+    return float_of(sign | bits_of(float_of(magnitude << 13) * float_of(0x77800000u)));
+}
+// To nearest, ties to even.
+DEVICE void from_float(f16& to, float x) {
+    const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+    uint32_t half;
+    if (magnitude > 0x7F800000u) half = 0x7E00u | (magnitude >> 13 & 0x3FFu);
+    else if (magnitude >= 0x47800000u) half = 0x7C00u; // 65536
+    else if (magnitude >= 0x38800000u) half = (magnitude + 0xFFFu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+    // Below 2^-14 the sum with 0.5 has the ten bits at its end, rounded.
+    else half = bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u;
+    to.bits = uint16_t(sign | half);
+}
 
 // The type that an element is computed in. A u8 is cut to its eight bits when it is stored.
 template <class T>
@@ -31,6 +54,7 @@ DEVICE Wide<T> wide(T x) {
     return x;
 }
 DEVICE float wide(bf16 x) { return to_float(x); }
+DEVICE float wide(f16 x) { return to_float(x); }
 
 template <class T, class W>
 DEVICE void assign(T& to, W x) {
@@ -38,6 +62,10 @@ DEVICE void assign(T& to, W x) {
 }
 template <class W>
 DEVICE void assign(bf16& to, W x) {
+    from_float(to, float(x));
+}
+template <class W>
+DEVICE void assign(f16& to, W x) {
     from_float(to, float(x));
 }
 

@@ -176,10 +176,12 @@ DEVICE void convert(int64_t& to, double x) { to = integer<int64_t>(x); }
     CAST(suffix, S, f32, float) \
     CAST(suffix, S, f64, double) \
     CAST(suffix, S, bf16, bf16) \
+    CAST(suffix, S, f16, f16) \
     CAST(suffix, S, u8, uint8_t) \
     CAST(suffix, S, u32, uint32_t) \
     CAST(suffix, S, i64, int64_t)
 EACH_TYPE(CASTS)
+CASTS(f16, f16)
 
 // Copies keep the bits of a NaN. Rows of `copy2d` are `from_stride` elements apart, and `to_stride`.
 #define COPIES(suffix, T) \
@@ -195,6 +197,7 @@ EACH_TYPE(CASTS)
         }); \
     }
 EACH_TYPE(COPIES)
+COPIES(f16, f16)
 
 // to[i] = conditions[i] != 0 ? yes[i] : no[i]
 #define WHERE_OF(condition, C, suffix, T) \

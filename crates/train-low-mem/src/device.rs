@@ -10,15 +10,11 @@ use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
 
-/// Opens the device of this name. `auto` is the fastest one: on a card every operation is a composition of candle's so far, which the
-/// kernels of the CPU outrun, so that a card computes where it is named and nowhere else.
+/// Opens the device of this name. `auto` is the CPU: a card computes where it is named and nowhere else, until its speed has been measured.
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
         let feature = name.split(':').next().unwrap_or(name);
-        let is_built = match feature {
-            "metal" => cfg!(feature = "metal"),
-            _ => cfg!(feature = "cuda"),
-        };
+        let is_built = if feature == "metal" { cfg!(feature = "metal") } else { cfg!(feature = "cuda") };
         let problem = if is_built { error.to_string() } else { format!("this build has no `{feature}`") };
         let failure = Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}"));
         let failure = failure.hint("`--device cpu` works everywhere");

@@ -6,6 +6,7 @@ mod reduce;
 use candle_core::scalar::Scalar;
 use candle_core::{DType, Device, Result, Tensor};
 use cuda_kernels::emulation::Argument;
+use half::{bf16, f16};
 
 use crate::card::{Buffer, in_every_schedule, launch, null, number, numbers};
 
@@ -373,6 +374,41 @@ fn numbers_are_converted_as_the_cpu_does() {
                 check_unary(&name, &from, &[], &[], &from.view.to_dtype(to).unwrap(), 0.0);
             }
         }
+    }
+}
+
+/// A list of halves, in a buffer of elements that are as large.
+fn halves(bits: impl IntoIterator<Item = u16>) -> Tensor {
+    let bits: Vec<bf16> = bits.into_iter().map(bf16::from_bits).collect();
+    let count = bits.len();
+    Tensor::from_vec(bits, count, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn halves_are_converted_as_by_the_half_crate() {
+    let all = halves(0..=u16::MAX);
+    let count = all.elem_count();
+    let given = [size(count), size(1), Given::Value(null()), Given::View(&View::contiguous(&all)), Given::Result(0)];
+    let got = run("cast_f16_f32", threads_for(count), &given, || Buffer::new(&[count], DType::F32));
+    let got: Vec<f32> = got.to_vec1().unwrap();
+    for (bits, got) in (0..=u16::MAX).zip(&got) {
+        let expected = f16::from_bits(bits).to_f32();
+        assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#06x}: {got}");
+    }
+    // Each half, what lies halfway to the next one, and its neighbours; what is too large or too small.
+    let near = |x: f32| [x, x.next_up(), x.next_down()];
+    let halfway = got.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+    let edges = [65_504.0, 65_519.996, 65_520.0, 65_536.0, 1e30, f32::INFINITY, f32::NAN, 1e-8, 2.980_232_2e-8, 1e-45];
+    let floats: Vec<f32> =
+        got.iter().copied().chain(halfway).chain(edges).flat_map(near).flat_map(|x| [x, -x]).collect();
+    let (count, expected) = (floats.len(), floats.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>());
+    let from = Tensor::new(floats.as_slice(), &Device::Cpu).unwrap();
+    let given = [size(count), size(1), Given::Value(null()), Given::View(&View::contiguous(&from)), Given::Result(0)];
+    let got = run("cast_f32_f16", threads_for(count), &given, || Buffer::new(&[count], DType::BF16));
+    let got: Vec<bf16> = got.to_vec1().unwrap();
+    for ((x, expected), got) in floats.iter().zip(&expected).zip(&got) {
+        let (got, is_nan) = (f16::from_bits(got.to_bits()), expected.is_nan());
+        assert!(got.to_bits() == expected.to_bits() || got.is_nan() && is_nan, "{x}: {got} instead of {expected}");
     }
 }
 

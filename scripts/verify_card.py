@@ -1,0 +1,775 @@
+#!/usr/bin/env python3
+"""Every claim about a card, tried on the machine that has it: results, memory, budgets, prices, and speed beside PyTorch.
+
+    python3 verify_card.py --binary ./train_low_mem
+    python3 verify_card.py --binary ./train_low_mem --parts smoke,parity --minutes 5 --output card
+    python3 verify_card.py --binary ./train_low_mem --quick      # shapes that take seconds, to try the script
+
+Needs the driver, the binary (built with `--features cuda`) and Python; only the part `speed` needs torch and transformers. Each part
+ends by itself within --minutes, and names the cases that it had no time for. Writes OUTPUT/verify_card.json, where each case has its
+command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose verdicts come first. Exits 1 if a case failed.
+
+| part | what is ok |
+| --- | --- |
+| smoke | libraries are found, `doctor` sees the card, and the binary trains, evaluates and answers on it |
+| parity | losses are the CPU's (f32: 1e-5 at every step, bf16: 2e-2); twice the same digits, also after kill -9 and a resume |
+| memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; 48 MiB too much are always allowed |
+| budgets | no run fails in a budget that the binary offers, and no peak is above its budget |
+| levers | each lever runs; its measured price stands beside the planner's |
+| speed | each contender runs; times, tokens and peaks of train_low_mem and PyTorch, in turn |
+| sanitizer | compute-sanitizer finds nothing in a step (memcheck, racecheck) |
+"""
+
+import argparse
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import platform
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+MIB = 1 << 20
+PARTS = ["smoke", "parity", "memory", "budgets", "levers", "speed", "sanitizer"]
+MEMORY_TOLERANCE = 0.05
+# The allocator's pool is billed with a fixed part, which is much of a small model's bill.
+ALLOWED_ABOVE_THE_PEAK_MIB = 48
+# nvidia-smi counts in MiB, and the driver gives memory out in pieces of 2 MiB.
+SMI_ROUNDING_MIB = 16
+TOLERANCE = {"f32": 1e-5, "bf16": 2e-2}
+# A relu's kink and a high rate make more of rounding than a card does: with relu the CPU is 6e-3 from itself after 50 steps.
+SMOOTH = 'model.overrides={feed_forward_proj="gated-gelu"}'
+STOCHASTIC = ["--precision", "bf16", "--master-weights", "stochastic-rounding", "--gradient-precision", "bf16"]
+PRECISIONS = {"f32": ["--precision", "f32"], "bf16": ["--precision", "bf16"], "bf16 stochastic": STOCHASTIC}
+
+
+class NotRun(Exception):
+    """A case that could not be tried, and why."""
+
+
+class Failed(Exception):
+    """A case that was tried and is wrong; its numbers so far."""
+
+    def __init__(self, reason, numbers=None):
+        super().__init__(reason)
+        self.numbers = numbers or {}
+
+
+class Ran:
+    """A command that ended: exit code, what it printed, seconds, and the card's peak by nvidia-smi where it was watched."""
+
+    def __init__(self, code, out, err, seconds, card_mib):
+        self.code, self.out, self.err, self.seconds, self.card_mib = code, out, err, seconds, card_mib
+
+    def expect(self, *codes):
+        if self.code not in codes:
+            said = " / ".join(line for line in (self.err or self.out).strip().splitlines()[-6:] if line.strip())
+            raise Failed(f"exit code {self.code}: {said[-600:]}")
+        return self
+
+    def last_json(self):
+        for line in reversed(self.out.strip().splitlines()):
+            if line.startswith("{"):
+                return json.loads(line)
+        raise Failed(f"no JSON was printed: {self.out.strip()[-200:]}")
+
+
+class CardWatch:
+    """The most memory of the card that nvidia-smi shows during a command, less what was held before it."""
+
+    def __init__(self, card):
+        self.command = ["nvidia-smi", "-i", card, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        self.before, self.most, self.child = None, None, None
+
+    def __enter__(self):
+        try:
+            once = subprocess.run(self.command, capture_output=True, text=True, timeout=20)
+            self.before = float(once.stdout.split()[0])
+            self.child = subprocess.Popen(self.command + ["-lms", "100"], stdout=subprocess.PIPE, text=True)
+            threading.Thread(target=self.read, daemon=True).start()
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+            self.child = None
+        return self
+
+    def read(self):
+        for line in self.child.stdout:
+            if re.fullmatch(r"\d+(\.\d+)?", line.strip()):
+                self.most = max(self.most or 0.0, float(line))
+
+    def __exit__(self, *_):
+        if self.child:
+            self.child.kill()
+            self.child.wait()
+
+    def peak_mib(self):
+        return self.most - self.before if self.most is not None else None
+
+
+class Session:
+    """The binary under test, the parts' time, and the cases so far."""
+
+    def __init__(self, options):
+        self.options, self.cases, self.commands, self.part, self.end = options, [], [], None, 0.0
+        self.binary = str(options.binary.resolve())
+        self.is_card = options.device != "cpu"
+        number = options.device.partition(":")[2] or "0"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        self.card = visible[int(number)] if int(number) < len(visible) and visible[int(number)] else number
+        self.environment = dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH=library_path(options.libraries))
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="scratch-", dir=options.output))
+        self.begun = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def run(self, command, limit=180, watched=False, until=None, code_matters=True):
+        """Runs a command in a session of its own. It is killed at its limit, at the end of the part, or when `until` is true."""
+        command = [str(word) for word in command]
+        self.commands.append(command)
+        if self.left() < 2:
+            raise NotRun("no time left")
+        seconds, began, cut = min(limit, self.left()), time.monotonic(), False
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, CardWatch(self.card if watched else "") as card:
+            try:
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.scratch,
+                                         env=self.environment, start_new_session=True)
+            except OSError as error:
+                raise Failed(f"cannot be started: {error}") from None
+            while child.poll() is None and not cut:
+                time.sleep(0.005 if until else 0.02)
+                cut = time.monotonic() - began > seconds or (until is not None and until())
+            if cut:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            out.seek(0), err.seek(0)
+            took = time.monotonic() - began
+            ran = Ran(child.returncode, out.read(), err.read(), took, card.peak_mib())
+        if cut and took >= seconds:
+            if seconds < limit:
+                raise NotRun(f"the part's time was over after {took:.0f} s")
+            raise Failed(f"did not end within {limit} s")
+        return ran
+
+    def ours(self, subcommand, flags, **how):
+        """Runs the binary, whose help has to know every flag."""
+        flags = [str(flag) for flag in flags]
+        for flag in flags:
+            if flag.startswith("--") and flag not in self.flags_of(subcommand):
+                raise NotRun(f"this binary's `{subcommand}` has no `{flag}`")
+        for flag, value in zip(flags, flags[1:]):
+            if flag == "--set" and value.split("=")[0] not in self.keys():
+                raise NotRun(f"this binary has no key `{value.split('=')[0]}`")
+        return self.run([self.binary, subcommand, *flags], **how)
+
+    @functools.lru_cache(None)
+    def flags_of(self, subcommand):
+        return set(re.findall(r"--[a-z][a-z-]+", self.text_of(subcommand, "--help")))
+
+    @functools.lru_cache(None)
+    def keys(self):
+        section, keys = "", set()
+        for line in self.text_of("keys").splitlines():
+            section = line.strip("[]") if line.startswith("[") else section
+            keys |= {f"{section}.{line.split()[0]}"} if " = " in line else set()
+        return keys
+
+    def text_of(self, *words):
+        ran = self.run([self.binary, *words], limit=60)
+        self.commands.pop()
+        return ran.expect(0).out
+
+    def case(self, name, check):
+        """Tries one case; whatever happens in it is its verdict."""
+        began, self.commands, reason = time.monotonic(), [], ""
+        try:
+            numbers, verdict = check() or {}, "ok"
+        except NotRun as error:
+            numbers, verdict, reason = {}, "not run", str(error)
+        except Failed as error:
+            numbers, verdict, reason = error.numbers, "failed", str(error)
+        except Exception as error:  # One case never ends the script.
+            numbers, verdict, reason = {}, "failed", f"this script: {error!r}"
+        commands = [" ".join(map(quoted, command)) for command in self.commands]
+        case = {"part": self.part, "case": name, "verdict": verdict, "reason": reason, "numbers": numbers,
+                "commands": commands, "seconds": round(time.monotonic() - began, 1)}
+        self.cases.append(case)
+        shown = ", ".join(f"{key} {cell(value)}" for key, value in numbers.items() if not isinstance(value, list))
+        print(f"{verdict:8} {case['seconds']:6.1f} s  {self.part}: {name}  {reason or shown}", flush=True)
+        write_results(self)
+        return verdict == "ok" and numbers
+
+
+def library_path(directories):
+    """Where the loader looks for CUDA's libraries: its own places, --libraries, and the wheels that torch brings."""
+    places = [str(directory.resolve()) for directory in directories]
+    for package in ["nvidia", "torch"]:
+        found = importlib.util.find_spec(package)
+        for root in (found and found.submodule_search_locations) or []:
+            files = pathlib.Path(root).glob("**/lib*.so*")
+            places += sorted({str(file.parent) for file in files if re.match(r"lib(cudart|cublas|curand|nvrtc)", file.name)})
+    return ":".join([place for place in [os.environ.get("LD_LIBRARY_PATH", "")] if place] + places)
+
+
+def quoted(word):
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
+
+
+# Runs of training.
+
+
+class Training:
+    """A run that ended: its events, the digest of its model, and the command's end."""
+
+    def __init__(self, directory, ran):
+        lines = (directory / "metrics.jsonl").read_text().splitlines() if (directory / "metrics.jsonl").exists() else []
+        self.events = [json.loads(line) for line in lines if line.endswith("}")]
+        # A resumed run may make a step again: the last one counts.
+        self.steps = {event["step"]: event for event in self.events if event["event"] == "step"}
+        model = directory / "model" / "model.safetensors"
+        self.digest = hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.exists() else None
+        self.ran = ran
+
+    def of_steps(self, key):
+        return [self.steps[step][key] for step in sorted(self.steps)]
+
+    def last(self, event):
+        return [found for found in self.events if found["event"] == event][-1]
+
+
+def train_flags(session, name, device, steps, batch, more):
+    directory = session.scratch / name
+    sets = ["train.dropout=0.1", f"train.batch_size={batch}", "train.eval_samples=1", "train.eval_generate_samples=0",
+            "train.sample_generations=0", "run.seed=7"]
+    flags = ["--device", device, "--max-steps", steps, "--output", directory]
+    return directory, flags + [word for key in sets for word in ("--set", key)] + list(more)
+
+
+def train(session, name, device, steps, batch, more=(), codes=(0,), **how):
+    """A whole run of the embedded data, or of those that `more` names."""
+    directory, flags = train_flags(session, name, device, steps, batch, more)
+    shutil.rmtree(directory, ignore_errors=True)
+    ran = session.ours("train", flags, **how).expect(*codes)
+    return Training(directory, ran)
+
+
+def smoke(session):
+    device, seen = session.options.device, {}
+
+    def libraries():
+        if not shutil.which("ldd"):
+            raise NotRun("no ldd here")
+        ran = session.run(["ldd", session.binary]).expect(0)
+        missing = re.findall(r"(\S+) => not found", ran.out)
+        if missing:
+            raise Failed(f"not found: {', '.join(missing)}; `--libraries DIR` names a directory")
+        return {"libraries": ran.out.count("=>")}
+
+    def doctor():
+        report = json.loads(session.ours("doctor", ["--json"]).expect(0, 6).out)
+        found = {finding["name"]: finding for finding in report["findings"]}
+        if "cuda" not in found["program"]["facts"].get("features", []) and session.is_card:
+            raise Failed("the binary was built without the feature cuda")
+        if found["cards"]["found"].startswith("no NVIDIA card") and cards(session):
+            raise Failed("nvidia-smi shows a card, and doctor none")
+        return {"findings": len(found), "severity": report["severity"], "cards": found["cards"]["found"]}
+
+    def two_steps():
+        seen["run"] = train(session, "smoke", device, 2, 4)
+        losses = seen["run"].of_steps("loss")
+        if len(losses) != 2 or not all(isinstance(loss, float) and math.isfinite(loss) for loss in losses):
+            raise Failed(f"losses {losses}")
+        return {"loss_1": losses[0], "loss_2": losses[1], "step_ms": seen["run"].of_steps("step_ms")[1]}
+
+    def model():
+        if not seen.get("run"):
+            raise NotRun("there is no model: the run failed")
+        return ["--model", session.scratch / "smoke" / "model", "--device", device]
+
+    def evaluation():
+        rows = session.scratch / "smoke" / "sample-data" / "sample-validation.parquet"
+        flags = ["--data", rows, "--samples", 4, "--generate-samples", 1, "--max-new-tokens", 4, "--json"]
+        result = session.ours("eval", model() + flags).expect(0).last_json()
+        if not math.isfinite(result["loss"]) or result["samples"] != 4:
+            raise Failed(f"printed {result}")
+        return {"loss": result["loss"], "samples": result["samples"]}
+
+    def generation():
+        flags = ["--prompt", "2 + 2", "--max-new-tokens", 4, "--scores", "--json"]
+        result = session.ours("generate", model() + flags).expect(0).last_json()
+        return {"answer_characters": len(result["response"])}
+
+    session.case("libraries", libraries)
+    session.case("doctor", doctor)
+    session.case("two steps of preset tiny", two_steps)
+    session.case("eval", evaluation)
+    session.case("generate", generation)
+
+
+def distance(ours, others):
+    """The largest relative difference of two runs' losses, and its step."""
+    if len(ours) != len(others) or not ours:
+        raise Failed(f"{len(ours)} and {len(others)} steps to compare")
+    pairs = [abs(a - b) / abs(b) if isinstance(a, float) and isinstance(b, float) else math.inf for a, b in zip(ours, others)]
+    return max(pairs), pairs.index(max(pairs)) + 1
+
+
+def parity(session):
+    device, quick = session.options.device, session.options.quick
+    steps, batch, runs = (6, 4, {}) if quick else (50, 8, {})
+    ways = {"f32": [], "bf16": ["--set", "train.precision=bf16"]}
+    ways["bf16 stochastic"] = ways["bf16"] + ["--set", "train.master_weights=stochastic-rounding"]
+    smooth = ["--set", SMOOTH, "--set", f"checkpoint.every_steps={max(2, steps // 5)}"]
+
+    def of(name, way, where, more=()):
+        key = f"{name} {way}".replace(" ", "-")
+        if key not in runs:
+            runs[key] = train(session, key, where, steps, batch, smooth + ways[way] + list(more), limit=300)
+        return runs[key]
+
+    def beside_the_cpu(way, tested=None, tolerance=None):
+        cpu = of("cpu", way, "cpu")
+        run = (tested or (lambda: of("card", way, device)))()
+        worst, step = distance(run.of_steps("loss"), cpu.of_steps("loss"))
+        norms, _ = distance(run.of_steps("grad_norm"), cpu.of_steps("grad_norm"))
+        numbers = {"steps": len(cpu.steps), "worst_loss_difference": worst, "at_step": step, "worst_norm_difference": norms,
+                   "last_loss": run.of_steps("loss")[-1], "losses": run.of_steps("loss"), "losses_of_cpu": cpu.of_steps("loss")}
+        if worst > (tolerance or TOLERANCE[way.split()[0]]):
+            raise Failed(f"the loss of step {step} is {worst:.1e} from the CPU's", numbers)
+        return numbers
+
+    def cut():
+        return of("cut-cpu", "f32", "cpu", ["--set", "memory.micro_batch_samples=3"])
+
+    def same(one, two):
+        for key in ["loss", "grad_norm"]:
+            pairs = list(zip(one.of_steps(key), two.of_steps(key)))
+            differ = [step + 1 for step, (a, b) in enumerate(pairs) if a != b]
+            if differ or len(one.steps) != len(two.steps):
+                raise Failed(f"{key}: {len(one.steps)} and {len(two.steps)} steps, the first difference in {differ[:1]}")
+        if one.digest is None or one.digest != two.digest:
+            raise Failed(f"the models have other bits: {one.digest} and {two.digest}")
+        return {"steps": len(one.steps), "last_loss": two.of_steps("loss")[-1], "model": two.digest}
+
+    def killed(way):
+        whole = of("card", way, device)
+        directory, flags = train_flags(session, f"killed-{way}".replace(" ", "-"), device, steps, batch, smooth + ways[way])
+        is_saved = functools.partial(has_checkpoint, directory / "metrics.jsonl")
+        if session.ours("train", flags, until=is_saved, limit=300).code == 0:
+            raise NotRun("the run ended before it could be killed")
+        made = len(Training(directory, None).steps)
+        resumed = session.ours("train", ["--output", directory, "--keep-training", "--device", device, "--max-steps", steps], limit=300)
+        return {"killed_after_steps": made, **same(Training(directory, resumed.expect(0)), whole)}
+
+    session.case("the CPU beside itself, in other micro-batches", lambda: beside_the_cpu("f32", cut))
+    for way in ways:
+        session.case(f"{way}: card beside CPU", lambda: beside_the_cpu(way))
+        session.case(f"{way}: the card twice", lambda: same(of("card", way, device), of("again", way, device)))
+    for way in ["f32", "bf16 stochastic"]:
+        session.case(f"{way}: kill -9 and resume", lambda: killed(way))
+
+
+def has_checkpoint(metrics):
+    try:
+        return '"event":"checkpoint"' in metrics.read_text()
+    except OSError:
+        return False
+
+
+def bench(session, model, shape, flags, steps=3, **how):
+    batch, source, target = shape
+    words = ["--json", "--device", session.options.device, "--model", model, "--batch", batch, "--source-tokens", source,
+             "--target-tokens", target, "--steps", steps, *flags]
+    ran = session.ours("bench", words, watched=session.is_card, **how).expect(0)
+    result = ran.last_json()
+    result["peak"] = result["device_peak_bytes" if session.is_card else "peak_rss_bytes"] / MIB
+    result["predicted"] = result["predicted_device_peak_bytes" if session.is_card else "predicted_peak_bytes"] / MIB
+    result["smi"] = ran.card_mib
+    return result
+
+
+def memory(session):
+    def check(model, shape, flags):
+        result = bench(session, model, shape, flags)
+        predicted, numbers, wrong = result["predicted"], {"predicted_mib": result["predicted"]}, []
+        for by, peak in [("peak", result["peak"]), ("smi", result["smi"])]:
+            if peak is None:
+                continue
+            numbers |= {f"{by}_mib": peak, f"{by}_error_percent": 100 * (predicted / peak - 1) if peak else math.inf}
+            spare = predicted - peak
+            if -spare > MEMORY_TOLERANCE * peak or spare > max(MEMORY_TOLERANCE * peak, ALLOWED_ABOVE_THE_PEAK_MIB):
+                wrong.append(f"{by} {peak:.0f} MiB, predicted {predicted:.0f} MiB")
+        numbers |= {"micro_batch": result["micro_batch_samples"], "step_ms": result["step_ms"]}
+        if wrong:
+            raise Failed("; ".join(wrong), numbers)
+        return numbers
+
+    cuts = {"": [], "recompute": ["--recompute", "full"], "layer-major": ["--micro-batch", 2, "--accumulation", "layer-major"]}
+    if session.options.quick:
+        shapes = {"tiny": [(2, 8, 8), (4, 16, 16)]}
+        cuts["layer-major"][1] = 1
+    else:
+        shapes = {model: [(8, tokens, tokens) for tokens in (512, 128, 1024)] for model in ("t5-small", "t5-base", "chatlm-0.2b")}
+        shapes["tiny"] = [(64, 128, 128)]
+    # One shape of every model first, so that a short time sees them all.
+    order = sorted((rank, model, shape) for model, found in shapes.items() for rank, shape in enumerate(found))
+    for _, model, shape in order:
+        for precision, flags in PRECISIONS.items():
+            for cut, more in cuts.items():
+                name = " ".join(filter(None, [model, f"{shape[0]} x {shape[1]}+{shape[2]}", precision, cut]))
+                session.case(name, lambda: check(model, shape, flags + more))
+
+
+def material(session, words, rows):
+    """Rows of many words, and the tokenizer of the embedded data, which a run leaves in its directory."""
+    directory = session.scratch / "material"
+    if not (directory / "sample-data").exists():
+        train(session, "material", "cpu", 1, 1)
+    draw, path = random.Random(1), directory / f"rows-{words}.jsonl"
+    text = lambda: " ".join(str(draw.randint(0, 999)) for _ in range(words))
+    path.write_text("".join(json.dumps({"prompt": text(), "response": text()}) + "\n" for _ in range(rows)))
+    return ["--set", f"data.train={path}", "--set", f"data.tokenizer={directory / 'sample-data' / 'sample-tokenizer.json'}",
+            "--set", f"data.max_source_tokens={words}", "--set", f"data.max_target_tokens={words}"]
+
+
+def budgets(session):
+    """Four settings, each with a refusal, which names the smallest budget, and six budgets from there on."""
+    flag = "--device-memory-budget" if session.is_card else "--memory-budget"
+    bf16 = ["--set", "train.precision=bf16"]
+    stochastic = bf16 + ["--set", "train.master_weights=stochastic-rounding", "--set", "train.gradient_precision=bf16"]
+    if session.options.quick:
+        settings = [("tiny", 4, 8, []), ("tiny", 8, 12, []), ("tiny", 4, 8, bf16), ("tiny", 8, 12, stochastic)]
+        steps, rows = 2, 64
+    else:
+        settings = [("t5-small", 64, 256, []), ("t5-base", 32, 512, []), ("t5-base", 64, 128, bf16), ("t5-base", 32, 512, stochastic)]
+        steps, rows = 4, 512
+
+    def refused(flags, batch):
+        ran = train(session, "refused", session.options.device, steps, batch, flags + [flag, "1MiB"], codes=(3,)).ran
+        smallest = re.search(rf"{flag} (\d+(?:\.\d+)?)(MiB|GiB)", ran.err)
+        if not smallest:
+            raise Failed(f"the refusal names no budget: {ran.err.strip()[-300:]}")
+        return {"budget_mib": 1, "smallest_mib": float(smallest[1]) * (1024 if smallest[2] == "GiB" else 1)}
+
+    def holds(flags, batch, mib):
+        run = train(session, "budget", session.options.device, steps, batch, flags + [flag, f"{mib}MiB"], watched=session.is_card)
+        end, plan = run.last("end"), run.last("plan")
+        peak = end["device_peak_bytes" if session.is_card else "peak_rss_bytes"] / MIB
+        predicted = plan["predicted_device_peak" if session.is_card else "predicted_peak"] / MIB
+        numbers = {"budget_mib": mib, "peak_mib": peak, "predicted_mib": predicted, "used_percent": 100 * peak / mib,
+                   "micro_batch": plan["micro_batch_samples"], "replans": sum(e["event"] == "replan" for e in run.events),
+                   "step_ms": statistics.median(run.of_steps("step_ms"))}
+        if run.ran.card_mib is not None:
+            numbers["smi_mib"] = run.ran.card_mib
+        if peak > mib or numbers.get("smi_mib", 0) > mib + SMI_ROUNDING_MIB:
+            raise Failed(f"the peak is above {mib} MiB", numbers)
+        return numbers
+
+    for model, batch, tokens, way in settings:
+        name = f"{model} {batch} x {tokens}+{tokens} {' '.join(word.split('=')[1] for word in way[1::2]) or 'f32'}"
+        made = {}
+
+        def smallest():
+            made["flags"] = ["--set", f"model.config={model}", *way, *material(session, tokens, rows)]
+            made["mib"] = refused(made["flags"], batch)["smallest_mib"]
+            return {"smallest_mib": made["mib"]}
+
+        session.case(f"{name}: a refusal", smallest)
+        for factor in [1.0, 1.1, 1.25, 1.5, 2.0, 3.0]:
+
+            def inside():
+                if "mib" not in made:
+                    raise NotRun("the smallest budget is unknown")
+                return holds(made["flags"], batch, math.ceil(made["mib"] * factor))
+
+            session.case(f"{name}: {factor} of the smallest", inside)
+
+
+def levers(session):
+    model, shape, steps = ("tiny", (4, 12, 12), 1) if session.options.quick else ("t5-base", (32, 512, 128), 5)
+    half, most = shape[0] // 2, shape[0]
+    ways = {
+        "the fastest plan": [],
+        "recompute full": ["--recompute", "full"],
+        "recompute 3": ["--recompute", 3],
+        **{f"loss chunk {rows}": ["--loss-chunk-rows", rows] for rows in (16, 64, 1024, 4096)},
+        **{f"micro-batch {count}": ["--micro-batch", count] for count in sorted({1, max(1, half // 4), half, most})},
+        "layer-major": ["--micro-batch", half, "--accumulation", "layer-major"],
+        "layer-major keep heads": ["--micro-batch", half, "--accumulation", "layer-major", "--keep-heads"],
+        "layer-major 3 gradients": ["--micro-batch", half, "--accumulation", "layer-major", "--kept-gradient-blocks", 3],
+    }
+    if session.options.quick:
+        ways = {name: flags for name, flags in ways.items() if not re.search("64|4096|heads", name)}
+    for precision in ["f32"] if session.options.quick else ["bf16", "f32"]:
+        first = None
+        for name, flags in ways.items():
+
+            def priced():
+                # The fastest plan again beside each lever: a card's clock falls as it warms.
+                result = bench(session, model, shape, PRECISIONS[precision] + flags, steps)
+                before = bench(session, model, shape, PRECISIONS[precision], steps) if flags and not session.options.quick else first
+                numbers = {"step_ms": result["step_ms"], "peak_mib": result["peak"], "micro_batch": result["micro_batch_samples"]}
+                if before:
+                    numbers["price"] = result["step_ms"] / before["step_ms"]
+                    numbers["planned_price"] = result["relative_time"] / before["relative_time"]
+                return {**numbers, "relative_time": result["relative_time"]}
+
+            found = session.case(f"{model} {precision}: {name}", priced)
+            first = first or found or None
+
+
+# The speed beside PyTorch.
+
+PYTORCH = {
+    # name: (precision, weights, autocast, compile, attention, optimizer)
+    "eager f32": ("f32", "float32", False, False, "eager", "adafactor"),
+    "compile f32": ("f32", "float32", False, True, "eager", "adafactor"),
+    "sdpa f32": ("f32", "float32", False, False, "sdpa", "adafactor"),
+    "fused AdamW f32": ("f32", "float32", False, True, "eager", "adamw"),
+    "eager bf16 autocast": ("bf16", "float32", True, False, "eager", "adafactor"),
+    "compile bf16 autocast": ("bf16", "float32", True, True, "eager", "adafactor"),
+    "sdpa bf16 autocast": ("bf16", "float32", True, False, "sdpa", "adafactor"),
+    "fused AdamW bf16 autocast": ("bf16", "float32", True, True, "eager", "adamw"),
+    "eager bf16 weights": ("bf16 stochastic", "bfloat16", False, False, "eager", "adafactor"),
+    "compile bf16 weights": ("bf16 stochastic", "bfloat16", False, True, "eager", "adafactor"),
+    "sdpa bf16 weights": ("bf16 stochastic", "bfloat16", False, False, "sdpa", "adafactor"),
+}
+SHAPES = {
+    "tiny": dict(d_model=128, d_ff=512, d_kv=32, num_heads=4, num_layers=3, vocab_size=4096),
+    "t5-small": dict(d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=6, vocab_size=32128),
+    "t5-base": dict(d_model=768, d_ff=3072, d_kv=64, num_heads=12, num_layers=12, vocab_size=32128),
+}
+
+
+def work(words):
+    """One run of PyTorch, in a process of its own: prints its times and its peak as JSON."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model, (batch, source, target), device, steps, mode = json.loads(words)
+    _, weights, autocast, compiled, attention, optimizer = PYTORCH[mode]
+    if attention == "sdpa" and not getattr(T5ForConditionalGeneration, "_supports_sdpa", False):
+        print(json.dumps({"lacks": "this transformers has no SDPA for T5"}))
+        return 0
+    torch.manual_seed(0)
+    config = T5Config(**SHAPES[model], decoder_start_token_id=0, dropout_rate=0.1, attn_implementation=attention)
+    net = T5ForConditionalGeneration(config).to(device=device, dtype=getattr(torch, weights)).train()
+    if optimizer == "adamw":
+        update = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    else:
+        from transformers.optimization import Adafactor
+
+        update = Adafactor(net.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
+    ids = [torch.randint(3, config.vocab_size, (batch, tokens), device=device) for tokens in (source, target)]
+    forward, times = torch.compile(net) if compiled else net, []
+    for _ in range(steps + 3):
+        began = time.perf_counter()
+        with torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=autocast):
+            loss = forward(input_ids=ids[0], attention_mask=torch.ones_like(ids[0]), labels=ids[1], use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        update.step()
+        update.zero_grad(set_to_none=True)
+        loss.item()  # Waits for the device.
+        times.append(1000 * (time.perf_counter() - began))
+    peak = torch.cuda.max_memory_reserved() / MIB if device != "cpu" else None
+    print(json.dumps({"step_ms": statistics.median(times[3:]), "peak": peak, "loss": float(loss)}))
+    return 0
+
+
+def speed(session):
+    missing = [package for package in ("torch", "transformers") if not importlib.util.find_spec(package)]
+    quick, device = session.options.quick, session.options.device
+    shapes = [("tiny", (4, 12, 12))] if quick else [("t5-small", (64, 512, 128)), ("t5-base", (32, 512, 128)), ("t5-base", (8, 512, 512))]
+    steps, rounds = (1, 2) if quick else (10, 2)
+    for model, shape in shapes:
+        results, lacks = {}, {}
+        contenders = [*(f"train_low_mem {precision}" for precision in PRECISIONS), *PYTORCH]
+
+        def once(name):
+            if name not in PYTORCH:
+                return bench(session, model, shape, PRECISIONS[name.partition(" ")[2]], steps)
+            if missing:
+                raise NotRun(f"not installed: {', '.join(missing)}")
+            words = json.dumps([model, shape, device, steps, name])
+            ran = session.run([sys.executable, pathlib.Path(__file__).resolve(), "--worker", words], limit=240, watched=session.is_card)
+            if ran.code:  # PyTorch's own failure is none of the binary's.
+                raise NotRun(f"PyTorch: exit code {ran.code}: {ran.err.strip()[-200:]}")
+            result = {**ran.last_json(), "smi": ran.card_mib}
+            if "lacks" in result:
+                raise NotRun(result["lacks"])
+            return result
+
+        def round_of(number):
+            for name in contenders if number % 2 == 0 else contenders[::-1]:
+                try:
+                    results.setdefault(name, {})[number] = once(name)
+                except (NotRun, Failed) as error:
+                    lacks[name] = error
+            return {"contenders": sum(number in found for found in results.values())}
+
+        def summary(name):
+            found = results.get(name)
+            if not found:
+                raise lacks.get(name, NotRun("no time left"))
+            ms = statistics.median(result["step_ms"] for result in found.values())
+            numbers = {"step_ms": ms, "tokens_per_second": 1000 * shape[0] * (shape[1] + shape[2]) / ms, "rounds": len(found)}
+            for key, title in [("peak", "peak_mib"), ("smi", "smi_mib")]:
+                peaks = [result[key] for result in found.values() if result.get(key) is not None]
+                numbers |= {title: max(peaks)} if peaks else {}
+            ours = results.get(f"train_low_mem {PYTORCH[name][0]}", {}) if name in PYTORCH else {}
+            ratios = [found[number]["step_ms"] / ours[number]["step_ms"] for number in found if number in ours]
+            return {**numbers, "time_over_ours": statistics.median(ratios)} if ratios else numbers
+
+        for number in range(rounds):
+            session.case(f"{model} {shape[0]} x {shape[1]}+{shape[2]}: round {number + 1}", lambda: round_of(number))
+        for name in contenders:
+            session.case(f"{model} {shape[0]} x {shape[1]}+{shape[2]}: {name}", lambda: summary(name))
+
+
+def sanitizer(session):
+    def check(tool, flags):
+        if not shutil.which("compute-sanitizer"):
+            raise NotRun("no compute-sanitizer in PATH")
+        step = ["bench", "--json", "--device", session.options.device, "--model", "tiny", "--batch", 1, "--source-tokens", 8,
+                "--target-tokens", 8, "--steps", 1, *flags]
+        ran = session.run(["compute-sanitizer", "--tool", tool, "--error-exitcode", 9, session.binary, *step], limit=300)
+        said = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", ran.out + ran.err)
+        if ran.code or (said and said[-1] != "0"):
+            raise Failed(f"exit code {ran.code}: {(ran.out + ran.err).strip()[-600:]}")
+        return {"findings": int(said[-1]) if said else 0}
+
+    for precision, flags in PRECISIONS.items():
+        for tool in ["memcheck", "racecheck"]:
+            session.case(f"{precision}: {tool}", lambda: check(tool, flags))
+
+
+# The results.
+
+
+def cards(session):
+    """The card as nvidia-smi has it, or nothing."""
+    query = ["nvidia-smi", "-i", session.card, "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    fields = [field.strip() for field in done.stdout.strip().split(",")]
+    return fields if done.returncode == 0 and len(fields) == 4 else None
+
+
+@functools.lru_cache(None)
+def machine(session):
+    """What a page of numbers has to say about where they come from."""
+    name, driver, size, capability = cards(session) or ["unknown: nvidia-smi shows none"] + [None] * 3
+    done = subprocess.run([session.binary, "--version"], capture_output=True, text=True, env=session.environment)
+    digest = hashlib.sha256(pathlib.Path(session.binary).read_bytes()).hexdigest()[:16]
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    facts = {"binary": done.stdout.strip() or "does not start", "binary's SHA-256": digest, "device": session.options.device,
+             "card": name, "card's memory": size, "compute capability": capability, "driver": driver,
+             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()} {platform.release()}",
+             "load": f"{os.getloadavg()[0]:.1f}", "Python": platform.python_version()}
+    for package in ["torch", "transformers"]:
+        if importlib.util.find_spec(package):
+            facts[package] = importlib.metadata.version(package)
+    return {key: value for key, value in facts.items() if value}
+
+
+def cell(value):
+    if isinstance(value, float):
+        return f"{value:.3e}" if 0 < abs(value) < 1e-2 else f"{value:.6g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value).replace("|", "/").replace("\n", " ")
+
+
+def table(head, rows):
+    return ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |",
+            *("| " + " | ".join(map(cell, row)) + " |" for row in rows), ""]
+
+
+def page(session):
+    count = lambda cases, verdict: sum(case["verdict"] == verdict for case in cases)
+    cases, facts = session.cases, {"date": session.begun, **machine(session)}
+    verdict = f"{count(cases, 'failed')} failed, {count(cases, 'ok')} ok, {count(cases, 'not run')} not run"
+    lines = [f"# train_low_mem on {facts['card']}: {verdict}", ""]
+    parts = {part: [case for case in cases if case["part"] == part] for part in PARTS}
+    parts = {part: found for part, found in parts.items() if found}
+    lines += table(["part", "failed", "ok", "not run", "seconds"],
+                   [[part, *(count(found, verdict) for verdict in ("failed", "ok", "not run")), sum(case["seconds"] for case in found)]
+                    for part, found in parts.items()])
+    for case in cases:
+        if case["verdict"] == "failed":
+            command = f"\n  `{case['commands'][-1]}`" if case["commands"] else ""
+            lines += [f"- **failed** {case['part']}: {case['case']}: {cell(case['reason'])}{command}"]
+    lines += [""] + table(["", ""], facts.items())
+    if session.options.quick:
+        lines += ["Made with `--quick`: the shapes are too small to say anything of speed.", ""]
+    for part, found in parts.items():
+        names = list(dict.fromkeys(key for case in found for key, value in case["numbers"].items() if not isinstance(value, list)))
+        rows = [[case["verdict"], case["case"], *(case["numbers"].get(name, "") for name in names), case["seconds"], case["reason"][:120]]
+                for case in found]
+        lines += [f"## {part}", ""] + table(["verdict", "case", *(name.replace("_", " ") for name in names), "seconds", "reason"], rows)
+    return "\n".join(lines)
+
+
+def write_results(session):
+    """Writes both files whole, after every case: a script that is killed leaves what it found."""
+    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "cases": session.cases}
+    for name, text in [("verify_card.json", json.dumps(results, indent=1) + "\n"), ("verify_card.md", page(session))]:
+        path = session.options.output / name
+        path.with_suffix(".part").write_text(text)
+        os.replace(path.with_suffix(".part"), path)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, help="train_low_mem, built with the feature cuda")
+    parser.add_argument("--parts", default=",".join(PARTS), help="names, separated by commas [default: all]")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("verify-card"), help="[default: verify-card]")
+    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many for each part [default: 10]")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the script without a card")
+    parser.add_argument("--libraries", type=pathlib.Path, nargs="+", default=[], help="directories of CUDA's libraries, if not installed")
+    parser.add_argument("--quick", action="store_true", help="shapes that take seconds on anything")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
+    if not options.worker and (options.binary is None or not options.binary.is_file()):
+        parser.error("expected --binary FILE, the binary under test")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
+        parser.error(f"--device {options.device}: expected cuda, cuda:N or cpu")
+    return options
+
+
+def main():
+    options = arguments()
+    if options.worker:
+        return work(options.worker)
+    options.output.mkdir(parents=True, exist_ok=True)
+    options.output = options.output.resolve()
+    session = Session(options)
+    try:
+        for part in options.parts:
+            session.part, session.end = part, time.monotonic() + 60 * options.minutes
+            globals()[part](session)
+    finally:
+        shutil.rmtree(session.scratch, ignore_errors=True)
+    print(f"see {options.output / 'verify_card.md'}")
+    return 1 if any(case["verdict"] == "failed" for case in session.cases) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
