@@ -91,10 +91,13 @@ class CardWatch:
     """The most memory of the card that nvidia-smi shows during a command, less what was held before it."""
 
     def __init__(self, card):
+        self.card = card
         self.command = ["nvidia-smi", "-i", card, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         self.before, self.most, self.child = None, None, None
 
     def __enter__(self):
+        if not self.card:
+            return self
         try:
             once = subprocess.run(self.command, capture_output=True, text=True, timeout=20)
             self.before = float(once.stdout.split()[0])
@@ -135,25 +138,28 @@ class Session:
     def left(self):
         return self.end - time.monotonic()
 
-    def run(self, command, limit=180, watched=False, until=None, code_matters=True):
+    def run(self, command, limit=180, watched=False, until=None):
         """Runs a command in a session of its own. It is killed at its limit, at the end of the part, or when `until` is true."""
         command = [str(word) for word in command]
         self.commands.append(command)
         if self.left() < 2:
             raise NotRun("no time left")
         seconds, began, cut = min(limit, self.left()), time.monotonic(), False
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, CardWatch(self.card if watched else "") as card:
+        watch = CardWatch(self.card if watched else None)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, watch as card:
             try:
                 child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.scratch,
                                          env=self.environment, start_new_session=True)
             except OSError as error:
                 raise Failed(f"cannot be started: {error}") from None
-            while child.poll() is None and not cut:
-                time.sleep(0.005 if until else 0.02)
-                cut = time.monotonic() - began > seconds or (until is not None and until())
-            if cut:
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            try:
+                while child.poll() is None and not cut:
+                    time.sleep(0.005 if until else 0.02)
+                    cut = time.monotonic() - began > seconds or (until is not None and until())
+            finally:  # Also where somebody stops this script.
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
             out.seek(0), err.seek(0)
             took = time.monotonic() - began
             ran = Ran(child.returncode, out.read(), err.read(), took, card.peak_mib())
@@ -532,16 +538,18 @@ def levers(session):
 
 # The speed beside PyTorch.
 
+# name: (precision of ours, weights, autocast, compile, attention, optimizer). `bench` updates by Adafactor: AdamW is another optimizer.
 PYTORCH = {
-    # name: (precision, weights, autocast, compile, attention, optimizer)
     "eager f32": ("f32", "float32", False, False, "eager", "adafactor"),
     "compile f32": ("f32", "float32", False, True, "eager", "adafactor"),
     "sdpa f32": ("f32", "float32", False, False, "sdpa", "adafactor"),
-    "fused AdamW f32": ("f32", "float32", False, True, "eager", "adamw"),
+    "compile, fused AdamW f32": ("f32", "float32", False, True, "eager", "adamw"),
+    "compile, sdpa f32": ("f32", "float32", False, True, "sdpa", "adafactor"),
     "eager bf16 autocast": ("bf16", "float32", True, False, "eager", "adafactor"),
     "compile bf16 autocast": ("bf16", "float32", True, True, "eager", "adafactor"),
     "sdpa bf16 autocast": ("bf16", "float32", True, False, "sdpa", "adafactor"),
-    "fused AdamW bf16 autocast": ("bf16", "float32", True, True, "eager", "adamw"),
+    "compile, fused AdamW bf16 autocast": ("bf16", "float32", True, True, "eager", "adamw"),
+    "compile, sdpa bf16 autocast": ("bf16", "float32", True, True, "sdpa", "adafactor"),
     "eager bf16 weights": ("bf16 stochastic", "bfloat16", False, False, "eager", "adafactor"),
     "compile bf16 weights": ("bf16 stochastic", "bfloat16", False, True, "eager", "adafactor"),
     "sdpa bf16 weights": ("bf16 stochastic", "bfloat16", False, False, "sdpa", "adafactor"),
@@ -584,7 +592,7 @@ def work(words):
         update.zero_grad(set_to_none=True)
         loss.item()  # Waits for the device.
         times.append(1000 * (time.perf_counter() - began))
-    peak = torch.cuda.max_memory_reserved() / MIB if device != "cpu" else None
+    peak = torch.cuda.max_memory_reserved(device) / MIB if device != "cpu" else None
     print(json.dumps({"step_ms": statistics.median(times[3:]), "peak": peak, "loss": float(loss)}))
     return 0
 
@@ -595,7 +603,7 @@ def speed(session):
     shapes = [("tiny", (4, 12, 12))] if quick else [("t5-small", (64, 512, 128)), ("t5-base", (32, 512, 128)), ("t5-base", (8, 512, 512))]
     steps, rounds = (1, 2) if quick else (10, 2)
     for model, shape in shapes:
-        results, lacks = {}, {}
+        results, lacks, typed = {}, {}, {}
         contenders = [*(f"train_low_mem {precision}" for precision in PRECISIONS), *PYTORCH]
 
         def once(name):
@@ -614,15 +622,17 @@ def speed(session):
 
         def round_of(number):
             for name in contenders if number % 2 == 0 else contenders[::-1]:
+                before = len(session.commands)
                 try:
                     results.setdefault(name, {})[number] = once(name)
                 except (NotRun, Failed) as error:
                     lacks[name] = error
+                typed.setdefault(name, []).extend(session.commands[before:])
             return {"contenders": sum(number in found for found in results.values())}
 
         def summary(name):
-            found = results.get(name)
-            if not found:
+            found, session.commands = results.get(name), typed.get(name, [])
+            if not found or isinstance(lacks.get(name), Failed):
                 raise lacks.get(name, NotRun("no time left"))
             ms = statistics.median(result["step_ms"] for result in found.values())
             numbers = {"step_ms": ms, "tokens_per_second": 1000 * shape[0] * (shape[1] + shape[2]) / ms, "rounds": len(found)}
@@ -674,10 +684,13 @@ def cards(session):
 def machine(session):
     """What a page of numbers has to say about where they come from."""
     name, driver, size, capability = cards(session) or ["unknown: nvidia-smi shows none"] + [None] * 3
-    done = subprocess.run([session.binary, "--version"], capture_output=True, text=True, env=session.environment)
+    try:
+        said = subprocess.run([session.binary, "--version"], capture_output=True, text=True, env=session.environment, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        said = ""
     digest = hashlib.sha256(pathlib.Path(session.binary).read_bytes()).hexdigest()[:16]
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    facts = {"binary": done.stdout.strip() or "does not start", "binary's SHA-256": digest, "device": session.options.device,
+    facts = {"binary": said.strip() or "does not start", "binary's SHA-256": digest, "device": session.options.device,
              "card": name, "card's memory": size, "compute capability": capability, "driver": driver,
              "machine": f"{platform.machine()}, {os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()} {platform.release()}",
              "load": f"{os.getloadavg()[0]:.1f}", "Python": platform.python_version()}
@@ -717,9 +730,11 @@ def page(session):
         lines += ["Made with `--quick`: the shapes are too small to say anything of speed.", ""]
     for part, found in parts.items():
         names = list(dict.fromkeys(key for case in found for key, value in case["numbers"].items() if not isinstance(value, list)))
+        ranked = sorted(found, key=lambda case: ["failed", "ok", "not run"].index(case["verdict"]))
         rows = [[case["verdict"], case["case"], *(case["numbers"].get(name, "") for name in names), case["seconds"], case["reason"][:120]]
-                for case in found]
-        lines += [f"## {part}", ""] + table(["verdict", "case", *(name.replace("_", " ") for name in names), "seconds", "reason"], rows)
+                for case in ranked]
+        claim = re.search(rf"^\| {part} \| (.*) \|$", __doc__, re.MULTILINE)[1]
+        lines += [f"## {part}", "", f"Ok: {claim}.", ""] + table(["verdict", "case", *(name.replace("_", " ") for name in names), "seconds", "reason"], rows)
     return "\n".join(lines)
 
 

@@ -84,7 +84,7 @@ fn nvcc(source: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
         .arg(to)
         .status()
         .map_err(|error| {
-            format!("{}: {error}; the feature `cuda` takes NVIDIA's CUDA toolkit, 12.0 or later", program.display())
+            format!("{}: {error}; the feature `cuda` takes NVIDIA's CUDA toolkit, 12.2 or later", program.display())
         })?;
     if !status.success() {
         return Err(format!("{} could not compile {}", program.display(), source.display()).into());

@@ -70,7 +70,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| {
         let program = command.get_program().display();
         format!(
-            "{program}: {error}\nhint: this takes NVIDIA's CUDA toolkit, 12.0 or later: set CUDA_HOME, or put nvcc in the PATH"
+            "{program}: {error}\nhint: this takes NVIDIA's CUDA toolkit, 12.2 or later: set CUDA_HOME, or put nvcc in the PATH"
         )
     })?;
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();

@@ -14,7 +14,8 @@ use crate::failure::{Failure, Outcome};
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
         let feature = name.split(':').next().unwrap_or(name);
-        let is_built = if feature == "metal" { cfg!(feature = "metal") } else { cfg!(feature = "cuda") };
+        let built = [("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))];
+        let is_built = built.contains(&(feature, true));
         let problem = if is_built { error.to_string() } else { format!("this build has no `{feature}`") };
         let failure = Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}"));
         let failure = failure.hint("`--device cpu` works everywhere");
