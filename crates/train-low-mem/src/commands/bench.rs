@@ -48,6 +48,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
     let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
+    if let Some(warning) = device::limit(&device, &planned, &now) {
+        report::warn(&warning);
+    }
     let plan = StepPlan { levers: planned.step.levers, longest: None };
     let predicted_peak_bytes = planned.predicted_peak.0;
     let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::AdamwHyper;
+use super::{AdamwHyper, Factors};
 use crate::ops::rounding::Rounding;
 use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::random_mask::{RowKey, hash};
@@ -39,39 +39,14 @@ pub(super) fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tens
 
 #[derive(Clone, Copy)]
 struct Step {
-    scale: f32,
-    beta1: f32,
-    beta2: f32,
-    /// `1 - beta`, rounded once.
-    new1: f32,
-    new2: f32,
-    /// The learning rate over the first moment's correction.
-    rate: f32,
-    /// The root of the second moment's correction.
-    root: f32,
-    eps: f32,
-    /// The factor of weight decay.
-    keep: f32,
+    factors: Factors,
     rounding: Rounding,
     first_row: usize,
 }
 
 impl Step {
     fn of(h: &AdamwHyper) -> Self {
-        let (correction1, correction2) = h.corrections();
-        Self {
-            scale: h.gradient_scale as f32,
-            beta1: h.beta1 as f32,
-            beta2: h.beta2 as f32,
-            new1: (1.0 - h.beta1) as f32,
-            new2: (1.0 - h.beta2) as f32,
-            rate: (h.learning_rate / correction1) as f32,
-            root: correction2.sqrt() as f32,
-            eps: h.eps as f32,
-            keep: (1.0 - h.learning_rate * h.weight_decay) as f32,
-            rounding: h.rounding,
-            first_row: h.first_row,
-        }
+        Self { factors: Factors::of(h), rounding: h.rounding, first_row: h.first_row }
     }
 }
 
@@ -92,7 +67,7 @@ fn apply<T: Element, G: Element>(p: &mut [T], g: &[G], (m, v): (&mut [f32], &mut
 
 /// The new value of a parameter.
 #[inline(always)]
-fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, step: &Step) -> f32 {
+fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, step: &Factors) -> f32 {
     let g = g * step.scale;
     *m = *m * step.beta1 + g * step.new1;
     *v = *v * step.beta2 + g * g * step.new2;
@@ -111,12 +86,15 @@ fn replace<T: Element, G: Element>(
     match noise {
         None => {
             for ((p, g), (m, v)) in items {
-                *p = T::from_f32(moved(p.to_f32(), g.to_f32(), m, v, step));
+                *p = T::from_f32(moved(p.to_f32(), g.to_f32(), m, v, &step.factors));
             }
         }
         Some(key) => {
             for (channel, ((p, g), (m, v))) in items.enumerate() {
-                *p = T::from_f32_stochastic(moved(p.to_f32(), g.to_f32(), m, v, step), hash(key, channel as u32));
+                *p = T::from_f32_stochastic(
+                    moved(p.to_f32(), g.to_f32(), m, v, &step.factors),
+                    hash(key, channel as u32),
+                );
             }
         }
     }

@@ -73,6 +73,42 @@ impl AdamwHyper {
     }
 }
 
+/// The factors of one update, as kernels have them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Factors {
+    scale: f32,
+    beta1: f32,
+    beta2: f32,
+    /// `1 - beta`, rounded once.
+    new1: f32,
+    new2: f32,
+    /// The learning rate over the first moment's correction.
+    rate: f32,
+    /// The root of the second moment's correction.
+    root: f32,
+    eps: f32,
+    /// The factor of weight decay.
+    keep: f32,
+}
+
+impl Factors {
+    fn of(h: &AdamwHyper) -> Self {
+        let (correction1, correction2) = h.corrections();
+        Self {
+            scale: h.gradient_scale as f32,
+            beta1: h.beta1 as f32,
+            beta2: h.beta2 as f32,
+            new1: (1.0 - h.beta1) as f32,
+            new2: (1.0 - h.beta2) as f32,
+            rate: (h.learning_rate / correction1) as f32,
+            root: correction2.sqrt() as f32,
+            eps: h.eps as f32,
+            keep: (1.0 - h.learning_rate * h.weight_decay) as f32,
+        }
+    }
+}
+
 /// What [`adamw`] needs for a parameter of so many elements.
 pub fn adamw_needs(path: Path, elements: u64, param: DType) -> Needs {
     match path {
