@@ -6,14 +6,14 @@ use crate::storage::elements;
 
 /// The path of an operation. It is decided once a call, from the dtypes and devices of the operands.
 ///
-/// The kernels of a card would be in a file `cuda` beside `cpu` and `reference` in each operation's folder.
+/// The kernels of each path are in files `cpu`, `cuda` and `reference` of an operation's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// The kernels for the CPU: all operands lie there, in `F32` or `BF16`.
     Cpu,
     /// Plain candle operations on the CPU, in any floating dtype.
     Reference,
-    /// The same on a device, which multiplies narrow operands as they are. The processor makes masks and noise for it.
+    /// Kernels for a card, where there are some for the operands; otherwise plain candle operations there.
     Device,
 }
 

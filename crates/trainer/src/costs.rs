@@ -54,7 +54,7 @@ pub fn optimizer_state_of_a_share(
     Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
 }
 
-/// The parameters that train, each with the process that is to update it, of so many.
+/// The parameters that train, each with the one of `processes` that is to update it.
 ///
 /// # Errors
 /// Those of [`optimizer_state`].

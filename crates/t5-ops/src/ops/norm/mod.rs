@@ -82,7 +82,7 @@ pub fn rms_norm_backward(
     }
 }
 
-/// What [`rms_norm_backward`] of so many rows of this width needs.
+/// The needs of [`rms_norm_backward`] for this number of rows, and their width.
 pub fn rms_norm_backward_needs(path: Path, (rows, width): (u64, u64), dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
