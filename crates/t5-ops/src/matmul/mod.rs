@@ -8,6 +8,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `few_rows` | products of a few rows with a weight, which is read where it lies |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
 //! | `kernel` | what a kernel is: one block |
 //! | `matrix` | operands and results as they lie in memory |
@@ -25,6 +26,7 @@ pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod engine;
+mod few_rows;
 mod fma;
 mod geometry;
 mod kernel;
@@ -145,8 +147,11 @@ pub(crate) fn multiply_as_a<'a>(
     accumulate: bool,
     threads: Threads,
 ) {
-    let a = a.into();
-    multiply_rounding(isa(), a.is_bf16(), c, a, b.into(), accumulate, threads);
+    let (a, b) = (a.into(), b.into());
+    match a.wide() {
+        Some(rows) if few_rows::takes(&a, &b) => few_rows::multiply(&c, rows, b, accumulate, threads),
+        _ => multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads),
+    }
 }
 
 /// [`multiply`] with the instructions of `isa`, which the machine must have.

@@ -309,3 +309,60 @@ fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
         }
     }
 }
+
+/// [`few_rows`] and the engine, each element against f64; every row has the bits that it has alone.
+fn check_few_rows<A: Element, B: Element, C: Element>(tolerance: f64) {
+    for (m, n, k) in
+        [(1, 1, 1), (1, 64, 512), (2, 7, 33), (3, 9, 48), (5, 130, 100), (8, 33, 15), (9, 70, 640), (16, 6, 47)]
+    {
+        for (gap, accumulate, threads) in [(0, false, Threads::One), (5, true, Threads::All), (0, false, Threads::All)]
+        {
+            let what = format!("({m}, {n}, {k}) gap {gap} {accumulate} {threads:?}");
+            let a = Stored::<A>::random(m, k, false, gap, 1);
+            let b = Stored::<B>::random(k, n, true, gap, 2);
+            let before = Stored::<C>::random(m, n, false, gap, 3);
+            let expected = product(&a, &b);
+            assert!(few_rows::takes(&a.matrix().into(), &b.matrix().into()), "{what}: left to the engine");
+            let mut c = before.data.clone();
+            // SAFETY: `c` lives to the end of this block and nothing else writes it.
+            let target = unsafe { MatrixMut::part(Shared::new(&mut c), 0, m, n, n + gap) };
+            multiply_as_a(target, a.matrix(), b.matrix(), accumulate, threads);
+            for i in 0..m {
+                let mut alone = before.data[i * (n + gap)..][..n].to_vec();
+                let row = a.matrix().t().columns(i..i + 1).t();
+                multiply_as_a(MatrixMut::new(&mut alone, 1, n), row, b.matrix(), accumulate, Threads::One);
+                for j in 0..n {
+                    let at = i * (n + gap) + j;
+                    let expected = expected[i * n + j] + if accumulate { before.at(i, j) } else { 0.0 };
+                    let got = f64::from(c[at].to_f32());
+                    let close = (got - expected).abs() <= tolerance * (1.0 + (k as f64).sqrt());
+                    assert!(close, "{what}: ({i}, {j}): expected {expected}, got {got}");
+                    assert_eq!(c[at].to_f32().to_bits(), alone[j].to_f32().to_bits(), "{what}: ({i}, {j}) alone");
+                }
+                let between = i * (n + gap) + n..((i + 1) * (n + gap)).min(c.len());
+                assert!(between.clone().all(|at| c[at].to_f32() == before.data[at].to_f32()), "{what}: between rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows_are_multiplied_where_the_weight_lies() {
+    check_few_rows::<f32, f32, f32>(1e-6);
+    check_few_rows::<f32, bf16, f32>(1e-6);
+    check_few_rows::<bf16, bf16, bf16>(1e-2);
+    // The weight is rounded to bf16.
+    check_few_rows::<bf16, f32, bf16>(2e-2);
+    check_few_rows::<bf16, f32, f32>(1e-2);
+}
+
+#[test]
+fn many_rows_and_operands_across_k_are_left_to_the_engine() {
+    let matrix = |rows, transposed| Stored::<f32>::random(rows, 8, transposed, 0, 1);
+    let weight = Stored::<f32>::random(8, 12, true, 0, 2);
+    let takes = |a: &Stored<f32>, b: &Stored<f32>| few_rows::takes(&a.matrix().into(), &b.matrix().into());
+    assert!(takes(&matrix(few_rows::MOST_ROWS, false), &weight));
+    assert!(!takes(&matrix(few_rows::MOST_ROWS + 1, false), &weight));
+    assert!(!takes(&matrix(2, true), &weight));
+    assert!(!takes(&matrix(2, false), &Stored::<f32>::random(8, 12, false, 0, 2)));
+}
