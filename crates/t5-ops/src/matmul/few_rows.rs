@@ -84,8 +84,8 @@ impl Part<'_> {
     fn write(&self, column: usize, count: usize, sums: &[[f32; GROUP]]) {
         for (i, sums) in sums.iter().enumerate() {
             let start = self.c.start + i * self.c.row_stride + column;
-            // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
             match self.c.data {
+                // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
                 Target::F32(data) => put(unsafe { data.slice(start, count) }, sums, self.accumulate),
                 // SAFETY: as above.
                 Target::Bf16(data) => put(unsafe { data.slice(start, count) }, sums, self.accumulate),
