@@ -18,6 +18,7 @@ import tempfile
 import time
 
 import ctranslate2
+import measured_machine
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -26,6 +27,7 @@ SHAPES = {
     "base": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
 }
 TOKENS = 64
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
 def make(arguments, directory):
@@ -72,7 +74,8 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"load average before: {os.getloadavg()[0]:.2f}")
+    measured_machine.warn_if_busy()
+    print(measured_machine.describe(REPOSITORY, ["torch", "transformers", "ctranslate2"]) + f", {arguments.rounds} rounds")
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         make(arguments, directory)

@@ -4,21 +4,29 @@
 //! Such a product takes as long as the weight takes to come from memory. Each element is summed in one order, whatever the rows
 //! beside it and the number of threads.
 
+use std::ops::Range;
+
 use half::bf16;
 
-use super::matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
+use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
+use super::panels::Buffer;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand, Target};
 
-/// Up to so many rows. Beyond it packing pays: the units that multiply are what is short.
+/// The most rows of A. With more of them arithmetic takes longer than memory, and packing the weight pays.
 pub(super) const MOST_ROWS: usize = 16;
 /// Rows whose sums are kept in registers beside each other.
 const TOGETHER: usize = 8;
+/// Rows of the weight in one call.
+const GROUP: usize = 4;
+
+/// The rows of A.
+type Rows<'a, A> = Strides<&'a [A]>;
 
 /// Whether `A B` is a product for this module: few rows, and both operands lie along K.
-pub(super) fn takes(a: &Factor, b: &Factor) -> bool {
-    (1..=MOST_ROWS).contains(&a.rows) && a.wide().is_some() && a.col_stride == 1 && b.row_stride == 1 && a.cols > 0
+pub(super) fn takes(a: &Matrix, b: &Factor) -> bool {
+    (1..=MOST_ROWS).contains(&a.rows) && a.col_stride == 1 && b.row_stride == 1 && a.cols > 0
 }
 
 /// `C (+)= A B` in the precision of A: where A is bf16 and B is not, B is rounded to it.
@@ -27,15 +35,11 @@ pub(super) fn multiply(c: &MatrixMut, a: Matrix, b: Factor, accumulate: bool, th
     let rounds = matches!(a.data, Operand::Bf16(_)) && !b.is_bf16();
     let columns = if threads.count() == 1 { c.cols } else { rows_per_part(c.cols, b.rows) };
     for_each_part(c.cols.div_ceil(columns.max(1)), |part| {
-        let first = part * columns;
-        let product = Part { c, accumulate, first, count: columns.min(c.cols - first), stride: b.col_stride };
-        match (a.data, b.data) {
-            (Operand::F32(x), Stored::Wide(Operand::F32(w))) => product.of::<f32, f32>(a.with(x), w, rounds),
-            (Operand::F32(x), Stored::Wide(Operand::Bf16(w))) => product.of::<f32, bf16>(a.with(x), w, rounds),
-            (Operand::Bf16(x), Stored::Wide(Operand::F32(w))) => product.of::<bf16, f32>(a.with(x), w, rounds),
-            (Operand::Bf16(x), Stored::Wide(Operand::Bf16(w))) => product.of::<bf16, bf16>(a.with(x), w, rounds),
-            (Operand::F32(x), Stored::Narrow(_)) => product.of_narrow(a.with(x), b, rounds),
-            (Operand::Bf16(x), Stored::Narrow(_)) => product.of_narrow(a.with(x), b, rounds),
+        let columns = part * columns..c.cols.min((part + 1) * columns);
+        let part = Part { c, columns, rounds, accumulate };
+        match a.data {
+            Operand::F32(x) => part.multiply(a.with(x), b.t()),
+            Operand::Bf16(x) => part.multiply(a.with(x), b.t()),
         }
     });
 }
@@ -43,65 +47,54 @@ pub(super) fn multiply(c: &MatrixMut, a: Matrix, b: Factor, accumulate: bool, th
 /// Some columns of a product.
 struct Part<'a> {
     c: &'a MatrixMut<'a>,
+    columns: Range<usize>,
+    rounds: bool,
     accumulate: bool,
-    first: usize,
-    count: usize,
-    /// Elements between two rows of the weight.
-    stride: usize,
 }
 
-/// The rows of A.
-type Rows<'a, A> = super::matrix::Strides<&'a [A]>;
-
 impl Part<'_> {
-    fn of<A: Lanes, W: Lanes>(&self, a: Rows<A>, w: &[W], rounds: bool) {
-        let mut sums = [[0.0; GROUP]; MOST_ROWS];
-        let (k, end) = (a.cols, self.first + self.count);
-        for column in (self.first..end).step_by(GROUP) {
-            let count = GROUP.min(end - column);
-            // The last rows of a group that is not whole are read twice.
-            let row = |i: usize| &w[(column + i.min(count - 1)) * self.stride..][..k];
-            dots(a, &[row(0), row(1), row(2), row(3)], rounds, &mut sums);
-            self.write(column, count, &sums[..a.rows]);
+    fn multiply<A: Lanes>(&self, a: Rows<A>, weight: Factor) {
+        let (k, stride) = (a.cols, weight.row_stride);
+        let is_narrow = matches!(weight.data, Stored::Narrow(_));
+        let mut wide = Buffer::new::<f32>(if is_narrow { GROUP * k } else { 0 });
+        for first in self.columns.clone().step_by(GROUP) {
+            let columns = first..self.columns.end.min(first + GROUP);
+            match weight.data {
+                Stored::Wide(Operand::F32(w)) => self.group(a, columns, &w[first * stride..], stride),
+                Stored::Wide(Operand::Bf16(w)) => self.group(a, columns, &w[first * stride..], stride),
+                Stored::Narrow(_) => {
+                    let rows = wide.cells::<f32>().chunks_exact_mut(k);
+                    columns.clone().zip(rows).for_each(|(column, row)| weight.widen_row(column, row));
+                    self.group(a, columns, wide.read::<f32>(), k);
+                }
+            }
         }
     }
 
-    fn of_narrow<A: Lanes>(&self, a: Rows<A>, b: Factor, rounds: bool) {
-        let (weight, k) = (b.t(), a.cols);
-        let mut wide = vec![0f32; GROUP * k];
+    /// Up to [`GROUP`] columns; `w` begins with the weight's row of the first.
+    fn group<A: Lanes, W: Lanes>(&self, a: Rows<A>, columns: Range<usize>, w: &[W], stride: usize) {
+        // The last row of a group that is not whole is read again.
+        let row = |i: usize| &w[i.min(columns.len() - 1) * stride..][..a.cols];
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
-        let end = self.first + self.count;
-        for column in (self.first..end).step_by(GROUP) {
-            let count = GROUP.min(end - column);
-            wide.chunks_exact_mut(k).take(count).enumerate().for_each(|(i, row)| weight.widen_row(column + i, row));
-            let row = |i: usize| &wide[i * k..][..k];
-            dots(a, &[row(0), row(1), row(2), row(3)], rounds, &mut sums);
-            self.write(column, count, &sums[..a.rows]);
-        }
-    }
-
-    /// Writes or adds columns `[column, column + count)` of every row.
-    fn write(&self, column: usize, count: usize, sums: &[[f32; GROUP]]) {
-        for (i, sums) in sums.iter().enumerate() {
-            let start = self.c.start + i * self.c.row_stride + column;
+        dots(a, &[row(0), row(1), row(2), row(3)], self.rounds, &mut sums);
+        for (i, sums) in sums[..a.rows].iter().enumerate() {
+            let start = self.c.start + i * self.c.row_stride + columns.start;
             match self.c.data {
                 // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
-                Target::F32(data) => put(unsafe { data.slice(start, count) }, sums, self.accumulate),
+                Target::F32(data) => put(unsafe { data.slice(start, columns.len()) }, sums, self.accumulate),
                 // SAFETY: as above.
-                Target::Bf16(data) => put(unsafe { data.slice(start, count) }, sums, self.accumulate),
+                Target::Bf16(data) => put(unsafe { data.slice(start, columns.len()) }, sums, self.accumulate),
             }
         }
     }
 }
 
+/// Writes or adds sums.
 fn put<T: Element>(to: &mut [T], sums: &[f32], accumulate: bool) {
     for (to, sum) in to.iter_mut().zip(sums) {
         *to = T::from_f32(if accumulate { to.to_f32() + sum } else { *sum });
     }
 }
-
-/// Rows of the weight in one call.
-const GROUP: usize = 4;
 
 simd! {
     /// The dot products of the rows of A with rows of a weight.
@@ -141,7 +134,7 @@ fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize>(
     sums: &mut [[f32; GROUP]],
 ) {
     let k = a.cols;
-    let x: [&[A]; R] = of_each(|i| &a.data[(first + i) * a.row_stride..][..k]);
+    let x: [&[A]; R] = std::array::from_fn(|i| &a.data[(first + i) * a.row_stride..][..k]);
     let whole = k - k % WIDTH;
     for (j, w) in w.iter().enumerate() {
         let mut lanes = [s.splat(0.0); R];
@@ -178,14 +171,4 @@ fn weight<S: Simd, W: Lanes>(s: S, w: &[W; WIDTH], rounds: bool) -> S::F {
 #[inline(always)]
 fn chunk<T>(x: &[T], at: usize) -> &[T; WIDTH] {
     x[at..].first_chunk().expect("sixteen elements")
-}
-
-/// `std::array::from_fn`, whose closure is compiled for the instruction set at hand.
-#[inline(always)]
-fn of_each<T: Copy, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
-    let mut all = [f(0); N];
-    for (i, one) in all.iter_mut().enumerate().skip(1) {
-        *one = f(i);
-    }
-    all
 }

@@ -148,9 +148,9 @@ pub(crate) fn multiply_as_a<'a>(
     threads: Threads,
 ) {
     let (a, b) = (a.into(), b.into());
-    match a.wide() {
-        Some(rows) if few_rows::takes(&a, &b) => few_rows::multiply(&c, rows, b, accumulate, threads),
-        _ => multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads),
+    match a.wide().filter(|rows| few_rows::takes(rows, &b)) {
+        Some(rows) => few_rows::multiply(&c, rows, b, accumulate, threads),
+        None => multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads),
     }
 }
 

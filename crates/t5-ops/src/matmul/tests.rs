@@ -310,7 +310,7 @@ fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
     }
 }
 
-/// [`few_rows`] and the engine, each element against f64; every row has the bits that it has alone.
+/// Products of few rows: each element against f64, and every row has the bits that it has alone.
 fn check_few_rows<A: Element, B: Element, C: Element>(tolerance: f64) {
     for (m, n, k) in
         [(1, 1, 1), (1, 64, 512), (2, 7, 33), (3, 9, 48), (5, 130, 100), (8, 33, 15), (9, 70, 640), (16, 6, 47)]
@@ -322,7 +322,7 @@ fn check_few_rows<A: Element, B: Element, C: Element>(tolerance: f64) {
             let b = Stored::<B>::random(k, n, true, gap, 2);
             let before = Stored::<C>::random(m, n, false, gap, 3);
             let expected = product(&a, &b);
-            assert!(few_rows::takes(&a.matrix().into(), &b.matrix().into()), "{what}: left to the engine");
+            assert!(few_rows::takes(&a.matrix(), &b.matrix().into()), "{what}: left to the engine");
             let mut c = before.data.clone();
             // SAFETY: `c` lives to the end of this block and nothing else writes it.
             let target = unsafe { MatrixMut::part(Shared::new(&mut c), 0, m, n, n + gap) };
@@ -357,10 +357,30 @@ fn few_rows_are_multiplied_where_the_weight_lies() {
 }
 
 #[test]
+fn few_rows_with_a_narrow_weight_have_the_bits_of_a_wide_one() {
+    for (m, n, k) in [(1, 70, 130), (3, 6, 48), (9, 33, 20)] {
+        let numbers = Stored::<f32>::random(k, n, true, 0, 2).data;
+        let narrow: Vec<half::f16> = numbers.iter().map(|&x| half::f16::from_f32(x)).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
+        let narrow = Factor::new(super::Stored::Narrow(Narrow::new(Form::F16(&narrow), n * k)), n, k).t();
+        let wide = Factor::from(Matrix::new((&wide[..]).into(), n, k)).t();
+        let product = |a: Matrix, b: Factor| {
+            let mut c = vec![1f32; m * n];
+            assert!(few_rows::takes(&a, &b));
+            multiply_as_a(MatrixMut::new(&mut c, m, n), a, b, true, Threads::All);
+            c
+        };
+        let (a, a_bf16) = (Stored::<f32>::random(m, k, false, 0, 1), Stored::<bf16>::random(m, k, false, 0, 1));
+        assert_eq!(product(a.matrix(), narrow), product(a.matrix(), wide), "({m}, {n}, {k})");
+        assert_eq!(product(a_bf16.matrix(), narrow), product(a_bf16.matrix(), wide), "({m}, {n}, {k}), rounded");
+    }
+}
+
+#[test]
 fn many_rows_and_operands_across_k_are_left_to_the_engine() {
     let matrix = |rows, transposed| Stored::<f32>::random(rows, 8, transposed, 0, 1);
     let weight = Stored::<f32>::random(8, 12, true, 0, 2);
-    let takes = |a: &Stored<f32>, b: &Stored<f32>| few_rows::takes(&a.matrix().into(), &b.matrix().into());
+    let takes = |a: &Stored<f32>, b: &Stored<f32>| few_rows::takes(&a.matrix(), &b.matrix().into());
     assert!(takes(&matrix(few_rows::MOST_ROWS, false), &weight));
     assert!(!takes(&matrix(few_rows::MOST_ROWS + 1, false), &weight));
     assert!(!takes(&matrix(2, true), &weight));
