@@ -21,6 +21,7 @@ mod quick;
 mod scenario;
 mod signals;
 mod table;
+mod threads;
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,7 @@ parts, all but `quick` where none is named:
   memory       hard memory groups whose limit is the budget, also with rows that are meant to break it
   inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
   signals      SIGTERM, SIGINT and SIGHUP at random moments; `--only t5-small` or `chatlm-0.2b` tries these models, too
+  threads      systems that allow few threads
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
 flags:
@@ -122,6 +124,7 @@ const PARTS: &[(&str, Part)] = &[
     ("memory", groups::run),
     ("inputs", inputs::run),
     ("signals", signals::run),
+    ("threads", threads::run),
     ("quick", quick::run),
 ];
 

@@ -19,6 +19,7 @@ mod operation;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

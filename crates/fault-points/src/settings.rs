@@ -11,6 +11,7 @@
 //! do=ACTION              kill-before, kill-in, kill-after, errno:5, signal:15, short, lie
 //! trace=/path            write a line for each operation that is counted
 //! record=/path           keep a copy of each file as it was when it was synced: /path/NUMBER
+//! threads=2              so many threads can be started, and no more (EAGAIN)
 //! ```
 
 /// The fault that an operation gets.
@@ -57,6 +58,8 @@ pub struct Settings {
     pub trace: Option<String>,
     /// The directory where what was synced is kept.
     pub record: Option<String>,
+    /// Threads that can be started.
+    pub threads: u64,
 }
 
 impl Settings {
@@ -73,6 +76,7 @@ impl Settings {
             action: Action::Count,
             trace: None,
             record: None,
+            threads: u64::MAX,
         };
         let mut to = None;
         for line in text.lines().filter(|line| !line.is_empty()) {
@@ -90,6 +94,7 @@ impl Settings {
                 "do" => settings.action = action(value)?,
                 "trace" => settings.trace = Some(value.to_string()),
                 "record" => settings.record = Some(value.to_string()),
+                "threads" => settings.threads = number()?,
                 _ => return Err(format!("unknown key `{key}`")),
             }
         }

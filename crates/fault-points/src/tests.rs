@@ -30,8 +30,23 @@ fn the_child_writes_renames_and_reads() {
     }
 }
 
+/// The child starts three threads, one after the other. Outside of a test it does nothing.
+#[test]
+fn the_child_starts_threads() {
+    if std::env::var(DIRECTORY).is_err() {
+        return;
+    }
+    let started = (0..3).map(|_| std::thread::Builder::new().spawn(|| {}).map(|thread| thread.join().is_ok()));
+    println!("started {:?}", started.map(|thread| thread.map_err(|error| error.raw_os_error())).collect::<Vec<_>>());
+}
+
 /// Runs the child under these faults in an empty directory, and hands what it did to `check`.
 fn child(name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
+    child_of("the_child_writes_renames_and_reads", name, faults, check);
+}
+
+/// Runs the child of this name, as [`child`].
+fn child_of(test: &str, name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
     let program = std::env::current_exe().expect("this program's path");
     // Two tests at a time may ask for the same thing.
     static CHILDREN: AtomicU64 = AtomicU64::new(0);
@@ -39,7 +54,7 @@ fn child(name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
     let directory = program.with_file_name(format!("fault-points-{}-{number}-{name}", std::process::id()));
     fs::create_dir_all(&directory).expect("a directory");
     let output = Command::new(&program)
-        .args(["--exact", "tests::the_child_writes_renames_and_reads", "--nocapture", "--test-threads=1"])
+        .args(["--exact", &format!("tests::{test}"), "--nocapture", "--test-threads=1"])
         .env(DIRECTORY, &directory)
         .env("FAULT_POINTS", format!("under={}\n{faults}", directory.display()))
         .output()
@@ -121,4 +136,25 @@ fn what_was_synced_is_kept() {
     });
     assert_eq!(fs::read(directory.join(sync.to_string())).unwrap(), b"twelve bytes");
     fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn so_many_threads_start_and_no_more() {
+    // With `--test-threads=1` a test runs on the first thread of the process or on one that is counted, too: from none to all.
+    let started = |most: u64| {
+        let mut count = None;
+        child_of("the_child_starts_threads", &format!("threads-{most}"), &format!("threads={most}"), |output, _| {
+            let out = printed(output);
+            let line = out.lines().find_map(|line| line.split_once("started ")).unwrap_or_else(|| panic!("{output:?}"));
+            count = Some((
+                line.1.matches("Ok(true)").count(),
+                line.1.matches(&format!("Err(Some({}))", libc::EAGAIN)).count(),
+            ));
+        });
+        count.expect("the child ran")
+    };
+    assert_eq!(started(9), (3, 0));
+    let counts: Vec<(usize, usize)> = (0..4).map(started).collect();
+    assert!(counts.iter().all(|(ok, refused)| ok + refused == 3), "{counts:?}");
+    assert!(counts.windows(2).all(|pair| pair[1].0 - pair[0].0 <= 1) && counts[0].0 == 0, "{counts:?}");
 }

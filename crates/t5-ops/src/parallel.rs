@@ -3,9 +3,10 @@
 //! Parts whose partial results are added up depend on the sizes only, and are added in order: no result depends on the
 //! number of threads or on timing. Parts that write elements of their own may depend on the number of threads.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Sender, channel};
 
 use rayon::prelude::*;
 
@@ -31,10 +32,16 @@ pub fn join_threads(usual: Option<usize>) -> Joined {
     let threads = usual.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
     let wanted = asked.unwrap_or(threads);
-    // A pool that fails to start cannot be built a second time: so it is tried before how many threads there may be.
-    let given = 1 + startable(wanted - 1);
-    // An error says that the pool was built already: operations then run as they did.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(given).use_current_thread().build_global();
+    // A pool whose threads cannot start leaves the caller in a pool without threads, where every operation waits for ever. So
+    // the pool gets threads that run already: each waits for its work in it.
+    let mut seats: Vec<Sender<rayon::ThreadBuilder>> = (1..wanted).map_while(|_| start_seat().ok()).collect();
+    let given = 1 + seats.len();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(given).use_current_thread().spawn_handler(|thread| {
+        let seat = seats.pop().ok_or(ErrorKind::WouldBlock)?;
+        seat.send(thread).map_err(|_| ErrorKind::BrokenPipe.into())
+    });
+    // An error says that the pool was built already: operations then run as they did, and the threads end.
+    let _ = pool.build_global();
     Joined { wanted, given }
 }
 
@@ -47,20 +54,11 @@ pub struct Joined {
     pub given: usize,
 }
 
-/// How many threads can be started, of so many that are wanted.
-fn startable(wanted: usize) -> usize {
-    // All of them exist at the same time: each waits for a lock that is given back in the end.
-    let end = Arc::new(Mutex::new(()));
-    let waits = end.lock().unwrap_or_else(PoisonError::into_inner);
-    let spawn = || {
-        let end = Arc::clone(&end);
-        std::thread::Builder::new().spawn(move || drop(end.lock()))
-    };
-    let started: Vec<_> = (0..wanted).map_while(|_| spawn().ok()).collect();
-    drop(waits);
-    let given = started.len();
-    started.into_iter().for_each(|thread| drop(thread.join()));
-    given
+/// Starts a thread that waits for its work in a pool, and ends where none comes.
+fn start_seat() -> std::io::Result<Sender<rayon::ThreadBuilder>> {
+    let (seat, work) = channel::<rayon::ThreadBuilder>();
+    std::thread::Builder::new().spawn(move || work.recv().map(rayon::ThreadBuilder::run))?;
+    Ok(seat)
 }
 
 /// Calls `f` on threads of its own, as many as [`threads`], which have ended when it returns: the buffers that operations leave

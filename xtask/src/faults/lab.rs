@@ -68,9 +68,9 @@ impl Lab {
         Ok(Self { root: root.to_path_buf(), options, program, preloaded, scratch, done, journal })
     }
 
-    /// Faults for a run: the lines of `FAULT_POINTS`.
+    /// Faults for a run on one thread: the lines of `FAULT_POINTS`.
     pub fn faults(&self, program: impl Into<String>) -> Faults {
-        Faults { preloaded: self.preloaded.clone(), program: program.into() }
+        Faults { preloaded: self.preloaded.clone(), program: program.into(), threads: 1 }
     }
 
     /// An empty directory of this name.

@@ -50,6 +50,15 @@ pub struct Faults {
     pub preloaded: PathBuf,
     /// The lines of `FAULT_POINTS`.
     pub program: String,
+    /// Threads of the run.
+    pub threads: usize,
+}
+
+impl Faults {
+    /// The same faults, and a run on so many threads.
+    pub fn on_threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
+    }
 }
 
 /// A run that has not ended.
@@ -73,7 +82,8 @@ pub fn start(
     faults: Option<&Faults>,
 ) -> Result<Running, String> {
     let mut command = Command::new(program);
-    command.args(arguments).current_dir(directory).env("RAYON_NUM_THREADS", "1");
+    let threads = faults.map_or(1, |faults| faults.threads);
+    command.args(arguments).current_dir(directory).env("RAYON_NUM_THREADS", threads.to_string());
     // A measurement would make file operations of its own, in the first run only.
     command.env("LOW_MEM_T5_PRICES", "built-in");
     if let Some(faults) = faults {

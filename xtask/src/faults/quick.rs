@@ -12,6 +12,7 @@ use super::power;
 use super::promises;
 use super::scenario::{self, Point, Scenario};
 use super::table::Table;
+use super::threads;
 
 /// Of the operations that are not turning points, every so-manieth is killed before.
 const KILL_EVERY: usize = 16;
@@ -21,6 +22,8 @@ const FAIL_EVERY: usize = 12;
 const CUT_EVERY: usize = 12;
 /// Damages of each kind.
 const DAMAGES: usize = 5;
+/// Every so-manieth number of threads that can start.
+const THREADS_EVERY: usize = 4;
 
 /// Runs the slice.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
@@ -31,6 +34,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
             find_a_planted_loss(lab, &scenario)?;
             disks::parts_of_calls(lab, table, &scenario)?;
             power::cuts(lab, table, &scenario, CUT_EVERY)?;
+            threads::few(lab, table, &scenario, THREADS_EVERY)?;
         }
         let chosen = |every: usize, turning: bool| -> Vec<&Point> {
             let points = scenario.points.iter().enumerate();
