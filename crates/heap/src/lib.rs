@@ -34,7 +34,7 @@ pub use allocator::{Allocator, held, keep_pages_small, on_refusal, release_small
 pub use count::{Allocations, allocations, count_allocations};
 pub use in_files::{FileMemory, Stretch, StretchMut};
 pub use lost_pages::end_on_lost_pages;
-pub use nameless_file::{file_without_name, release_space, shown_path};
+pub use nameless_file::{file_without_name, shown_path};
 pub use page::LARGE_BYTES;
 pub use pages::Held;
 pub use temporary_name::{TEMPORARY_PREFIX, create_new, with_temporary_name};

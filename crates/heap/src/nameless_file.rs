@@ -18,21 +18,6 @@ pub fn file_without_name(directory: &Path) -> io::Result<File> {
     never_named(directory).or_else(|_| named_and_removed(directory))
 }
 
-/// Gives back what so many bytes of a file take, in memory and on the disk. They read as zeros then, and those that were not on
-/// the disk yet are never written. Where the file system cannot, nothing happens.
-pub fn release_space(file: &File, start: u64, bytes: u64) {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    if bytes > 0 {
-        use rustix::fs::{FallocateFlags, fallocate};
-
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Nobody reads them again: an error leaves them for the end of the file.
-        let _ = fallocate(file, hole, start, bytes);
-    }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = (file, start, bytes);
-}
-
 /// The text for a file without a name in `directory`, in messages.
 pub fn shown_path(directory: &Path) -> PathBuf {
     directory.join("<offload file>")
@@ -113,28 +98,5 @@ mod tests {
     fn a_directory_that_is_not_there_is_an_error_of_its_own_kind() {
         let nowhere = std::env::temp_dir().join("no-such-directory-of-files");
         assert_eq!(file_without_name(&nowhere).unwrap_err().kind(), io::ErrorKind::NotFound);
-    }
-
-    #[test]
-    fn released_bytes_take_no_space_and_the_others_stay() {
-        let directory = Directory::new("released-bytes");
-        let file = file_without_name(&directory.0).unwrap();
-        let block = [7u8; 4096];
-        for place in 0..16 {
-            file.write_all_at(&block, place * 4096).unwrap();
-        }
-        let taken = file.metadata().unwrap().blocks();
-        release_space(&file, 4096, 8 * 4096);
-        let read = |place: u64| {
-            let mut bytes = [1u8; 4096];
-            file.read_exact_at(&mut bytes, place * 4096).unwrap();
-            bytes
-        };
-        assert_eq!(file.metadata().unwrap().len(), 16 * 4096);
-        assert!(read(0) == block && (9..16).all(|place| read(place) == block));
-        // Where the file system has holes.
-        if file.metadata().unwrap().blocks() < taken {
-            assert!((1..9).all(|place| read(place) == [0; 4096]));
-        }
     }
 }
