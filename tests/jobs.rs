@@ -61,3 +61,50 @@ fn a_list_of_runs_is_trained_to_its_end_and_goes_on_where_it_stood() {
     scene.write("list.toml", "[[run]]\noutput = \"a\"\n[[run]]\noutput = \"a\"\n");
     with_ledger(&scene, "$program jobs run list.toml").expect_code(2).expect_words(&["two runs write to a"]);
 }
+
+#[test]
+fn a_run_that_is_added_to_a_list_is_taken_up_while_the_list_is_trained() {
+    let scene = Scene::new();
+    let quoted: Vec<String> = short(&[])[..18].iter().map(|word| format!("{word:?}")).collect();
+    scene.write("list.toml", format!("# Mine.\n[[run]]\noutput = \"runs/one\"\nflags = [{}]", quoted.join(", ")));
+    let flags = short(&[])[..18].iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+    // The first run waits for memory that this process has reserved, until another has been added.
+    let ledger = scene.write("runtime/train_low_mem/ledger.json", reserved_by_this_process(1 << 50));
+    let line = format!(
+        "$program jobs run list.toml > said 2>&1 & run=$!; \
+         while ! grep -q 'waiting for memory' runs/one.log && kill -0 $run; do sleep 0.1; done; \
+         $program jobs add list.toml --output runs/two --priority 1 --sweep 'run.seed=[1, 2]' -- {flags}; \
+         while ! grep -q '2 runs more' said && kill -0 $run; do sleep 0.1; done; \
+         rm '{}'; wait $run; code=$?; cat said; exit $code",
+        ledger.display()
+    );
+    let ran = with_ledger(&scene, &line);
+    ran.expect_code(0).expect_words(&["added 2 runs to list.toml", "(3 of 3)", "runs/two/seed=1", "runs/two/seed=2"]);
+    assert!(scene.path("runs/two/seed=2/model/model.safetensors").exists());
+    let list = std::fs::read_to_string(scene.path("list.toml")).expect("the list");
+    assert!(list.starts_with("# Mine.\n") && list.matches("[[run]]").count() == 2, "{list}");
+    let twice = with_ledger(&scene, "$program jobs add list.toml --output runs/one");
+    twice.expect_code(2).expect_words(&["a run writes to runs/one already"]);
+    with_ledger(&scene, "$program jobs add new.toml --output runs/x --set run.seed=3 && cat new.toml")
+        .expect_code(0)
+        .expect_words(&["[[run]]", "output = \"runs/x\"", "run.seed=3"]);
+}
+
+#[test]
+fn a_run_waits_for_disk_space_that_another_has_reserved() {
+    let scene = Scene::new();
+    let line = reserved_by_this_process(1);
+    let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(scene.path(".")).expect("the scene"));
+    let disk = format!("\"waits\":false,\"disk\":{{\"device\":{device},\"files\":{},\"kept\":0}}", 1u64 << 60);
+    let ledger = scene.write("runtime/train_low_mem/ledger.json", line.replace("\"waits\":false", &disk));
+    let arguments = short(&["--wait"]).join("' '");
+    let line = format!(
+        "$program '{arguments}' > said 2>&1 & run=$!; \
+         while ! grep -q 'waiting for disk space' said && kill -0 $run; do sleep 0.1; done; cat said; \
+         $program jobs --json; rm '{}'; wait $run",
+        ledger.display()
+    );
+    let ran = with_ledger(&scene, &line);
+    ran.expect_code(0).expect_words(&["\"disk_bytes\": 1152921504606846976", "waits", "0 B left by other runs"]);
+    assert!(scene.path("run/model/model.safetensors").exists());
+}

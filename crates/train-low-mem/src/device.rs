@@ -36,6 +36,14 @@ pub fn index(name: &str) -> usize {
     name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0)
 }
 
+/// The card that this process computes on, as all processes call it; none for the CPU.
+pub fn card(device: &Device, name: &str) -> Option<String> {
+    let index = index(name);
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let seen = visible.split(',').nth(index).map(str::trim).filter(|card| !card.is_empty());
+    (!device.is_cpu()).then(|| seen.map_or_else(|| index.to_string(), str::to_owned))
+}
+
 /// Where the tensors of a device lie.
 pub fn place(device: &Device) -> Place {
     if device.is_cpu() { Place::Host } else { Place::Device }

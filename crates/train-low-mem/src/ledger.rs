@@ -1,23 +1,26 @@
-//! Runs beside each other: `train --wait` starts when the memory that its plan needs is left by the others.
+//! Runs beside each other: `train --wait` starts when what its plan needs is left by the others: memory, memory of a card, disk space.
 //!
 //! The ledger is one file, where each waiting or running run has a line: its process, and the bytes that it reserves. There is no
 //! daemon. Whoever looks at the ledger holds its lock and removes the lines of processes that are gone.
 //!
 //! Invariants:
 //! * A run reserves the bytes of its plan, its headroom included, before it loads anything. Reserved bytes that others do not
-//!   hold yet count as taken.
+//!   hold yet count as taken. How much of a card another process holds is not known here: all that others reserved on it counts.
 //! * Runs start in the order of their arrival. A later one goes first only where the earlier ones do not fit.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use memory_policy::{Bytes, Limit, MemorySnapshot, Probe, ProbeError};
-use planner::Costs;
+use memory_policy::{Bytes, DeviceMemory, Limit, MemorySnapshot, Probe, ProbeError};
+use planner::{Costs, Plan};
+use run_plan::pace::DiskNeed;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::disk::{existing_ancestor, free_bytes};
 use crate::failure::{Failure, Outcome};
 use crate::stop::{self, Stop};
 
@@ -42,8 +45,141 @@ pub struct Line {
     pub output: PathBuf,
     /// Bytes that it reserves; of one that waits, those that it needs at least.
     pub bytes: u64,
+    /// The card that it computes on, and the bytes that it reserves there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub card: Option<(String, u64)>,
+    /// What it reserves on a disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<OnDisk>,
     /// Whether it still waits.
     pub waits: bool,
+    /// Whether it waits for memory, which later ones then leave to it, or for something else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    waits_for_memory: bool,
+}
+
+/// Space on a disk that a run reserves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnDisk {
+    /// The number of the file system.
+    device: u64,
+    /// Bytes of files in place of memory, which are gone when the run is.
+    files: u64,
+    /// Bytes of checkpoints and the model, which stay.
+    pub kept: u64,
+}
+
+impl OnDisk {
+    /// Of a run that writes to this directory; none where the system does not say which disk that is.
+    fn of(need: &DiskNeed, directory: &Path) -> Option<Self> {
+        let metadata = existing_ancestor(directory).metadata().ok()?;
+        Some(Self { device: metadata.dev(), files: need.files, kept: need.checkpoints + need.model })
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.files + self.kept
+    }
+}
+
+/// What a run needs, and where.
+pub struct Needs<'a> {
+    /// The machine that it is planned for.
+    pub machine: &'a dyn Probe,
+    /// The plans to choose from.
+    pub costs: &'a Costs,
+    /// Their limits.
+    pub budgets: memory_policy::Budgets,
+    /// The name of the card that it computes on; none for the CPU.
+    pub card: Option<String>,
+    /// The disk space of a plan.
+    pub disk: &'a dyn Fn(&MemorySnapshot, &Plan) -> Outcome<DiskNeed>,
+}
+
+/// Whether a run can start beside the others.
+struct Fit {
+    /// The machine as the others leave it.
+    left: MemorySnapshot,
+    /// Host memory of the plan, or the least that would do.
+    memory: Bytes,
+    card: Option<(String, u64)>,
+    disk: Option<OnDisk>,
+    /// The resource that others have to give back first; none where the run starts, or is left to whoever plans.
+    waits_for: Option<Resource>,
+}
+
+/// A resource of the machine: how much is needed, and how much is left.
+enum Resource {
+    Memory(Bytes, Bytes),
+    Card(Bytes, Bytes),
+    Disk(Bytes, Bytes),
+}
+
+impl Resource {
+    fn in_words(&self) -> String {
+        let (what, needed, left) = match self {
+            Self::Memory(needed, left) => ("memory", needed, left),
+            Self::Card(needed, left) => ("memory of the card", needed, left),
+            Self::Disk(needed, left) => ("disk space", needed, left),
+        };
+        format!("waiting for {what}: {needed} needed, {left} left by other runs")
+    }
+}
+
+impl Needs<'_> {
+    /// How the run fits beside these others.
+    fn beside(&self, now: &MemorySnapshot, others: &[Line], output: &Path) -> Outcome<Fit> {
+        let left = beside(now, others, self.card.as_deref());
+        let mut fit = Fit { left, memory: Bytes::ZERO, card: None, disk: None, waits_for: None };
+        let plan = match memory_policy::plan(&fit.left, self.costs, self.budgets) {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                fit.memory = refusal.smallest_plan.required();
+                // Without a budget of its own a run has a share of what is left. One that does not even fit alone is left to
+                // whoever plans, and says why.
+                let alone = alone(now, others, self.card.as_deref());
+                let fits_alone = || memory_policy::plan(&alone, self.costs, self.budgets).is_ok();
+                if matches!(refusal.limited_by, Limit::DeviceAvailable | Limit::DeviceBudget) {
+                    let left = fit.left.device.as_ref().map(DeviceMemory::ceiling).unwrap_or_default();
+                    fit.waits_for = fits_alone().then_some(Resource::Card(refusal.smallest_budget, left));
+                } else if refusal.limited_by == Limit::Available || fits_alone() {
+                    fit.waits_for = Some(Resource::Memory(fit.memory, fit.left.ceiling()));
+                }
+                return Ok(fit);
+            }
+        };
+        fit.memory = plan.required();
+        fit.card = on_card(self.card.as_deref(), &plan);
+        fit.disk = OnDisk::of(&(self.disk)(&fit.left, &plan)?, output);
+        if let (Some(disk), Some(free)) = (&fit.disk, free_bytes(output)) {
+            let same = || {
+                others
+                    .iter()
+                    .filter_map(|line| Some((line, line.disk.as_ref()?)))
+                    .filter(|(line, other)| !line.waits && other.device == disk.device)
+            };
+            let taken: u64 =
+                same().map(|(line, other)| other.bytes().saturating_sub(written_below(&line.output))).sum();
+            let comes_back: u64 = same().map(|(_, other)| other.files).sum();
+            let room = free.saturating_sub(Bytes(taken));
+            let is_enough_later = disk.bytes() <= free.0.saturating_sub(taken) + comes_back;
+            if disk.bytes() > room.0 && is_enough_later {
+                fit.waits_for = Some(Resource::Disk(Bytes(disk.bytes()), room));
+            }
+        }
+        Ok(fit)
+    }
+}
+
+/// Bytes of the files below a directory, as far as they can be looked at.
+fn written_below(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let bytes = |entry: std::fs::DirEntry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => written_below(&entry.path()),
+        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |metadata| metadata.blocks() * 512),
+        _ => 0,
+    };
+    entries.map(bytes).sum()
 }
 
 /// The file.
@@ -110,18 +246,18 @@ impl Ledger {
     pub fn admit(
         &self,
         output: &Path,
-        (machine, costs, budgets): (&dyn Probe, &Costs, memory_policy::Budgets),
+        needs: &Needs<'_>,
         stop: &Stop,
         say: &dyn Fn(&str),
     ) -> Outcome<(MemorySnapshot, Reserved)> {
         let pid = std::process::id();
         let output = std::path::absolute(output).unwrap_or_else(|_| output.to_owned());
         let arrived = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let reserved = Reserved { ledger: self.clone(), pid, seen: Seen::default() };
+        let reserved = Reserved { ledger: self.clone(), pid, card: needs.card.clone(), seen: Seen::default() };
         let mut has_said = false;
         loop {
-            let now = machine.snapshot()?;
-            let (left, needed, is_admitted, before) = self.change(|lines| {
+            let now = needs.machine.snapshot()?;
+            let (fit, before) = self.change(|lines| {
                 let number = lines.iter().map(|line| line.number + 1).max().unwrap_or(0);
                 let mine = Line {
                     pid,
@@ -130,39 +266,34 @@ impl Ledger {
                     arrived,
                     output: output.clone(),
                     bytes: 0,
+                    card: None,
+                    disk: None,
                     waits: true,
+                    waits_for_memory: false,
                 };
                 let mut mine = lines.iter().find(|line| line.pid == pid).cloned().unwrap_or(mine);
                 lines.retain(|line| line.pid != pid);
-                let left = beside(&now, lines);
-                let (needed, fits) = match memory_policy::plan(&left, costs, budgets) {
-                    Ok(plan) => (plan.required(), true),
-                    Err(refusal) => {
-                        // Without a budget of its own a run has a share of the memory that is left.
-                        let fits_alone = || memory_policy::plan(&alone(&now, lines), costs, budgets).is_ok();
-                        let waits = refusal.limited_by == Limit::Available || fits_alone();
-                        (refusal.smallest_budget, !waits)
-                    }
-                };
-                let free = left.ceiling();
+                let mut fit = needs.beside(&now, lines, &output)?;
+                let free = fit.left.ceiling();
+                // One that waits for another card or for a disk keeps nobody from memory.
                 let goes_first = |line: &&Line| line.waits && line.number < mine.number && line.bytes <= free.0;
                 let before = lines.iter().filter(|line| line.waits && line.number < mine.number).count();
-                let is_admitted = fits && lines.iter().find(goes_first).is_none();
-                (mine.bytes, mine.waits) = (needed.0, !is_admitted);
+                let mut before_for_memory = lines.iter().filter(|line| line.waits_for_memory);
+                if fit.waits_for.is_none() && before_for_memory.any(|line| goes_first(&line)) {
+                    fit.waits_for = Some(Resource::Memory(fit.memory, free));
+                }
+                (mine.bytes, mine.card, mine.disk) = (fit.memory.0, fit.card.clone(), fit.disk.clone());
+                mine.waits = fit.waits_for.is_some();
+                mine.waits_for_memory = matches!(fit.waits_for, Some(Resource::Memory(..)));
                 lines.push(mine);
                 lines.sort_by_key(|line| line.number);
-                (left, needed, is_admitted, before)
-            })?;
-            if is_admitted {
-                return Ok((left, reserved));
-            }
+                Ok::<_, Failure>((fit, before))
+            })??;
+            let Some(resource) = fit.waits_for else { return Ok((fit.left, reserved)) };
             if !has_said {
                 has_said = true;
                 let others = memory_policy::plural(before as u64, "run");
-                say(&format!(
-                    "waiting for memory: {needed} needed, {} left by other runs; {others} before this one",
-                    left.ceiling()
-                ));
+                say(&format!("{}; {others} before this one", resource.in_words()));
             }
             // The end of another run gives no sign.
             let nobody = Mutex::new(());
@@ -175,31 +306,36 @@ impl Ledger {
     }
 }
 
-/// When the others were looked at, and the bytes that they have yet to take.
-type Seen = Arc<Mutex<Option<(Instant, u64)>>>;
+/// When the others were looked at, the bytes that they have yet to take, and those that they reserved on this run's card.
+type Seen = Arc<Mutex<Option<(Instant, (u64, u64))>>>;
 
 /// The line of this run; removed when it is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     ledger: Ledger,
     pid: u32,
+    card: Option<String>,
     seen: Seen,
 }
 
 impl Reserved {
-    /// Another plan: so many bytes are reserved from here on.
+    /// Another plan: so many bytes are reserved from here on, and so many on the card.
     ///
     /// # Errors
     /// The ledger cannot be used.
-    pub fn set(&self, bytes: Bytes) -> Outcome<()> {
+    pub fn set(&self, plan: &Plan) -> Outcome<()> {
         self.ledger.change(|lines| {
-            lines.iter_mut().filter(|line| line.pid == self.pid).for_each(|line| line.bytes = bytes.0);
+            for line in lines.iter_mut().filter(|line| line.pid == self.pid) {
+                line.bytes = plan.required().0;
+                line.card = on_card(self.card.as_deref(), plan);
+            }
         })
     }
 
     /// The machine as it is left to this run by the others.
     pub fn left_of(&self, machine: Box<dyn Probe>) -> Box<dyn Probe> {
-        Box::new(Left { machine, ledger: self.ledger.clone(), pid: self.pid, seen: Arc::clone(&self.seen) })
+        let (ledger, card, seen) = (self.ledger.clone(), self.card.clone(), Arc::clone(&self.seen));
+        Box::new(Left { machine, ledger, pid: self.pid, card, seen })
     }
 }
 
@@ -215,6 +351,7 @@ struct Left {
     machine: Box<dyn Probe>,
     ledger: Ledger,
     pid: u32,
+    card: Option<String>,
     seen: Seen,
 }
 
@@ -225,26 +362,49 @@ impl Probe for Left {
         let fresh = seen.filter(|(when, _)| when.elapsed() < FRESH);
         let (_, bytes) = *seen.insert(fresh.unwrap_or_else(|| {
             let lines = self.ledger.lines().unwrap_or_default();
-            (Instant::now(), outstanding(lines.iter().filter(|line| line.pid != self.pid)))
+            let others = || lines.iter().filter(|line| line.pid != self.pid);
+            (Instant::now(), (outstanding(others()), reserved_on(others(), self.card.as_deref())))
         }));
         Ok(without(&now, bytes))
     }
 }
 
 /// The memory that is left beside other runs.
-fn beside(now: &MemorySnapshot, others: &[Line]) -> MemorySnapshot {
-    without(now, outstanding(others.iter()))
+fn beside(now: &MemorySnapshot, others: &[Line], card: Option<&str>) -> MemorySnapshot {
+    without(now, (outstanding(others.iter()), reserved_on(others.iter(), card)))
 }
 
 /// The memory that is left when the other runs are gone.
-fn alone(now: &MemorySnapshot, others: &[Line]) -> MemorySnapshot {
+fn alone(now: &MemorySnapshot, others: &[Line], card: Option<&str>) -> MemorySnapshot {
     let held = Bytes(others.iter().map(|line| resident(line.pid)).sum());
-    MemorySnapshot { available: now.available + held, ..now.clone() }
+    let on_card = Bytes(reserved_on(others.iter(), card));
+    let device = now.device.clone().map(|device| {
+        let free = (device.free + on_card).min(device.total.saturating_sub(device.used));
+        DeviceMemory { free, ..device }
+    });
+    MemorySnapshot { available: now.available + held, device, ..now.clone() }
 }
 
-fn without(now: &MemorySnapshot, bytes: u64) -> MemorySnapshot {
+/// The machine without memory that others take, and without what they take of the card.
+fn without(now: &MemorySnapshot, (bytes, on_card): (u64, u64)) -> MemorySnapshot {
     let left = now.ceiling().saturating_sub(now.rss).saturating_sub(Bytes(bytes));
-    MemorySnapshot { available: left, ..now.clone() }
+    let device = now.device.clone().map(|device| {
+        let unreserved = device.total.saturating_sub(device.used).saturating_sub(Bytes(on_card));
+        DeviceMemory { free: device.free.min(unreserved), ..device }
+    });
+    MemorySnapshot { available: left, device, ..now.clone() }
+}
+
+/// The card of a plan that computes there, and the bytes that it reserves on it.
+fn on_card(card: Option<&str>, plan: &Plan) -> Option<(String, u64)> {
+    let peak = plan.predicted_device_peak;
+    card.filter(|_| peak > Bytes::ZERO).map(|card| (card.to_owned(), (peak + memory_policy::headroom(peak)).0))
+}
+
+/// Bytes that runs have reserved on a card, held or not.
+fn reserved_on<'a>(lines: impl Iterator<Item = &'a Line>, card: Option<&str>) -> u64 {
+    let on_card = |line: &'a Line| line.card.as_ref().filter(|(name, _)| !line.waits && Some(name.as_str()) == card);
+    lines.filter_map(on_card).map(|(_, bytes)| bytes).sum()
 }
 
 /// Bytes that runs have reserved and do not hold yet.
@@ -272,7 +432,19 @@ mod tests {
 
     fn line(pid: u32, number: u64, bytes: u64, waits: bool) -> Line {
         let started = started(pid).unwrap_or(0);
-        Line { pid, started, number, arrived: 0, output: PathBuf::from("run"), bytes, waits }
+        let waits_for_memory = waits;
+        Line {
+            pid,
+            started,
+            number,
+            arrived: 0,
+            output: "run".into(),
+            bytes,
+            card: None,
+            disk: None,
+            waits,
+            waits_for_memory,
+        }
     }
 
     #[test]
@@ -305,8 +477,34 @@ mod tests {
         let held = resident(me);
         assert!(held > 0);
         let others = [line(me, 0, held + (1 << 30), false), line(me, 1, 1 << 40, true)];
-        let left = beside(&now, &others).ceiling();
+        let left = beside(&now, &others, None).ceiling();
         let expected = now.ceiling().saturating_sub(Bytes::gib(1));
         assert!(left.0.abs_diff(expected.0) < 64 << 20, "{left} of {}", now.ceiling());
+    }
+
+    #[test]
+    fn a_card_is_left_what_others_have_not_reserved_of_it() {
+        let card = DeviceMemory {
+            total: Bytes::gib(24),
+            free: Bytes::gib(23),
+            used: Bytes::gib(1),
+            ..DeviceMemory::default()
+        };
+        let now = MemorySnapshot { available: Bytes::gib(4), device: Some(card), ..MemorySnapshot::default() };
+        let me = std::process::id();
+        let on = |card: &str, waits: bool| Line { card: Some((card.into(), 10 << 30)), ..line(me, 0, 0, waits) };
+        let left = |others: &[Line], card: Option<&str>| beside(&now, others, card).device.map(|device| device.free);
+        let others = [on("0", false), on("1", false), on("0", true)];
+        assert_eq!(left(&others, Some("0")), Some(Bytes::gib(13)));
+        assert_eq!(left(&others, None), Some(Bytes::gib(23)));
+        // What is held by whoever is in no ledger is seen by the driver alone.
+        assert_eq!(alone(&now, &others, Some("0")).device.map(|device| device.free), Some(Bytes::gib(23)));
+    }
+
+    #[test]
+    fn lines_of_a_version_that_knew_memory_alone_are_read() {
+        let text = r#"[{"pid":1,"started":2,"number":3,"arrived":4,"output":"run","bytes":5,"waits":false}]"#;
+        let lines: Vec<Line> = serde_json::from_str(text).unwrap();
+        assert_eq!((lines[0].bytes, &lines[0].card, &lines[0].disk), (5, &None, &None));
     }
 }

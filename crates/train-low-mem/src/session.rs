@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use collective::Group;
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budget, Budgets, Bytes, Change, Probe, SystemProbe};
+use memory_policy::{Budget, Budgets, Bytes, Change, MemorySnapshot, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use run_plan::pace::{Of, RunPace};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
-use crate::ledger::{Ledger, Reserved};
+use crate::ledger::{Ledger, Needs, Reserved};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
 use crate::processes::{self, Together};
@@ -164,10 +164,16 @@ impl Session {
         };
         let mut costs = planner::costs(&job.job(), &now)?;
         let budgets = job::budgets(&config);
+        let left_steps = Some(total_steps.saturating_sub(steps_done));
         let (now, reserved) = match ledger {
             Some(ledger) => {
                 let say = |text: &str| report.line(text);
-                let (left, reserved) = ledger.admit(run.root(), (machine.as_ref(), &costs, budgets), &stop, &say)?;
+                let of = Of { config: &config, options: &options, rows: None, steps: left_steps, priced: &priced };
+                let disk =
+                    |now: &MemorySnapshot, plan: &Plan| Ok(RunPace::new(&of, &job.job(), now, plan)?.disk_need());
+                let card = device::card(&opened.device, &config.run.device);
+                let needs = Needs { machine: machine.as_ref(), costs: &costs, budgets, card, disk: &disk };
+                let (left, reserved) = ledger.admit(run.root(), &needs, &stop, &say)?;
                 machine = reserved.left_of(machine);
                 (left, Some(reserved))
             }
@@ -189,16 +195,15 @@ impl Session {
             },
         };
         if let Some(reserved) = &reserved {
-            reserved.set(plan.required())?;
+            reserved.set(&plan)?;
         }
         let plan = together.one_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {
             costs = bits::with_cut_of(&costs, &plan, scope);
         }
         heap::release_small();
-        let left = Some(total_steps.saturating_sub(steps_done));
-        let rows = run_data::looked_at(&config, &opened, left);
-        let of = Of { config: &config, options: &options, rows: Some(&rows), steps: left, priced: &priced };
+        let rows = run_data::looked_at(&config, &opened, left_steps);
+        let of = Of { config: &config, options: &options, rows: Some(&rows), steps: left_steps, priced: &priced };
         let pace = RunPace::new(&of, &job.job(), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
@@ -324,7 +329,7 @@ impl Session {
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
         if let (Some(_), Some(reserved)) = (&replanned.change, &self.reserved) {
-            reserved.set(self.plan.required())?;
+            reserved.set(&self.plan)?;
         }
         if let Some(change) = replanned.change {
             let differences = bits::of_levers(&was.step.levers, &self.plan.step.levers, self.scope);

@@ -8,25 +8,28 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use memory_policy::{Bytes, plural};
 use run_plan::pace::duration;
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toml::Table;
 
 use crate::config::paths;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::job_flags::{JobsArgs, JobsCommand};
-use crate::ledger::Ledger;
+use crate::job_flags::{AddArgs, JobsArgs, JobsCommand};
+use crate::ledger::{Ledger, OnDisk};
 use crate::report;
 use crate::setup;
 use crate::stop::Stop;
 
 /// How often a signal is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How often the list is read again.
+const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// A list of runs.
 #[derive(Debug, Deserialize)]
@@ -44,21 +47,28 @@ fn four() -> usize {
 }
 
 /// A run, or one for each combination of a sweep's values.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     output: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
     config: Option<PathBuf>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     set: Vec<String>,
     /// More flags of `train`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     flags: Vec<String>,
-    #[serde(default)]
-    sweep: Table,
     /// Runs of higher priority start first.
     #[serde(default)]
     priority: i64,
+    #[serde(default, skip_serializing_if = "Table::is_empty")]
+    sweep: Table,
+}
+
+/// An entry as it stands in a list.
+#[derive(Serialize)]
+struct Added {
+    run: [Entry; 1],
 }
 
 /// One run.
@@ -82,6 +92,7 @@ impl Job {
 pub fn jobs(flags: &JobsArgs) -> Outcome<()> {
     match &flags.command {
         None => list(flags.json),
+        Some(JobsCommand::Add(flags)) => add(flags),
         Some(JobsCommand::Run { file }) => run(&paths::from_text(file), flags.json),
     }
 }
@@ -91,6 +102,8 @@ fn list(as_json: bool) -> Outcome<()> {
     if as_json {
         let line = |line: &crate::ledger::Line| {
             json!({"pid": line.pid, "state": state(line.waits), "bytes": line.bytes,
+                "card": line.card.as_ref().map(|(card, _)| card), "card_bytes": line.card.as_ref().map(|(_, bytes)| bytes),
+                "disk_bytes": line.disk.as_ref().map(OnDisk::bytes),
                 "output": line.output.display().to_string(), "arrived": line.arrived})
         };
         return report::result(&format!("{:#}\n", Value::Array(lines.iter().map(line).collect())));
@@ -99,11 +112,17 @@ fn list(as_json: bool) -> Outcome<()> {
         return report::result("no run waits or trains with `--wait`\n");
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let mut text = format!("{:>8}  {:<8}  {:>10}  {:>12}  output\n", "process", "state", "memory", "since");
+    let mut text = format!(
+        "{:>8}  {:<8}  {:>10}  {:>10}  {:>10}  {:>12}  output\n",
+        "process", "state", "memory", "card", "disk", "since"
+    );
     for line in &lines {
         let since = duration(Duration::from_secs(now.saturating_sub(line.arrived)));
         let (state, bytes, output) = (state(line.waits), Bytes(line.bytes).to_string(), line.output.display());
-        text += &format!("{:>8}  {state:<8}  {bytes:>10}  {since:>12}  {output}\n", line.pid);
+        let or_none = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string());
+        let (card, disk) =
+            (or_none(line.card.as_ref().map(|(_, bytes)| *bytes)), or_none(line.disk.as_ref().map(OnDisk::bytes)));
+        text += &format!("{:>8}  {state:<8}  {bytes:>10}  {card:>10}  {disk:>10}  {since:>12}  {output}\n", line.pid);
     }
     report::result(&text)
 }
@@ -113,6 +132,24 @@ fn state(waits: bool) -> &'static str {
 }
 
 fn run(file: &Path, as_json: bool) -> Outcome<()> {
+    let (at_once, jobs) = read_list(file)?;
+    let stop = Stop::on_signals()?;
+    stop.can_leave_in_order();
+    let (all, ended) = train_all(Source { file, read: Instant::now(), known: jobs }, at_once, &stop)?;
+    let results: Vec<Value> = all.iter().map(|job| result_of(job, &ended)).collect();
+    report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
+    if stop.requested() {
+        return Err(Failure::new(Exit::Interrupted, "interrupted; runs that had begun are saved")
+            .hint("to go on, start the same command again"));
+    }
+    match ended.iter().filter(|ended| ended.code != 0).count() as u64 {
+        0 => Ok(()),
+        failed => Err(Failure::new(Exit::Internal, format!("{} failed; see their `.log`", plural(failed, "run")))),
+    }
+}
+
+/// The processes at a time and the runs of a list, those that start first before the others.
+fn read_list(file: &Path) -> Outcome<(usize, Vec<Job>)> {
     let text = setup::read_named_file(file, "list of runs")?;
     let list: List = toml::from_str(&text).map_err(|error| {
         Failure::usage(format!("{}: {}", file.display(), error.to_string().trim_end())).hint("docs/jobs.md shows one")
@@ -129,19 +166,63 @@ fn run(file: &Path, as_json: bool) -> Outcome<()> {
     }
     // Stable: runs of one priority stay in the list's order.
     jobs.sort_by_key(|job| std::cmp::Reverse(job.priority));
-    let stop = Stop::on_signals()?;
-    stop.can_leave_in_order();
-    let all = jobs.clone();
-    let ended = train_all(jobs, list.at_once, &stop)?;
-    let results: Vec<Value> = all.iter().map(|job| result_of(job, &ended)).collect();
-    report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
-    if stop.requested() {
-        return Err(Failure::new(Exit::Interrupted, "interrupted; runs that had begun are saved")
-            .hint("to go on, start the same command again"));
+    Ok((list.at_once, jobs))
+}
+
+/// Adds a run to the end of a list, whose other lines and comments stay as they are.
+fn add(flags: &AddArgs) -> Outcome<()> {
+    let file = paths::from_text(&flags.file);
+    let mut sweep = Table::new();
+    for setting in &flags.sweep {
+        let wrong = || Failure::usage(format!("--sweep: expected KEY=[VALUE, ..], got `{setting}`"));
+        let (key, values) = setting.split_once('=').ok_or_else(wrong)?;
+        let values: Table = toml::from_str(&format!("values = {values}")).map_err(|_| wrong())?;
+        sweep.extend(values.into_iter().map(|(_, values)| (key.trim().to_owned(), values)));
     }
-    match ended.iter().filter(|ended| ended.code != 0).count() as u64 {
-        0 => Ok(()),
-        failed => Err(Failure::new(Exit::Internal, format!("{} failed; see their `.log`", plural(failed, "run")))),
+    let entry = Entry {
+        output: paths::from_text(&flags.output),
+        config: flags.config.as_deref().map(paths::from_text),
+        set: flags.set.clone(),
+        flags: flags.flags.clone(),
+        priority: flags.priority,
+        sweep,
+    };
+    let added = expanded(&entry)?;
+    let text = if file.exists() { setup::read_named_file(&file, "list of runs")? } else { String::new() };
+    if !text.trim().is_empty() {
+        let (_, jobs) = read_list(&file)?;
+        if let Some(job) = added.iter().find(|job| jobs.iter().any(|other| other.output == job.output)) {
+            let problem = format!("{}: a run writes to {} already", file.display(), job.output.display());
+            return Err(Failure::usage(problem).hint("give the run another `--output`"));
+        }
+    }
+    let entry = toml::to_string(&Added { run: [entry] }).map_err(|error| Failure::usage(error.to_string()))?;
+    let between = if text.is_empty() || text.ends_with("\n") { "\n" } else { "\n\n" };
+    let whole = if text.is_empty() { entry } else { format!("{text}{between}{entry}") };
+    trainer::write_atomic(&file, whole.as_bytes())?;
+    report::note(&format!("added {} to {}", plural(added.len() as u64, "run"), file.display()));
+    Ok(())
+}
+
+/// A list that may grow while its runs are trained.
+struct Source<'a> {
+    file: &'a Path,
+    read: Instant,
+    known: Vec<Job>,
+}
+
+impl Source<'_> {
+    /// Runs that were added since the list was read. One that is damaged for the moment, or gone, adds none.
+    fn added(&mut self) -> Vec<Job> {
+        if self.read.elapsed() < READ_EVERY {
+            return Vec::new();
+        }
+        self.read = Instant::now();
+        let Ok((_, jobs)) = read_list(self.file) else { return Vec::new() };
+        let is_new = |job: &Job| self.known.iter().all(|known| known.output != job.output);
+        let new: Vec<Job> = jobs.into_iter().filter(is_new).collect();
+        self.known.extend(new.iter().cloned());
+        new
     }
 }
 
@@ -186,15 +267,21 @@ struct Ended {
     code: i32,
 }
 
-/// Trains them, so many processes at a time.
-fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<Ended>> {
+/// Trains the runs of a list, so many processes at a time: all runs, and how each ended.
+fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Vec<Job>, Vec<Ended>)> {
     let program = std::env::current_exe().map_err(|error| Failure::internal(format!("this program: {error}")))?;
-    let (all, mut left) = (jobs.len(), VecDeque::from(jobs));
+    let mut left = VecDeque::from(source.known.clone());
     let mut running: Vec<(PathBuf, Option<Pid>)> = Vec::new();
     let mut ended: Vec<Ended> = Vec::new();
     let (tell, told) = channel();
     let mut is_stopped = false;
     while !running.is_empty() || !(left.is_empty() || stop.requested()) {
+        let added = source.added();
+        if !added.is_empty() {
+            report::note(&format!("{} more in {}", plural(added.len() as u64, "run"), source.file.display()));
+            left.extend(added);
+            left.make_contiguous().sort_by_key(|job| std::cmp::Reverse(job.priority));
+        }
         while running.len() < at_once
             && !stop.requested()
             && let Some(job) = left.pop_front()
@@ -213,10 +300,11 @@ fn train_all(jobs: Vec<Job>, at_once: usize, stop: &Stop) -> Outcome<Vec<Ended>>
         let Ok(one) = told.recv_timeout(LOOK_EVERY) else { continue };
         running.retain(|(output, _)| *output != one.output);
         let words = if one.code == 0 { "finished".to_owned() } else { format!("ended with exit code {}", one.code) };
-        report::note(&format!("{words}: {} ({} of {all})", one.output.display(), ended.len() + 1));
+        let (number, all) = (ended.len() + 1, source.known.len());
+        report::note(&format!("{words}: {} ({number} of {all})", one.output.display()));
         ended.push(one);
     }
-    Ok(ended)
+    Ok((source.known, ended))
 }
 
 /// Tells when a run has ended.
