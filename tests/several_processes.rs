@@ -114,3 +114,30 @@ fn one_process_that_fails_ends_all_and_says_which_it_was() {
         .expect_words(&["`parallel.virtual_shards`: expected at least the number of processes, 2, got 1"]);
     assert!(!scene.path("run/model").exists());
 }
+
+/// The bytes of the rows that processes divide among them.
+fn divided(plan: &Value) -> Vec<(String, u64)> {
+    let rows = plan["bill"]["rows"].as_array().expect("rows").iter();
+    let row = |row: &Value| Some((row["name"].as_str()?.to_owned(), row["bytes"].as_u64()?));
+    let names = ["parameters", "gradients", "optimizer state", "communication"];
+    rows.filter_map(row).filter(|(name, _)| names.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn a_plan_for_two_processes_has_the_bill_of_their_run() {
+    let scene = Scene::new();
+    let mut seen = Vec::new();
+    for shard in ["none", "optimizer", "gradients", "weights"] {
+        let sharding = format!("parallel.shard={shard}");
+        let set = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3", "--set", &sharding];
+        let arguments = short(&[&set[..], &["--output", shard]].concat());
+        together(&scene, 2, &arguments).expect_code(0);
+        let run = divided(&scene.events(shard, "plan")[0]);
+        let planned = [&["plan", "--json", "--processes", "2"].map(str::to_owned)[..], &arguments].concat();
+        let planned: Value = serde_json::from_str(&scene.run(&planned).expect_code(0).out).expect("JSON");
+        assert_eq!(divided(&planned), run, "{shard}");
+        assert!(run.iter().any(|(name, _)| name == "communication"), "{run:?}");
+        seen.push(run.iter().map(|(_, bytes)| bytes).sum::<u64>());
+    }
+    assert!(seen[1] < seen[0], "half of the optimizer's state is elsewhere: {seen:?}");
+}

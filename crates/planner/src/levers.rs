@@ -44,6 +44,11 @@ fn with_words(levers: &Levers, words: impl FnOnce(&LayerMajor) -> Option<String>
     levers.layer_major.as_ref().and_then(words)
 }
 
+/// `1 block`, `2 blocks`.
+fn in_blocks(count: usize) -> String {
+    memory_policy::plural(count as u64, "block")
+}
+
 /// The pin of a lever over blocks.
 fn pinned_blocks(space: &Space<'_>, lever: &Lever) -> Option<usize> {
     space.pins.count(lever.name).map(|pin| pin.min(space.blocks))
@@ -189,7 +194,7 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
     offered: kept_gradient_blocks,
     words: |levers| {
         let kept = |layers: &LayerMajor| (layers.kept_gradient_blocks > 0).then_some(layers.kept_gradient_blocks);
-        with_words(levers, |layers| kept(layers).map(|blocks| format!("gradients of {blocks} blocks kept")))
+        with_words(levers, |layers| kept(layers).map(|blocks| format!("gradients of {} kept", in_blocks(blocks))))
     },
     moves_the_next: false,
 };
@@ -359,7 +364,7 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
     get: |levers| Some(Value::Count(levers.recompute_blocks)),
     set: |levers, value| levers.recompute_blocks = value.count().unwrap_or(0),
     offered: recompute_blocks,
-    words: |levers| (levers.recompute_blocks > 0).then(|| format!("{} blocks recomputed", levers.recompute_blocks)),
+    words: |levers| (levers.recompute_blocks > 0).then(|| format!("{} recomputed", in_blocks(levers.recompute_blocks))),
     moves_the_next: false,
 };
 
@@ -407,7 +412,9 @@ pub static BLOCKS_IN_MEMORY: Lever = Lever {
     offered: blocks_in_memory,
     words: |levers| {
         let blocks = |layers: &LayerMajor| (layers.blocks_in_memory > 0).then_some(layers.blocks_in_memory);
-        with_words(levers, |layers| blocks(layers).map(|blocks| format!("activations of {blocks} blocks in memory")))
+        with_words(levers, |layers| {
+            blocks(layers).map(|blocks| format!("activations of {} in memory", in_blocks(blocks)))
+        })
     },
     moves_the_next: false,
 };

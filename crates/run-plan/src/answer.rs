@@ -139,9 +139,18 @@ pub fn plan(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outco
     })
 }
 
-/// The shards of a run on one process.
-pub fn shards_of_one_process(config: &Config) -> Shards {
-    Shards { count: config.parallel.virtual_shards.unwrap_or(1), processes: 1 }
+/// The shards of a run on so many processes.
+///
+/// # Errors
+/// Fewer virtual shards than processes.
+pub fn shards_of(config: &Config, processes: usize) -> Outcome<Shards> {
+    let count = config.parallel.virtual_shards.unwrap_or(processes);
+    if count < processes {
+        let problem =
+            format!("`parallel.virtual_shards`: expected at least the number of processes, {processes}, got {count}");
+        return Err(Failure::usage(problem));
+    }
+    Ok(Shards { count, processes })
 }
 
 fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
@@ -162,7 +171,7 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
         data: None,
         wanted: wanted(question.explain),
         prices: priced.prices,
-        shards: shards_of_one_process(&config),
+        shards: shards_of(&config, 1)?,
     };
     let planned = plan(&job, &now, steps)?;
     let of = Of { config: &config, options: &options, rows: None, steps, priced: &priced };

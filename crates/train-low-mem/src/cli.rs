@@ -184,6 +184,9 @@ pub struct PlanArgs {
     /// The same flags as `train`.
     #[command(flatten)]
     pub train: TrainArgs,
+    /// Plan for N processes that train together on this host: the bill is that of the one that holds most
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub processes: u16,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -24,7 +24,8 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
     let machine = machine::machine(&flags.train, &config, None)?;
     let title = title(&config);
-    let (planned, pace, total_steps) = planned(config, machine.as_ref(), answer::wanted(flags.explain))?;
+    let wanted = answer::wanted(flags.explain);
+    let (planned, pace, total_steps) = planned(config, machine.as_ref(), wanted, flags.processes.into())?;
     let json = || answer::json_of(&planned.plan, &pace, total_steps);
     if let Some(path) = &flags.html {
         write_page(path, &run_report::page::of_plan(&json(), &title))?;
@@ -44,9 +45,11 @@ fn title(config: &Config) -> String {
 
 /// The plan of the config's run, its pace and its steps. Without data it is the plan as far as it is known then: the queue of
 /// batches, and no dataset.
-fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<PlannedRun> {
+fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>, processes: usize) -> Outcome<PlannedRun> {
+    let shards = answer::shards_of(&config, processes)?;
+    let share = BatchShare { shards, ..BatchShare::default() };
     let scratch = if config.data.train.is_empty() { None } else { Some(row_data::scratch()?) };
-    let (config, opened) = match &scratch {
+    let (mut config, opened) = match &scratch {
         Some(scratch) => {
             let mut run = RunDir::look_at(scratch.path());
             let mut config = setup::place_embedded_files(config, &mut run)?;
@@ -56,10 +59,8 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         }
         None => (config, None),
     };
-    let feed = opened
-        .as_ref()
-        .map(|opened| setup::steps(&config, opened, Position::default(), 0, BatchShare::default()))
-        .transpose()?;
+    let feed =
+        opened.as_ref().map(|opened| setup::steps(&config, opened, Position::default(), 0, share)).transpose()?;
     let steps = match config.data.estimated_rows {
         None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
         Some(rows) => {
@@ -79,6 +80,10 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
     let priced = speed::priced_run(&config, &model, &options)?;
     let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
+    if config.memory.budget.is_none() && processes > 1 {
+        // As the processes of a host agree on it.
+        config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
+    }
     let run = RunJob {
         config: &config,
         model: &model,
@@ -86,7 +91,7 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>) -> Outcome<P
         data: data.as_ref(),
         wanted,
         prices: priced.prices,
-        shards: answer::shards_of_one_process(&config),
+        shards,
     };
     let planned = answer::plan(&run, &now, steps)?;
     let rows = opened.as_ref().map(|opened| run_data::looked_at(&config, opened, steps));
