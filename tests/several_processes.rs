@@ -141,3 +141,37 @@ fn a_plan_for_two_processes_has_the_bill_of_their_run() {
     }
     assert!(seen[1] < seen[0], "half of the optimizer's state is elsewhere: {seen:?}");
 }
+
+#[test]
+fn the_bytes_that_a_process_sends_are_those_that_the_plan_said() {
+    let scene = Scene::new();
+    let twice = ["memory.accumulation=layer-major", "memory.kept_gradient_blocks=0", "memory.gradient_offload=none"];
+    for (number, (shard, more)) in [
+        ("none", &[][..]),
+        ("none", &["parallel.virtual_shards=4"]),
+        ("none", &twice),
+        ("optimizer", &[]),
+        ("gradients", &twice),
+        ("weights", &twice),
+        (
+            "weights",
+            &["parallel.virtual_shards=4", "memory.accumulation=micro-batch-major", "memory.micro_batch_samples=1"],
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let sharding = format!("parallel.shard={shard}");
+        let set =
+            [&["optimizer.name=adamw", "optimizer.learning_rate=1e-3", "train.batch_size=8", &sharding], more].concat();
+        let set: Vec<&str> = set.iter().flat_map(|setting| ["--set", setting]).collect();
+        let output = number.to_string();
+        together(&scene, 2, &short(&[&set[..], &["--output", &output]].concat())).expect_code(0);
+        let planned = scene.events(&output, "plan")[0]["step_sent_bytes"].as_f64().expect("bytes");
+        let sent: Vec<f64> =
+            scene.events(&output, "step").iter().map(|line| line["sent_bytes"].as_f64().expect("bytes")).collect();
+        // Of the first process; the plan is that of the one that sends most.
+        let counted = sent[1] - sent[0];
+        assert!((planned / counted - 1.0).abs() < 0.001, "{shard} {more:?}: {planned} planned, {counted} sent");
+    }
+}

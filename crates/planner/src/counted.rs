@@ -296,6 +296,11 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.timeline(self.batch(), levers)
     }
 
+    /// How often a step over so many micro-batches moves what belongs to a part between processes.
+    pub fn moves(&self, micro_batches: usize, levers: &Levers) -> t5::step::count::Moves {
+        self.of_model.passes.moves(micro_batches, levers)
+    }
+
     /// Bytes that a step with these levers writes to files.
     pub fn written(&self, levers: &Levers) -> Written {
         let Some(layers) = &levers.layer_major else { return Written::default() };

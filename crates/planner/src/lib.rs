@@ -41,6 +41,7 @@ mod rows;
 mod search;
 mod speed;
 mod timeline;
+mod traffic;
 mod training;
 #[cfg(not(feature = "datasets"))]
 mod without_datasets;

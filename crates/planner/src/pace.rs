@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::files::{Written, memory_for_files};
 use crate::job::{Job, Work};
 use crate::prices::{Prices, priced_bytes, relative_time};
+use crate::traffic;
 
 /// The pace of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,6 +22,8 @@ pub struct Pace {
     pub step_seconds: Option<f64>,
     /// Bytes that a step writes to files in place of memory.
     pub step_written_bytes: u64,
+    /// The most bytes that one of several processes sends to the others in a step.
+    pub step_sent_bytes: u64,
 }
 
 /// The pace of a plan. `lengths` are source and target tokens of some of the samples of a step; without any, all samples are as
@@ -46,7 +49,8 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     )?;
     let written = of_mean.written(&levers);
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
-    Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total() })
+    let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
+    Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total(), step_sent_bytes })
 }
 
 struct StepOf<'a> {

@@ -5,6 +5,12 @@ use trainer::Sharding;
 /// One of several processes that train together. The default is one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Processes {
+    /// How many they are.
+    pub number: usize,
+    /// The most shards of a batch that one of them has.
+    pub most_shards: usize,
+    /// The most sums of a gradient that one of them sends.
+    pub sent_sums: usize,
     /// Bytes that are sent and received at a time.
     pub buffers: u64,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
@@ -19,6 +25,15 @@ pub struct Processes {
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { buffers: 0, gradient_sums: 1, closes_shards: false, owners: 1, sharding: Sharding::None }
+        Self {
+            number: 1,
+            most_shards: 1,
+            sent_sums: 1,
+            buffers: 0,
+            gradient_sums: 1,
+            closes_shards: false,
+            owners: 1,
+            sharding: Sharding::None,
+        }
     }
 }

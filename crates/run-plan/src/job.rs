@@ -75,12 +75,16 @@ impl<'a> RunJob<'a> {
 
     fn processes(&self) -> Processes {
         let Shards { processes, .. } = self.shards;
-        let sums = (0..processes).map(|rank| self.shards.most_sums(rank)).max().unwrap_or(1);
+        let of_each =
+            |of: fn(Shards, usize) -> usize| (0..processes).map(|rank| of(self.shards, rank)).max().unwrap_or(1);
+        let most_shards = of_each(|shards, rank| shards.of(rank).len());
+        let sent_sums = of_each(|shards, rank| shards.stretches(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
         let buffers = collective::sums::buffers(self.shards);
         let closes_shards = self.config.parallel.virtual_shards.is_some();
-        Processes { buffers, gradient_sums: sums, closes_shards, owners, sharding }
+        let gradient_sums = of_each(|shards, rank| shards.most_sums(rank));
+        Processes { number: processes, most_shards, sent_sums, buffers, gradient_sums, closes_shards, owners, sharding }
     }
 
     fn feed(&self) -> Feed<'a> {

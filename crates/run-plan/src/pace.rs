@@ -153,8 +153,15 @@ impl RunPace {
         let lines = [("Truncation", self.truncation()), ("Time", self.time())]
             .into_iter()
             .chain(disk)
+            .chain([("Network", self.network())])
             .chain([("Precision", self.precision())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
+    }
+
+    /// How much of a step goes to other processes.
+    fn network(&self) -> Option<String> {
+        let bytes = self.pace.step_sent_bytes;
+        (bytes > 0).then(|| format!("a process sends {} a step", Bytes(bytes)))
     }
 
     /// How many texts are longer than the model will see them.
@@ -213,6 +220,9 @@ impl RunPace {
         json["step_seconds"] = json!(self.pace.step_seconds);
         json["run_seconds"] = json!(self.seconds());
         json["step_written_bytes"] = json!(self.pace.step_written_bytes);
+        if self.pace.step_sent_bytes > 0 {
+            json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
+        }
         json["run_written_bytes"] = json!(in_all(self.pace.step_written_bytes));
         json["checkpoint_bytes"] = json!(self.checkpoint_bytes);
         json["checkpoints"] = json!(self.checkpoints);

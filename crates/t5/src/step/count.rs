@@ -22,6 +22,7 @@
 
 mod handed_over;
 mod live;
+mod moves;
 mod rehearsal;
 mod tally;
 #[cfg(test)]
@@ -46,6 +47,7 @@ use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use handed_over::HandedOver;
+pub use moves::Moves;
 use rehearsal::Rehearsal;
 use tally::{Tallied, Tally};
 pub use timeline::Moment;
