@@ -135,6 +135,23 @@ fn a_budget_of_the_card_is_never_exceeded() {
 }
 
 #[test]
+fn an_evaluation_on_a_card_stays_in_its_budget_there() {
+    let scene = Scene::new();
+    on_card(&scene, &[], &["--output", "run"]).expect_code(0);
+    let rows = run::repository().join("data/sample-validation.parquet").display().to_string();
+    let eval = |budget: &str| {
+        let flags = ["eval", "--json", "--model", "run/model", "--device", "cuda", "--device-memory-budget", budget];
+        let rows = ["--data", &rows, "--samples", "8", "--generate-samples", "2"];
+        scene.run(&[&flags[..], &rows].concat().into_iter().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let json: Value = serde_json::from_str(&eval("120MiB").expect_code(0).out).expect("JSON");
+    let [peak, predicted] =
+        ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| json[key].as_u64().expect("bytes"));
+    assert!(peak > 0 && peak <= predicted && predicted <= 120 << 20, "{peak} of {predicted} bytes");
+    eval("30MiB").expect_code(3);
+}
+
+#[test]
 fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     let scene = Scene::new();
     let counts = |steps: &str| {

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot};
+use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Probe, SystemProbe};
 use planner::{Inference, Job, Pins, Plan, Prices};
+use serde_json::{Value, json};
 use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::answer_flags::WeightFlags;
@@ -47,6 +48,7 @@ pub struct Planned<'a> {
     parameters: DType,
     stored: Option<StoredWeights>,
     now: MemorySnapshot,
+    probe: SystemProbe,
     /// The plan.
     pub plan: Plan,
 }
@@ -88,7 +90,7 @@ impl<'a> Asked<'a> {
             failure => failure,
         })?;
         let plan = plan.plan;
-        Ok(Planned { asked: self, parameters, stored, now, plan })
+        Ok(Planned { asked: self, parameters, stored, now, probe, plan })
     }
 }
 
@@ -104,9 +106,34 @@ impl Planned<'_> {
         Ok(planner::AnswerBytes::new(self.asked.config, precisions, device::place(self.asked.device))?)
     }
 
-    /// Loads the model to where the plan has its weights.
+    /// The peak so far beside the predicted one, for people.
+    pub fn peaks_in_words(&self) -> Outcome<String> {
+        let (now, plan) = (self.probe.snapshot()?, &self.plan);
+        let device = now.device.as_ref().map(|device| {
+            format!("; on the device {} bytes, {} predicted", device.peak.0, plan.predicted_device_peak.0)
+        });
+        let device = device.unwrap_or_default();
+        Ok(format!("peak {} bytes, {} predicted{device}", now.peak_rss.0, plan.predicted_peak.0))
+    }
+
+    /// Adds the same to a result.
+    pub fn add_peaks(&self, result: &mut Value) -> Outcome<()> {
+        let (now, plan) = (self.probe.snapshot()?, &self.plan);
+        result["peak_rss_bytes"] = json!(now.peak_rss.0);
+        result["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
+        if let Some(device) = &now.device {
+            result["device_peak_bytes"] = json!(device.peak.0);
+            result["predicted_device_peak_bytes"] = json!(plan.predicted_device_peak.0);
+        }
+        Ok(())
+    }
+
+    /// Loads the model to where the plan has its weights. From here on a device gives no more than its budget.
     pub fn load(&self) -> Outcome<T5> {
         let Asked { directory, device, flags, .. } = &self.asked;
+        if let Some(text) = device::limit(device, &self.plan, &self.now) {
+            report::warn(&text);
+        }
         let model = if self.plan.step.levers.has_weights_on_disk() {
             let copied = self.copied();
             if copied > Bytes::ZERO {

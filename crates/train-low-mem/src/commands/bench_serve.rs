@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use candle_core::DType;
-use memory_policy::{Probe, SystemProbe};
 use serde_json::{Value, json};
 use t5::{AnswersTogether, Beams, GenerateOptions, Processors, Search, T5};
 
@@ -80,8 +79,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
             "answer_ms": whole * 1e3,
         }));
     }
-    let peak = SystemProbe::new().snapshot()?.peak_rss;
-    let result = json!({
+    let mut result = json!({
         "model": directory.display().to_string(),
         "source_tokens": flags.source_tokens,
         "new_tokens": flags.new_tokens,
@@ -89,9 +87,8 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         "precision": format!("{:?}", flags.precision).to_lowercase(),
         "threads": t5_ops::threads(),
         "batches": lines,
-        "peak_rss_bytes": peak.0,
-        "predicted_peak_bytes": planned.plan.predicted_peak.0,
     });
+    planned.add_peaks(&mut result)?;
     report::result(&if flags.json { format!("{result}\n") } else { table(&result) })?;
     match sizes.iter().find(|&&size| size > most) {
         None => Ok(()),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::DType;
 use dataloader::LoaderOptions;
-use memory_policy::{Probe, SystemProbe, plural};
+use memory_policy::plural;
 use planner::EvaluatedRows;
 use serde_json::json;
 use toml::Value;
@@ -89,10 +89,9 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     predictions.map(Predictions::finish).transpose()?;
     if flags.json {
         let mut json = figures.to_json();
-        json["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
         json["weights"] = json!(if model.is_in_file() { "disk" } else { "memory" });
         json["copied_weight_bytes"] = json!(planned.copied().0);
-        json["peak_rss_bytes"] = json!(SystemProbe::new().snapshot()?.peak_rss.0);
+        planned.add_peaks(&mut json)?;
         report::result(&format!("{json}\n"))?;
         return Ok(());
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::DType;
 use dataloader::Tokenizer;
-use memory_policy::{CostRow, Probe, SystemProbe};
+use memory_policy::CostRow;
 use openai_server::Outgoing;
 use planner::{Pins, names};
 use row_files::Turn;
@@ -105,8 +105,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     };
     talk.until_the_end(flags)?;
     if flags.memory_budget.is_some() {
-        let peak = SystemProbe::new().snapshot()?.peak_rss;
-        report::note(&format!("peak {} bytes, {} predicted", peak.0, planned.plan.predicted_peak.0));
+        report::note(&planned.peaks_in_words()?);
     }
     Ok(())
 }

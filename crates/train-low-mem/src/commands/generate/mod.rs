@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 
 use candle_core::DType;
 use dataloader::Tokenizer;
-use memory_policy::{Probe, SystemProbe};
 use planner::Pins;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
@@ -59,8 +58,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let mut answering = Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0 };
     answering.all(plan.step.evaluation_samples)?;
     if flags.weights.memory_budget.is_some() {
-        let peak = SystemProbe::new().snapshot()?.peak_rss;
-        report::note(&format!("peak {} bytes, {} predicted", peak.0, plan.predicted_peak.0));
+        report::note(&planned.peaks_in_words()?);
     }
     Ok(())
 }

@@ -129,8 +129,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     if !server.join() {
         return Err(Failure::internal("the server's thread failed"));
     }
-    let peak = SystemProbe::new().snapshot()?.peak_rss;
-    report::note(&format!("ended; peak {} bytes, {} predicted", peak.0, planned.plan.predicted_peak.0));
+    report::note(&format!("ended; {}", planned.peaks_in_words()?));
     Ok(())
 }
 
