@@ -26,6 +26,7 @@ from served import bytes_of, serve
 HEAD_SECONDS = BODY_SECONDS = 10
 CONNECTIONS = 128
 MOST_BODY = 128 << 10
+BODIES = 16
 # A busy machine is late.
 LATE_SECONDS = 5
 
@@ -229,8 +230,9 @@ def pipelined(address):
     return 4
 
 
-def slowly(address, begin, rest, count, allowed, expected):
-    """Sends a byte a second on many connections at once. All must be refused and closed in time; others are served meanwhile."""
+def slowly(address, begin, rest, count, allowed, expected, fills=False):
+    """Sends a byte a second on many connections at once. All must be refused, as one of `expected`, and closed in time. Others are
+    served meanwhile; where the slow ones fill all places, another one may wait, or be told to come again."""
     failed, slowest = [], [0.0]
 
     def one():
@@ -252,7 +254,8 @@ def slowly(address, begin, rest, count, allowed, expected):
                             at += 1
                 else:
                     raise Failed(f"not closed within {allowed + LATE_SECONDS} s")
-            refusal(answer, *expected)
+            status = parts(answer)[0] if answer else None
+            refusal(answer, *next((one for one in expected if one[0] == status), expected[0]))
         except (Failed, OSError) as failure:
             failed.append(repr(failure))
         slowest[0] = max(slowest[0], time.monotonic() - begun)
@@ -262,26 +265,32 @@ def slowly(address, begin, rest, count, allowed, expected):
         thread.start()
     time.sleep(2)
     begun = time.monotonic()
-    answers(address)
+    answer = exchange(address, GOOD)
+    if parts(answer)[0] == 503 and fills:
+        refusal(answer, 503, "too_many_bodies")
+    elif parts(answer)[0] != 200:
+        failed.append(f"another client got {answer[:40]!r}")
     waited = time.monotonic() - begun
-    if count < CONNECTIONS and waited > LATE_SECONDS or waited > allowed + LATE_SECONDS:
+    if waited > (allowed + LATE_SECONDS if fills else LATE_SECONDS):
         failed.append(f"another client waited {waited:.1f} s")
     for thread in threads:
         thread.join()
     if failed:
         raise Failed(f"{len(failed)} of {count}: {failed[0]}")
-    return f"{count}; the last was closed after {slowest[0]:.1f} s, another client was answered in {waited:.2f} s meanwhile"
+    return f"{count}; the last was closed after {slowest[0]:.1f} s, another client got {parts(answer)[0]} in {waited:.2f} s meanwhile"
 
 
 def slow_heads(count):
     begin = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
-    return lambda address: slowly(address, begin, b"x" * 100, count, HEAD_SECONDS, (408, "head_timeout"))
+    return lambda address: slowly(address, begin, b"x" * 100, count, HEAD_SECONDS, [(408, "head_timeout")], count >= CONNECTIONS)
 
 
-def slow_bodies(address):
-    # Sixteen bodies are read at a time; the others wait for their turn, as long as for a body.
-    begin = head("POST", PATH, JSON + "Content-Length: 90\r\n")
-    return slowly(address, begin, b" " * 90, 12, BODY_SECONDS, (408, "body_timeout"))
+def slow_bodies(count):
+    # Others wait for their turn, as long as for a body.
+    fills = count > BODIES
+    begin, allowed = head("POST", PATH, JSON + "Content-Length: 90\r\n"), BODY_SECONDS * (2 if fills else 1)
+    expected = [(408, "body_timeout")] + ([(503, "too_many_bodies")] if fills else [])
+    return lambda address: slowly(address, begin, b" " * 90, count, allowed, expected, fills)
 
 
 def silent(address):
@@ -327,7 +336,8 @@ CASES = [
     ("connections that say nothing", silent),
     ("heads of a byte a second", slow_heads(100)),
     ("heads of a byte a second on every connection", slow_heads(CONNECTIONS)),
-    ("bodies of a byte a second", slow_bodies),
+    ("bodies of a byte a second", slow_bodies(12)),
+    ("more bodies of a byte a second than are read at a time", slow_bodies(40)),
 ]
 
 
