@@ -90,7 +90,7 @@ function look() {
     if (of !== holder) continue;
     const [across, down] = [Math.min(a.right, b.right) - Math.max(a.left, b.left), Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
     // Boxes of letters are higher than letters.
-    if (across > 1 && down > 4) faults.push(`over each other: ${words} / ${others}`);
+    if (across > 1 && down > 3) faults.push(`over each other: ${words} / ${others}`);
   }
   if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
   const details = all("details").filter(one => !text(one).startsWith("resolved.toml"));

@@ -107,7 +107,7 @@ export function runOf(directory, isWrittenByTheRun = false) {
   return {
     steps, evaluations, scores, peak, predicted, plan, tokens, speed, wait, rss, losses, step, curve, settings, notes, running: last, bill,
     end: of("end").at(-1), median: short(Math.round(median(speed))), row: { scoreName, score },
-    waiting: `${fixed(wait.reduce((all, [, value]) => all + value, 0) / wait.length, 2)} %`,
+    waiting: `${fixed(100 * waited / (waited + sums("step_ms")), 2)} %`,
     status: `done at step ${count(step)} of ${count(totalSteps)} · ${duration(last)} · began ${start.time.slice(0, 16).replace("T", " ")} UTC`,
     top: [
       ["validation loss", decimal(newest.loss), `from ${decimal(first.loss)} before the first step`],
