@@ -1,6 +1,6 @@
 // Compares docs/will-it-fit.html with the command and with the same code built natively, to the byte.
 //
-//   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem
+//   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem --bins
 //   node scripts/check_page.mjs [--browser chromium-headless-shell [--pictures DIRECTORY]]
 //
 // Of each case of crates/will-it-fit/cases.json: the planner of the page answers as its native build does, all of it; and
@@ -10,7 +10,9 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { execFileSync, spawn, spawnSync } from "node:child_process";
+import { execFileSync, spawnSync } from "node:child_process";
+
+import { open, option } from "./browser.mjs";
 
 const root = path.resolve(import.meta.dirname ?? path.dirname(new URL(import.meta.url).pathname), "..");
 const page = path.join(root, "docs/will-it-fit.html");
@@ -97,50 +99,21 @@ for (const one of cases) {
   same(`${one.what}, --explain`, text, explained, "text");
 }
 
-// A browser that is told what to do through two pipes, and what it says of errors.
-async function opened(browser, address, size, dark, picture) {
-  const child = spawn(browser, ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank"], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
-  const waiting = new Map(), errors = [];
-  let rest = "", last = 0, session;
-  child.stdio[4].setEncoding("utf8").on("data", text => {
-    const messages = (rest + text).split("\0");
-    rest = messages.pop();
-    for (const message of messages.map(message => JSON.parse(message))) {
-      waiting.get(message.id)?.(message.result ?? {});
-      if (["Runtime.exceptionThrown", "Log.entryAdded"].includes(message.method)) errors.push(JSON.stringify(message.params));
-      if (message.method === "Runtime.consoleAPICalled") errors.push(JSON.stringify(message.params.args));
-    }
-  });
-  const tell = (method, params = {}) => new Promise(done => {
-    waiting.set(++last, done);
-    child.stdio[3].write(JSON.stringify({ id: last, method, params, sessionId: session }) + "\0");
-  });
-  const { targetId } = await tell("Target.createTarget", { url: "about:blank" });
-  ({ sessionId: session } = await tell("Target.attachToTarget", { targetId, flatten: true }));
-  for (const domain of ["Runtime", "Log", "Page"]) await tell(`${domain}.enable`);
-  await tell("Emulation.setDeviceMetricsOverride", { width: size, height: 900, deviceScaleFactor: 1, mobile: false });
-  await tell("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }] });
-  await tell("Page.navigate", { url: address });
-  const value = async expression => (await tell("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true })).result?.value;
-  for (let tries = 0; tries < 300; tries++) {
-    if (await value(`document.querySelector("#answer")?.dataset.answered && !document.querySelector("#answer").matches(".busy")`)) break;
-    await new Promise(done => setTimeout(done, 100));
-  }
-  const id = name => value(`document.getElementById("${name}").textContent`);
+// The page in a browser: what it was asked, and what it shows.
+async function opened(browser, address, width, dark, picture) {
+  const ready = `Boolean(document.querySelector("#answer")?.dataset.answered && !document.querySelector("#answer").matches(".busy"))`;
+  const page = await open(browser, address, { width, dark, ready });
+  const id = name => page.value(`document.getElementById("${name}").textContent`);
   const seen = {
-    asked: await value(`document.querySelector("#answer").dataset.answered`), json: await id("json"), text: await id("text"), verdict: await id("verdict"),
-    cells: await value(`[...document.querySelectorAll("#bill tr:not(.sum) td:nth-child(2)")].map(cell => cell.textContent)`), peak: await value(`document.getElementById("peak")?.textContent`),
-    wide: await value("document.documentElement.scrollWidth > innerWidth"), errors,
+    asked: await page.value(`document.querySelector("#answer").dataset.answered`), json: await id("json"), text: await id("text"), verdict: await id("verdict"),
+    cells: await page.value(`[...document.querySelectorAll("#bill tr:not(.sum) td:nth-child(2)")].map(cell => cell.textContent)`), peak: await page.value(`document.getElementById("peak")?.textContent`),
+    wide: await page.value("document.documentElement.scrollWidth > innerWidth"), errors: page.said, requests: page.asked.filter(url => !/^(blob|data):/.test(url)),
   };
-  if (picture) {
-    const { data } = await tell("Page.captureScreenshot", { captureBeyondViewport: true, clip: { x: 0, y: 0, width: size, height: await value("document.documentElement.scrollHeight"), scale: 1 } });
-    fs.writeFileSync(picture, Buffer.from(data, "base64"));
-  }
-  child.kill();
+  if (picture) await page.picture(picture);
+  await page.close();
   return seen;
 }
 
-const option = name => process.argv.includes(name) ? process.argv[process.argv.indexOf(name) + 1] : null;
 const browser = option("--browser"), pictures = option("--pictures");
 const views = [["preset=t5-base&budget=90", 1240, false], ["budget=48", 400, true], ["task=lora-nf4&preset=t5-v1.1-xl%2C%20flan-t5-xl&budget=100", 1240, true],
   ["preset=mt5-small&card=true&card-budget=112", 400, false], ["set=no.such%3D1", 1240, false]];
@@ -148,6 +121,7 @@ for (const [number, [fields, width, dark]] of (browser ? views : []).entries()) 
   const seen = await opened(browser, `file://${page}#${fields}`, width, dark, pictures && path.join(pictures, `page-${number}.png`));
   const what = `browser, ${fields}`;
   same(`${what}, errors`, seen.errors.join("\n"), "", "shown");
+  same(`${what}, asked of a network`, seen.requests.join("\n"), "", "shown");
   same(`${what}, wider than the window`, seen.wide, false, "shown");
   if (!seen.asked) { failures.push(`${what}: no answer`); continue; }
   const expected = nativeAnswer(JSON.parse(seen.asked));

@@ -2,23 +2,30 @@
 """Runs the openai client of PyPI against `train_low_mem serve`.
 
     python scripts/check_serve.py --binary target/release/train_low_mem --model runs/a
+    python scripts/check_serve.py ... --memory-budget 56MiB --group --clients 64 --seconds 600 --output load.json
 
 Starts the server on a free port, asks it as the client asks OpenAI (completions, chats, streams, several answers, errors, a
 key), compares a stream with the whole answer and the whole answer with `generate`, and ends it with SIGTERM. With
-`--clients N --seconds S` it then loads the server with N clients and prints the percentiles. Needs: openai.
+`--clients N --seconds S` it then loads the server with N clients and prints the percentiles. With `--memory-budget` the peak
+must be within the budget. With `--group` the server runs in a hard memory group whose limit is the budget: a kill is a
+failure. It needs the memory controller of version 1, writable. Needs: openai.
 """
 import argparse
 import asyncio
+import datetime
 import json
-import re
-import signal
+import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 
 import openai
 
+import measured_machine
+from served import bytes_of, serve
+
+# A request of the longest form that the default flags take: what the bill plans for.
+LONGEST = {"prompt": [5] * 511, "max_tokens": 256, "extra_body": {"num_beams": 4, "min_tokens": 255}}
 PROMPTS = ["What is 3 plus 4?", "Translate: good morning", "capital of France", "a", "one two three four five six"]
 
 
@@ -73,9 +80,9 @@ def with_client(client, options):
     refused("another key", openai.AuthenticationError, lambda: client.with_options(api_key="wrong").models.list())
 
 
-async def load(base_url, key, model, clients, seconds):
+async def load(base_url, key, model, clients, seconds, long_every):
     client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=300)
-    times, first_tokens, refused, errors, tokens = [], [], 0, [], 0
+    times, long_times, first_tokens, refused, errors, tokens = [], [], [], 0, [], 0
     end = time.monotonic() + seconds
 
     async def one(number):
@@ -86,6 +93,11 @@ async def load(base_url, key, model, clients, seconds):
             begun, first = time.monotonic(), None
             prompt = f"{PROMPTS[(number + round) % len(PROMPTS)]} {number}"
             try:
+                if long_every and (number + round) % long_every == 0:
+                    answer = await client.completions.create(model=model, **LONGEST)
+                    tokens += answer.usage.completion_tokens
+                    long_times.append(time.monotonic() - begun)
+                    continue
                 if (number + round) % 2:
                     stream = await client.completions.create(
                         model=model, prompt=prompt, max_tokens=16 + number % 48, stream=True, stream_options={"include_usage": True})
@@ -105,16 +117,18 @@ async def load(base_url, key, model, clients, seconds):
                 errors.append(repr(error))
 
     await asyncio.gather(*(one(number) for number in range(clients)))
-    times.sort()
-    first_tokens.sort()
+    await client.close()
+    for all in (times, long_times, first_tokens):
+        all.sort()
     at = lambda all, share: round(all[min(len(all) - 1, int(len(all) * share))], 3) if all else None
-    print(json.dumps({
+    if errors:
+        print(f"{len(errors)} errors, the first: {errors[0]}", file=sys.stderr)
+    return {
         "clients": clients, "seconds": seconds, "answers": len(times), "refused_429": refused, "errors": len(errors),
         "p50_s": at(times, 0.5), "p99_s": at(times, 0.99), "first_token_p50_s": at(first_tokens, 0.5),
         "first_token_p99_s": at(first_tokens, 0.99), "tokens_per_second": round(tokens / seconds, 1),
-    }))
-    if errors:
-        sys.exit(errors[0])
+        "long_answers": len(long_times), "long_p50_s": at(long_times, 0.5), "long_p99_s": at(long_times, 0.99),
+    }
 
 
 def main():
@@ -123,33 +137,45 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--long-every", type=int, default=0, metavar="N", help="every Nth request of the load has the longest form")
     parser.add_argument("--flags", default="", help="further flags of serve")
+    parser.add_argument("--memory-budget", help="the budget of serve, such as 56MiB")
+    parser.add_argument("--group", action="store_true", help="a hard memory group whose limit is the budget")
+    parser.add_argument("--output", type=pathlib.Path, help="write the numbers as JSON")
     options = parser.parse_args()
-    with tempfile.NamedTemporaryFile("w", suffix=".key") as keys, tempfile.NamedTemporaryFile("r") as log:
-        keys.write("sk-check\n")
-        keys.flush()
-        command = [options.binary, "serve", options.model, "--listen", "127.0.0.1:0", "--api-key-file", keys.name,
-                   "--access-log", log.name, *options.flags.split()]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            for line in server.stderr:
-                print(line, end="")
-                if found := re.search(r"http://(\S+)", line):
-                    break
-            else:
-                sys.exit("the server did not start")
-            url = f"http://{found.group(1)}/v1"
-            client = openai.OpenAI(base_url=url, api_key="sk-check", max_retries=0)
-            with_client(client, options)
-            if options.clients:
-                model = client.models.list().data[0].id
-                asyncio.run(load(url, "sk-check", model, options.clients, options.seconds))
-            server.send_signal(signal.SIGTERM)
-            check("SIGTERM ends it in order", server.wait(60), 0)
-            print(server.stderr.read(), end="")
-            check("the access log has lines of JSON", all(json.loads(line)["status"] for line in log), True)
-        finally:
-            server.kill()
+    if options.group and not options.memory_budget:
+        parser.error("--group needs --memory-budget")
+    run = {
+        "commit": measured_machine.commit(pathlib.Path(__file__).parent), "date": datetime.date.today().isoformat(),
+        "processor": measured_machine.processor(), "memory_gib": round(measured_machine.total_memory_gib(), 1),
+        "openai": openai.__version__,
+    }
+    with serve(options.binary, options.model, options.flags.split(), ["sk-check"], options.memory_budget, options.group) as server:
+        url = f"http://{server.address}/v1"
+        client = openai.OpenAI(base_url=url, api_key="sk-check", max_retries=0)
+        with_client(client, options)
+        result = {"run": run}
+        before = server.calm()
+        if options.clients:
+            model = client.models.list().data[0].id
+            result["load"] = asyncio.run(load(url, "sk-check", model, options.clients, options.seconds, options.long_every))
+        after = server.calm(before)
+        result["before"], result["after"] = before, after
+        if server.group:
+            result["group"] = server.group.counters()
+        print(json.dumps(result))
+        if options.output:
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
+        check("SIGTERM ends it in order", server.end(), 0)
+        print("".join(server.stderr), end="")
+        check("the access log has lines of JSON", all(json.loads(line)["status"] for line in server.access_log), True)
+        if options.clients:
+            check("no client had an error", result["load"]["errors"], 0)
+        check("no thread or open file is left over", [after[name] <= before[name] for name in ("threads", "files")], [True, True])
+        if options.memory_budget:
+            check("the peak is within the budget", after["peak_rss_bytes"] <= bytes_of(options.memory_budget), True)
+        if server.group:
+            check("the kernel killed nothing", result["group"]["kills"], 0)
 
 
 if __name__ == "__main__":

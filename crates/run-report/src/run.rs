@@ -87,6 +87,14 @@ pub struct Totals {
     pub replans: u64,
 }
 
+impl Totals {
+    /// Of the time of all steps, the percentage that waited for data. None before the first step.
+    pub fn data_wait_percent(&self) -> Option<f64> {
+        let all = self.data_wait_ms + self.step_ms;
+        (all > 0.0).then(|| 100.0 * self.data_wait_ms / all)
+    }
+}
+
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -429,11 +437,6 @@ impl Run {
     /// The curve of the learning rate, by step.
     pub fn learning_rate(&self) -> &Series {
         &self.learning_rate
-    }
-
-    /// The curve of the share of a step's time that waits for data, in percent, by step.
-    pub fn data_wait(&self) -> &Series {
-        &self.data_wait
     }
 
     /// The curve of the resident set, by milliseconds of the run.

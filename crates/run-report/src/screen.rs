@@ -204,7 +204,7 @@ fn figures(run: &Run) -> Vec<(&'static str, String)> {
     }
     let rate = run.tokens_per_second().last();
     rate.into_iter().for_each(|(_, rate)| lines.push(("tokens a second", short(rate.round()))));
-    run.data_wait().mean().into_iter().for_each(|mean| lines.push(("data wait", format!("{mean:.2} %"))));
+    run.totals().data_wait_percent().into_iter().for_each(|share| lines.push(("data wait", format!("{share:.2} %"))));
     lines
 }
 

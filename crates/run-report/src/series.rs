@@ -104,15 +104,6 @@ impl Series {
         (all.count > 0).then_some((all.least, all.most))
     }
 
-    /// The mean of all values.
-    pub fn mean(&self) -> Option<f64> {
-        let all = self.points().fold(Bucket::EMPTY, |mut all, (_, bucket)| {
-            all.join(bucket);
-            all
-        });
-        (all.count > 0).then(|| all.mean())
-    }
-
     /// The middle one of the buckets' means: no outlier moves it.
     pub fn median(&self) -> Option<f64> {
         let mut means: Vec<f64> = self.points().map(|(_, bucket)| bucket.mean()).collect();
@@ -154,7 +145,7 @@ mod tests {
     fn values_that_are_not_finite_are_counted_and_not_drawn() {
         let mut series = Series::new(1);
         [f64::NAN, 2.0, f64::INFINITY].into_iter().enumerate().for_each(|(x, value)| series.note(x as u64, value));
-        assert_eq!((series.not_finite(), series.points().count(), series.mean()), (2, 1, Some(2.0)));
+        assert_eq!((series.not_finite(), series.points().count(), series.range()), (2, 1, Some((2.0, 2.0))));
     }
 
     proptest! {

@@ -312,14 +312,29 @@ fn nonce() -> u128 {
     half() << 64 | half()
 }
 
-/// The last words on a connection: a head that did not come in time is told so.
-pub(super) async fn say_goodbye(mut socket: Socket, is_late: bool) {
-    let error = ApiError::new(408, "head_timeout", "the request's head was not whole in time");
-    let body = error.to_json().to_string();
-    let text = format!(
-        "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: {JSON}\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
+/// The error of a head that did not come in time, is too large, or is none.
+pub(super) fn refusal_of_head(error: &hyper::Error) -> Option<ApiError> {
+    if error.is_timeout() {
+        Some(ApiError::new(408, "head_timeout", "the request's head was not whole in time"))
+    } else if error.is_parse_too_large() {
+        Some(ApiError::new(431, "head_too_large", "the request's head is too large, or has too many fields"))
+    } else if error.is_parse() {
+        Some(ApiError::new(400, "invalid_http", format!("expected a request of HTTP/1.1: {error}")))
+    } else {
+        None
+    }
+}
+
+/// The last words on a connection: a head that was refused is told why.
+pub(super) async fn say_goodbye(mut socket: Socket, refusal: Option<ApiError>) {
+    let text = refusal.map(|error| {
+        let body = error.to_json().to_string();
+        let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::BAD_REQUEST);
+        format!(
+            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {JSON}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    });
     // Nobody may be there any more.
-    let _ = write_all(&mut socket, if is_late { text.as_bytes() } else { b"" }).await;
+    let _ = write_all(&mut socket, text.unwrap_or_default().as_bytes()).await;
 }

@@ -190,9 +190,9 @@ impl Connection {
                 std::future::poll_fn(|cx| Pin::new(&mut connection).poll_without_shutdown(cx)).await
             }
         };
-        let is_late = ended.is_err_and(|error| error.is_timeout());
+        let refusal = ended.err().and_then(|error| routes::refusal_of_head(&error));
         let socket = connection.into_parts().io;
-        routes::say_goodbye(socket, is_late).await;
+        routes::say_goodbye(socket, refusal).await;
         drop(permit);
     }
 }

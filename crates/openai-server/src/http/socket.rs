@@ -56,6 +56,11 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let bytes = match empty_refusal(bytes) {
+            Some(0) => return Poll::Ready(Ok(bytes.len())),
+            Some(before) => &bytes[..before],
+            None => bytes,
+        };
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.in_time(cx, written)
     }
@@ -67,6 +72,18 @@ impl Write for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
+}
+
+/// Where hyper's own refusal of a head begins, which ends the connection. It has no body, and all errors of ours have one: it is
+/// left out, and the connection ends with an error in the form that clients know.
+fn empty_refusal(bytes: &[u8]) -> Option<usize> {
+    const BEGINS: &[u8] = b"HTTP/1.1 4";
+    const EMPTY: &[u8] = b"\r\ncontent-length: 0\r\n";
+    if !bytes.ends_with(b"\r\n\r\n") {
+        return None;
+    }
+    let begins = bytes.windows(BEGINS.len()).rposition(|window| window == BEGINS)?;
+    bytes[begins..].windows(EMPTY.len()).any(|window| window == EMPTY).then_some(begins)
 }
 
 /// Writes all of it, and closes.
@@ -100,5 +117,22 @@ impl Timer for Clock {
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
         Box::pin(Alarm(Box::pin(tokio::time::sleep_until(deadline.into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_refusal_is_found_behind_an_answer_and_no_other_text_is_one() {
+        let refusal = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        let check = |text: String, expected| assert_eq!(empty_refusal(text.as_bytes()), expected, "{text}");
+        check(refusal.to_owned(), Some(0));
+        check(format!("{answer}{refusal}"), Some(answer.len()));
+        check(answer.to_owned(), None);
+        check("HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}".to_owned(), None);
+        check("HTTP/1.1 100 Continue\r\n\r\n".to_owned(), None);
     }
 }

@@ -82,9 +82,9 @@ fn large_requests_are_refused_before_they_are_read() {
         "body_too_large",
     );
     let long = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(20_000));
-    assert_eq!(status(&running.exchange(long)), 431);
+    refused(&running.exchange(long), 431, "head_too_large");
     let many = format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "a: b\r\n".repeat(200));
-    assert_eq!(status(&running.exchange(many)), 431);
+    refused(&running.exchange(many), 431, "head_too_large");
     assert_eq!(status(&running.get("/health")), 200);
 }
 
@@ -99,11 +99,16 @@ fn what_is_no_http_is_told_so() {
         "\u{16}\u{3}\u{1}\0",
     ] {
         let answer = running.exchange([bytes.as_bytes(), b"\r\n\r\n"].concat());
-        assert_eq!(status(&answer), 400, "{bytes:?}");
+        refused(&answer, 400, "invalid_http");
     }
     let smuggled =
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nabcde";
-    assert_eq!(status(&running.exchange(smuggled)), 400);
+    refused(&running.exchange(smuggled), 400, "invalid_http");
+    let behind = running.exchange("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n\0\0 nonsense\r\n\r\n");
+    let at = behind.rfind("HTTP/1.1 ").unwrap();
+    assert_eq!(status(&behind[..at]), 200);
+    refused(&behind[at..], 400, "invalid_http");
+    refused(&running.exchange("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 400, "invalid_http");
     assert_eq!(status(&running.get("/health")), 200);
 }
 

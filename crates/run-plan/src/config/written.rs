@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use toml::Value;
 
-use super::{Config, Origin, keys};
+use super::{Config, Origin, Values, keys};
 
 impl Config {
     /// The text of `resolved.toml`. `auto` stays `auto` where only the running program can decide; what
@@ -18,11 +18,14 @@ impl Config {
             let _ = writeln!(text, "# {line}");
         }
         text.push('\n');
+        let defaults = Values::defaults();
         text.push_str(&keys::by_section(|key, name| {
             let setting = self.values.setting(key.name);
             let decided = self.decided(key.name).map(|value| format!(" -> {value}")).unwrap_or_default();
             let origin = match &setting.origin {
                 Origin::Default => "default".to_string(),
+                // A run that goes on reads every value from the file that it writes.
+                origin if setting.value == defaults.setting(key.name).value => format!("default, as in {origin}"),
                 origin => origin.to_string(),
             };
             format!("{name} = {} # {origin}{decided}: {}", inline(&setting.value), key.meaning)
@@ -65,7 +68,6 @@ fn inline(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Values;
     use crate::config::keys::KEYS;
 
     #[test]
@@ -97,8 +99,10 @@ mod tests {
         let mut values = Values::defaults();
         values.apply_file("my.toml", "[data]\ntrain = \"a\"\n[model]\nconfig = \"t5-small\"\n").unwrap();
         values.apply_assignment("train.max_steps=3").unwrap();
+        values.apply_assignment("data.shuffle=true").unwrap();
         let text = Config::resolve(values).unwrap().to_toml("");
         assert!(text.contains("train = [\"a\"] # my.toml:2: "), "{text}");
+        assert!(text.contains("shuffle = true # default, as in --set: "), "{text}");
         assert!(text.contains("max_steps = 3 # --set: "), "{text}");
         assert!(text.contains("epochs = 1 # default: "), "{text}");
         assert!(text.contains("batch_size = \"auto\" # default -> 32: "), "{text}");

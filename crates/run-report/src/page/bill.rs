@@ -95,7 +95,9 @@ pub fn of_phases(plan: &Value) -> String {
         for (row, bytes, note) in phase.rows.iter().filter(|(_, bytes, _)| *bytes > 0) {
             let width = percent(*bytes);
             let row_name = escape::text(row);
-            let shown = if width > 1.1 * row.chars().count() as f64 { row_name.as_str() } else { "" };
+            // In one piece: the style hides a name that is wider than its part of the bar.
+            let shown =
+                if width > 1.1 * row.chars().count() as f64 { row_name.replace(' ', "\u{a0}") } else { String::new() };
             let thin = if shown.is_empty() { r#" class="thin""# } else { "" };
             let note = if note.is_empty() { String::new() } else { format!(", {}", escape::text(note)) };
             let style = colour(row).replacen("--k", &format!("width:{width:.3}%;--k"), 1);

@@ -9,7 +9,7 @@ use crate::series::Series;
 
 /// Units of the SVG, across and down.
 const WIDTH: f64 = 2000.0;
-const HEIGHT: f64 = 1000.0;
+const HEIGHT: f64 = 10000.0;
 
 /// A chart that is being drawn.
 pub struct Chart {

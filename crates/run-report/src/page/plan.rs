@@ -28,7 +28,7 @@ pub fn of_plan(plan: &Value, title: &str) -> String {
         Some(_) => format!("<p>On the device: {} predicted.</p>", bytes(&plan["predicted_device_peak"])),
         None => String::new(),
     };
-    let step = format!("<p>{}. {}.</p>", text(&of["conclusion"]), text(&of["next"]));
+    let step = format!("<p>{}. {}.</p>", text(&of["conclusion"]), sentence(&text(&of["next"])));
     let body = format!(
         "<h1>{}</h1><p class=\"status\">Memory plan, before anything is allocated</p>{top}{}{}{}",
         escape::text(title),
@@ -37,4 +37,10 @@ pub fn of_plan(plan: &Value, title: &str) -> String {
         "<footer>made by <code>train_low_mem plan --html</code></footer>"
     );
     page(title, &body, plan)
+}
+
+/// With a capital letter to begin with.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
 }

@@ -23,7 +23,12 @@ pub fn settings(config: &str) -> Vec<Setting> {
             let end = end_of_value(rest);
             let comment = rest[end..].trim_start().strip_prefix("# ").unwrap_or_default();
             let origin = comment.split(": ").next().unwrap_or_default();
-            let origin = if origin == "default" || origin.starts_with("default ->") { "" } else { origin };
+            let origin =
+                if origin.strip_prefix("default").is_some_and(|more| more.is_empty() || more.starts_with([',', ' '])) {
+                    ""
+                } else {
+                    origin
+                };
             settings.push(Setting {
                 key: format!("{section}.{key}"),
                 value: rest[..end].trim_end().to_owned(),
@@ -56,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_config_is_its_keys_values_and_origins() {
-        let config = "# note\n\n[run]\noutput_dir = \"a#\\\"b\" # --output: directory\nseed = 42 # default: seed\n[data]\ntrain = [\"x # y\"] # configs/a.toml:17: files\nfreeze = \"auto\" # default -> []: frozen\n";
+        let config = "# note\n\n[run]\noutput_dir = \"a#\\\"b\" # --output: directory\nseed = 42 # default: seed\n[data]\ntrain = [\"x # y\"] # configs/a.toml:17: files\nfreeze = \"auto\" # default -> []: frozen\nshuffle = true # default, as in runs/a/resolved.toml:7: mixed\n";
         let found: Vec<(String, String, String)> =
             settings(config).into_iter().map(|s| (s.key, s.value, s.origin)).collect();
         let expected = [
@@ -64,6 +69,7 @@ mod tests {
             ("run.seed", "42", ""),
             ("data.train", "[\"x # y\"]", "configs/a.toml:17"),
             ("data.freeze", "\"auto\"", ""),
+            ("data.shuffle", "true", ""),
         ];
         assert_eq!(found, expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned())));
     }

@@ -239,8 +239,7 @@ fn speed(run: &Run) -> String {
         charts += &chart.curve("train", "", &run.tokens_per_second, ("median", &figures::short(mean.round()))).html();
     }
     if let Some((_, most)) = run.data_wait.range() {
-        let totals = run.totals();
-        let share = 100.0 * totals.data_wait_ms / (totals.data_wait_ms + totals.step_ms).max(1e-9);
+        let share = run.totals().data_wait_percent().unwrap_or(0.0);
         let chart = Chart::new("Waiting for data", "% of a step", steps(run), Scale::from_zero(most.max(1.0)));
         charts += &chart.curve("train", "", &run.data_wait, ("of all time", &format!("{share:.2} %"))).html();
     }

@@ -168,8 +168,8 @@ fn speed(runs: &[Run]) -> String {
         (points(&run.tokens_per_second), median.unwrap_or_default())
     };
     let wait = |run: &Run| {
-        let mean = run.data_wait.mean().map(|mean| format!("{mean:.2} %"));
-        (points(&run.data_wait), mean.unwrap_or_default())
+        let share = run.totals().data_wait_percent().map(|share| format!("{share:.2} %"));
+        (points(&run.data_wait), share.unwrap_or_default())
     };
     let memory = |run: &Run| (points(&run.rss), bytes(run.totals().peak_rss_bytes));
     #[expect(clippy::cast_precision_loss, reason = "milliseconds, for drawing")]

@@ -7,6 +7,7 @@ const unit=f.dataset.u,show=v=>unit==='B'?(v>=2**30?(v/2**30).toFixed(2)+' GiB':
 const xs=v=>f.dataset.xn==='time'?(v<12e4?(v/1e3).toFixed(1)+' s':v<72e5?(v/6e4).toFixed(1)+' min':(v/36e5).toFixed(2)+' h'):f.dataset.xn+' '+Math.round(v).toLocaleString('en');
 const tip=document.createElement('div'),bar=document.createElement('div');tip.className='tip';bar.className='cross';p.append(bar,tip);
 p.onmousemove=e=>{const r=p.getBoundingClientRect(),at=Math.min(1,Math.max(0,(e.clientX-r.left)/r.width)),x=at*2000;
-tip.textContent=[xs(X(at)),...lines.map(l=>{let b=l.p[0];for(const q of l.p)if(Math.abs(q[0]-x)<Math.abs(b[0]-x))b=q;return(l.n?l.n+' ':'')+show(Y(1-b[1]/1000))})].join(' · ');
+const near=lines.map(l=>l.p.reduce((b,q)=>Math.abs(q[0]-x)<Math.abs(b[0]-x)?q:b)),at0=xs(X(near[0][0]/2000));
+tip.textContent=[at0,...lines.map((l,i)=>{const b=near[i],here=xs(X(b[0]/2000));return(l.n?l.n+' ':'')+show(Y(1-b[1]/10000))+(here===at0?'':' at '+here)})].join(' · ');
 tip.style.display=bar.style.display='block';bar.style.left=at*100+'%';tip.style[at>.5?'right':'left']=(at>.5?1-at:at)*100+'%';tip.style[at>.5?'left':'right']='auto'};
 p.onmouseleave=()=>{tip.style.display=bar.style.display='none'};});
