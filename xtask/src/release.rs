@@ -23,6 +23,12 @@ const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-
 /// Static, and random bytes from the system call: an image from scratch has no /dev/urandom.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
+/// For the linker: no symbols.
+const STRIPPED: [&str; 2] = ["-C", "strip=symbols"];
+
+/// Addresses to fill in when the program starts, in a table of bits instead of entries of 24 bytes. zig's linker cannot.
+const PACKED: [&str; 2] = ["-C", "link-arg=-Wl,-z,pack-relative-relocs"];
+
 /// The profile of Cargo.toml that programs are built with.
 const PROFILE: &str = "dist";
 
@@ -50,30 +56,45 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
             println!("skipped: {target}: `rustup target add {target}` adds it");
             continue;
         }
-        let Some(build) = command_to_build(target) else {
+        let Some(compiler) = Compiler::of(target) else {
             println!("skipped: {target}: it needs a C compiler: {}", hint_for_compiler(target));
             continue;
         };
-        let program = release.build(build, target)?;
+        let program = release.build(compiler, target)?;
         release.check(target, &program)?;
-        programs.push((target, build, program));
+        programs.push((target, compiler, program));
     }
-    let Some((target, build, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
+    let Some((target, compiler, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
         return Err("no program for this machine was built".to_owned());
     };
-    release.wheel(build, target, program)?;
+    release.wheel(*compiler, target, program)?;
     release.image(program)
 }
 
-/// The command of cargo that builds for a target here: its C libraries need a compiler. `zigbuild` brings one for every target.
-fn command_to_build(target: &str) -> Option<&'static str> {
-    let works = |program: &str| output(Command::new(program).arg("--version")).is_ok();
-    if is_native(target) && works(&format!("{}-linux-musl-gcc", std::env::consts::ARCH)) {
-        Some("build")
-    } else if works("cargo-zigbuild") {
-        Some("zigbuild")
-    } else {
-        None
+/// Who compiles and links the C libraries of a target. zig does it for every target.
+#[derive(Clone, Copy, PartialEq)]
+enum Compiler {
+    Machine,
+    Zig,
+}
+
+impl Compiler {
+    /// The one that works here.
+    fn of(target: &str) -> Option<Self> {
+        let works = |program: &str| output(Command::new(program).arg("--version")).is_ok();
+        if is_native(target) && works(&format!("{}-linux-musl-gcc", std::env::consts::ARCH)) {
+            Some(Self::Machine)
+        } else {
+            works("cargo-zigbuild").then_some(Self::Zig)
+        }
+    }
+
+    /// The last arguments of rustc.
+    fn linking(self) -> Vec<&'static str> {
+        match self {
+            Self::Machine => [STRIPPED, PACKED].concat(),
+            Self::Zig => STRIPPED.to_vec(),
+        }
     }
 }
 
@@ -110,9 +131,13 @@ struct Release<'a> {
 
 impl Release<'_> {
     /// A static, stripped program.
-    fn build(&self, build: &str, target: &str) -> Result<PathBuf, String> {
-        let mut cargo = Command::new("cargo");
-        cargo.args([build, "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--target", target]);
+    fn build(&self, compiler: Compiler, target: &str) -> Result<PathBuf, String> {
+        let mut cargo = Command::new(match compiler {
+            Compiler::Machine => "cargo",
+            Compiler::Zig => "cargo-zigbuild",
+        });
+        cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
+        cargo.args(["--target", target, "--"]).args(compiler.linking());
         cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut cargo)?;
         let built = self.target.join(target).join(PROFILE).join("train_low_mem");
@@ -179,7 +204,7 @@ impl Release<'_> {
     }
 
     /// The wheel, installed and run.
-    fn wheel(&self, build: &str, target: &str, program: &Path) -> Result<(), String> {
+    fn wheel(&self, compiler: Compiler, target: &str, program: &Path) -> Result<(), String> {
         let has_maturin = output(Command::new("maturin").arg("--version")).is_ok();
         if !has_maturin {
             println!("skipped: the wheel: `pip install maturin` adds what builds it");
@@ -190,9 +215,10 @@ impl Release<'_> {
         let mut maturin = Command::new("maturin");
         // The crate itself knows nothing of Python: its pyproject is in a folder of its own.
         maturin.args(["build", "--profile", PROFILE, "--locked", "--target", target, "--out"]).arg(&wheels);
-        if build == "zigbuild" {
+        if compiler == Compiler::Zig {
             maturin.arg("--zig");
         }
+        maturin.arg("--").args(compiler.linking());
         maturin.current_dir(self.root.join("packaging"));
         maturin.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut maturin)?;
