@@ -1,27 +1,39 @@
 //! `cargo xtask release`: builds what users install, and tries each of it.
 //!
 //! * One static program for each target that this toolchain has: stripped, checked for its size, and run in an empty directory
-//!   tree, as a `FROM scratch` image runs it.
+//!   tree, as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
 //! * A wheel with the program inside (`maturin`), installed into a new environment and run from there.
-//! * An image (`packaging/Dockerfile`), where a container engine runs.
+//! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //!
-//! What this machine cannot build is skipped, with the line that would make it possible. Everything is written below
-//! `target/release-files`.
+//! Whatever this machine cannot build is skipped, with the line that would make it possible. Everything is written below
+//! `target/release-files`, or below CARGO_TARGET_DIR.
 
 mod elf;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every target that the toolchain has]";
 
-/// The targets of a release. The last one needs no other toolchain than the usual one.
-const TARGETS: [&str; 3] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl", "x86_64-unknown-linux-gnu"];
+/// The targets of a release.
+const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 
-/// Static, and random bytes from the system call: a static program of glibc does not find the call by its name, and an image
-/// from scratch has no /dev/urandom.
+/// Static, and random bytes from the system call: an image from scratch has no /dev/urandom.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
+
+/// For the linker: no symbols.
+const STRIPPED: [&str; 2] = ["-C", "strip=symbols"];
+
+/// Addresses to fill in when the program starts, in a table of bits instead of entries of 24 bytes. zig's linker cannot.
+const PACKED: [&str; 2] = ["-C", "link-arg=-Wl,-z,pack-relative-relocs"];
+
+/// The profile of Cargo.toml that programs are built with.
+const PROFILE: &str = "dist";
+
+/// The name of the image.
+const IMAGE: &str = "train_low_mem";
 
 /// The most that a stripped program may take.
 const MOST_BYTES: u64 = 15 << 20;
@@ -31,7 +43,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     if arguments.iter().any(|argument| argument.starts_with('-')) {
         return Err(USAGE.to_owned());
     }
-    let release = Release { root, directory: root.join("target/release-files") };
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |directory| root.join(directory));
+    let release = Release { root, directory: target.join("release-files"), target };
     fs::create_dir_all(&release.directory).map_err(|error| format!("{}: {error}", release.directory.display()))?;
     let installed = output(Command::new("rustc").args(["--print", "sysroot"]))?;
     let has_target = |target: &str| Path::new(installed.trim()).join("lib/rustlib").join(target).join("lib").is_dir();
@@ -42,32 +56,91 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
             println!("skipped: {target}: `rustup target add {target}` adds it");
             continue;
         }
-        let program = release.build(target)?;
+        let Some(compiler) = Compiler::of(target) else {
+            println!("skipped: {target}: it needs a C compiler: {}", hint_for_compiler(target));
+            continue;
+        };
+        let program = release.build(compiler, target)?;
         release.check(target, &program)?;
-        programs.push((target, program));
+        programs.push((target, compiler, program));
     }
-    let Some((target, program)) = programs.iter().find(|(target, _)| target.starts_with(std::env::consts::ARCH)) else {
+    let Some((target, compiler, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
         return Err("no program for this machine was built".to_owned());
     };
-    release.wheel(target, program)?;
+    release.wheel(*compiler, target, program)?;
     release.image(program)
+}
+
+/// Who compiles and links the C libraries of a target. zig does it for every target.
+#[derive(Clone, Copy, PartialEq)]
+enum Compiler {
+    Machine,
+    Zig,
+}
+
+impl Compiler {
+    /// The one that works here.
+    fn of(target: &str) -> Option<Self> {
+        let works = |program: &str| output(Command::new(program).arg("--version")).is_ok();
+        if is_native(target) && works(&format!("{}-linux-musl-gcc", std::env::consts::ARCH)) {
+            Some(Self::Machine)
+        } else {
+            works("cargo-zigbuild").then_some(Self::Zig)
+        }
+    }
+
+    /// The last arguments of rustc.
+    fn linking(self) -> Vec<&'static str> {
+        match self {
+            Self::Machine => [STRIPPED, PACKED].concat(),
+            Self::Zig => STRIPPED.to_vec(),
+        }
+    }
+}
+
+fn hint_for_compiler(target: &str) -> &'static str {
+    if is_native(target) {
+        "`apt-get install musl-tools` or `pip install cargo-zigbuild` adds one"
+    } else {
+        "`pip install cargo-zigbuild` adds one"
+    }
+}
+
+/// Whether this machine runs a target's programs itself.
+fn is_native(target: &str) -> bool {
+    processor(target) == std::env::consts::ARCH
+}
+
+fn processor(target: &str) -> &str {
+    target.split('-').next().unwrap_or(target)
+}
+
+/// A program of the PATH.
+fn found(name: &str) -> Option<PathBuf> {
+    let directories = std::env::var_os("PATH")?;
+    std::env::split_paths(&directories).map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
 struct Release<'a> {
     root: &'a Path,
+    /// Where cargo builds.
+    target: PathBuf,
+    /// Where the release is put.
     directory: PathBuf,
 }
 
 impl Release<'_> {
     /// A static, stripped program.
-    fn build(&self, target: &str) -> Result<PathBuf, String> {
-        let mut cargo = Command::new("cargo");
-        cargo
-            .args(["build", "--release", "--locked", "-p", "train-low-mem", "--target", target])
-            .current_dir(self.root);
-        cargo.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_PROFILE_RELEASE_LTO", "thin");
+    fn build(&self, compiler: Compiler, target: &str) -> Result<PathBuf, String> {
+        let mut cargo = Command::new(match compiler {
+            Compiler::Machine => "cargo",
+            Compiler::Zig => "cargo-zigbuild",
+        });
+        cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
+        cargo.args(["--target", target, "--"]).args(compiler.linking());
+        cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut cargo)?;
-        let built = self.root.join("target").join(target).join("release/train_low_mem");
+        let built = self.target.join(target).join(PROFILE).join("train_low_mem");
         let program = self.directory.join(format!("train_low_mem-{target}"));
         fs::copy(&built, &program).map_err(|error| format!("{}: {error}", built.display()))?;
         Ok(program)
@@ -85,37 +158,53 @@ impl Release<'_> {
                 program.display()
             ));
         }
-        if !target.starts_with(std::env::consts::ARCH) {
-            println!("{target}: {} bytes, static; it does not run on this machine", bytes.len());
+        let emulator = found(&format!("qemu-{}-static", processor(target))).filter(|_| !is_native(target));
+        if emulator.is_none() && !is_native(target) {
+            println!(
+                "{target}: {} bytes, static; only its header was read: `apt-get install qemu-user-static` adds what runs it",
+                bytes.len()
+            );
             return Ok(());
         }
-        // Nothing but the program, as in an image from scratch.
-        let empty = self.directory.join("scratch");
-        let _ = fs::remove_dir_all(&empty);
-        fs::create_dir_all(empty.join("data")).map_err(|error| format!("{}: {error}", empty.display()))?;
-        let inside = empty.join("train_low_mem");
-        fs::copy(program, &inside).map_err(|error| format!("{}: {error}", inside.display()))?;
-        let alone = ["train", "--max-steps", "3", "--device", "cpu", "--output", "/data/run"];
-        let mut run = Command::new("chroot");
-        run.arg(&empty).arg("/train_low_mem").args(alone);
-        let is_root = output(Command::new("id").arg("-u"))?.trim() == "0";
-        let how = if is_root {
-            done(&mut run)?;
-            "alone in its root directory"
-        } else {
-            let output = empty.join("data/run").display().to_string();
-            done(Command::new(&inside).args(["--max-steps", "3", "--output", &output]).env_clear())?;
-            "without an environment"
-        };
-        if !empty.join("data/run/model/model.safetensors").exists() {
-            return Err(format!("{}: the run left no model", program.display()));
-        }
-        println!("{target}: {} bytes, static, trained three steps {how}", bytes.len());
+        let how = self.try_alone(program, emulator.as_deref())?;
+        println!("{target}: {} bytes, static, {how}", bytes.len());
         Ok(())
     }
 
+    /// Runs a program with nothing else around it, as in an image from scratch. The answer says how.
+    fn try_alone(&self, program: &Path, emulator: Option<&Path>) -> Result<String, String> {
+        let empty = self.directory.join("scratch");
+        let _ = fs::remove_dir_all(&empty);
+        fs::create_dir_all(empty.join("data")).map_err(|error| format!("{}: {error}", empty.display()))?;
+        let is_root = output(Command::new("id").arg("-u"))?.trim() == "0";
+        let top = if is_root { Path::new("/") } else { &empty };
+        let copied = |from: &Path, name: &str| {
+            fs::copy(from, empty.join(name)).map_err(|error| format!("{}: {error}", from.display()))?;
+            Ok::<_, String>(top.join(name))
+        };
+        let inside = copied(program, "train_low_mem")?;
+        let emulator = emulator.map(|emulator| copied(emulator, "emulator")).transpose()?;
+        let command = || {
+            let mut command = Command::new(if is_root { "chroot" } else { "env" });
+            command.arg(if is_root { empty.as_os_str() } else { OsStr::new("-i") }).args(&emulator).arg(&inside);
+            command
+        };
+        // An emulator is slow.
+        let steps = if emulator.is_some() { "3" } else { "20" };
+        output(command().arg("--help"))?;
+        let mut train = command();
+        train.args(["train", "--max-steps", steps, "--device", "cpu", "--output"]).arg(top.join("data/run"));
+        done(&mut train)?;
+        if !empty.join("data/run/model/model.safetensors").exists() {
+            return Err(format!("{}: the run left no model", program.display()));
+        }
+        let place = if is_root { "alone in its root directory" } else { "without an environment" };
+        let under = if emulator.is_some() { ", under QEMU" } else { "" };
+        Ok(format!("trained {steps} steps {place}{under}"))
+    }
+
     /// The wheel, installed and run.
-    fn wheel(&self, target: &str, program: &Path) -> Result<(), String> {
+    fn wheel(&self, compiler: Compiler, target: &str, program: &Path) -> Result<(), String> {
         let has_maturin = output(Command::new("maturin").arg("--version")).is_ok();
         if !has_maturin {
             println!("skipped: the wheel: `pip install maturin` adds what builds it");
@@ -125,9 +214,13 @@ impl Release<'_> {
         let _ = fs::remove_dir_all(&wheels);
         let mut maturin = Command::new("maturin");
         // The crate itself knows nothing of Python: its pyproject is in a folder of its own.
-        maturin.args(["build", "--release", "--locked", "--target", target, "--out"]).arg(&wheels);
+        maturin.args(["build", "--profile", PROFILE, "--locked", "--target", target, "--out"]).arg(&wheels);
+        if compiler == Compiler::Zig {
+            maturin.arg("--zig");
+        }
+        maturin.arg("--").args(compiler.linking());
         maturin.current_dir(self.root.join("packaging"));
-        maturin.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_PROFILE_RELEASE_LTO", "thin");
+        maturin.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut maturin)?;
         let wheel = fs::read_dir(&wheels)
             .map_err(|error| error.to_string())?
@@ -148,24 +241,44 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// The image, where an engine runs.
+    /// The image, where an engine works.
     fn image(&self, program: &Path) -> Result<(), String> {
-        let engine = ["docker", "podman"].into_iter().find(|engine| output(Command::new(engine).arg("info")).is_ok());
-        let Some(engine) = engine else {
-            println!(
-                "skipped: the image: no container engine runs here; the program ran alone in its root directory above"
-            );
-            return Ok(());
-        };
         let context = self.directory.join("image");
         let _ = fs::remove_dir_all(&context);
         fs::create_dir_all(&context).map_err(|error| error.to_string())?;
         fs::copy(program, context.join("train_low_mem")).map_err(|error| error.to_string())?;
         let dockerfile = self.root.join("packaging/Dockerfile");
-        done(Command::new(engine).args(["build", "--tag", "train_low_mem", "--file"]).arg(&dockerfile).arg(&context))?;
-        done(Command::new(engine).args(["run", "--rm", "train_low_mem", "--version"]))?;
-        println!("image: train_low_mem, from scratch, runs");
+        if let Some(engine) =
+            ["docker", "podman"].into_iter().find(|engine| output(Command::new(engine).arg("info")).is_ok())
+        {
+            done(Command::new(engine).args(["build", "--tag", IMAGE, "--file"]).arg(&dockerfile).arg(&context))?;
+            done(Command::new(engine).args(["run", "--rm", IMAGE, "--version"]))?;
+        } else if output(Command::new("buildah").arg("--version")).is_ok() {
+            self.image_without_a_daemon(&dockerfile, &context)?;
+        } else {
+            println!(
+                "skipped: the image: no container engine works here: `apt-get install buildah` adds one that needs no daemon"
+            );
+            return Ok(());
+        }
+        println!("image: {IMAGE}, from scratch, runs");
         Ok(())
+    }
+
+    /// Root can do this inside a container too: plain folders as layers, a changed root as isolation.
+    fn image_without_a_daemon(&self, dockerfile: &Path, context: &Path) -> Result<(), String> {
+        let layers = self.directory.join("layers");
+        let buildah = || {
+            let mut command = Command::new("buildah");
+            command.env("BUILDAH_ISOLATION", "chroot").env("STORAGE_DRIVER", "vfs");
+            command.arg("--root").arg(layers.join("kept")).arg("--runroot").arg(layers.join("run"));
+            command
+        };
+        done(buildah().args(["build", "--tag", IMAGE, "--file"]).arg(dockerfile).arg(context))?;
+        let container = output(buildah().args(["from", IMAGE]))?;
+        let run = done(buildah().args(["run", container.trim(), "--", "/train_low_mem", "--version"]));
+        output(buildah().args(["rm", container.trim()]))?;
+        run
     }
 }
 

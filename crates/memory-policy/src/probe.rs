@@ -69,7 +69,7 @@ pub enum ProbeError {
 }
 
 /// Reads the machine: `/proc` and control groups where they exist, the operating system's own
-/// interface (through `sysinfo`) elsewhere.
+/// interface (system calls on Linux, `sysinfo` on other systems) elsewhere.
 ///
 /// Control groups of version 1 and 2 are read, also mounted side by side, over the whole hierarchy
 /// from the process's own group to the root: the level that leaves the least wins.
@@ -149,8 +149,28 @@ impl Probe for SystemProbe {
     }
 }
 
+/// A snapshot of Linux where `/proc` is not mounted. Files in memory count as used. The resident set is the largest one so far:
+/// no system call says how large it is now.
+#[cfg(target_os = "linux")]
+fn from_system() -> Option<MemorySnapshot> {
+    use nix::sys::resource::{UsageWho, getrusage};
+
+    let machine = nix::sys::sysinfo::sysinfo().ok()?;
+    let own = getrusage(UsageWho::RUSAGE_SELF).ok()?;
+    let peak_rss = Bytes::kib(u64::try_from(own.max_rss()).ok()?);
+    Some(MemorySnapshot {
+        total: Bytes(machine.ram_total()),
+        available: Bytes(machine.ram_unused()),
+        swap_total: Bytes(machine.swap_total()),
+        swap_used: Bytes(machine.swap_total().saturating_sub(machine.swap_free())),
+        rss: peak_rss,
+        peak_rss,
+        ..Default::default()
+    })
+}
+
 /// A snapshot of a system without `/proc`. Such systems have no control groups and no `VmHWM`.
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_os = "linux", target_family = "wasm")))]
 fn from_system() -> Option<MemorySnapshot> {
     use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
