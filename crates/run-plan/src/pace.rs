@@ -267,7 +267,7 @@ mod tests {
 
     fn pace(step_seconds: Option<f64>) -> RunPace {
         RunPace {
-            pace: Pace { step_seconds, step_written_bytes: 1 << 20 },
+            pace: Pace { step_seconds, step_written_bytes: 1 << 20, ..Pace::default() },
             steps: Some(1000),
             knows_lengths: true,
             checkpoint_bytes: 10 << 20,
