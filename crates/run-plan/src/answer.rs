@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use collective::Shards;
 use memory_policy::MemorySnapshot;
 use planner::{Plan, Planned, Wanted};
 use serde::{Deserialize, Serialize};
@@ -139,20 +138,6 @@ pub fn plan(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outco
     })
 }
 
-/// The shards of a run on so many processes.
-///
-/// # Errors
-/// Fewer virtual shards than processes.
-pub fn shards_of(config: &Config, processes: usize) -> Outcome<Shards> {
-    let count = config.parallel.virtual_shards.unwrap_or(processes);
-    if count < processes {
-        let problem =
-            format!("`parallel.virtual_shards`: expected at least the number of processes, {processes}, got {count}");
-        return Err(Failure::usage(problem));
-    }
-    Ok(Shards { count, processes })
-}
-
 fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
     let mut values = Values::defaults();
     values.apply_file("the config", &question.config)?;
@@ -171,7 +156,7 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
         data: None,
         wanted: wanted(question.explain),
         prices: priced.prices,
-        shards: shards_of(&config, 1)?,
+        shards: trainer::shards(config.parallel.virtual_shards, 1)?,
     };
     let planned = plan(&job, &now, steps)?;
     let of = Of { config: &config, options: &options, rows: None, steps, priced: &priced };

@@ -43,7 +43,7 @@ pub use error::{Error, Result};
 pub use named_files::{NamedFiles, write_whole};
 pub use optimizer::{Optimizer, OptimizerOptions};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
-pub use parallel::{Parallel, Sharding};
+pub use parallel::{Parallel, Sharding, shards};
 pub use run_lock::RunLock;
 pub use scratch::Scratch;
 pub use state::TrainerState;

@@ -81,17 +81,12 @@ impl Parallel {
     /// # Errors
     /// Fewer shards than processes.
     pub fn new(group: Group, virtual_shards: Option<usize>) -> Result<Self> {
-        let processes = group.size();
-        let count = virtual_shards.unwrap_or(processes);
-        if count < processes {
-            let expected = format!("at least the number of processes, {processes}");
-            return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
-        }
+        let shards = shards(virtual_shards, group.size())?;
         let has_virtual_shards = virtual_shards.is_some();
         Ok(Self {
             has_virtual_shards,
             group,
-            shards: Shards { count, processes },
+            shards,
             owners: Vec::new(),
             sharding: Sharding::None,
             is_shared: Vec::new(),
@@ -273,6 +268,19 @@ impl Pager<Tensor> for Brought {
         }
         Ok(())
     }
+}
+
+/// The shards of a batch among processes: one for each, or as many as were asked for.
+///
+/// # Errors
+/// Fewer shards than processes.
+pub fn shards(virtual_shards: Option<usize>, processes: usize) -> Result<Shards> {
+    let count = virtual_shards.unwrap_or(processes);
+    if count < processes {
+        let expected = format!("at least the number of processes, {processes}");
+        return Err(Error::invalid_option("parallel.virtual_shards", &expected, count));
+    }
+    Ok(Shards { count, processes })
 }
 
 /// The owner of each of some parameters with so many elements to train: from the largest on, each goes to the process that has

@@ -46,7 +46,7 @@ fn title(config: &Config) -> String {
 /// The plan of the config's run, its pace and its steps. Without data it is the plan as far as it is known then: the queue of
 /// batches, and no dataset.
 fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>, processes: usize) -> Outcome<PlannedRun> {
-    let shards = answer::shards_of(&config, processes)?;
+    let shards = trainer::shards(config.parallel.virtual_shards, processes)?;
     let share = BatchShare { shards, ..BatchShare::default() };
     let scratch = if config.data.train.is_empty() { None } else { Some(row_data::scratch()?) };
     let (mut config, opened) = match &scratch {
