@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Device};
 use memory_policy::{Bytes, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
 use planner::Plan;
+use serde_json::{Value, json};
 use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
@@ -65,6 +66,14 @@ pub fn limit(device: &Device, plan: &Plan, now: &MemorySnapshot) -> Option<Strin
     let ceiling = now.device.as_ref().map_or(budget, |device| budget.min(device.ceiling()));
     let limited = t5_ops::limit_device(device, ceiling.saturating_sub(beside).0);
     limited.err().map(|error| format!("the driver cannot limit this process to its budget on the device: {error}"))
+}
+
+/// Adds the peak of a device and the predicted one to an event or a result, where a device computes.
+pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
+    if let Some(device) = &now.device {
+        to["device_peak_bytes"] = json!(device.peak.0);
+        to["predicted_device_peak_bytes"] = json!(predicted.0);
+    }
 }
 
 /// A probe of this machine and of the device that was opened. Made before anything is computed there.

@@ -121,10 +121,7 @@ impl Planned<'_> {
         let (now, plan) = (self.probe.snapshot()?, &self.plan);
         result["peak_rss_bytes"] = json!(now.peak_rss.0);
         result["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
-        if let Some(device) = &now.device {
-            result["device_peak_bytes"] = json!(device.peak.0);
-            result["predicted_device_peak_bytes"] = json!(plan.predicted_device_peak.0);
-        }
+        device::add_peaks(&now, plan.predicted_device_peak, result);
         Ok(())
     }
 

@@ -66,19 +66,34 @@ pub struct OnDisk {
     /// Bytes of files in place of memory, which are gone when the run is.
     files: u64,
     /// Bytes of checkpoints and the model, which stay.
-    pub kept: u64,
+    kept: u64,
 }
 
 impl OnDisk {
     /// Of a run that writes to this directory; none where the system does not say which disk that is.
     fn of(need: &DiskNeed, directory: &Path) -> Option<Self> {
         let metadata = existing_ancestor(directory).metadata().ok()?;
-        Some(Self { device: metadata.dev(), files: need.files, kept: need.checkpoints + need.model })
+        Some(Self { device: metadata.dev(), files: need.files, kept: need.checkpoints.saturating_add(need.model) })
     }
 
     /// All of it.
     pub fn bytes(&self) -> u64 {
-        self.files + self.kept
+        self.files.saturating_add(self.kept)
+    }
+
+    /// The room that is missing beside these others on a disk with so much free space: needed, and left. None where it is enough, or
+    /// where no end of theirs would make it so.
+    fn waits_beside(&self, others: &[Line], free: Bytes) -> Option<Resource> {
+        let running = others.iter().filter(|line| !line.waits);
+        let on_disk = running.filter_map(|line| Some((line, line.disk.as_ref()?)));
+        let on_this = on_disk.filter(|(_, disk)| disk.device == self.device);
+        let (mut left, mut later) = (free, Bytes::ZERO);
+        for (line, disk) in on_this {
+            left = left.saturating_sub(Bytes(disk.bytes().saturating_sub(written_below(&line.output))));
+            later += Bytes(disk.files);
+        }
+        let needed = Bytes(self.bytes());
+        (needed > left && needed <= left + later).then_some(Resource::Disk(needed, left))
     }
 }
 
@@ -151,22 +166,8 @@ impl Needs<'_> {
         fit.memory = plan.required();
         fit.card = on_card(self.card.as_deref(), &plan);
         fit.disk = OnDisk::of(&(self.disk)(&fit.left, &plan)?, output);
-        if let (Some(disk), Some(free)) = (&fit.disk, free_bytes(output)) {
-            let same = || {
-                others
-                    .iter()
-                    .filter_map(|line| Some((line, line.disk.as_ref()?)))
-                    .filter(|(line, other)| !line.waits && other.device == disk.device)
-            };
-            let taken: u64 =
-                same().map(|(line, other)| other.bytes().saturating_sub(written_below(&line.output))).sum();
-            let comes_back: u64 = same().map(|(_, other)| other.files).sum();
-            let room = free.saturating_sub(Bytes(taken));
-            let is_enough_later = disk.bytes() <= free.0.saturating_sub(taken) + comes_back;
-            if disk.bytes() > room.0 && is_enough_later {
-                fit.waits_for = Some(Resource::Disk(Bytes(disk.bytes()), room));
-            }
-        }
+        fit.waits_for =
+            fit.disk.as_ref().zip(free_bytes(output)).and_then(|(disk, free)| disk.waits_beside(others, free));
         Ok(fit)
     }
 }

@@ -5,6 +5,7 @@ use planner::Plan;
 use serde_json::{Value, json};
 
 use super::Session;
+use crate::device;
 use crate::failure::Outcome;
 
 /// The most that plans of this process required so far: neither the system's peak nor a device's ever falls.
@@ -93,9 +94,8 @@ impl Session {
 fn add_device(now: &MemorySnapshot, predicted: Bytes, event: &mut Value) {
     let Some(device) = &now.device else { return };
     event["device_bytes"] = json!(device.used.0);
-    event["device_peak_bytes"] = json!(device.peak.0);
     event["device_available_bytes"] = json!(device.ceiling().0);
-    event["predicted_device_peak_bytes"] = json!(predicted.0);
+    device::add_peaks(now, predicted, event);
 }
 
 #[cfg(test)]
