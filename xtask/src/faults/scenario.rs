@@ -187,12 +187,28 @@ impl Scenario {
     ///
     /// Where the harness itself failed.
     pub fn try_once(&self, lab: &Lab, directory: &Path, faults: &str) -> Outcome {
-        self.prepare(directory)?;
-        let before = promises::whole_checkpoints(&directory.join(RUN));
         let is_killed = faults.contains("do=kill");
         let faults = lab.faults(format!("{}\n{faults}", counted(directory)));
-        let ran = run(lab, &self.arguments, directory, Some(&faults))?;
-        self.judge(lab, directory, &ran, &before, is_killed)
+        self.try_under(lab, directory, &faults, is_killed).map(|(_, broken)| broken)
+    }
+
+    /// [`Scenario::try_once`] with faults as they are, and how the run under them ended.
+    ///
+    /// # Errors
+    ///
+    /// Where the harness itself failed.
+    pub fn try_under(
+        &self,
+        lab: &Lab,
+        directory: &Path,
+        faults: &Faults,
+        is_killed: bool,
+    ) -> Result<(Ran, Vec<String>), String> {
+        self.prepare(directory)?;
+        let before = promises::whole_checkpoints(&directory.join(RUN));
+        let ran = run(lab, &self.arguments, directory, Some(faults))?;
+        let broken = self.judge(lab, directory, &ran, &before, is_killed)?;
+        Ok((ran, broken))
     }
 
     /// The state after a run with a fault, and whether a resume reaches the same bytes.

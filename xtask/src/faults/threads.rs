@@ -1,7 +1,7 @@
 //! Systems that allow few threads: from some number on none starts, as below `pids.max` or `ulimit -u`.
 
 use super::Lab;
-use super::scenario::{self, Scenario};
+use super::scenario::Scenario;
 use super::table::Table;
 
 /// Threads that operations of a run are to run on.
@@ -18,16 +18,13 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Every so-manieth number of threads. Each try also shows that the bytes are those of a run on one thread.
+/// One number of threads in `every`. Each try also shows that the bytes are those of a run on one thread.
 pub fn few(lab: &Lab, table: &mut Table, scenario: &Scenario, every: usize) -> Result<(), String> {
     let tries: Vec<(String, u64)> = (0..=ALL).step_by(every).map(|most| (format!("{most} threads"), most)).collect();
     let row = format!("few threads can start, {}", scenario.name);
     lab.try_all(table, &row, &tries, Vec::new(), |&most, directory| {
-        scenario.prepare(directory)?;
-        let before = super::promises::whole_checkpoints(&directory.join(super::lab::RUN));
         let faults = lab.faults(format!("threads={most}")).on_threads(THREADS);
-        let ran = scenario::run(lab, &scenario.arguments, directory, Some(&faults))?;
-        let mut broken = scenario.judge(lab, directory, &ran, &before, false)?;
+        let (ran, mut broken) = scenario.try_under(lab, directory, &faults, false)?;
         if most == ALL && (ran.code != Some(0) || ran.err.contains("threads")) {
             broken.push(format!("with {ALL} threads: {}: {}", ran.ending(), ran.err));
         }
