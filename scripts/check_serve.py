@@ -12,17 +12,14 @@ failure. It needs the memory controller of version 1, writable. Needs: openai.
 """
 import argparse
 import asyncio
-import datetime
 import json
-import pathlib
 import subprocess
 import sys
 import time
 
 import openai
 
-import measured_machine
-from served import bytes_of, serve
+from served import add_options, bytes_of, origin, parsed, record, serve
 
 # A request of the longest form that the default flags take: what the bill plans for.
 LONGEST = {"prompt": [5] * 511, "max_tokens": 256, "extra_body": {"num_beams": 4, "min_tokens": 255}}
@@ -133,23 +130,13 @@ async def load(base_url, key, model, clients, seconds, long_every):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", required=True)
-    parser.add_argument("--model", required=True)
+    add_options(parser)
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--long-every", type=int, default=0, metavar="N", help="every Nth request of the load has the longest form")
     parser.add_argument("--flags", default="", help="further flags of serve")
-    parser.add_argument("--memory-budget", help="the budget of serve, such as 56MiB")
-    parser.add_argument("--group", action="store_true", help="a hard memory group whose limit is the budget")
-    parser.add_argument("--output", type=pathlib.Path, help="write the numbers as JSON")
-    options = parser.parse_args()
-    if options.group and not options.memory_budget:
-        parser.error("--group needs --memory-budget")
-    run = {
-        "commit": measured_machine.commit(pathlib.Path(__file__).parent), "date": datetime.date.today().isoformat(),
-        "processor": measured_machine.processor(), "memory_gib": round(measured_machine.total_memory_gib(), 1),
-        "openai": openai.__version__,
-    }
+    options = parsed(parser)
+    run = {**origin(), "openai": openai.__version__}
     with serve(options.binary, options.model, options.flags.split(), ["sk-check"], options.memory_budget, options.group) as server:
         url = f"http://{server.address}/v1"
         client = openai.OpenAI(base_url=url, api_key="sk-check", max_retries=0)
@@ -161,11 +148,7 @@ def main():
             result["load"] = asyncio.run(load(url, "sk-check", model, options.clients, options.seconds, options.long_every))
         after = server.calm(before)
         result["before"], result["after"] = before, after
-        if server.group:
-            result["group"] = server.group.counters()
-        print(json.dumps(result))
-        if options.output:
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+        record(result, server, options.output)
         check("SIGTERM ends it in order", server.end(), 0)
         print("".join(server.stderr), end="")
         check("the access log has lines of JSON", all(json.loads(line)["status"] for line in server.access_log), True)

@@ -10,17 +10,14 @@ its open files, threads and memory must be those after the first round. With `--
 memory group, as in check_serve.py. It needs nothing but Python.
 """
 import argparse
-import datetime
 import json
-import pathlib
 import socket
 import struct
 import sys
 import threading
 import time
 
-import measured_machine
-from served import bytes_of, serve
+from served import add_options, bytes_of, origin, parsed, record, serve
 
 # As docs/serve.md has them.
 HEAD_SECONDS = BODY_SECONDS = 10
@@ -343,20 +340,10 @@ CASES = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", required=True)
-    parser.add_argument("--model", required=True)
+    add_options(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory-budget", help="the budget of serve, such as 56MiB")
-    parser.add_argument("--group", action="store_true", help="a hard memory group whose limit is the budget")
-    parser.add_argument("--output", type=pathlib.Path, help="write the numbers as JSON")
-    options = parser.parse_args()
-    if options.group and not options.memory_budget:
-        parser.error("--group needs --memory-budget")
+    options = parsed(parser)
     failed, states, cases = [], [], {}
-    run = {
-        "commit": measured_machine.commit(pathlib.Path(__file__).parent), "date": datetime.date.today().isoformat(),
-        "processor": measured_machine.processor(), "memory_gib": round(measured_machine.total_memory_gib(), 1),
-    }
     with serve(options.binary, options.model, memory_budget=options.memory_budget, in_group=options.group) as server:
         answers(server.address)
         states.append(server.calm())
@@ -376,12 +363,8 @@ def main():
                     sys.exit(f"the server ended with {server.process.returncode} in {name}")
             states.append(server.calm())
             print(f"after round {number + 1}: {json.dumps(states[-1])}", flush=True)
-        result = {"run": run, "cases": cases, "states": states}
-        if server.group:
-            result["group"] = server.group.counters()
-        print(json.dumps(result))
-        if options.output:
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+        result = {"run": origin(), "cases": cases, "states": states}
+        record(result, server, options.output)
         if (code := server.end()) != 0:
             failed.append(f"SIGTERM: exit {code}")
         # Memory of the allocator's arenas is in use after the first round; nothing may be added to it.

@@ -1,6 +1,8 @@
 """`train_low_mem serve` on a free port, and what the kernel says of its process."""
 
 import contextlib
+import datetime
+import json
 import os
 import pathlib
 import re
@@ -11,6 +13,7 @@ import tempfile
 import threading
 import time
 
+import measured_machine
 from memory_group import Group
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -21,6 +24,40 @@ def bytes_of(size):
     if not (found := re.fullmatch(r"(\d+)(KiB|MiB|GiB)", size)):
         raise SystemExit(f"{size}: expected a size such as 56MiB")
     return int(found.group(1)) * UNITS[found.group(2)]
+
+
+def add_options(parser):
+    """The options of every script that starts a server."""
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--memory-budget", help="the budget of serve, such as 56MiB")
+    parser.add_argument("--group", action="store_true", help="a hard memory group whose limit is the budget")
+    parser.add_argument("--output", type=pathlib.Path, help="write the numbers as JSON")
+
+
+def parsed(parser):
+    """What was given to the script."""
+    options = parser.parse_args()
+    if options.group and not options.memory_budget:
+        parser.error("--group needs --memory-budget")
+    return options
+
+
+def origin():
+    """Where numbers come from: commit, date, machine."""
+    return {
+        "commit": measured_machine.commit(pathlib.Path(__file__).parent), "date": datetime.date.today().isoformat(),
+        "processor": measured_machine.processor(), "memory_gib": round(measured_machine.total_memory_gib(), 1),
+    }
+
+
+def record(result, server, output):
+    """Prints a result with the counters of the group, and writes it where that was asked for."""
+    if server.group:
+        result["group"] = server.group.counters()
+    print(json.dumps(result))
+    if output:
+        output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 class Served:
