@@ -11,7 +11,7 @@
 //! do=ACTION              kill-before, kill-in, kill-after, errno:5, signal:15, short, lie
 //! trace=/path            write a line for each operation that is counted
 //! record=/path           keep a copy of each file as it was when it was synced: /path/NUMBER
-//! threads=2              so many threads can be started, and no more (EAGAIN)
+//! threads=2              start at most 2 threads; the next one fails (EAGAIN)
 //! ```
 
 /// The fault that an operation gets.
@@ -58,7 +58,7 @@ pub struct Settings {
     pub trace: Option<String>,
     /// The directory where what was synced is kept.
     pub record: Option<String>,
-    /// Threads that can be started.
+    /// Threads that can be started, at most.
     pub threads: u64,
 }
 

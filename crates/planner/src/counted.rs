@@ -296,7 +296,7 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.timeline(self.batch(), levers)
     }
 
-    /// How often a step over so many micro-batches moves what belongs to a part between processes.
+    /// How often a step moves gradients and weights between processes.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> t5::step::count::Moves {
         self.of_model.passes.moves(micro_batches, levers)
     }

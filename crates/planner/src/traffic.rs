@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::job::Training;
 use crate::processes::Processes;
 
-/// The most bytes that one of the processes sends in a step over batches whose shards have at most so many samples.
+/// The bytes that the busiest process sends in a step. A shard of its batch has at most `samples` samples.
 ///
 /// A sum for all is added up by all processes, each its share of the elements, which it then sends to the others. One for an owner goes
 /// there, and the changed weights come back: at once, or where each process holds its own ([`Sharding::Weights`]) when they are used.

@@ -30,7 +30,7 @@ impl Moves {
 }
 
 impl Counter {
-    /// The moves of a step over so many micro-batches.
+    /// The moves of a step.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> Moves {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let (mut moves, mut here) = (Moves::default(), HashSet::new());
