@@ -5,13 +5,15 @@
 
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase, Place};
-use t5::{LayerMajor, Levers};
+use t5::{LayerMajor, Levers, ParameterSpec, Part};
 
 use crate::counted::{Counter, Held, Resident};
 use crate::error::Result;
 use crate::job::Inference;
 use crate::lever::{Pins, Space, Value};
-use crate::levers::{LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_OFFLOAD};
+use crate::levers::{
+    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD, weight_blocks_in_memory,
+};
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
 use crate::{Job, StepChoice, place};
@@ -19,7 +21,8 @@ use crate::{Job, StepChoice, place};
 /// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading: Bytes) -> Result<Vec<StepChoice>> {
     let counter = Counter::new(job.model, inference.parameters, inference.activations, job.longest)?.at(job.place);
-    let offer = Offer { job, inference, counter: &counter, memory_for_reading };
+    let specs = ParameterSpec::all(job.model);
+    let offer = Offer { job, inference, counter: &counter, memory_for_reading, specs };
     let mut choices: Vec<StepChoice> = offer.levers().iter().map(|levers| offer.choice(levers)).collect();
     let fastest = choices.iter().map(|choice| choice.relative_time).fold(f64::INFINITY, f64::min);
     choices.iter_mut().for_each(|choice| choice.relative_time /= fastest);
@@ -32,6 +35,7 @@ struct Offer<'a> {
     inference: &'a Inference<'a>,
     counter: &'a Counter<'a>,
     memory_for_reading: Bytes,
+    specs: Vec<ParameterSpec>,
 }
 
 impl Offer<'_> {
@@ -61,7 +65,14 @@ impl Offer<'_> {
         if self.inference.has_targets {
             levers.insert(1, &LOSS_CHUNK_ROWS);
         }
-        space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() })
+        let combinations = space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() });
+        let blocks =
+            weight_blocks_in_memory(self.job.pins, self.job.model.num_layers + self.job.model.num_decoder_layers);
+        let in_memory = |levers: Levers| {
+            let of = |count| WEIGHT_BLOCKS_IN_MEMORY.with(&levers, count);
+            if levers.has_weights_on_disk() { blocks.iter().map(|count| of(*count)).collect() } else { vec![levers] }
+        };
+        combinations.into_iter().flat_map(in_memory).collect()
     }
 
     fn choice(&self, levers: &Levers) -> StepChoice {
@@ -77,8 +88,8 @@ impl Offer<'_> {
             Phase { name, rows: rows.chain(place::staging(on_host)).collect() }
         };
         // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
-        let transit =
-            if levers.has_weights_on_disk() { Vec::new() } else { self.counter.loading(inference.parameters) };
+        let reads_no_weights = levers.has_weights_on_disk() && blocks_in_memory(levers) == 0;
+        let transit = if reads_no_weights { Vec::new() } else { self.counter.loading(inference.parameters) };
         let transit = transit.iter().flat_map(|held| held.in_transit(place));
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
@@ -99,7 +110,12 @@ impl Offer<'_> {
     /// Bytes of the parameters in memory.
     fn resident(&self, levers: &Levers) -> Resident {
         match &self.inference.stored {
-            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored),
+            Some(stored) if levers.has_weights_on_disk() => {
+                let Resident { loading, saving, at_a_time } = self.counter.resident_in_place(stored);
+                let [encoder, decoder] = self.weights(|part| self.stays(levers, part));
+                let kept = encoder + decoder;
+                Resident { loading: loading + kept, saving: saving + kept, at_a_time: at_a_time + kept }
+            }
             _ => self.counter.resident(self.inference.parameters),
         }
     }
@@ -115,7 +131,25 @@ impl Offer<'_> {
             0 => "in the model's own files".to_owned(),
             copied => format!("in files, {} of them copied", Bytes(copied)),
         };
-        format!("{kept_in}, {file}; one block at a time in memory")
+        match blocks_in_memory(levers) {
+            0 => format!("{kept_in}, {file}; one block at a time in memory"),
+            blocks => format!("{kept_in}, {file}; {blocks} blocks in memory, and one at a time of the others"),
+        }
+    }
+
+    /// Whether a part's weights stay in memory although those of others lie in files.
+    fn stays(&self, levers: &Levers, part: Part) -> bool {
+        LayerMajor::keeps_weights(blocks_in_memory(levers), part, self.job.model)
+    }
+
+    /// Bytes of the weights of such parts: those that a pass of the encoder reads, and those that each token of an answer needs.
+    fn weights(&self, is_one: impl Fn(Part) -> bool) -> [u64; 2] {
+        let bytes = |is_of_encoder: bool| {
+            let is_of = |part: Part| matches!(part, Part::Encoder { .. } | Part::EncoderNorm) == is_of_encoder;
+            let specs = self.specs.iter().filter(|spec| is_of(spec.part) && is_one(spec.part));
+            specs.map(|spec| spec.bytes(self.inference.parameters)).sum()
+        };
+        [bytes(true), bytes(false)]
     }
 
     /// The time of the losses and answers of a sample, in multiply-adds.
@@ -124,24 +158,27 @@ impl Offer<'_> {
         let (prices, (source_tokens, target_tokens)) = (&self.job.prices, self.job.longest);
         let new_tokens = self.inference.answer.max_new_tokens.max(1) as f64;
         let samples = levers.micro_batch_samples as f64;
-        let whole = self.counter.parameters(self.inference.parameters);
-        let price = if whole <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
-        let reading = if levers.has_weights_on_disk() { price * prices.file_byte * whole as f64 } else { 0.0 };
+        let read = self.weights(|part| levers.has_weights_on_disk() && !self.stays(levers, part));
+        let price = if read[0] + read[1] <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
+        let [encoder, decoder] = read.map(|bytes| price * prices.file_byte * bytes as f64);
         // As in a step, a product takes the time of so many tokens beside its arithmetic.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
             let keeps = self.job.place == Place::Device || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
             let again = if keeps { 1.0 } else { 1.1 };
             let chunks = 1.0 + 0.1 * prices.overhead_rows / levers.loss_chunk_rows.max(32) as f64;
-            pass(evaluation, samples * (source_tokens + target_tokens) as f64) * again * chunks + reading
+            pass(evaluation, samples * (source_tokens + target_tokens) as f64) * again * chunks + encoder + decoder
         } else {
             0.0
         };
-        // The decoder, a half of the weights, is read for each token.
-        let answers =
-            pass(generation, samples * self.inference.answer.rows as f64) + reading * f64::midpoint(1.0, new_tokens);
+        // The decoder is read for each token.
+        let answers = pass(generation, samples * self.inference.answer.rows as f64) + encoder + decoder * new_tokens;
         (loss + answers) / samples
     }
+}
+
+fn blocks_in_memory(levers: &Levers) -> usize {
+    levers.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory)
 }
 
 #[cfg(test)]
@@ -222,12 +259,46 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_left_keeps_blocks_of_weights_those_of_the_decoder_first() {
+        let on_disk = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
+        let kept = |plan: &Plan| plan.step.levers.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory);
+        // The system has no memory for files beside these budgets.
+        let planned = |mib: u64, pins: &Pins| {
+            let model = t5::Config::preset("t5-small").expect("a preset");
+            let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::mib(mib), ..MemorySnapshot::default() };
+            let budget = (Budget::Explicit(Bytes::mib(mib)).into(), pins);
+            let inference = Inference { has_targets: false, ..inference(DType::F32, Some(STORED)) };
+            plan(&Job::of_inference(&model, inference, 1, (128, 128), budget), &now).expect("it fits").plan
+        };
+        let budgets = [110, 140, 170, 200, 230];
+        let plans = budgets.map(|mib| planned(mib, &on_disk));
+        let blocks = plans.each_ref().map(kept);
+        // The encoder is read once for an answer, and keeping it buys no time.
+        assert_eq!(blocks, [0, 2, 4, 6, 6]);
+        for (mib, plan) in budgets.into_iter().zip(&plans) {
+            assert!(plan.predicted_peak <= Bytes::mib(mib));
+            assert!(plan.relative_time <= plans[0].relative_time);
+            // A block of the decoder has 16 MiB, one of the encoder 12.
+            let weights = plan.bill.rows.iter().find(|row| row.name == PARAMETERS).map_or(0, |row| row.bytes.0);
+            let (table, of_decoder) = (32_128 * 512 * 4, kept(plan).min(6) as u64);
+            let of_encoder = kept(plan) as u64 - of_decoder;
+            assert_eq!((weights - table) >> 20, 16 * of_decoder + 12 * of_encoder, "{}", plan.bill);
+        }
+        let pinned = planned(230, &on_disk.with(WEIGHT_BLOCKS_IN_MEMORY.name, Value::Count(3)));
+        assert_eq!(kept(&pinned), 3);
+        assert!(words(&pinned).contains("; 3 blocks in memory, and one at a time of the others"), "{}", pinned.bill);
+    }
+
+    #[test]
     fn pins_of_weights_and_of_the_loss_are_kept_and_those_of_a_step_mean_nothing() {
         let pins = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
         let pins = pins.with(LOSS_CHUNK_ROWS.name, Value::Count(64)).with(MICRO_BATCH_SAMPLES.name, Value::Count(1));
         let plan = planned(&inference(DType::F32, Some(STORED)), 2000, &pins).expect("it fits");
         let levers = plan.step.levers;
         assert!(levers.has_weights_on_disk() && levers.loss_chunk_rows == 64 && levers.micro_batch_samples == 8);
-        assert_eq!(plan.bill.conclusion, "evaluation, micro-batches of 8, weights on disk");
+        assert_eq!(
+            plan.bill.conclusion,
+            "evaluation, micro-batches of 8, weights on disk, weights of 5 blocks in memory"
+        );
     }
 }

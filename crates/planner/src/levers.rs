@@ -287,6 +287,31 @@ fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     words_or(space, &WEIGHT_OFFLOAD, if goes_once { &["none", "disk"] } else { &["none"] })
 }
 
+/// Blocks whose weights stay in memory although those of others lie in files, where nothing is trained.
+pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
+    name: "weight_blocks_in_memory",
+    values: Values::Blocks(MOST_BLOCKS),
+    meaning: "evaluation and answers with weights on disk: blocks whose weights stay in memory, those of the decoder first",
+    flag: None,
+    layer_major: None,
+    host_only: None,
+    get: |levers| of_layers(levers, |layers| Value::Count(layers.weight_blocks_in_memory)),
+    set: |levers, value| layer_major(levers, |layers| layers.weight_blocks_in_memory = value.count().unwrap_or(0)),
+    // A step has no choice of it.
+    offered: |_, _| Vec::new(),
+    words: |levers| {
+        let blocks =
+            |layers: &LayerMajor| (layers.weight_blocks_in_memory > 0).then_some(layers.weight_blocks_in_memory);
+        with_words(levers, |layers| blocks(layers).map(|blocks| format!("weights of {} in memory", in_blocks(blocks))))
+    },
+    moves_the_next: false,
+};
+
+/// The numbers of blocks whose weights stay in memory that are offered to a model of so many blocks.
+pub(crate) fn weight_blocks_in_memory(pins: &Pins, blocks: usize) -> Vec<Value> {
+    counts_or(pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks)), counts(blocks))
+}
+
 /// The optimizer's moments in a file.
 pub static OPTIMIZER_OFFLOAD: Lever = Lever {
     name: "optimizer_offload",
@@ -430,7 +455,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 11] = [
+pub static LEVERS: [&Lever; 12] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -438,6 +463,7 @@ pub static LEVERS: [&Lever; 11] = [
     &ACTIVATION_OFFLOAD,
     &GRADIENT_OFFLOAD,
     &WEIGHT_OFFLOAD,
+    &WEIGHT_BLOCKS_IN_MEMORY,
     &OPTIMIZER_OFFLOAD,
     &ATTENTION_HEADS,
     &RECOMPUTE_BLOCKS,
@@ -497,7 +523,7 @@ pub struct Step {
 }
 
 /// Levers that inference has.
-static OF_INFERENCE: [&Lever; 3] = [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD];
+static OF_INFERENCE: [&Lever; 4] = [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY];
 
 impl Step {
     /// The rows of the table that have a meaning here.

@@ -5,6 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Config;
+use crate::parameters::Part;
+
 /// How a step is cut, and what it computes again instead of keeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Levers {
@@ -42,9 +45,16 @@ pub struct LayerMajor {
     /// memory.
     #[serde(default)]
     pub weights_on_disk: bool,
+    /// How many blocks keep their weights in memory although those of the others lie in a file. Only where nothing is trained.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub weight_blocks_in_memory: usize,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_on_disk: bool,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl LayerMajor {
@@ -56,8 +66,20 @@ impl LayerMajor {
         blocks_in_memory: 0,
         gradients_on_disk: false,
         weights_on_disk: false,
+        weight_blocks_in_memory: 0,
         optimizer_on_disk: false,
     };
+
+    /// Whether a part is among the first so many blocks whose weights stay in memory. The decoder's come first, because each token of an
+    /// answer needs them; of each stack the last comes first.
+    pub fn keeps_weights(blocks: usize, part: Part, config: &Config) -> bool {
+        let turn = match part {
+            Part::Decoder { block } => config.num_decoder_layers - 1 - block,
+            Part::Encoder { block } => config.num_decoder_layers + config.num_layers - 1 - block,
+            _ => return false,
+        };
+        turn < blocks
+    }
 
     /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
     pub fn goes_twice(&self, blocks: usize) -> bool {

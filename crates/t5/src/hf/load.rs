@@ -11,7 +11,8 @@ use super::pytorch;
 use super::safetensors::{Reader, part_name, reading_bytes};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
-use crate::parameters::{Parameter, ParameterSpec};
+use crate::levers::LayerMajor;
+use crate::parameters::{Parameter, ParameterSpec, Part};
 use crate::step::weights::WeightFile;
 use crate::stored_dtypes::StoredDtypes;
 
@@ -56,6 +57,16 @@ pub(crate) enum Place<'a> {
     Stored(&'a crate::Files),
 }
 
+impl Place<'_> {
+    /// Whether the weights of this part stay in memory although those of others lie in files.
+    fn keeps(self, part: Part, config: &Config) -> bool {
+        match self {
+            Place::Stored(files) => LayerMajor::keeps_weights(files.weight_blocks_in_memory, part, config),
+            Place::Memory | Place::File(_) => false,
+        }
+    }
+}
+
 /// Whether the values of a parameter stay in this process.
 pub(crate) type Keeps<'a> = &'a dyn Fn(&ParameterSpec) -> bool;
 
@@ -79,8 +90,12 @@ pub(crate) fn load(
     };
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
+        let (place, file) = match place.keeps(spec.part, &config) {
+            true => (Place::Memory, None),
+            false => (place, file.as_ref()),
+        };
         if spec.quantisation.is_some() {
-            let tensor = stored.quantised(directory, &spec, place, file.as_ref())?;
+            let tensor = stored.quantised(directory, &spec, place, file)?;
             parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
             continue;
         }
@@ -90,13 +105,13 @@ pub(crate) fn load(
         let in_place = match (place, reader.place_of(name, spec.dtype(dtype))) {
             (Place::Stored(_), Some(offset)) => {
                 let shard = stored.holder[name];
-                file.as_ref().map_or(Ok(None), |file| file.stored(shard, offset, &spec.shape, spec.dtype(dtype)))?
+                file.map_or(Ok(None), |file| file.stored(shard, offset, &spec.shape, spec.dtype(dtype)))?
             }
             _ => None,
         };
         let tensor = match in_place {
             Some(tensor) => tensor,
-            None => WeightFile::place(file.as_ref(), reader.read(name, spec.dtype(dtype), device)?)?,
+            None => WeightFile::place(file, reader.read(name, spec.dtype(dtype), device)?)?,
         };
         if !keeps(&spec) && !spec.part.is_table() {
             t5_ops::absent::release(&tensor)?;

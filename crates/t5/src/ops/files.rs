@@ -31,12 +31,14 @@ pub struct Files {
     pub directory: PathBuf,
     /// Bytes of what one kind of tensor takes that may be in memory and not on the disk.
     pub unwritten_bytes: u64,
+    /// [`crate::LayerMajor::weight_blocks_in_memory`].
+    pub weight_blocks_in_memory: usize,
 }
 
 impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
-        Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX }
+        Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX, weight_blocks_in_memory: 0 }
     }
 
     /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.
