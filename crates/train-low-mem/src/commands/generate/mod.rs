@@ -48,7 +48,10 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         parameters: None,
         flags: &flags.weights,
     };
-    let samples = if flags.stream { 1 } else { flags.batch_samples };
+    // An input has as many as it likes.
+    let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
+    let most = if flags.stream { 1 } else { flags.batch_samples };
+    let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
     let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape(), beside: Vec::new() };
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.weights.dry_run {
