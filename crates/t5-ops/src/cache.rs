@@ -11,6 +11,40 @@ pub(crate) fn second_level() -> usize {
     *BYTES.get_or_init(|| on_linux("/sys/devices/system/cpu/cpu0/cache").unwrap_or(LEAST))
 }
 
+/// Asks for a line of memory, which may be no address of this process, to come to the second-level cache.
+#[inline(always)]
+pub(crate) fn to_read<T>(line: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
+/// The same for a line that will be written.
+#[inline(always)]
+pub(crate) fn to_write<T>(line: *mut T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing; 64-bit processors that do not have this one pass over it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
 /// As the kernel lists them in `directory`, a folder `index0`, `index1`, .. for each cache of a processor.
 fn on_linux(directory: &str) -> Option<usize> {
     let read = |index: usize, file: &str| std::fs::read_to_string(format!("{directory}/index{index}/{file}")).ok();

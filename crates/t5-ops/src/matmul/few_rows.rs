@@ -10,14 +10,17 @@ use half::bf16;
 
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
+use crate::cache::to_read;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand, Target};
 
 /// The most rows of A. With more of them arithmetic takes longer than memory, and packing the weight pays.
 pub(super) const MOST_ROWS: usize = 16;
-/// Rows whose sums are kept in registers beside each other.
+/// Rows of A at a time.
 const TOGETHER: usize = 8;
+/// So far ahead of its use a row of the weight is asked for, where rows are read one after the other.
+const AHEAD_BYTES: usize = 2 << 10;
 /// Rows of the weight in one call.
 const GROUP: usize = 4;
 
@@ -76,7 +79,7 @@ impl Part<'_> {
         // The last row of a group that is not whole is read again.
         let row = |i: usize| &w[i.min(columns.len() - 1) * stride..][..a.cols];
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
-        dots(a, &[row(0), row(1), row(2), row(3)], self.rounds, &mut sums);
+        dots(a, &[row(0), row(1), row(2), row(3)], stride, self.rounds, &mut sums);
         for (i, sums) in sums[..a.rows].iter().enumerate() {
             let start = self.c.start + i * self.c.row_stride + columns.start;
             match self.c.data {
@@ -97,61 +100,77 @@ fn put<T: Element>(to: &mut [T], sums: &[f32], accumulate: bool) {
 }
 
 simd! {
-    /// The dot products of the rows of A with rows of a weight.
+    /// The dot products of the rows of A with rows of a weight, each of which begins `stride` elements after the one before.
     fn dots<S, A: Lanes, W: Lanes>(
         s,
         a: Rows<'_, A>,
         w: &[&[W]; GROUP],
+        stride: usize,
         rounds: bool,
         sums: &mut [[f32; GROUP]; MOST_ROWS],
     ) {
-        for first in (0..a.rows).step_by(TOGETHER) {
-            let count = TOGETHER.min(a.rows - first);
+        let together = if S::SUMS < 2 * TOGETHER { TOGETHER / 2 } else { TOGETHER };
+        for first in (0..a.rows).step_by(together) {
+            let count = together.min(a.rows - first);
             let sums = &mut sums[first..first + count];
+            let rows = (a, first);
             match count {
-                1 => tile::<S, A, W, 1>(s, a, first, w, rounds, sums),
-                2 => tile::<S, A, W, 2>(s, a, first, w, rounds, sums),
-                3 => tile::<S, A, W, 3>(s, a, first, w, rounds, sums),
-                4 => tile::<S, A, W, 4>(s, a, first, w, rounds, sums),
-                5 => tile::<S, A, W, 5>(s, a, first, w, rounds, sums),
-                6 => tile::<S, A, W, 6>(s, a, first, w, rounds, sums),
-                7 => tile::<S, A, W, 7>(s, a, first, w, rounds, sums),
-                _ => tile::<S, A, W, 8>(s, a, first, w, rounds, sums),
+                1 => tile::<S, A, W, 1, 1>(s, rows, w, stride, rounds, sums),
+                2 => tile::<S, A, W, 2, 1>(s, rows, w, stride, rounds, sums),
+                3 => tile::<S, A, W, 3, 1>(s, rows, w, stride, rounds, sums),
+                4 => tile::<S, A, W, 4, 1>(s, rows, w, stride, rounds, sums),
+                5 => tile::<S, A, W, 5, 2>(s, rows, w, stride, rounds, sums),
+                6 => tile::<S, A, W, 6, 2>(s, rows, w, stride, rounds, sums),
+                7 => tile::<S, A, W, 7, 2>(s, rows, w, stride, rounds, sums),
+                _ => tile::<S, A, W, 8, 2>(s, rows, w, stride, rounds, sums),
             }
         }
     }
 }
 
-/// `R` rows of A from `first` on with the rows of the weight, one after the other: along a single stream the processor reads
-/// ahead. Four rows at a time took 1.4 times as long for one row of A.
+/// `R` rows of A from `first` on with the rows of the weight, `J` of them at a time. A row of A alone waits for memory, and along a
+/// single stream the processor reads ahead by itself. With several rows it looks less far ahead, and is told what comes next. With
+/// many it waits for their elements, which two rows of the weight share.
 #[inline(always)]
-fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize>(
+fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
     s: S,
-    a: Rows<A>,
-    first: usize,
+    (a, first): (Rows<A>, usize),
     w: &[&[W]; GROUP],
+    stride: usize,
     rounds: bool,
     sums: &mut [[f32; GROUP]],
 ) {
     let k = a.cols;
     let x: [&[A]; R] = std::array::from_fn(|i| &a.data[(first + i) * a.row_stride..][..k]);
     let whole = k - k % WIDTH;
-    for (j, w) in w.iter().enumerate() {
-        let mut lanes = [s.splat(0.0); R];
+    for column in (0..GROUP).step_by(J) {
+        let w: [&[W]; J] = std::array::from_fn(|j| w[column + j]);
+        let mut lanes = [[s.splat(0.0); R]; J];
         for at in (0..whole).step_by(WIDTH) {
-            let w = weight(s, chunk(w, at), rounds);
-            for i in 0..R {
-                lanes[i] = s.mul_add(A::load(s, chunk(x[i], at)), w, lanes[i]);
+            for j in 0..J {
+                if R > 1 {
+                    let ahead = if J == 1 { AHEAD_BYTES / size_of::<W>() } else { J * stride };
+                    to_read(w[j].as_ptr().wrapping_add(at + ahead));
+                }
+                let w = weight(s, chunk(w[j], at), rounds);
+                for i in 0..R {
+                    lanes[j][i] = s.mul_add(A::load(s, chunk(x[i], at)), w, lanes[j][i]);
+                }
             }
         }
         if whole < k {
-            let w = weight(s, &padded(&w[whole..], W::from_f32(0.0)), rounds);
-            for i in 0..R {
-                lanes[i] = s.mul_add(A::load(s, &padded(&x[i][whole..], A::from_f32(0.0))), w, lanes[i]);
+            for j in 0..J {
+                let w = weight(s, &padded(&w[j][whole..], W::from_f32(0.0)), rounds);
+                for i in 0..R {
+                    let x = A::load(s, &padded(&x[i][whole..], A::from_f32(0.0)));
+                    lanes[j][i] = s.mul_add(x, w, lanes[j][i]);
+                }
             }
         }
-        for i in 0..R {
-            sums[i][j] = s.sum(lanes[i]);
+        for j in 0..J {
+            for i in 0..R {
+                sums[i][column + j] = s.sum(lanes[j][i]);
+            }
         }
     }
 }

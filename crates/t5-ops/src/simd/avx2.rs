@@ -129,6 +129,8 @@ unsafe fn positive(x: __m256) -> __m256 {
 // Every block here is sound because a value of the type was made under the promise of `new`; loads and stores are of
 // arrays of sixteen elements.
 impl Simd for Avx2 {
+    const SUMS: usize = 6;
+
     type F = [__m256; 2];
     /// All bits of a lane, or none.
     type M = [__m256; 2];

@@ -45,6 +45,8 @@ pub(crate) struct Keep {
 // Every block here is sound because a value of the type was made under the promise of `new`; loads and stores are of
 // arrays of sixteen elements.
 impl<const BF16: bool> Simd for Avx512<BF16> {
+    const SUMS: usize = 24;
+
     type F = __m512;
     type M = __mmask16;
     type Keep = Keep;

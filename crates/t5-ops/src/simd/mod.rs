@@ -30,6 +30,9 @@ pub(crate) const WIDTH: usize = 16;
 
 /// Operations on sixteen lanes. A value of an implementor stands for the right to use its instructions.
 pub(crate) trait Simd: Copy {
+    /// How many sums of sixteen f32 fit into registers, beside what is added to them.
+    const SUMS: usize;
+
     /// Sixteen f32.
     type F: Copy;
     /// Sixteen flags.

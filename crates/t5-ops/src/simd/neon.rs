@@ -125,6 +125,8 @@ unsafe fn where_set(flags: uint32x4_t, x: float32x4_t) -> float32x4_t {
 }
 
 impl Simd for Neon {
+    const SUMS: usize = 6;
+
     type F = [float32x4_t; 4];
     /// All bits of a lane, or none.
     type M = [uint32x4_t; 4];

@@ -40,6 +40,8 @@ macro_rules! fold {
 }
 
 impl Simd for Portable {
+    const SUMS: usize = 4;
+
     type F = [f32; WIDTH];
     type M = [bool; WIDTH];
     type Keep = RowMask;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::task::{Head, Input, Output, Queries};
+use crate::cache::{to_read, to_write};
 use crate::parallel::Shared;
 
 /// Bytes of a line of the cache.
@@ -88,38 +89,6 @@ fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
     for line in (0..head.sizes.head_size).step_by(LINE / size_of::<T>()) {
         to_write(data.pointer(head.start(length, row) + line));
     }
-}
-
-#[inline(always)]
-fn to_read<T>(line: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = line;
-}
-
-#[inline(always)]
-fn to_write<T>(line: *mut T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing; 64-bit processors that do not have this one pass over it.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = line;
 }
 
 /// The head whose turn is after this one's.
