@@ -20,7 +20,7 @@ pub(super) const MOST_ROWS: usize = 16;
 /// Rows of A at a time.
 const TOGETHER: usize = 8;
 /// So far ahead of its use a row of the weight is asked for, where rows are read one after the other.
-const AHEAD_BYTES: usize = 2 << 10;
+const AHEAD_BYTES: usize = 4 << 10;
 /// Rows of the weight in one call.
 const GROUP: usize = 4;
 
@@ -128,9 +128,8 @@ simd! {
     }
 }
 
-/// `R` rows of A from `first` on with the rows of the weight, `J` of them at a time. A row of A alone waits for memory, and along a
-/// single stream the processor reads ahead by itself. With several rows it looks less far ahead, and is told what comes next. With
-/// many it waits for their elements, which two rows of the weight share.
+/// `R` rows of A from `first` on with the rows of the weight, `J` of them at a time. A few rows of A wait for the weight, which is
+/// asked for ahead. Many wait for their own elements, which two rows of the weight share.
 #[inline(always)]
 fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
     s: S,
@@ -148,10 +147,8 @@ fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
         let mut lanes = [[s.splat(0.0); R]; J];
         for at in (0..whole).step_by(WIDTH) {
             for j in 0..J {
-                if R > 1 {
-                    let ahead = if J == 1 { AHEAD_BYTES / size_of::<W>() } else { J * stride };
-                    to_read(w[j].as_ptr().wrapping_add(at + ahead));
-                }
+                let ahead = if J == 1 { AHEAD_BYTES / size_of::<W>() } else { J * stride };
+                to_read(w[j].as_ptr().wrapping_add(at + ahead));
                 let w = weight(s, chunk(w[j], at), rounds);
                 for i in 0..R {
                     lanes[j][i] = s.mul_add(A::load(s, chunk(x[i], at)), w, lanes[j][i]);
