@@ -29,6 +29,9 @@ const STRIPPED: [&str; 2] = ["-C", "strip=symbols"];
 /// Addresses to fill in when the program starts, in a table of bits instead of entries of 24 bytes. zig's linker cannot.
 const PACKED: [&str; 2] = ["-C", "link-arg=-Wl,-z,pack-relative-relocs"];
 
+/// Functions of the same code are one, which the linker that comes with the toolchain does.
+const FOLDED: [&str; 4] = ["-C", "link-arg=-fuse-ld=lld", "-C", "link-arg=-Wl,--icf=all"];
+
 /// The profile of Cargo.toml that programs are built with.
 const PROFILE: &str = "dist";
 
@@ -45,10 +48,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     }
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |directory| root.join(directory));
-    let release = Release { root, directory: target.join("release-files"), target };
+    let toolchain =
+        PathBuf::from(output(Command::new("rustc").args(["--print", "sysroot"]))?.trim()).join("lib/rustlib");
+    let has_target = |target: &str| toolchain.join(target).join("lib").is_dir();
+    let linker = fs::read_dir(&toolchain).ok().and_then(|mut hosts| {
+        hosts.find_map(|host| host.ok().map(|host| host.path().join("bin/gcc-ld")).filter(|linker| linker.is_dir()))
+    });
+    let release = Release { root, directory: target.join("release-files"), target, linker };
     fs::create_dir_all(&release.directory).map_err(|error| format!("{}: {error}", release.directory.display()))?;
-    let installed = output(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let has_target = |target: &str| Path::new(installed.trim()).join("lib/rustlib").join(target).join("lib").is_dir();
     let mut programs = Vec::new();
     for target in TARGETS.into_iter().filter(|target| arguments.is_empty() || arguments.iter().any(|one| one == target))
     {
@@ -88,14 +95,6 @@ impl Compiler {
             works("cargo-zigbuild").then_some(Self::Zig)
         }
     }
-
-    /// The last arguments of rustc.
-    fn linking(self) -> Vec<&'static str> {
-        match self {
-            Self::Machine => [STRIPPED, PACKED].concat(),
-            Self::Zig => STRIPPED.to_vec(),
-        }
-    }
 }
 
 fn hint_for_compiler(target: &str) -> &'static str {
@@ -127,9 +126,25 @@ struct Release<'a> {
     target: PathBuf,
     /// Where the release is put.
     directory: PathBuf,
+    /// The folder of the linker that comes with the toolchain, if one does.
+    linker: Option<PathBuf>,
 }
 
 impl Release<'_> {
+    /// The last arguments of rustc.
+    fn linking(&self, compiler: Compiler) -> Vec<String> {
+        let mut linking = STRIPPED.to_vec();
+        if compiler == Compiler::Machine {
+            linking.extend(PACKED);
+        }
+        let mut linking: Vec<String> = linking.into_iter().map(str::to_owned).collect();
+        if let Some(linker) = self.linker.as_deref().filter(|_| compiler == Compiler::Machine) {
+            linking.extend(["-C".to_owned(), format!("link-arg=-B{}", linker.display())]);
+            linking.extend(FOLDED.map(str::to_owned));
+        }
+        linking
+    }
+
     /// A static, stripped program.
     fn build(&self, compiler: Compiler, target: &str) -> Result<PathBuf, String> {
         let mut cargo = Command::new(match compiler {
@@ -137,7 +152,7 @@ impl Release<'_> {
             Compiler::Zig => "cargo-zigbuild",
         });
         cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
-        cargo.args(["--target", target, "--"]).args(compiler.linking());
+        cargo.args(["--target", target, "--"]).args(self.linking(compiler));
         cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut cargo)?;
         let built = self.target.join(target).join(PROFILE).join("train_low_mem");
@@ -218,7 +233,7 @@ impl Release<'_> {
         if compiler == Compiler::Zig {
             maturin.arg("--zig");
         }
-        maturin.arg("--").args(compiler.linking());
+        maturin.arg("--").args(self.linking(compiler));
         maturin.current_dir(self.root.join("packaging"));
         maturin.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut maturin)?;

@@ -1,6 +1,6 @@
 //! NVIDIA's cards on this machine, from the driver's own library.
 
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_family = "wasm", target_env = "musl")))]
 use nvml_wrapper::{Nvml, error::NvmlError};
 
 use crate::Bytes;
@@ -33,7 +33,7 @@ pub struct Card {
 ///
 /// # Errors
 /// The words of the driver's library.
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_family = "wasm", target_env = "musl")))]
 pub fn cards() -> Result<Cards, String> {
     let read = || -> Result<Cards, NvmlError> {
         let nvml = Nvml::init()?;
@@ -45,16 +45,16 @@ pub fn cards() -> Result<Cards, String> {
     read().map_err(|error| format!("NVML: {error}"))
 }
 
-/// No library can be loaded.
+/// Nothing is known of them: WebAssembly and static programs load no libraries.
 ///
 /// # Errors
 /// Always.
-#[cfg(target_family = "wasm")]
+#[cfg(any(target_family = "wasm", target_env = "musl"))]
 pub fn cards() -> Result<Cards, String> {
     Err("NVML: no library can be loaded".to_owned())
 }
 
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_family = "wasm", target_env = "musl")))]
 fn card(nvml: &Nvml, index: u32) -> Result<Card, NvmlError> {
     let device = nvml.device_by_index(index)?;
     let memory = device.memory_info()?;

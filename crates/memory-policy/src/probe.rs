@@ -13,9 +13,9 @@ use crate::{Bytes, DeviceMemory, MemorySnapshot};
 
 mod cgroup;
 mod faults;
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_family = "wasm", target_env = "musl")))]
 mod nvml;
-#[cfg(target_family = "wasm")]
+#[cfg(any(target_family = "wasm", target_env = "musl"))]
 #[path = "probe/without_nvml.rs"]
 mod nvml;
 mod procfs;

@@ -273,7 +273,8 @@ impl Files {
     fn weight_file(&self, files: &crate::Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
         let stored = self.readers.iter().map(Reader::mapped).collect::<Result<_>>()?;
-        WeightFile::beside(stored, files, self.copied(&specs, dtype).map(|spec| spec.bytes(dtype)))
+        let copied = self.copied(&specs, dtype).filter(|spec| !Place::Stored(files).keeps(spec.part, config));
+        WeightFile::beside(stored, files, copied.map(|spec| spec.bytes(dtype)))
     }
 
     /// The codes and scales of a quantised weight, at their place.

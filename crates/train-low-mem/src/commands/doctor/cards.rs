@@ -18,6 +18,8 @@ struct Facts {
     is_built_for_cuda: bool,
     /// Whether the CUDA library of the driver can be used by this program.
     is_usable: bool,
+    /// Whether this program loads libraries, such as the driver's. A static one does not.
+    loads_libraries: bool,
 }
 
 /// What cards there are.
@@ -27,6 +29,7 @@ pub fn findings() -> Vec<Finding> {
         on_the_bus: on_the_bus(),
         is_built_for_cuda: cfg!(feature = "cuda"),
         is_usable: candle_core::utils::cuda_is_available() && candle_core::Device::new_cuda_with_stream(0).is_ok(),
+        loads_libraries: cfg!(not(target_env = "musl")),
     })
 }
 
@@ -41,10 +44,14 @@ fn on_the_bus() -> usize {
 }
 
 fn judged(facts: &Facts) -> Vec<Finding> {
-    let Facts { cards, on_the_bus, is_built_for_cuda, is_usable } = facts;
+    let Facts { cards, on_the_bus, is_built_for_cuda, is_usable, loads_libraries } = facts;
     let Ok(Cards { driver, cuda, cards }) = cards else {
         return vec![match on_the_bus {
             0 => Finding::note("cards", "no NVIDIA card, and none is needed"),
+            count if !loads_libraries => {
+                Finding::warning("cards", format!("{count} of NVIDIA; this build is static, and cards are not used"))
+                    .remedy("cargo build --release --features cuda")
+            }
             count => Finding::warning("cards", format!("{count} of NVIDIA without a driver"))
                 .remedy("install the driver: `apt-get install nvidia-driver`, or https://www.nvidia.com/drivers"),
         }];
@@ -103,13 +110,15 @@ mod tests {
 
     #[test]
     fn a_card_that_is_not_used_is_a_warning_with_what_it_lacks() {
-        let good = Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true };
+        let good =
+            Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true, loads_libraries: true };
         check(&good, Severity::Ok, "79 GiB of 80 GiB free");
         check(&Facts { is_built_for_cuda: false, ..good.clone() }, Severity::Warning, "--features cuda");
         check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no card can be opened");
         let none = Facts { cards: Err("no library".into()), on_the_bus: 0, ..good.clone() };
         check(&none, Severity::Note, "none is needed");
-        check(&Facts { on_the_bus: 2, ..none }, Severity::Warning, "install the driver");
+        check(&Facts { on_the_bus: 2, ..none.clone() }, Severity::Warning, "install the driver");
+        check(&Facts { on_the_bus: 2, loads_libraries: false, ..none }, Severity::Warning, "this build is static");
         let hidden = Cards { cards: Vec::new(), ..one() };
         check(&Facts { cards: Ok(hidden), ..good }, Severity::Note, "--gpus all");
     }
