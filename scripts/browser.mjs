@@ -5,7 +5,7 @@ import { spawn } from "node:child_process";
 // Opens a page in a window of this width, and waits until `ready`, an expression, is true there. `said` has every exception, message
 // of the console and error of the log; `asked` has the address of every request but the page's own.
 export async function open(browser, address, { width, dark = false, print = false, ready = `document.readyState === "complete"` }) {
-  const child = spawn(browser, ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank"], { detached: true, stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+  const child = spawn(browser, ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank"], { detached: true, stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
   // Debian's command is a script that stays the browser's parent: the whole group must end.
   const kill = () => { try { process.kill(-child.pid, "SIGKILL"); } catch { /* It has ended. */ } };
   process.on("exit", kill);

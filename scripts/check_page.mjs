@@ -1,7 +1,7 @@
 // Compares docs/will-it-fit.html with the command and with the same code built natively, to the byte.
 //
 //   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem --bins
-//   node scripts/check_page.mjs [--browser chromium-headless-shell [--pictures DIRECTORY]]
+//   node scripts/check_page.mjs [--browser chromium [--pictures DIRECTORY]]
 //
 // Of each case of crates/will-it-fit/cases.json: the planner of the page answers as its native build does, all of it; and
 // where there is a plan, its JSON and its text are those that `plan --json` and `plan --explain` print. How much the command
