@@ -14,8 +14,8 @@ use crate::options;
 /// Flags of `eval` and `generate` that say where weights lie.
 #[derive(Args, Debug)]
 pub struct WeightFlags {
-    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
-    /// memory
+    /// Memory limit of the whole process. With a small one weights stay in the model's files, and as many
+    /// blocks as fit are in memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
     /// GPU memory limit, where a GPU computes

@@ -19,8 +19,8 @@ pub struct ChatArgs {
     /// Adapter beside the model, to talk to or to compare (repeatable)
     #[arg(long, value_name = "NAME=DIR")]
     pub adapter: Vec<String>,
-    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
-    /// memory
+    /// Memory limit of the whole process. With a small one weights stay in the model's files, and as many
+    /// blocks as fit are in memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
     /// GPU memory limit, where a GPU computes

@@ -36,8 +36,8 @@ pub struct ServeArgs {
     /// Accept requests whose Host header has this name (repeatable). Needed on a loopback address without keys alone
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Memory limit of the whole process. With a small one weights stay in the model's files, and one block at a time is in
-    /// memory
+    /// Memory limit of the whole process. With a small one weights stay in the model's files, and as many
+    /// blocks as fit are in memory
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
     /// GPU memory limit, where a GPU computes
