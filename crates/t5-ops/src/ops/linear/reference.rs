@@ -35,6 +35,9 @@ pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType;
     Needs::bytes(operands + results).with_products(1, (rows, k, n))
 }
 
+/// The rows of dy in a slice that candle's products pack, at most.
+const PACKED_ROWS: usize = 512;
+
 /// See [`crate::linear_backward_input`].
 pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
@@ -67,5 +70,7 @@ pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]
     let operands = converted(elements([rows, n]), x, wide) + converted(elements([rows, k]), x, wide);
     // The product, the same in the dtype of dw, and its sum with dw.
     let results = elements([n, k, wide + 2 * dw.size_in_bytes()]);
-    Needs::bytes(operands + results).with_products(1, (rows, n, k))
+    // Where caches are large, candle's products pack all of a slice of dy.
+    let packed = elements([n, rows.min(PACKED_ROWS), wide]);
+    Needs::bytes(operands + results + packed).with_products(1, (rows, n, k))
 }
