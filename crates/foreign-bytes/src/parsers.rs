@@ -266,9 +266,15 @@ fn page_map(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     dataset.page_map().map(|_| ()).map_err(refused)
 }
 
+/// `serve --max-body`, unless it says otherwise.
+const LARGEST_BODY: usize = 128 << 10;
+
 /// The body of a request, as either interface reads it.
 fn server_request(bytes: &[u8], _: &Scratch) -> Result<(), String> {
     use openai_server::{Interface, Request, RequestLimits};
+    if bytes.len() > LARGEST_BODY {
+        return Err("the server reads no body of this size".to_owned());
+    }
     let read = |interface| Request::parse(interface, bytes, &RequestLimits::default()).map(drop);
     let refused = |error: openai_server::ApiError| {
         assert_eq!(error.status, 400, "a request is at fault for its body, and nobody else");
