@@ -133,12 +133,12 @@ struct Release<'a> {
 impl Release<'_> {
     /// The last arguments of rustc.
     fn linking(&self, compiler: Compiler) -> Vec<String> {
-        let mut linking = STRIPPED.to_vec();
-        if compiler == Compiler::Machine {
-            linking.extend(PACKED);
+        let mut linking = STRIPPED.map(str::to_owned).to_vec();
+        if compiler == Compiler::Zig {
+            return linking;
         }
-        let mut linking: Vec<String> = linking.into_iter().map(str::to_owned).collect();
-        if let Some(linker) = self.linker.as_deref().filter(|_| compiler == Compiler::Machine) {
+        linking.extend(PACKED.map(str::to_owned));
+        if let Some(linker) = &self.linker {
             linking.extend(["-C".to_owned(), format!("link-arg=-B{}", linker.display())]);
             linking.extend(FOLDED.map(str::to_owned));
         }

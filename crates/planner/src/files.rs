@@ -32,7 +32,7 @@ pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     let memory = memory_for_each(memory_for_files(now, plan.budget), plan.step.levers.layer_major.as_ref());
-    let weight_blocks_in_memory = plan.step.levers.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory);
+    let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
     t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory }
 }
 

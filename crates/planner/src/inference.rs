@@ -88,7 +88,7 @@ impl Offer<'_> {
             Phase { name, rows: rows.chain(place::staging(on_host)).collect() }
         };
         // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
-        let reads_no_weights = levers.has_weights_on_disk() && blocks_in_memory(levers) == 0;
+        let reads_no_weights = levers.has_weights_on_disk() && levers.weight_blocks_in_memory() == 0;
         let transit = if reads_no_weights { Vec::new() } else { self.counter.loading(inference.parameters) };
         let transit = transit.iter().flat_map(|held| held.in_transit(place));
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
@@ -131,7 +131,7 @@ impl Offer<'_> {
             0 => "in the model's own files".to_owned(),
             copied => format!("in files, {} of them copied", Bytes(copied)),
         };
-        match blocks_in_memory(levers) {
+        match levers.weight_blocks_in_memory() {
             0 => format!("{kept_in}, {file}; one block at a time in memory"),
             blocks => format!("{kept_in}, {file}; {blocks} blocks in memory, and one at a time of the others"),
         }
@@ -139,7 +139,7 @@ impl Offer<'_> {
 
     /// Whether a part's weights stay in memory although those of others lie in files.
     fn stays(&self, levers: &Levers, part: Part) -> bool {
-        LayerMajor::keeps_weights(blocks_in_memory(levers), part, self.job.model)
+        LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), part, self.job.model)
     }
 
     /// Bytes of the weights of such parts: those that a pass of the encoder reads, and those that each token of an answer needs.
@@ -175,10 +175,6 @@ impl Offer<'_> {
         let answers = pass(generation, samples * self.inference.answer.rows as f64) + encoder + decoder * new_tokens;
         (loss + answers) / samples
     }
-}
-
-fn blocks_in_memory(levers: &Levers) -> usize {
-    levers.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory)
 }
 
 #[cfg(test)]
@@ -261,7 +257,7 @@ mod tests {
     #[test]
     fn memory_that_is_left_keeps_blocks_of_weights_those_of_the_decoder_first() {
         let on_disk = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
-        let kept = |plan: &Plan| plan.step.levers.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory);
+        let kept = |plan: &Plan| plan.step.levers.weight_blocks_in_memory();
         // The system has no memory for files beside these budgets.
         let planned = |mib: u64, pins: &Pins| {
             let model = t5::Config::preset("t5-small").expect("a preset");

@@ -307,7 +307,7 @@ pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     moves_the_next: false,
 };
 
-/// The numbers of blocks whose weights stay in memory that are offered to a model of so many blocks.
+/// The values of [`WEIGHT_BLOCKS_IN_MEMORY`] that a model of `blocks` blocks is offered.
 pub(crate) fn weight_blocks_in_memory(pins: &Pins, blocks: usize) -> Vec<Value> {
     counts_or(pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks)), counts(blocks))
 }

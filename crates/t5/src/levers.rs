@@ -70,8 +70,8 @@ impl LayerMajor {
         optimizer_on_disk: false,
     };
 
-    /// Whether a part is among the first so many blocks whose weights stay in memory. The decoder's come first, because each token of an
-    /// answer needs them; of each stack the last comes first.
+    /// Whether a part keeps its weights in memory where `blocks` blocks do. Blocks of the decoder are kept first, because each token of
+    /// an answer needs them. Of each stack the last block is kept first.
     pub fn keeps_weights(blocks: usize, part: Part, config: &Config) -> bool {
         let turn = match part {
             Part::Decoder { block } => config.num_decoder_layers - 1 - block,
@@ -100,6 +100,11 @@ impl Levers {
     /// Whether the optimizer's moments lie in a file.
     pub fn has_optimizer_on_disk(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.optimizer_on_disk)
+    }
+
+    /// How many blocks keep their weights in memory although those of the others lie in a file.
+    pub fn weight_blocks_in_memory(&self) -> usize {
+        self.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory)
     }
 
     /// Whether the weights lie in a file.
