@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use half::bf16;
-
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
 use crate::cache::to_read;
@@ -21,8 +19,10 @@ pub(super) const MOST_ROWS: usize = 16;
 const TOGETHER: usize = 8;
 /// So far ahead of its use a row of the weight is asked for, where rows are read one after the other.
 const AHEAD_BYTES: usize = 4 << 10;
-/// Rows of the weight in one call.
-const GROUP: usize = 4;
+/// The most rows of the weight in one call.
+const GROUP: usize = 16;
+/// Rows of a narrow weight that are widened before they are used.
+const WIDENED: usize = 4;
 
 /// The rows of A.
 type Rows<'a, A> = Strides<&'a [A]>;
@@ -35,11 +35,10 @@ pub(super) fn takes(a: &Matrix, b: &Factor) -> bool {
 /// `C (+)= A B` in the precision of A: where A is bf16 and B is not, B is rounded to it.
 pub(super) fn multiply(c: &MatrixMut, a: Matrix, b: Factor, accumulate: bool, threads: Threads) {
     assert!(c.rows == a.rows && c.cols == b.cols && a.cols == b.rows, "the sizes of a product");
-    let rounds = matches!(a.data, Operand::Bf16(_)) && !b.is_bf16();
     let columns = if threads.count() == 1 { c.cols } else { rows_per_part(c.cols, b.rows) };
     for_each_part(c.cols.div_ceil(columns.max(1)), |part| {
         let columns = part * columns..c.cols.min((part + 1) * columns);
-        let part = Part { c, columns, rounds, accumulate };
+        let part = Part { c, columns, accumulate };
         match a.data {
             Operand::F32(x) => part.multiply(a.with(x), b.t()),
             Operand::Bf16(x) => part.multiply(a.with(x), b.t()),
@@ -51,7 +50,6 @@ pub(super) fn multiply(c: &MatrixMut, a: Matrix, b: Factor, accumulate: bool, th
 struct Part<'a> {
     c: &'a MatrixMut<'a>,
     columns: Range<usize>,
-    rounds: bool,
     accumulate: bool,
 }
 
@@ -59,9 +57,10 @@ impl Part<'_> {
     fn multiply<A: Lanes>(&self, a: Rows<A>, weight: Factor) {
         let (k, stride) = (a.cols, weight.row_stride);
         let is_narrow = matches!(weight.data, Stored::Narrow(_));
-        let mut wide = Buffer::new::<f32>(if is_narrow { GROUP * k } else { 0 });
-        for first in self.columns.clone().step_by(GROUP) {
-            let columns = first..self.columns.end.min(first + GROUP);
+        let group = if is_narrow { WIDENED } else { GROUP };
+        let mut wide = Buffer::new::<f32>(if is_narrow { group * k } else { 0 });
+        for first in self.columns.clone().step_by(group) {
+            let columns = first..self.columns.end.min(first + group);
             match weight.data {
                 Stored::Wide(Operand::F32(w)) => self.group(a, columns, &w[first * stride..], stride),
                 Stored::Wide(Operand::Bf16(w)) => self.group(a, columns, &w[first * stride..], stride),
@@ -76,10 +75,8 @@ impl Part<'_> {
 
     /// Up to [`GROUP`] columns; `w` begins with the weight's row of the first.
     fn group<A: Lanes, W: Lanes>(&self, a: Rows<A>, columns: Range<usize>, w: &[W], stride: usize) {
-        // The last row of a group that is not whole is read again.
-        let row = |i: usize| &w[i.min(columns.len() - 1) * stride..][..a.cols];
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
-        dots(a, &[row(0), row(1), row(2), row(3)], stride, self.rounds, &mut sums);
+        dots(a, w, stride, columns.len(), &mut sums);
         for (i, sums) in sums[..a.rows].iter().enumerate() {
             let start = self.c.start + i * self.c.row_stride + columns.start;
             match self.c.data {
@@ -100,13 +97,14 @@ fn put<T: Element>(to: &mut [T], sums: &[f32], accumulate: bool) {
 }
 
 simd! {
-    /// The dot products of the rows of A with rows of a weight, each of which begins `stride` elements after the one before.
+    /// The dot products of the rows of A with `columns` rows of a weight, each of which begins `stride` elements after the one
+    /// before.
     fn dots<S, A: Lanes, W: Lanes>(
         s,
         a: Rows<'_, A>,
-        w: &[&[W]; GROUP],
+        w: &[W],
         stride: usize,
-        rounds: bool,
+        columns: usize,
         sums: &mut [[f32; GROUP]; MOST_ROWS],
     ) {
         let together = if S::SUMS < 2 * TOGETHER { TOGETHER / 2 } else { TOGETHER };
@@ -115,14 +113,14 @@ simd! {
             let sums = &mut sums[first..first + count];
             let rows = (a, first);
             match count {
-                1 => tile::<S, A, W, 1, 1>(s, rows, w, stride, rounds, sums),
-                2 => tile::<S, A, W, 2, 1>(s, rows, w, stride, rounds, sums),
-                3 => tile::<S, A, W, 3, 1>(s, rows, w, stride, rounds, sums),
-                4 => tile::<S, A, W, 4, 1>(s, rows, w, stride, rounds, sums),
-                5 => tile::<S, A, W, 5, 2>(s, rows, w, stride, rounds, sums),
-                6 => tile::<S, A, W, 6, 2>(s, rows, w, stride, rounds, sums),
-                7 => tile::<S, A, W, 7, 2>(s, rows, w, stride, rounds, sums),
-                _ => tile::<S, A, W, 8, 2>(s, rows, w, stride, rounds, sums),
+                1 => tile::<S, A, W, 1, 1>(s, rows, (w, stride, columns), sums),
+                2 => tile::<S, A, W, 2, 1>(s, rows, (w, stride, columns), sums),
+                3 => tile::<S, A, W, 3, 1>(s, rows, (w, stride, columns), sums),
+                4 => tile::<S, A, W, 4, 1>(s, rows, (w, stride, columns), sums),
+                5 => tile::<S, A, W, 5, 2>(s, rows, (w, stride, columns), sums),
+                6 => tile::<S, A, W, 6, 2>(s, rows, (w, stride, columns), sums),
+                7 => tile::<S, A, W, 7, 2>(s, rows, (w, stride, columns), sums),
+                _ => tile::<S, A, W, 8, 2>(s, rows, (w, stride, columns), sums),
             }
         }
     }
@@ -134,57 +132,56 @@ simd! {
 fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
     s: S,
     (a, first): (Rows<A>, usize),
-    w: &[&[W]; GROUP],
-    stride: usize,
-    rounds: bool,
+    (w, stride, columns): (&[W], usize, usize),
     sums: &mut [[f32; GROUP]],
 ) {
-    let k = a.cols;
-    let x: [&[A]; R] = std::array::from_fn(|i| &a.data[(first + i) * a.row_stride..][..k]);
-    let whole = k - k % WIDTH;
-    for column in (0..GROUP).step_by(J) {
-        let w: [&[W]; J] = std::array::from_fn(|j| w[column + j]);
+    let chunks = a.cols / WIDTH;
+    let x: [_; R] = std::array::from_fn(|i| a.data[(first + i) * a.row_stride..][..a.cols].as_chunks::<WIDTH>());
+    // Lengths that the compiler sees: the loop has no other checks.
+    let (x, x_rest) = (x.map(|(whole, _)| &whole[..chunks]), x.map(|(_, rest)| rest));
+    // One loop, whose length is not known beforehand: unrolled, each load would see pieces of the weight, and processors fetch
+    // ahead of a load that goes on where it stopped.
+    for column in (0..columns).step_by(J) {
+        // The last row of a group that is not whole is read again.
+        let row = |j: usize| &w[(column + j).min(columns - 1) * stride..][..a.cols];
+        let w: [_; J] = std::array::from_fn(|j| row(j).as_chunks::<WIDTH>());
+        let (w, w_rest) = (w.map(|(whole, _)| &whole[..chunks]), w.map(|(_, rest)| rest));
         let mut lanes = [[s.splat(0.0); R]; J];
-        for at in (0..whole).step_by(WIDTH) {
+        for at in 0..chunks {
             for j in 0..J {
                 let ahead = if J == 1 { AHEAD_BYTES / size_of::<W>() } else { J * stride };
-                to_read(w[j].as_ptr().wrapping_add(at + ahead));
-                let w = weight(s, chunk(w[j], at), rounds);
+                to_read(w[j].as_ptr().cast::<W>().wrapping_add(at * WIDTH + ahead));
+                let w = weight::<S, A, W>(s, &w[j][at]);
                 for i in 0..R {
-                    lanes[j][i] = s.mul_add(A::load(s, chunk(x[i], at)), w, lanes[j][i]);
+                    lanes[j][i] = s.mul_add(A::load(s, &x[i][at]), w, lanes[j][i]);
                 }
             }
         }
-        if whole < k {
+        if !a.cols.is_multiple_of(WIDTH) {
             for j in 0..J {
-                let w = weight(s, &padded(&w[j][whole..], W::from_f32(0.0)), rounds);
+                let w = weight::<S, A, W>(s, &padded(w_rest[j], W::from_f32(0.0)));
                 for i in 0..R {
-                    let x = A::load(s, &padded(&x[i][whole..], A::from_f32(0.0)));
+                    let x = A::load(s, &padded(x_rest[i], A::from_f32(0.0)));
                     lanes[j][i] = s.mul_add(x, w, lanes[j][i]);
                 }
             }
         }
         for j in 0..J {
             for i in 0..R {
-                sums[i][column + j] = s.sum(lanes[j][i]);
+                sums[i][(column + j).min(columns - 1)] = s.sum(lanes[j][i]);
             }
         }
     }
 }
 
-/// Sixteen elements of a weight, rounded to bf16 where asked.
+/// Sixteen elements of a weight, rounded to the precision of A.
 #[inline(always)]
-fn weight<S: Simd, W: Lanes>(s: S, w: &[W; WIDTH], rounds: bool) -> S::F {
+fn weight<S: Simd, A: Lanes, W: Lanes>(s: S, w: &[W; WIDTH]) -> S::F {
     let w = W::load(s, w);
-    if !rounds {
+    if size_of::<A>() >= size_of::<W>() {
         return w;
     }
-    let mut rounded = [bf16::ZERO; WIDTH];
-    s.store_bf16(w, &mut rounded);
-    s.load_bf16(&rounded)
-}
-
-#[inline(always)]
-fn chunk<T>(x: &[T], at: usize) -> &[T; WIDTH] {
-    x[at..].first_chunk().expect("sixteen elements")
+    let mut rounded = [A::from_f32(0.0); WIDTH];
+    A::store(s, w, &mut rounded);
+    A::load(s, &rounded)
 }

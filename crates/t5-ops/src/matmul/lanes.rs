@@ -71,7 +71,7 @@ mod x86 {
         __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps,
         _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
         _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
-        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_ps,
     };
 
     use super::Lanes;
@@ -117,7 +117,11 @@ mod x86 {
         unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
             // SAFETY: as above; the caller promises the rows on both sides.
             unsafe {
-                let mut rows = std::array::from_fn(|i| _mm512_castps_si512(_mm512_loadu_ps(from.add(i * from_stride))));
+                // A loop and not `array::from_fn`, which is compiled without AVX-512 where it is not inlined.
+                let mut rows = [_mm512_setzero_si512(); 16];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_castps_si512(_mm512_loadu_ps(from.add(i * from_stride)));
+                }
                 crate::matmul::pairs::transpose(&mut rows);
                 for (i, row) in rows.into_iter().enumerate() {
                     _mm512_storeu_ps(to.add(i * to_stride), _mm512_castsi512_ps(row));
