@@ -151,7 +151,7 @@ pub const PARSERS: &[Parser] = &[
         name: "config_toml",
         shape: Shape::Text,
         also: &[("configs", ".toml")],
-        parse: |bytes, _| command_parsers::config(&String::from_utf8_lossy(bytes)),
+        parse: |bytes, _| command::parsers::config(&String::from_utf8_lossy(bytes)),
         command: Some(|file, empty| {
             let output = empty.join("run");
             words(&["plan", "--config", text(file), "--memory-budget", "256MiB", "--output", text(&output)])
@@ -161,7 +161,7 @@ pub const PARSERS: &[Parser] = &[
         name: "assignment",
         shape: Shape::Text,
         also: &[],
-        parse: |bytes, _| command_parsers::assignment(&String::from_utf8_lossy(bytes)),
+        parse: |bytes, _| command::parsers::assignment(&String::from_utf8_lossy(bytes)),
         command: None,
     },
     Parser { name: "manifest", shape: Shape::Json, also: &[], parse: manifest, command: None },
@@ -441,7 +441,7 @@ fn finished(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     });
     let path = scratch.write("finished.json", bytes);
     let output = path.parent().expect("it has a directory");
-    command_parsers::finished(output).map(|_| ()).ok_or_else(|| "not finished".to_owned())
+    command::parsers::finished(output).map(|_| ()).ok_or_else(|| "not finished".to_owned())
 }
 
 /// Makes a page of the file, opens it to append, and checks that every whole line is still there.
@@ -449,7 +449,7 @@ fn metrics(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("metrics.jsonl", bytes);
     let run = run_report::read(&path, "a run").map_err(|error| error.to_string())?;
     assert!(run_report::page::of_run(&run).len() <= run_report::page::MOST_BYTES, "a page of more bytes than any has");
-    command_parsers::metrics(&path)?;
+    command::parsers::metrics(&path)?;
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let after = fs::read(&path).map_err(refused)?;
     assert!(after.starts_with(&bytes[..whole]), "a whole line was removed");

@@ -1,16 +1,8 @@
 //! The command's parsers of foreign bytes as functions, for tools that try them on damaged input.
-//!
-//! This is a library of its own beside the command, made of the command's modules. The command does not use it.
-
-#![allow(dead_code, unused_imports, reason = "the rest of these modules is the command's")]
-
-mod assets;
-mod metrics;
-mod run_dir;
 
 use std::path::Path;
 
-use run_plan::{config, failure};
+use crate::{config, metrics, run_dir};
 
 /// Reads the text of a config file, resolves it and writes it as `resolved.toml` would be.
 pub fn config(text: &str) -> Result<(), String> {

@@ -1,0 +1,188 @@
+//! The command `train_low_mem`, which trains T5 inside a byte budget.
+//!
+//! The program calls [`main`]. It reads the command line ([`cli`]: what was typed) and the config
+//! ([`config`]: what it means), opens what they name ([`open`]), says what the job is ([`job`]), asks
+//! the planner for a plan, hands plain numbers to the parts and runs the loop. Start reading at
+//! [`train`]: the loop is one screen.
+//!
+//! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
+//! command line and the config, and the only one that prints.
+
+mod answer_flags;
+mod assets;
+mod bad_rows;
+mod base;
+mod best;
+mod bits;
+mod chat_flags;
+mod cli;
+mod commands;
+mod device;
+mod disk;
+mod dry_run;
+mod evaluation;
+mod export_flags;
+mod flag_values;
+mod identity;
+mod inference;
+mod job_flags;
+mod ledger;
+mod lever_flags;
+mod listing;
+mod machine;
+mod metrics;
+mod model_directory;
+mod model_files;
+mod open;
+mod options;
+mod output;
+pub mod parsers;
+mod predictions;
+mod processes;
+mod profile;
+mod progress;
+mod report;
+mod resume;
+mod row_data;
+mod row_flags;
+mod run_data;
+mod run_dir;
+mod saved;
+mod serve_flags;
+mod session;
+mod setup;
+mod speed;
+mod start_screen;
+mod stop;
+mod summary;
+mod train;
+mod view_flags;
+mod views;
+mod warnings;
+
+use std::io::Write;
+use std::panic::{PanicHookInfo, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use cli::{Cli, Command, Typed};
+use failure::{Failure, Outcome};
+use run_plan::{config, failure, job, ways_out};
+
+/// Required stack of the main thread. A lower limit (`ulimit -s`) does not bind other threads.
+const STACK_BYTES: u64 = 2 << 20;
+
+/// The whole program: reads the arguments, does what they say, and gives the exit code. The caller's allocator is
+/// [`heap::Allocator`].
+pub fn main() -> ExitCode {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    if limit.is_none_or(|bytes| bytes >= STACK_BYTES) {
+        return run_and_say();
+    }
+    let thread = std::thread::Builder::new().name("main".into()).stack_size(8 << 20);
+    match thread.spawn(run_and_say).map(std::thread::JoinHandle::join) {
+        Ok(ended) => ended.unwrap_or(ExitCode::FAILURE),
+        Err(error) => {
+            let kib = limit.unwrap_or(0) >> 10;
+            let said = format!(
+                "the stack is limited to {kib} KiB, and a thread with a larger stack cannot be started: {error}"
+            );
+            report::error(&Failure::internal(said).hint("`ulimit -s 2048` is enough"));
+            Failure::internal("").exit.into()
+        }
+    }
+}
+
+/// The command from its arguments to its exit code.
+fn run_and_say() -> ExitCode {
+    warnings::listen();
+    heap::keep_pages_small();
+    heap::on_refusal(out_of_memory);
+    let threads = t5_ops::join_threads(processes::threads());
+    if threads.given < threads.wanted {
+        report::warn(&format!(
+            "the system allows {} of {} threads; check limits such as `ulimit -u` and pids.max",
+            threads.given, threads.wanted
+        ));
+    }
+    stop::survive_file_size_limit();
+    heap::end_on_lost_pages(
+        failure::Exit::Internal as u8,
+        "checkpoints are intact: resume a run from the newest with `--keep-training`, or run another command again",
+    );
+    std::panic::set_hook(Box::new(remember_panic));
+    let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
+    stop::end_here();
+    let code = match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            report::error(&failure);
+            failure.exit.into()
+        }
+    };
+    output::drain();
+    code
+}
+
+/// Ends the process when the system refuses memory: what asks for it cannot go on without. Allocates nothing.
+fn out_of_memory(bytes: usize) {
+    const HINTS: &str = "hint: the machine or a limit (`ulimit -v`, `ulimit -d`) leaves less memory than planned; try a \
+        smaller `--memory-budget`\nhint: checkpoints are intact: resume from the newest with `--keep-training`";
+    let mut text = [0; 512];
+    let mut rest = &mut text[..];
+    let _ = writeln!(rest, "error: out of memory: the system refused {bytes} bytes\n{HINTS}");
+    let left = rest.len();
+    output::say_at_last(&text[..text.len() - left]);
+    signal_hook::low_level::exit(failure::Exit::DoesNotFit as i32);
+}
+
+/// Message and place of the last panic. A panic that is caught and turned into an error is not shown.
+static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+fn remember_panic(panic: &PanicHookInfo<'_>) {
+    let place =
+        panic.location().map_or_else(String::new, |location| format!("{}:{}: ", location.file(), location.line()));
+    let said = panic.payload_as_str().unwrap_or("no message");
+    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{place}{said}"));
+}
+
+fn our_bug() -> Failure {
+    let said = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Failure::internal(format!("internal error: {}", said.unwrap_or_default()))
+        .hint("this is a bug in train_low_mem; please report it with the command and its resolved.toml")
+        .hint("checkpoints are intact: resume from the newest with `--keep-training`")
+}
+
+fn run(typed: Typed) -> Outcome<()> {
+    let cli = match typed {
+        Typed::Command(cli) => cli,
+        Typed::Help(help) => {
+            // Coloured on a terminal only; a reader that went away is no error.
+            let _ = help.print();
+            return Ok(());
+        }
+    };
+    let Cli { train: flags, command } = *cli;
+    match command {
+        None => train::train(&flags),
+        Some(Command::Train(flags)) => train::train(&flags),
+        Some(Command::Plan(flags)) => commands::plan::plan(&flags),
+        Some(Command::Eval(flags)) => commands::eval::eval(&flags),
+        Some(Command::Generate(flags)) => commands::generate::generate(&flags),
+        Some(Command::Chat(flags)) => commands::chat::chat(&flags),
+        Some(Command::Serve(flags)) => commands::serve::serve(&flags),
+        Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
+        Some(Command::Convert(flags)) => commands::convert::convert(&flags),
+        Some(Command::ConvertBase(flags)) => commands::convert_base::convert_base(&flags),
+        Some(Command::Doctor(flags)) => commands::doctor::doctor(&flags),
+        Some(Command::Export(flags)) => commands::export::export(&flags),
+        Some(Command::Merge(flags)) => commands::merge::merge(&flags),
+        Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
+        Some(Command::Bench(flags)) => commands::bench::bench(&flags),
+        Some(Command::Report(flags)) => commands::report::report(&flags),
+        Some(Command::Watch(flags)) => commands::watch::watch(&flags),
+        Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags),
+        Some(Command::Keys) => report::result(&listing::keys()),
+        Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
+    }
+}
