@@ -21,7 +21,7 @@ const DIALECT: [(&str, &str); 8] = [
 ];
 
 /// Sources whose doc comments and strings are the command's help.
-const HELP: [&str; 2] = ["crates/train-low-mem/src/cli.rs", "crates/run-plan/src/config/keys.rs"];
+const HELP: [&str; 2] = ["crates/command/src/cli.rs", "crates/run-plan/src/config/keys.rs"];
 
 /// No sentence of a document is so long that it has to be read twice, or begins with "What" and asks nothing.
 pub fn documents_have_plain_sentences(tree: &Tree) -> Vec<Finding> {
