@@ -39,7 +39,7 @@ const PROFILE: &str = "dist";
 const IMAGE: &str = "train_low_mem";
 
 /// The most that a stripped program may take.
-const MOST_BYTES: u64 = 15 << 20;
+const MOST_BYTES: u64 = 15_000_000;
 
 /// Builds and tries everything that can be built here.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
