@@ -1,9 +1,9 @@
 //! The command `train_low_mem`, which trains T5 inside a byte budget.
 //!
-//! The program calls [`main`]. It reads the command line ([`cli`]: what was typed) and the config
-//! ([`config`]: what it means), opens what they name ([`open`]), says what the job is ([`job`]), asks
+//! The program calls [`main`]. It reads the command line (`cli`: what was typed) and the config
+//! (`config`: what it means), opens what they name (`open`), says what the job is (`job`), asks
 //! the planner for a plan, hands plain numbers to the parts and runs the loop. Start reading at
-//! [`train`]: the loop is one screen.
+//! `train`: the loop is one screen.
 //!
 //! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
 //! command line and the config, and the only one that prints.
