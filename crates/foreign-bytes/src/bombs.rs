@@ -57,6 +57,12 @@ pub(crate) fn bombs(parser: &str) -> &'static [Bomb] {
             || tokenizer(json!({ "type": "Replace", "pattern": { "Regex": "" }, "content": "x" })),
             || tokenizer(nested_normalizer(40)),
             || tokenizer(nested_normalizer(120)),
+            || {
+                let pieces = json!([["<unk>", 0.0], ["a".repeat(1 << 20), -1.0]]);
+                json!({ "version": "1.0", "added_tokens": [], "model": { "type": "Unigram", "unk_id": 0, "vocab": pieces } })
+                    .to_string()
+                    .into_bytes()
+            },
         ],
         "config_toml" => &[
             || "[".repeat(60 << 10).into_bytes(),

@@ -4,11 +4,19 @@
 //! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is
 //! bounded from what the file says, and a tokenizer that exceeds [`MOST_GROWTH`] is refused.
 
-use serde::Deserialize;
+use std::fmt;
+
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// Bytes that one byte of text may become. Tokenizers in use stay below a hundred.
 pub(super) const MOST_GROWTH: u64 = 4096;
+
+/// Bytes of the longest piece of a Unigram model. The tokenizers crate keeps pieces in a tree as deep as the longest, and copies
+/// and drops it by recursion, which takes some 400 bytes of the stack for each byte. SentencePiece writes at most 16 characters
+/// where it is not told otherwise.
+const MOST_PIECE_BYTES: usize = 1024;
 
 /// The parts of a `tokenizer.json` that are read twice: here, and by the tokenizers crate.
 #[derive(Deserialize)]
@@ -27,6 +35,43 @@ pub(super) struct Head {
 struct Model {
     #[serde(default)]
     unk_id: Option<u64>,
+    #[serde(default)]
+    vocab: Pieces,
+}
+
+/// The pieces of a Unigram model, which are a list; the vocabulary of another model is a map.
+#[derive(Default)]
+struct Pieces {
+    longest_bytes: usize,
+}
+
+impl<'de> Deserialize<'de> for Pieces {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Longest)
+    }
+}
+
+struct Longest;
+
+impl<'de> Visitor<'de> for Longest {
+    type Value = Pieces;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a vocabulary")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pieces: A) -> Result<Pieces, A::Error> {
+        let mut longest_bytes = 0;
+        while let Some((piece, _)) = pieces.next_element::<(String, IgnoredAny)>()? {
+            longest_bytes = longest_bytes.max(piece.len());
+        }
+        Ok(Pieces { longest_bytes })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut tokens: A) -> Result<Pieces, A::Error> {
+        while tokens.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Pieces::default())
+    }
 }
 
 impl Head {
@@ -43,8 +88,12 @@ impl Head {
     /// Bytes that one byte of text becomes at most before it is cut into tokens.
     ///
     /// # Errors
-    /// Says which part makes text grow beyond [`MOST_GROWTH`].
+    /// Says which part makes text grow beyond [`MOST_GROWTH`], or that a piece is longer than [`MOST_PIECE_BYTES`].
     pub fn growth(&self) -> Result<u64, String> {
+        let longest = self.model.vocab.longest_bytes;
+        if longest > MOST_PIECE_BYTES {
+            return Err(format!("its longest token has {longest} bytes: expected at most {MOST_PIECE_BYTES}"));
+        }
         let encoding = growth(&self.pre_tokenizer, growth(&self.normalizer, 1));
         let decoding = growth(&self.decoder, 1);
         for (part, bytes) in [("normalizer", encoding), ("decoder", decoding)] {

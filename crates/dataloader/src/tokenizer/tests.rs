@@ -269,7 +269,7 @@ fn a_megabyte_without_a_border_is_tokenized_as_far_as_it_matters() {
 }
 
 #[test]
-fn files_on_which_the_library_panics_are_refused_by_name() {
+fn files_on_which_the_library_panics_or_overflows_are_refused_by_name() {
     let check = |part: &str, value: Value| {
         let bytes = std::fs::read(sample_tokenizer().path()).unwrap();
         let mut file: Value = serde_json::from_slice(&bytes).unwrap();
@@ -293,4 +293,9 @@ fn files_on_which_the_library_panics_are_refused_by_name() {
     assert!(check("normalizer", bomb).contains("its normalizer can turn one byte of text into"));
     let decoders = json!({"type": "Sequence", "decoders": [ones, ones, ones, ones]});
     assert!(check("decoder", decoders).contains("its decoder can turn one byte of text into"));
+    let pieces =
+        |bytes: usize| json!({"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a".repeat(bytes), -1.0]]});
+    assert!(check("model", pieces(1 << 20)).contains("its longest token has 1048576 bytes: expected at most 1024"));
+    let file = json!({"version": "1.0", "added_tokens": [], "model": pieces(1024)});
+    Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("long.json")).unwrap();
 }
