@@ -6,6 +6,7 @@ use clap::Args;
 use memory_policy::Budgets;
 use toml::Value;
 
+use crate::config::generation::apply_model_defaults;
 use crate::config::{Origin, Values};
 use crate::failure::Outcome;
 use crate::flag_values::{Precision, assignment_text, typed_path};
@@ -79,6 +80,15 @@ pub struct DecodingFlags {
 }
 
 impl DecodingFlags {
+    /// The keys of a model's own defaults with the flags over them, and its longest answer in tokens, where it says one.
+    pub fn over(&self, model: &t5::Config) -> Outcome<(Values, Option<usize>)> {
+        let mut values = Values::defaults();
+        let (settings, file) = model.answer_settings();
+        let longest = apply_model_defaults(&mut values, settings, file)?;
+        self.apply(&mut values)?;
+        Ok((values, longest.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX))))
+    }
+
     /// Applies the flags to the keys.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
         let flags = [

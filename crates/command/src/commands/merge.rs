@@ -61,8 +61,23 @@ fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
 
 /// An output that exists is replaced where that is asked for and it is a model, and none of the inputs.
 pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outcome<()> {
-    if !output.exists() {
+    if !is_to_be_replaced(output, force, inputs)? {
         return Ok(());
+    }
+    let is_model = output.join("config.json").is_file() && output.join("model.safetensors").is_file();
+    let has_more = ["checkpoints", "model", "trainer_state.json"].iter().any(|name| output.join(name).exists());
+    if !is_model || has_more {
+        let shown = output.display();
+        return Err(Failure::usage(format!("{shown} is no model alone; `--force` replaces models only"))
+            .hint("remove it, or name another directory"));
+    }
+    Ok(())
+}
+
+/// Whether the output exists, which is an error where it has an input in it, or where nobody asked to replace it.
+pub(super) fn is_to_be_replaced(output: &Path, force: bool, inputs: &[&Path]) -> Outcome<bool> {
+    if !output.exists() {
+        return Ok(false);
     }
     let shown = output.display();
     let is_same = |input: &&Path| {
@@ -75,11 +90,5 @@ pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outc
     if !force {
         return Err(Failure::usage(format!("{shown} already exists")).hint("`--force` replaces it"));
     }
-    let is_model = output.join("config.json").is_file() && output.join("model.safetensors").is_file();
-    let has_more = ["checkpoints", "model", "trainer_state.json"].iter().any(|name| output.join(name).exists());
-    if !is_model || has_more {
-        return Err(Failure::usage(format!("{shown} is no model alone; `--force` replaces models only"))
-            .hint("remove it, or name another directory"));
-    }
-    Ok(())
+    Ok(true)
 }

@@ -26,7 +26,7 @@ use super::generate::MAX_NEW_TOKENS;
 use super::serve::models::{Loaded, Served, name_of, named};
 use crate::answer_flags::WeightFlags;
 use crate::chat_flags::ChatArgs;
-use crate::config::generation::{Generation, apply_model_defaults};
+use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
@@ -55,11 +55,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         let (name, directory) = named(text)?;
         served.push(Served::open(name, &base, Some(&directory), activations)?);
     }
-    let mut values = Values::defaults();
-    let (settings, file) = base.answer_settings();
-    let most = apply_model_defaults(&mut values, settings, file)?;
-    flags.decoding.apply(&mut values)?;
-    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let (values, most) = flags.decoding.over(&base)?;
     let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
     let longest = AnswerShape { max_new_tokens, rows: flags.max_beams.max(1), looks_at_scores: true, sorts: true };
     let mut sizes: Vec<u64> = served.iter().map(|served| served.bytes).collect();

@@ -12,6 +12,7 @@ use serde_json::json;
 use t5::StoredModel;
 use trainer::{NamedFiles, write_whole};
 
+use crate::commands::merge::is_to_be_replaced;
 use crate::export_flags::{ExportArgs, Format, GgufNames};
 use crate::failure::{Failure, Outcome};
 use crate::model_directory::{self, Adapted};
@@ -148,25 +149,15 @@ fn is_file_name(output: &Path) -> bool {
 /// An output that exists is replaced where that is asked for and it is an export, and none of the inputs.
 fn check_output(flags: &ExportArgs, inputs: &[&Path]) -> Outcome<()> {
     let output = &flags.output;
-    if !output.exists() {
+    if !is_to_be_replaced(output, flags.force, inputs)? {
         return Ok(());
-    }
-    let shown = output.display();
-    let is_same = |input: &&Path| {
-        output.canonicalize().is_ok_and(|output| input.canonicalize().is_ok_and(|input| input.starts_with(output)))
-    };
-    if inputs.iter().any(is_same) {
-        return Err(Failure::usage(format!("--output {shown} has the model or the adapter in it"))
-            .hint("name another directory"));
-    }
-    if !flags.force {
-        return Err(Failure::usage(format!("{shown} already exists")).hint("`--force` replaces it"));
     }
     let is_export = match output.is_dir() {
         false => output.is_file() && is_file_name(output) && flags.format == Format::Gguf,
         true => !is_file_name(output) && (output.join(ctranslate2::FILES[0]).is_file() || has_gguf(output)),
     };
     if !is_export {
+        let shown = output.display();
         return Err(Failure::usage(format!("{shown} is no export; `--force` replaces exports only"))
             .hint("remove it, or name another path"));
     }

@@ -13,8 +13,7 @@ use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answer_flags::GenerateArgs;
-use crate::config::Values;
-use crate::config::generation::{Generation, apply_model_defaults};
+use crate::config::generation::Generation;
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
@@ -68,11 +67,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
 
 /// How answers are made: by the flags, or else the model's own defaults.
 fn decoding(flags: &GenerateArgs, config: &t5::Config) -> Outcome<GenerateOptions> {
-    let mut values = Values::defaults();
-    let (settings, file) = config.answer_settings();
-    let most = apply_model_defaults(&mut values, settings, file)?;
-    flags.decoding.apply(&mut values)?;
-    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let (values, most) = flags.decoding.over(config)?;
     let activations: DType = trainer::Precision::from(flags.precision).activations();
     Ok(GenerateOptions {
         max_new_tokens: flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS),

@@ -29,8 +29,6 @@ use self::models::{Loaded, Served};
 use self::wish::Defaults;
 use crate::answer_flags::WeightFlags;
 use crate::commands::generate::MAX_NEW_TOKENS;
-use crate::config::Values;
-use crate::config::generation::apply_model_defaults;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
 use crate::model_directory::Adapted;
@@ -166,11 +164,7 @@ fn warn_of_readers(path: &Path) {
 
 /// The settings of answers: the model's own, and the flags.
 fn defaults(flags: &ServeArgs, base: &t5::Config, activations: DType) -> Outcome<Defaults> {
-    let mut values = Values::defaults();
-    let (settings, file) = base.answer_settings();
-    let most = apply_model_defaults(&mut values, settings, file)?;
-    flags.decoding.apply(&mut values)?;
-    let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let (values, most) = flags.decoding.over(base)?;
     let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
     Ok(Defaults { values, max_new_tokens, activations, vocab_size: base.vocab_size })
 }
