@@ -117,6 +117,7 @@ impl Tokenizer {
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, Error> {
         let head = Head::read(bytes).map_err(|error| unusable(path, error))?;
         // Before anything of it runs: reading the file normalizes the tokens that are found by name.
+        head.check_pieces().map_err(|error| unusable(path, error))?;
         let growth = head.growth().map_err(|error| unusable(path, error))?;
         let tokenizer = guarded(path, "reading it", || Self::build(bytes, path, &head, growth))??;
         tokenizer.try_out()?;

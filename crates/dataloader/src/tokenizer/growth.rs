@@ -2,7 +2,8 @@
 //!
 //! A normalizer may put a long text in the place of a short one, and a sequence of them multiplies. Four that turn `1`
 //! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is
-//! bounded from what the file says, and a tokenizer that exceeds [`MOST_GROWTH`] is refused.
+//! bounded from what the file says, and a tokenizer that exceeds [`MOST_GROWTH`] is refused. So is one with a piece that is too
+//! long for the stack.
 
 use std::fmt;
 
@@ -85,15 +86,23 @@ impl Head {
         self.model.unk_id.and_then(|id| id.try_into().ok())
     }
 
-    /// Bytes that one byte of text becomes at most before it is cut into tokens.
+    /// Refuses a Unigram model with a piece that is longer than [`MOST_PIECE_BYTES`].
     ///
     /// # Errors
-    /// Says which part makes text grow beyond [`MOST_GROWTH`], or that a piece is longer than [`MOST_PIECE_BYTES`].
-    pub fn growth(&self) -> Result<u64, String> {
+    /// Says how long the longest is.
+    pub fn check_pieces(&self) -> Result<(), String> {
         let longest = self.model.vocab.longest_bytes;
         if longest > MOST_PIECE_BYTES {
             return Err(format!("its longest token has {longest} bytes: expected at most {MOST_PIECE_BYTES}"));
         }
+        Ok(())
+    }
+
+    /// Bytes that one byte of text becomes at most before it is cut into tokens.
+    ///
+    /// # Errors
+    /// Says which part makes text grow beyond [`MOST_GROWTH`].
+    pub fn growth(&self) -> Result<u64, String> {
         let encoding = growth(&self.pre_tokenizer, growth(&self.normalizer, 1));
         let decoding = growth(&self.decoder, 1);
         for (part, bytes) in [("normalizer", encoding), ("decoder", decoding)] {
