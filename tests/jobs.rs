@@ -9,26 +9,46 @@ fn with_ledger(scene: &Scene, line: &str) -> crate::run::Ran {
     scene.shell(&format!("export XDG_RUNTIME_DIR=\"$PWD/runtime\"; program={program:?}; {line}"))
 }
 
-/// A line of the ledger for this test's own process.
-fn reserved_by_this_process(bytes: u64) -> String {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    let started = stat.rsplit_once(')').expect("a name").1.split_whitespace().nth(19).expect("a start").to_owned();
-    let pid = std::process::id();
-    format!(
-        "[{{\"pid\":{pid},\"started\":{started},\"number\":0,\"arrived\":0,\"output\":\"other\",\"bytes\":{bytes},\"waits\":false}}]"
-    )
+/// Another process, in the ledger of a scene: what it has reserved is free when it is killed.
+struct Other {
+    process: std::process::Child,
+}
+
+impl Other {
+    fn reserves(scene: &Scene, bytes: u64, more: &str) -> Self {
+        let process = std::process::Command::new("sleep").arg("3600").spawn().expect("a process");
+        let pid = process.id();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("Linux");
+        let started = stat.rsplit_once(')').expect("a name").1.split_whitespace().nth(19).expect("a start").to_owned();
+        let line = format!(
+            "[{{\"pid\":{pid},\"started\":{started},\"number\":0,\"arrived\":0,\"output\":\"other\",\"bytes\":{bytes},\"waits\":false{more}}}]"
+        );
+        scene.write("runtime/train_low_mem/ledger.json", line);
+        Self { process }
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 #[test]
 fn a_run_waits_for_memory_that_another_has_reserved_and_starts_when_it_is_free() {
     let scene = Scene::new();
-    let ledger = scene.write("runtime/train_low_mem/ledger.json", reserved_by_this_process(1 << 50));
+    let other = Other::reserves(&scene, 1 << 50, "");
     let arguments = short(&["--wait"]).join("' '");
     let line = format!(
         "$program '{arguments}' > said 2>&1 & run=$!; \
          while ! grep -q 'waiting for memory' said && kill -0 $run; do sleep 0.1; done; cat said; \
-         $program jobs; rm '{}'; wait $run",
-        ledger.display()
+         $program jobs; kill {}; wait $run",
+        other.pid()
     );
     let ran = with_ledger(&scene, &line);
     ran.expect_code(0).expect_words(&["waits", "trains", "other"]);
@@ -68,15 +88,15 @@ fn a_run_that_is_added_to_a_list_is_taken_up_while_the_list_is_trained() {
     let quoted: Vec<String> = short(&[])[..18].iter().map(|word| format!("{word:?}")).collect();
     scene.write("list.toml", format!("# Mine.\n[[run]]\noutput = \"runs/one\"\nflags = [{}]", quoted.join(", ")));
     let flags = short(&[])[..18].iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
-    // The first run waits for memory that this process has reserved, until another has been added.
-    let ledger = scene.write("runtime/train_low_mem/ledger.json", reserved_by_this_process(1 << 50));
+    // The first run waits for memory that another process has reserved, until another has been added.
+    let other = Other::reserves(&scene, 1 << 50, "");
     let line = format!(
         "$program jobs run list.toml > said 2>&1 & run=$!; \
          while ! grep -q 'waiting for memory' runs/one.log && kill -0 $run; do sleep 0.1; done; \
          $program jobs add list.toml --output runs/two --priority 1 --sweep 'run.seed=[1, 2]' -- {flags}; \
          while ! grep -q '2 runs more' said && kill -0 $run; do sleep 0.1; done; \
-         rm '{}'; wait $run; code=$?; cat said; exit $code",
-        ledger.display()
+         kill {}; wait $run; code=$?; cat said; exit $code",
+        other.pid()
     );
     let ran = with_ledger(&scene, &line);
     ran.expect_code(0).expect_words(&["added 2 runs to list.toml", "(3 of 3)", "runs/two/seed=1", "runs/two/seed=2"]);
@@ -93,16 +113,15 @@ fn a_run_that_is_added_to_a_list_is_taken_up_while_the_list_is_trained() {
 #[test]
 fn a_run_waits_for_disk_space_that_another_has_reserved() {
     let scene = Scene::new();
-    let line = reserved_by_this_process(1);
     let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(scene.path(".")).expect("the scene"));
-    let disk = format!("\"waits\":false,\"disk\":{{\"device\":{device},\"files\":{},\"kept\":0}}", 1u64 << 60);
-    let ledger = scene.write("runtime/train_low_mem/ledger.json", line.replace("\"waits\":false", &disk));
+    let disk = format!(",\"disk\":{{\"device\":{device},\"files\":{},\"kept\":0}}", 1u64 << 60);
+    let other = Other::reserves(&scene, 1, &disk);
     let arguments = short(&["--wait"]).join("' '");
     let line = format!(
         "$program '{arguments}' > said 2>&1 & run=$!; \
          while ! grep -q 'waiting for disk space' said && kill -0 $run; do sleep 0.1; done; cat said; \
-         $program jobs --json; rm '{}'; wait $run",
-        ledger.display()
+         $program jobs --json; kill {}; wait $run",
+        other.pid()
     );
     let ran = with_ledger(&scene, &line);
     ran.expect_code(0).expect_words(&["\"disk_bytes\": 1152921504606846976", "waits", "0 B left by other runs"]);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -34,6 +35,9 @@ pub const SHORT: [&str; 20] = [
 
 /// The environment in which no plan depends on how fast the machine is.
 pub const BUILT_IN_PRICES: [(&str, &str); 1] = [("LOW_MEM_T5_PRICES", "built-in")];
+
+/// No command of a test takes as long.
+const LONGEST: Duration = Duration::from_secs(900);
 
 /// A directory of its own for one test; the command runs in it.
 pub struct Scene {
@@ -145,7 +149,7 @@ impl Scene {
 
     /// Runs the command to its end.
     pub fn run<S: AsRef<str>>(&self, arguments: &[S]) -> Ran {
-        self.command(arguments).output().expect("the command starts").into()
+        to_the_end(self.command(arguments))
     }
 
     /// Runs the command to its end, in a shell that ran `setup` before, such as `ulimit -f 100`.
@@ -155,7 +159,7 @@ impl Scene {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{setup}; exec \"$0\" \"$@\"")).arg(command.get_program());
         shell.args(command.get_args()).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
-        shell.output().expect("a shell").into()
+        to_the_end(shell)
     }
 
     /// Runs the command to its end below another one, such as `mpirun -n 2`.
@@ -164,7 +168,7 @@ impl Scene {
         let mut launched = Command::new(words.next().expect("a launcher"));
         launched.args(words).arg(command.get_program()).args(command.get_args());
         launched.current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
-        launched.output().expect("the launcher starts").into()
+        to_the_end(launched)
     }
 
     /// Runs a line as typed into a shell.
@@ -172,7 +176,7 @@ impl Scene {
     pub fn shell(&self, line: &str) -> Ran {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(line).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
-        shell.output().expect("a shell").into()
+        to_the_end(shell)
     }
 
     /// Starts the command and returns while it runs.
@@ -192,6 +196,23 @@ impl Scene {
             .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")));
         lines.filter(|line| line["event"] == event).collect()
     }
+}
+
+/// Runs a command to its end. One that hangs is named, where the test runner would wait for ever.
+fn to_the_end(mut command: Command) -> Ran {
+    let named = format!("{command:?}");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let child = command.spawn().unwrap_or_else(|error| panic!("{named}: {error}"));
+    let group = child.id();
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let output = ended.recv_timeout(LONGEST).unwrap_or_else(|_| {
+        let _ = Command::new("kill").args(["-s", "KILL", "--", &format!("-{group}")]).status();
+        panic!("still running after {LONGEST:?}: {named}")
+    });
+    output.expect("the command ends").into()
 }
 
 impl Running {

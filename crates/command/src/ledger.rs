@@ -413,11 +413,14 @@ fn outstanding<'a>(lines: impl Iterator<Item = &'a Line>) -> u64 {
     lines.filter(|line| !line.waits).map(|line| line.bytes.saturating_sub(resident(line.pid))).sum()
 }
 
-/// When a process started, in ticks since the system did; none where there is no such process.
+/// When a process started, in ticks since the system did; none where there is no such process. One that has ended is none,
+/// though its parent has not asked for its exit code: the first process of a container may never do so.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program is in brackets and may hold anything.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let has_ended = matches!(fields.next()?, "Z" | "X");
+    fields.nth(18).filter(|_| !has_ended)?.parse().ok()
 }
 
 /// Bytes that a process holds in memory.
@@ -456,6 +459,19 @@ mod tests {
         let gone = Line { started: 1, ..line(mine, 1, 7, false) };
         ledger.change(|lines| *lines = vec![line(mine, 0, 5, false), gone, line(u32::MAX, 2, 9, true)]).unwrap();
         assert_eq!(ledger.lines().unwrap(), [line(mine, 0, 5, false)]);
+    }
+
+    #[test]
+    fn a_process_that_ended_and_that_nobody_asked_for_its_exit_code_is_gone() {
+        let mut process = std::process::Command::new("sleep").arg("3600").spawn().unwrap();
+        assert!(started(process.id()).is_some());
+        process.kill().unwrap();
+        let killed = Instant::now();
+        while started(process.id()).is_some() {
+            assert!(killed.elapsed() < Duration::from_secs(60), "a killed process is never gone");
+            std::thread::yield_now();
+        }
+        process.wait().unwrap();
     }
 
     #[test]
