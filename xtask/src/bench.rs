@@ -1,4 +1,4 @@
-//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets`.
+//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets|pace`.
 //!
 //! Each runs `train_low_mem`, as built beside this program, in child processes and reads the operating
 //! system's counters about them. It writes a table for people and one for programs to `bench/runs`.
@@ -10,6 +10,7 @@ mod data;
 mod levers;
 mod limits;
 mod memory;
+mod pace;
 mod pressure;
 pub mod record;
 mod slope;
@@ -26,6 +27,7 @@ names:
   slope     look for growth of the resident set over 3,000 steps
   levers    measure how much memory each lever saves and how much time it costs
   budgets   measure how much of a budget is used, and how fast a step is within it
+  pace      compare the planned time of a step with the measured one
 
 A whole benchmark writes bench/runs/DATE-PROCESSOR/NAME.{md,json}. With --filter or --quick it writes below target.\
 ";
@@ -92,6 +94,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         "pressure" => pressure::run(&options),
         "slope" => slope::run(&options),
         "budgets" => budgets::run(&options),
+        "pace" => pace::run(&options),
         other => Err(format!("unknown benchmark `{other}`\n{USAGE}")),
     };
     if options.is_whole() {

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn kept(build: &str, threads: usize) -> Kept {
-        let sizes = MeasuredSizes { d_model: 1, d_ff: 1, heads: 1, d_kv: 1 };
+        let sizes = MeasuredSizes { d_model: 1, d_ff: 1, heads: 1, d_kv: 1, from_memory: false };
         let (processor, instruction_set) = ("a processor".to_string(), "avx2".to_string());
         let circumstances = Circumstances { build: build.to_string(), processor, instruction_set, threads, sizes };
         let speed = planner::Speed {

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
-use t5::Files;
+use t5::{Files, ParameterSpec};
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, adafactor, attention,
-    attention_backward, dropout, dropout_add, feed_forward_activation, feed_forward_activation_backward, linear,
-    linear_backward_input, linear_backward_weight, linear_cross_entropy_backward, rms_norm, rms_norm_backward,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
+    adafactor_with_sums, attention, attention_backward, dropout, dropout_add, evict_from_caches,
+    feed_forward_activation, feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight,
+    linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
 use crate::speed::{MachineSpeed, Speed, significant};
@@ -30,6 +31,8 @@ pub struct MeasuredSizes {
     pub heads: usize,
     /// Size of a head.
     pub d_kv: usize,
+    /// Whether weights and gradients come from memory for each use, because no cache holds those of the whole model.
+    pub from_memory: bool,
 }
 
 impl MeasuredSizes {
@@ -41,12 +44,22 @@ impl MeasuredSizes {
             d_ff: model.d_ff.min(2048),
             heads: model.num_heads.min((1024 / d_kv).max(1)),
             d_kv,
+            from_memory: 2 * BYTES_OF_A_WEIGHT * elements(model) > MOST_CACHED,
         }
     }
 
     fn inner(&self) -> usize {
         self.heads * self.d_kv
     }
+}
+
+/// Of a weight in f32; its gradient has as many.
+const BYTES_OF_A_WEIGHT: u64 = 4;
+/// What the last cache of a processor holds, about.
+const MOST_CACHED: u64 = 32 << 20;
+
+fn elements(model: &t5::Config) -> u64 {
+    ParameterSpec::all(model).iter().map(ParameterSpec::elements).sum()
 }
 
 /// The time that one kind of work may take.
@@ -119,6 +132,16 @@ impl Measured {
         Tensor::rand(-1f32, 1f32, shape, &Device::Cpu)?.to_dtype(self.dtype)
     }
 
+    /// The shortest time of work on weights and their gradients, which come from where those of the model do.
+    fn shortest(
+        &self,
+        weights: &[&Tensor],
+        limit: Duration,
+        work: impl FnMut() -> candle_core::Result<()>,
+    ) -> candle_core::Result<f64> {
+        shortest_without(if self.sizes.from_memory { weights } else { &[] }, limit, work)
+    }
+
     /// The products that are timed, (output, input) of each and how often a block has it.
     fn weights(&self) -> [((usize, usize), f64); 3] {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
@@ -145,12 +168,22 @@ impl Measured {
             let (x, dy) = (self.tensor(&[rows, k])?, self.tensor(&[rows, n])?);
             let weight = Tensor::rand(-1f32, 1f32, &[n, k], &Device::Cpu)?;
             let gradient = Tensor::zeros(&[n, k], DType::F32, &Device::Cpu)?;
+            let forward = || linear(&x, &weight).map(drop);
+            let backward_input = || linear_backward_input(&dy, &weight, None).map(drop);
+            let backward_weight = || linear_backward_weight(&dy, &x, &gradient, true);
             seconds += times
-                * shortest(OF_A_KIND / 2, || {
-                    drop(linear(&x, &weight)?);
-                    drop(linear_backward_input(&dy, &weight, None)?);
-                    linear_backward_weight(&dy, &x, &gradient, true)
-                })?;
+                * if self.sizes.from_memory {
+                    // Between two uses of a weight or of its gradient a step works on all the others.
+                    let limit = OF_A_KIND / 6;
+                    shortest_without(&[&weight], limit, forward)?
+                        + shortest_without(&[&weight], limit, backward_input)?
+                        + shortest_without(&[&gradient], limit, backward_weight)?
+                } else {
+                    // Threads that wait for work are woken once, as in a step.
+                    shortest(OF_A_KIND / 2, || {
+                        forward().and_then(|()| backward_input()).and_then(|()| backward_weight())
+                    })?
+                };
         }
         Ok(seconds)
     }
@@ -178,7 +211,7 @@ impl Measured {
         let gradient = table.zeros_like()?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row % VOCABULARY as u32).collect();
         let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows };
-        let seconds = shortest(OF_A_KIND, || {
+        let seconds = self.shortest(&[&table, &gradient], OF_A_KIND, || {
             linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
         })?;
         Ok(seconds / (3 * rows * d_model * VOCABULARY) as f64)
@@ -221,7 +254,7 @@ impl Measured {
         Ok([forward / elements, backward / elements])
     }
 
-    /// Seconds of an update of a parameter.
+    /// Seconds of an update of a parameter and of its gradient's part in the norm.
     fn update(&self) -> candle_core::Result<f64> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
         let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu);
@@ -229,8 +262,12 @@ impl Measured {
         let gradient = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
         let second = SecondMoment::Factored { row: zeros(d_ff)?, col: zeros(d_model)? };
         let hyper = AdafactorHyper { beta2: 0.5, scale_parameter: false, ..AdafactorHyper::default() };
-        let seconds = shortest(OF_A_KIND / 2, || adafactor(&parameter, &gradient, &second, None, &hyper))?;
-        Ok(seconds / (d_ff * d_model) as f64)
+        let norm = self.shortest(&[&gradient], OF_A_KIND / 4, || SquareSums::of(&gradient).map(drop))?;
+        let sums = SquareSums::of(&gradient)?;
+        let update = self.shortest(&[&parameter, &gradient], OF_A_KIND / 4, || {
+            adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
+        })?;
+        Ok((norm + update) / (d_ff * d_model) as f64)
     }
 }
 
@@ -248,8 +285,18 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
 
 /// The shortest of several times that `work` takes, in seconds, each less the share in which threads waited for a processor. The
 /// first is not counted where there is time for another: it allocates.
-fn shortest(limit: Duration, mut work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
+fn shortest(limit: Duration, work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
+    shortest_without(&[], limit, work)
+}
+
+/// The same where `work` begins with these tensors in no cache.
+fn shortest_without(
+    cold: &[&Tensor],
+    limit: Duration,
+    mut work: impl FnMut() -> candle_core::Result<()>,
+) -> candle_core::Result<f64> {
     let mut once = || {
+        cold.iter().try_for_each(|tensor| evict_from_caches(tensor))?;
         std::thread::yield_now();
         let (before, start) = (Scheduled::now(), Instant::now());
         work()?;
@@ -336,7 +383,8 @@ mod tests {
     #[test]
     fn large_models_are_measured_with_the_sizes_of_smaller_ones() {
         let of = |name| MeasuredSizes::of(&t5::Config::preset(name).unwrap());
-        assert_eq!(of("t5-small"), MeasuredSizes { d_model: 512, d_ff: 2048, heads: 8, d_kv: 64 });
-        assert_eq!(of("t5-3b"), MeasuredSizes { d_model: 1024, d_ff: 2048, heads: 8, d_kv: 128 });
+        assert!(!of("tiny").from_memory);
+        assert_eq!(of("t5-small"), MeasuredSizes { d_model: 512, d_ff: 2048, heads: 8, d_kv: 64, from_memory: true });
+        assert_eq!(of("t5-3b"), MeasuredSizes { d_model: 1024, d_ff: 2048, heads: 8, d_kv: 128, from_memory: true });
     }
 }

@@ -189,6 +189,9 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let keeps = prices.never_keeps_logits || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
     #[expect(clippy::cast_precision_loss, reason = "rows of a chunk")]
     let rows = if keeps { levers.loss_chunk_rows.max(1) as f64 } else { CHUNK_WITHOUT_LOGITS };
+    // A micro-batch may have fewer of them: half of its tokens, about, are the target's.
+    #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
+    let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
     1.0 + cut(prices, tokens) + again + layer_by_layer + files + chunks

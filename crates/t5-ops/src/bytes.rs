@@ -22,6 +22,14 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     }
 }
 
+/// Puts a tensor on the CPU out of the processor's caches, so that its next use takes as long as one in a step of a large model.
+///
+/// # Errors
+/// As [`with_bytes`].
+pub fn evict_from_caches(x: &Tensor) -> Result<()> {
+    with_bytes(x, crate::cache::evict)
+}
+
 /// A tensor on the CPU whose bytes `fill` sets; it is given zeros.
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
     fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {

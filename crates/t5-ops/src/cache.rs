@@ -45,6 +45,28 @@ pub(crate) fn to_write<T>(line: *mut T) {
     let _ = line;
 }
 
+/// Bytes of the shortest line that a cache has.
+const LINE: usize = 64;
+
+/// Puts memory out of all caches, as if something else had been worked on since: for whoever measures how long weights take that
+/// come from memory. Where there is no instruction for it, it stays.
+pub(crate) fn evict(bytes: &[u8]) {
+    for line in bytes.chunks(LINE) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an address of this process; what was written goes to memory first.
+        unsafe {
+            std::arch::x86_64::_mm_clflush(line.as_ptr());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above; Linux lets programs do it.
+        unsafe {
+            std::arch::asm!("dc civac, {}", in(reg) line.as_ptr(), options(nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = line;
+    }
+}
+
 /// As the kernel lists them in `directory`, a folder `index0`, `index1`, .. for each cache of a processor.
 fn on_linux(directory: &str) -> Option<usize> {
     let read = |index: usize, file: &str| std::fs::read_to_string(format!("{directory}/index{index}/{file}")).ok();

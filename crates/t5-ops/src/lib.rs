@@ -63,7 +63,7 @@ mod storage;
 mod testing;
 mod vector;
 
-pub use bytes::{change_bytes, from_bytes, with_bytes};
+pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
     DeviceBytes, check_dtype, device_bytes, is_out_of_device_memory, limit_device, open_card, release_unused_of_device,
 };

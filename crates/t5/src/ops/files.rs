@@ -16,8 +16,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use candle_core::{DType, Shape, Tensor};
 
@@ -63,8 +63,17 @@ pub struct Stretch {
     dtype: DType,
 }
 
+impl Stretch {
+    fn bytes(&self) -> usize {
+        self.shape.elem_count() * self.dtype.size_in_bytes()
+    }
+}
+
 /// The least that is worth a thread of its own.
 const LEAST_SHARE: usize = 256 << 10;
+
+/// The least that is worth reading ahead: less is read in the time that handing it over takes.
+const LEAST_AHEAD: usize = 256 << 10;
 
 /// Bytes, over all threads, after which one waits for the disk where there is no room for more.
 const PIECES: usize = 4 << 20;
@@ -82,7 +91,40 @@ pub struct TensorFiles {
     path: PathBuf,
     end: u64,
     written: u64,
-    ahead: Option<(Stretch, JoinHandle<std::io::Result<candle_core::Result<Tensor>>>)>,
+    /// The thread that reads ahead, from the first time on that there is something for it.
+    reader: Option<Reader>,
+    /// What it was asked for and has not handed over.
+    ahead: Option<Stretch>,
+}
+
+type Read = std::io::Result<candle_core::Result<Tensor>>;
+
+/// A thread that reads one stretch after another, and ends with its owner.
+#[derive(Debug)]
+struct Reader {
+    asked: SyncSender<Stretch>,
+    /// Nobody else asks; threads that write share the files with it.
+    read: Mutex<Receiver<Read>>,
+}
+
+impl Reader {
+    /// None where no thread can be started: everything is then read when it is asked for.
+    fn start(files: &Arc<Vec<File>>) -> Option<Self> {
+        let (asked, stretches) = sync_channel::<Stretch>(1);
+        let (results, read) = sync_channel(1);
+        let read = Mutex::new(read);
+        let files = Arc::clone(files);
+        let work = move || {
+            // A closed channel is the owner's end.
+            while let Ok(stretch) = stretches.recv() {
+                if results.send(self::read(&files, &stretch)).is_err() {
+                    break;
+                }
+            }
+        };
+        std::thread::Builder::new().name("read-ahead".to_owned()).spawn(work).ok()?;
+        Some(Self { asked, read })
+    }
 }
 
 impl TensorFiles {
@@ -99,7 +141,17 @@ impl TensorFiles {
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
         let files = Arc::new(files);
-        Ok(TensorFiles { files, unwritten, lengths, unwritten_bytes, path, end: 0, written: 0, ahead: None })
+        Ok(TensorFiles {
+            files,
+            unwritten,
+            lengths,
+            unwritten_bytes,
+            path,
+            end: 0,
+            written: 0,
+            reader: None,
+            ahead: None,
+        })
     }
 }
 
@@ -126,16 +178,20 @@ impl Spill<Tensor> for TensorFiles {
     }
 
     fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
-        let tensor = match self.ahead.take() {
-            Some((ahead, reader)) if ahead == stretch => reader.join().expect("a reader does not panic"),
+        // What was asked for in vain is taken as well: it makes room for the next.
+        let was_ahead = self.ahead.take();
+        let reader = was_ahead.as_ref().and(self.reader.as_mut());
+        let read_ahead = reader.and_then(|reader| reader.read.get_mut().ok()?.recv().ok());
+        let tensor = match (was_ahead, read_ahead) {
+            (Some(ahead), Some(tensor)) if ahead == stretch => tensor,
             _ => read(&self.files, &stretch),
         };
-        if let Some(after) = after {
-            let (files, after) = (Arc::clone(&self.files), after.clone());
-            let stretch = after.clone();
-            // Where there is no thread for it, it is read when it is asked for.
-            let reader = std::thread::Builder::new().spawn(move || read(&files, &stretch));
-            self.ahead = reader.ok().map(|reader| (after, reader));
+        if let Some(after) = after.filter(|after| after.bytes() >= LEAST_AHEAD) {
+            if self.reader.is_none() {
+                self.reader = Reader::start(&self.files);
+            }
+            let asked = self.reader.as_ref().map(|reader| reader.asked.send(after.clone()));
+            self.ahead = asked.and_then(Result::ok).map(|()| after.clone());
         }
         Ok(tensor.map_err(Error::offload(&self.path))??)
     }
