@@ -22,7 +22,7 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     }
 }
 
-/// Puts a tensor on the CPU out of the processor's caches, so that its next use takes as long as one in a step of a large model.
+/// Evicts a tensor on the CPU from the processor's caches, so that its next use takes as long as one in a step of a large model.
 ///
 /// # Errors
 /// As [`with_bytes`].

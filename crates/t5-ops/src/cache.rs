@@ -48,7 +48,7 @@ pub(crate) fn to_write<T>(line: *mut T) {
 /// Bytes of the shortest line that a cache has.
 const LINE: usize = 64;
 
-/// Puts memory out of all caches, as if something else had been worked on since: for whoever measures how long weights take that
+/// Evicts memory from all caches, as if something else had been worked on since: for whoever measures how long weights take that
 /// come from memory. Where there is no instruction for it, it stays.
 pub(crate) fn evict(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {
