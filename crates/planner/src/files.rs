@@ -31,7 +31,7 @@ pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    let memory = memory_for_each(memory_for_files(now, plan.required()), plan.step.levers.layer_major.as_ref());
+    let memory = memory_for_each(memory_for_files(now, plan.budget), plan.step.levers.layer_major.as_ref());
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
     t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory }
 }
@@ -46,9 +46,9 @@ fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     Bytes(memory.0 / kinds.max(1))
 }
 
-/// Bytes of files that stay in memory beside a run that holds so many itself: its budget as long as there is no plan.
-pub fn memory_for_files(now: &MemorySnapshot, held: Bytes) -> Bytes {
-    now.ceiling().saturating_sub(held).percent(UNWRITTEN_PERCENT)
+/// Bytes of files that stay in memory beside a run of this budget.
+pub fn memory_for_files(now: &MemorySnapshot, budget: Bytes) -> Bytes {
+    now.ceiling().saturating_sub(budget).percent(UNWRITTEN_PERCENT)
 }
 
 #[cfg(test)]

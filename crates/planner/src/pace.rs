@@ -48,7 +48,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         &training.processes,
     )?;
     let written = of_mean.written(&levers);
-    let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.required()) };
+    let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
     let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
     Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total(), step_sent_bytes })
 }
