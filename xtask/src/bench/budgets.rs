@@ -125,8 +125,7 @@ fn step(options: &Options, subject: &Subject, budget: u64) -> Result<Ran, String
         let smallest: Option<u64> = named.and_then(|mib| mib.parse().ok());
         return Ok(Ran::Smallest(smallest.ok_or("the refusal names no budget")? << 20));
     }
-    let said: Value = serde_json::from_str(&measured.stdout)
-        .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;
+    let said = measured.json()?;
     let number = |name: &str| said[name].as_u64().unwrap_or(0);
     Ok(Ran::Row(Row {
         budget: (budget >> 20) << 20,

@@ -23,6 +23,14 @@ pub struct Measured {
     pub group: Option<GroupCounters>,
 }
 
+impl Measured {
+    /// Standard output as JSON.
+    pub fn json(&self) -> Result<serde_json::Value, String> {
+        serde_json::from_str(&self.stdout)
+            .map_err(|error| format!("exit code {}: {error}: {}", self.exit_code, self.stderr.trim()))
+    }
+}
+
 /// A control group's own counters after the child's end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupCounters {

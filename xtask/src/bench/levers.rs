@@ -137,8 +137,7 @@ pub fn run(options: &Options) -> Result<(), String> {
 fn one(options: &Options, name: &'static str, line: &str) -> Result<Measured, String> {
     let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let measured = child::run(&options.program, &arguments, None, &options.scratch, &|| false)?;
-    let said: Value = serde_json::from_str(&measured.stdout)
-        .map_err(|error| format!("exit code {}: {error}: {}", measured.exit_code, measured.stderr.trim()))?;
+    let said = measured.json()?;
     let price = said["relative_time"].as_f64().ok_or("no `relative_time` in its output")?;
     Ok(Measured { name, ms: shortest_step(&said)?, peak_bytes: measured.peak_bytes, price })
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Options, child, write_tables};
 
@@ -124,8 +124,7 @@ fn cases(options: &Options, scratch: &str) -> Vec<Case> {
 impl Case {
     fn one(&mut self, options: &Options) -> Result<(), String> {
         let ran = child::run(&options.program, &self.arguments, None, &options.scratch, &|| false)?;
-        let said: Value = serde_json::from_str(&ran.stdout)
-            .map_err(|error| format!("exit code {}: {error}: {}", ran.exit_code, ran.stderr.trim()))?;
+        let said = ran.json()?;
         self.predicted = said["predicted_step_ms"].as_f64().ok_or("no `predicted_step_ms` in its output")?;
         self.written = said["step_written_bytes"].as_u64().unwrap_or(0);
         self.measured.push(said["step_ms"].as_f64().ok_or("no `step_ms` in its output")?);
