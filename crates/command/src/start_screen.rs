@@ -29,7 +29,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
 
 fn model(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64) -> Outcome<String> {
     let trained = trainer::costs::trained_elements(&opened.model, options)?;
-    let all: u64 = t5::ParameterSpec::all(&opened.model).iter().map(t5::ParameterSpec::elements).sum();
+    let all: u64 = t5::ParameterSpec::elements_of_all(&opened.model);
     let start = match &config.model.init_from {
         _ if done > 0 => "from its checkpoint".to_string(),
         Some(directory) => format!("from {}", directory.display()),

@@ -44,7 +44,7 @@ impl MeasuredSizes {
             d_ff: model.d_ff.min(2048),
             heads: model.num_heads.min((1024 / d_kv).max(1)),
             d_kv,
-            from_memory: 2 * BYTES_OF_A_WEIGHT * elements(model) > MOST_CACHED,
+            from_memory: 2 * BYTES_OF_A_WEIGHT * ParameterSpec::elements_of_all(model) > MOST_CACHED,
         }
     }
 
@@ -57,10 +57,6 @@ impl MeasuredSizes {
 const BYTES_OF_A_WEIGHT: u64 = 4;
 /// What the last cache of a processor holds, about.
 const MOST_CACHED: u64 = 32 << 20;
-
-fn elements(model: &t5::Config) -> u64 {
-    ParameterSpec::all(model).iter().map(ParameterSpec::elements).sum()
-}
 
 /// The time that one kind of work may take.
 const OF_A_KIND: Duration = Duration::from_millis(90);

@@ -83,7 +83,7 @@ impl<'a> Offer<'a> {
         let dtype = training.options.parameter_dtype();
         let kept_in = |dtype| if dtype == DType::BF16 { "bf16" } else { "f32" };
         #[expect(clippy::cast_precision_loss, reason = "for reading")]
-        let millions = ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum::<u64>() as f64 / 1e6;
+        let millions = ParameterSpec::elements_of_all(job.model) as f64 / 1e6;
         let frozen = if counter.freezes() { ", none for frozen parameters" } else { "" };
         let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
         let loading = counter.of_model().loading(dtype);

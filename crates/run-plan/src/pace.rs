@@ -102,7 +102,7 @@ impl RunPace {
         // Of an adapter's run the base is never written.
         let elements = match job.model.lora {
             Some(_) => trainer::costs::trained_elements(job.model, options)?,
-            None => ParameterSpec::all(job.model).iter().map(ParameterSpec::elements).sum(),
+            None => ParameterSpec::elements_of_all(job.model),
         };
         let dtype = if job.model.lora.is_some() { DType::F32 } else { options.parameter_dtype() };
         let state = trainer::costs::optimizer_state(job.model, options, options.parameter_dtype())?;

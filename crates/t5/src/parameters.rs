@@ -170,6 +170,11 @@ impl ParameterSpec {
         self.elements() * dtype.size_in_bytes() as u64
     }
 
+    /// How many elements all parameters of the model have, those of an adapter included.
+    pub fn elements_of_all(config: &Config) -> u64 {
+        Self::all(config).iter().map(Self::elements).sum()
+    }
+
     /// Every parameter of the model, in the model's order; those of an adapter follow the weight that they are beside.
     pub fn all(config: &Config) -> Vec<ParameterSpec> {
         let mut list = List { config, specs: Vec::new() };

@@ -53,7 +53,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     }
     let plan = StepPlan { levers: planned.step.levers, longest: None };
     let predicted_peak_bytes = planned.predicted_peak.0;
-    let parameters: u64 = ParameterSpec::all(&model).iter().map(ParameterSpec::elements).sum();
+    let parameters: u64 = ParameterSpec::elements_of_all(&model);
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let files = planner::files(flags.levers.directory(), &now, &planned);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);

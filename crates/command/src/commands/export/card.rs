@@ -49,7 +49,7 @@ impl Card<'_> {
             Format::Gguf => "GGUF",
             Format::Ctranslate2 => "CTranslate2",
         };
-        let parameters: u64 = ParameterSpec::all(config).iter().map(ParameterSpec::elements).sum();
+        let parameters: u64 = ParameterSpec::elements_of_all(config);
         let mut text = format!(
             "---\nlibrary_name: {format}\npipeline_tag: text2text-generation\ntags:\n- t5\n- {format}\n---\n\n\
              # {name}\n\n\

@@ -308,7 +308,7 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
     let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
     let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
     let all = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().arithmetic(shape);
-    let weights = ParameterSpec::all(&config).iter().map(ParameterSpec::elements).sum::<u64>();
+    let weights = ParameterSpec::elements_of_all(&config);
     // The table is a weight of the decoder's tokens only; cross-attention goes through half of its for the source.
     let encoder = 6.0 * (4.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0);
     let decoder = weights as f64 - encoder;
