@@ -86,8 +86,6 @@ pub struct Kept {
     pub left: u64,
     /// Its right operand.
     pub right: u64,
-    /// Sums of such a gradient, where it is narrower.
-    pub sums: u64,
 }
 
 impl Kept {
@@ -98,7 +96,7 @@ impl Kept {
 
     /// What depends on the tokens of a pass: the operands of the gradients of weights.
     pub fn along_tokens(self) -> u64 {
-        self.left + self.right + self.sums
+        self.left + self.right
     }
 
     /// The larger of each kind.
@@ -108,7 +106,6 @@ impl Kept {
             loss: self.loss.max(other.loss),
             left: self.left.max(other.left),
             right: self.right.max(other.right),
-            sums: self.sums.max(other.sums),
         }
     }
 }

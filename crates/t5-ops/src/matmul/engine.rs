@@ -116,7 +116,7 @@ pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Factor, b: Right, acc
     match c.data {
         Target::Bf16(target) if is_cut => {
             // Sums are f32 to the end.
-            let mut sums = Buffer::new::<f32>(c.rows * c.cols);
+            let mut sums = Buffer::apart::<f32>(c.rows * c.cols);
             for (number, k) in slices {
                 slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k);
             }

@@ -46,6 +46,7 @@ pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
 
 use crate::isa::{Isa, isa};
+use crate::needs::elements;
 use crate::processor::processor;
 
 /// Whether AVX-512 multiplies rows of A as they lie in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block
@@ -106,12 +107,13 @@ macro_rules! with_kernel {
     };
 }
 
-/// The longest sum (K) that a product makes in one piece on this machine; a longer one is cut, and where its result is
-/// bf16 a buffer of f32 as large as the result holds what is summed so far.
+/// Bytes of the sums of a product (M, K) times (K, N) that is cut along K on this machine, because K is longer than what it sums in
+/// one piece: where its result is bf16, as many f32 as the result has elements hold what is summed so far.
 ///
-/// `operands`: F32 or BF16.
-pub(crate) fn longest_sum(operands: DType) -> usize {
-    Geometry::chosen(processor().instruction_set, operands == DType::BF16, true).depth()
+/// `operands`, `result`: F32 or BF16.
+pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, result: DType) -> u64 {
+    let longest = Geometry::chosen(processor().instruction_set, operands == DType::BF16, true).depth();
+    if result == DType::BF16 && k > longest { elements([m, n, size_of::<f32>()]) } else { 0 }
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose

@@ -224,7 +224,7 @@ impl Buffer {
         Self::of::<T>(spare, len, true)
     }
 
-    /// A buffer that lives longer than a product.
+    /// A buffer that lives longer than a product, or is too large to be kept after it.
     pub(super) fn apart<T>(len: usize) -> Self {
         Self::of::<T>(Vec::new(), len, false)
     }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::rows_and_width;
-use crate::matmul::{Matrix, MatrixMut, Threads, longest_sum, multiply, multiply_as_a, packed_bytes, product_bytes};
+use crate::matmul::{Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_as_a, packed_bytes, product_bytes};
 use crate::needs::{Kept, Needs, elements};
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
@@ -43,7 +43,8 @@ pub(super) fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> 
 /// A product of `rows` rows with a weight, (R, K) times (K, N).
 pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), operands: DType) -> Needs {
     let kept = Kept { weights: product_bytes(k, n, operands), ..Kept::default() };
-    Needs { kept, ..Needs::default() }.with_products(1, (rows, k, n))
+    let transient = bytes_of_sums((rows, k, n), operands, operands);
+    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k, n))
 }
 
 pub(super) fn linear_backward_input(dy: &Tensor, w: Weight, accumulate: Option<Tensor>) -> Result<Tensor> {
@@ -86,12 +87,10 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
 }
 
 pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operands, dw]: [DType; 2]) -> Needs {
-    // A bf16 gradient is summed in f32 where its product is cut along the tokens.
-    let is_summed_apart = dw == DType::BF16 && rows > longest_sum(operands);
-    let sums = if is_summed_apart { elements([n, k, size_of::<f32>()]) } else { 0 };
+    let transient = bytes_of_sums((n, rows, k), operands, dw);
     let [left, right] = [n, k].map(|width| packed_bytes(elements([rows, width]), operands));
-    let kept = Kept { left, right, sums, ..Kept::default() };
-    Needs { kept, ..Needs::default() }.with_products(1, (rows, n, k))
+    let kept = Kept { left, right, ..Kept::default() };
+    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, n, k))
 }
 
 /// The shape of `x` with another last dimension.
