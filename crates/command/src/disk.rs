@@ -1,6 +1,7 @@
-//! Room on the disk: known before anything is written.
+//! Room on the disk, known before anything is written, and the use that a process makes of its files.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use memory_policy::Bytes;
 use run_plan::pace::DiskNeed;
@@ -34,6 +35,35 @@ fn refusal(need: &DiskNeed, directory: &Path, free: Bytes) -> Failure {
         true => failure.hint("keep fewer checkpoints: `--set checkpoint.keep_last=1 --set checkpoint.keep_best=0`"),
         false => failure,
     }
+}
+
+/// The use that this process makes of files in place of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct FileUse {
+    /// Time spent reading and writing them, and waiting for their disk.
+    pub waited: Duration,
+    /// Bytes that came from a disk and not from the page cache, of these and of all other files; none where the system does not say.
+    pub disk_read_bytes: Option<u64>,
+}
+
+impl FileUse {
+    /// Since the process began.
+    pub fn so_far() -> Self {
+        Self { waited: heap::waited(), disk_read_bytes: disk_read_bytes() }
+    }
+
+    /// Since then.
+    pub fn until_now(self) -> Self {
+        let now = Self::so_far();
+        let read = now.disk_read_bytes.zip(self.disk_read_bytes);
+        Self { waited: now.waited - self.waited, disk_read_bytes: read.map(|(now, then)| now.saturating_sub(then)) }
+    }
+}
+
+/// As `/proc/self/io` says on Linux.
+fn disk_read_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
 /// The space that a process of this user may still fill where `directory` is, or would be made.

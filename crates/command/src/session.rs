@@ -24,6 +24,7 @@ use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 pub use self::first_model::FirstModel;
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
+use crate::disk::FileUse;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reserved};
@@ -410,8 +411,11 @@ impl Session {
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
             "cut_sources": batch.cut_sources, "cut_targets": batch.cut_targets,
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
-            "available_bytes": now.ceiling().0,
+            "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
+        if let Some(bytes) = took.files.disk_read_bytes {
+            line["disk_read_bytes"] = json!(bytes);
+        }
         self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
         if let Some(percent) = pressure.reduce(f64::max) {
@@ -573,6 +577,8 @@ pub struct Took {
     pub data_wait: Duration,
     /// The step itself.
     pub step: Duration,
+    /// Its files in place of memory.
+    pub files: FileUse,
 }
 
 fn longest(texts: &[Vec<u32>]) -> usize {

@@ -10,6 +10,7 @@ use trainer::Batch;
 use trainer::checkpoint::{export_checkpoint, export_model};
 
 use crate::cli::TrainArgs;
+use crate::disk::FileUse;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::ledger::Ledger;
 use crate::processes::{Processes, Together};
@@ -108,7 +109,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
-        let began = Instant::now();
+        let (began, files) = (Instant::now(), FileUse::so_far());
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
         let outcome = loop {
@@ -118,7 +119,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
                 outcome => break outcome?,
             }
         };
-        let took = Took { data_wait: began - asked, step: began.elapsed() };
+        let took = Took { data_wait: began - asked, step: began.elapsed(), files: files.until_now() };
         let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {
             break;

@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::lost_pages;
 use crate::nameless_file::{file_without_name, shown_path};
 use crate::page::{self, IS_SUPPORTED, LARGE_BYTES, PAGE_BYTES, whole_pages};
+use crate::pages;
+use crate::waiting::counting_wait;
 
 /// Room for large blocks in a file without a name.
 #[derive(Debug)]
@@ -107,14 +109,16 @@ impl FileMemory {
     /// The next `bytes` bytes of the file, which are whole pages of zeros, as memory; and where they are.
     fn take(&self, bytes: usize) -> Option<(*mut u8, InFile)> {
         if let Some((offset, exactly)) = PLACE.take().filter(|_| self.mapping.access == system::Access::Read) {
-            let place = InFile { mapping: Arc::clone(&self.mapping), offset, bytes: exactly };
+            let mapping = Arc::clone(&self.mapping);
+            let place = InFile { mapping, offset, bytes: exactly, is_counted: false };
             let block = std::ptr::with_exposed_provenance_mut(self.mapping.start + offset);
             return (whole_pages(exactly) == Some(bytes)).then_some((block, place));
         }
         let offset = self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |end| {
             end.checked_add(bytes).filter(|&end| end <= self.mapping.bytes)
         });
-        let place = InFile { mapping: Arc::clone(&self.mapping), offset: offset.ok()?, bytes };
+        let mapping = Arc::clone(&self.mapping);
+        let place = InFile { mapping, offset: offset.ok()?, bytes, is_counted: false };
         Some((std::ptr::with_exposed_provenance_mut(self.mapping.start + place.offset), place))
     }
 }
@@ -157,13 +161,18 @@ struct InFile {
     offset: usize,
     /// Whole pages, but in a file that is only read.
     bytes: usize,
+    /// Whether it is counted with the live pages, because it was made resident.
+    is_counted: bool,
 }
 
 impl InFile {
     /// Gives the block's pages back, which nobody uses any more. No other block will lie there.
     fn free(self) {
-        let InFile { mapping, offset, bytes } = self;
-        Stretch { mapping, offset, bytes, elements: PhantomData }.page_out();
+        let InFile { mapping, offset, bytes, is_counted } = self;
+        system::page_out(Stretch { mapping, offset, bytes, elements: PhantomData }.pages());
+        if is_counted {
+            pages::leave(bytes);
+        }
     }
 
     /// The part of the block, which begins at `block`, that `elements` are. `None` where they are not in it.
@@ -175,7 +184,7 @@ impl InFile {
     }
 }
 
-/// Blocks by address, and where they lie in files: they are no part of what is live.
+/// Blocks by address, and where they lie in files: they are a part of what is live while they are known to be resident.
 // Its nodes are allocated while this is locked; those are small, so they come from mimalloc and never ask for this lock again.
 static BLOCKS: Mutex<BTreeMap<usize, InFile>> = Mutex::new(BTreeMap::new());
 
@@ -279,14 +288,29 @@ impl<'a> Stretch<'a> {
 
     /// Makes all pages resident: at once where the system can, or by touching each.
     pub fn page_in(&self) {
-        if !system::page_in(self.pages()) {
-            self.touch();
+        if let Some(bytes) = self.count(true) {
+            pages::enter(bytes);
         }
+        counting_wait(|| {
+            if !system::page_in(self.pages()) {
+                self.touch();
+            }
+        });
     }
 
     /// Has all pages leave the resident set. What they hold stays in the system's page cache, or comes back from the disk.
     pub fn page_out(&self) {
         system::page_out(self.pages());
+        if let Some(bytes) = self.count(false) {
+            pages::leave(bytes);
+        }
+    }
+
+    /// Notes whether the block is counted, and returns its bytes if that is new. A part of it stands for all.
+    fn count(&self, is_counted: bool) -> Option<usize> {
+        let mut blocks = blocks();
+        let (_, place) = blocks.range_mut(..=self.mapping.start + self.offset).next_back()?;
+        (std::mem::replace(&mut place.is_counted, is_counted) != is_counted).then_some(place.bytes)
     }
 
     /// Reads the elements without making their pages resident.
@@ -298,7 +322,8 @@ impl<'a> Stretch<'a> {
     /// The file was shortened, or its disk failed.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
-        self.mapping.check_length().and_then(|()| system::read(&self.mapping.file, self.offset as u64, bytes))
+        self.mapping.check_length()?;
+        counting_wait(|| system::read(&self.mapping.file, self.offset as u64, bytes))
     }
 
     /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.
@@ -343,11 +368,11 @@ impl<'a> StretchMut<'a> {
         for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
             let offset = *offset + number * PIECE_BYTES;
             mapping.check_length()?;
-            system::write(&mapping.file, offset as u64, piece)?;
-            if waits {
+            counting_wait(|| {
+                system::write(&mapping.file, offset as u64, piece)?;
                 let first = offset / PAGE_BYTES * PAGE_BYTES;
-                system::write_back(mapping.start + first, offset + piece.len() - first)?;
-            }
+                if waits { system::write_back(mapping.start + first, offset + piece.len() - first) } else { Ok(()) }
+            })?;
         }
         Ok(())
     }

@@ -29,6 +29,7 @@ mod page;
 mod pages;
 mod ranges;
 mod temporary_name;
+mod waiting;
 
 pub use allocator::{Allocator, held, keep_pages_small, on_refusal, release_small, release_unused};
 pub use count::{Allocations, allocations, count_allocations};
@@ -38,3 +39,4 @@ pub use nameless_file::{file_without_name, shown_path};
 pub use page::LARGE_BYTES;
 pub use pages::Held;
 pub use temporary_name::{TEMPORARY_PREFIX, create_new, with_temporary_name};
+pub use waiting::{counting_wait, waited};

@@ -1,6 +1,7 @@
 //! Blocks that are whole pages: mapped, reused, and given back before there are more than were ever live.
 //!
-//! Invariant: `live + free <= most_live`, all in bytes of whole pages.
+//! Invariant: `live + free <= most_live`, all in bytes of whole pages. Pages of files that were made resident are live until they have
+//! left: kept pages make room for them as for a block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ use crate::ranges::FreeRanges;
 /// Memory of large blocks, in bytes of whole pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// In blocks that are in use.
+    /// In blocks that are in use, of those in files the resident ones.
     pub live: usize,
     /// Freed, and kept for reuse.
     pub free: usize,
@@ -52,6 +53,16 @@ pub(crate) unsafe fn free(block: *mut u8, size: usize) {
     }
 }
 
+/// Counts so many bytes of a file that are about to be resident.
+pub(crate) fn enter(bytes: usize) {
+    with(|pages| pages.enter(bytes.next_multiple_of(PAGE_BYTES)));
+}
+
+/// Counts so many bytes of a file that have left.
+pub(crate) fn leave(bytes: usize) {
+    with(|pages| pages.live -= bytes.next_multiple_of(PAGE_BYTES));
+}
+
 /// Unmaps everything that is free, and counts the most that is live anew.
 pub(crate) fn release() {
     with(Pages::release);
@@ -73,8 +84,7 @@ impl Pages {
             self.count(bytes);
             return (std::ptr::with_exposed_provenance_mut(start), false);
         }
-        let held = self.live + self.free.bytes() + bytes;
-        self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));
+        self.make_room(bytes);
         let mut block = system::map(bytes);
         if block.is_null() {
             self.give_back(usize::MAX);
@@ -85,6 +95,17 @@ impl Pages {
             self.count(bytes);
         }
         (block, true)
+    }
+
+    /// Gives free ranges back, so that as much more can be live without more being held than ever was live.
+    fn make_room(&mut self, bytes: usize) {
+        let held = self.live + self.free.bytes() + bytes;
+        self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));
+    }
+
+    fn enter(&mut self, bytes: usize) {
+        self.make_room(bytes);
+        self.count(bytes);
     }
 
     fn take_back(&mut self, block: *mut u8, size: usize) {
@@ -149,6 +170,25 @@ mod tests {
         }
         pages.release();
         assert_eq!(pages.held(), Held::default());
+    }
+
+    #[test]
+    fn free_pages_make_room_for_those_of_a_file() {
+        let mut pages = Pages::new();
+        let of = |pages: &Pages| (pages.live, pages.free.bytes(), pages.most_live);
+        let (block, _) = pages.allocate(4 << 20);
+        pages.take_back(block, 4 << 20);
+        pages.enter(1 << 20);
+        assert_eq!(of(&pages), (1 << 20, 3 << 20, 4 << 20));
+        let (block, _) = pages.allocate(2 << 20);
+        pages.take_back(block, 2 << 20);
+        // There is room for both.
+        pages.enter(1 << 20);
+        assert_eq!(of(&pages), (2 << 20, 2 << 20, 4 << 20));
+        pages.enter(3 << 20);
+        assert_eq!(of(&pages), (5 << 20, 0, 5 << 20));
+        pages.live -= 5 << 20;
+        pages.release();
     }
 
     #[test]

@@ -162,12 +162,13 @@ impl Spill<Tensor> for TensorFiles {
         let stretch = Stretch { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
         let problem = Mutex::new(None);
         t5_ops::with_bytes(&x, |bytes| {
-            t5_ops::for_each_part(len.div_ceil(share), |part| {
+            let write = |part| {
                 let bytes = &bytes[part * share..len.min((part + 1) * share)];
                 if let Err(error) = self.write(part, bytes, stretch.start) {
                     problem.lock().expect("no other thread has panicked").get_or_insert(error);
                 }
-            });
+            };
+            heap::counting_wait(|| t5_ops::for_each_part(len.div_ceil(share), write));
         })?;
         if let Some(error) = problem.into_inner().expect("no other thread has panicked") {
             return Err(Error::offload(&self.path)(error));
@@ -181,11 +182,13 @@ impl Spill<Tensor> for TensorFiles {
         // What was asked for in vain is taken as well: it makes room for the next.
         let was_ahead = self.ahead.take();
         let reader = was_ahead.as_ref().and(self.reader.as_mut());
-        let read_ahead = reader.and_then(|reader| reader.read.get_mut().ok()?.recv().ok());
-        let tensor = match (was_ahead, read_ahead) {
-            (Some(ahead), Some(tensor)) if ahead == stretch => tensor,
-            _ => read(&self.files, &stretch),
-        };
+        let tensor = heap::counting_wait(|| {
+            let read_ahead = reader.and_then(|reader| reader.read.get_mut().ok()?.recv().ok());
+            match (was_ahead, read_ahead) {
+                (Some(ahead), Some(tensor)) if ahead == stretch => tensor,
+                _ => read(&self.files, &stretch),
+            }
+        });
         if let Some(after) = after.filter(|after| after.bytes() >= LEAST_AHEAD) {
             if self.reader.is_none() {
                 self.reader = Reader::start(&self.files);
