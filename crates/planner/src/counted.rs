@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use candle_core::DType;
 use memory_policy::{CostRow, Name, Place};
-use t5::costs;
+use t5::costs::{self, Trained, WeightsOnDisk};
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
-use t5::step::count::{InferenceCount, Moment, Precisions, Shape};
+use t5::step::count::{InferenceCount, Moment, Precisions, Shape, WeightsRead};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
 use trainer::costs::StateOnDisk;
 use trainer::{Sharding, TrainerOptions};
@@ -147,8 +147,8 @@ impl<'a> Counter<'a> {
     }
 
     /// The same of a model that stays where it is stored.
-    pub fn resident_in_place(&self, stored: &StoredWeights) -> Resident {
-        let weights = self.passes.weights_on_disk();
+    pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers) -> Resident {
+        let weights = self.passes.weights_on_disk(levers);
         let loading = weights.loading_in_place(stored);
         Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
     }
@@ -307,23 +307,32 @@ impl<'a> StepCounter<'a> {
         // However the batch is cut, as much is written.
         let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
         let passes = &self.of_model.passes;
-        let weights = if layers.weights_on_disk { passes.weights_on_disk().written(passes.trained()) } else { 0 };
-        let read = if layers.weights_on_disk { passes.weights_on_disk().frozen(passes.trained()) } else { 0 };
+        let of_weights = |of: fn(&WeightsOnDisk, &Trained) -> u64| {
+            if layers.weights_on_disk { of(&passes.weights_on_disk(&levers), passes.trained()) } else { 0 }
+        };
+        let (weights, frozen) = (of_weights(WeightsOnDisk::written), of_weights(WeightsOnDisk::frozen));
+        let read = passes.weights_read(&levers).frozen;
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
-        Written { once: passes.written(self.batch(), &levers) + moments, weights, read: 2 * read }
+        Written { once: passes.written(self.batch(), &levers) + moments, weights, frozen, read }
     }
 
     /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
     pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>) -> Resident {
         if self.pages_weights(levers) {
-            let weights = self.of_model.passes.weights_on_disk();
+            let weights = self.of_model.passes.weights_on_disk(levers);
             if let Some(base) = base {
                 // What is saved is the adapter.
-                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base) };
+                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
             }
             return Resident { loading: weights.loading(), saving: weights.saving(), at_a_time: weights.at_a_time() };
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
+    }
+
+    /// Bytes of weights that a step with these levers reads from the files that they lie in.
+    pub fn weights_read(&self, levers: &Levers) -> u64 {
+        let WeightsRead { trained, frozen } = self.of_model.passes.weights_read(levers);
+        trained + frozen
     }
 
     /// Multiply-adds of a micro-batch.

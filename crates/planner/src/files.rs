@@ -15,7 +15,9 @@ pub struct Written {
     pub once: u64,
     /// Weights: read in forward, in backward and to be changed, and written.
     pub weights: u64,
-    /// Frozen weights, which are only read: in forward and in backward.
+    /// Frozen weights, which are only read.
+    pub frozen: u64,
+    /// The same as often as a step reads them.
     pub read: u64,
 }
 

@@ -10,9 +10,9 @@ use t5::{LayerMajor, Levers, ParameterSpec, Part};
 use crate::counted::{Counter, Held, Resident};
 use crate::error::Result;
 use crate::job::Inference;
-use crate::lever::{Pins, Space, Value};
+use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
-    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD, weight_blocks_in_memory,
+    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD, note_of_weights,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
@@ -44,7 +44,7 @@ impl Offer<'_> {
     fn levers(&self) -> Vec<Levers> {
         // A pinned micro-batch is a step's: how many samples inference takes, it was told itself.
         let mut pins = Pins::default();
-        for lever in [LOSS_CHUNK_ROWS.name, WEIGHT_OFFLOAD.name] {
+        for lever in [LOSS_CHUNK_ROWS.name, WEIGHT_OFFLOAD.name, WEIGHT_BLOCKS_IN_MEMORY.name] {
             if let Some(value) = self.job.pins.of(lever) {
                 pins = pins.with(lever, value);
             }
@@ -59,20 +59,14 @@ impl Offer<'_> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: false,
+            frozen: Some(FrozenBlocks { blocks: self.job.model.blocks(), most_counts: MOST_COUNTS }),
         };
         let layer_major = Some(LayerMajor::default());
-        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD];
+        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY];
         if self.inference.has_targets {
             levers.insert(1, &LOSS_CHUNK_ROWS);
         }
-        let combinations = space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() });
-        let blocks =
-            weight_blocks_in_memory(self.job.pins, self.job.model.num_layers + self.job.model.num_decoder_layers);
-        let in_memory = |levers: Levers| {
-            let of = |count| WEIGHT_BLOCKS_IN_MEMORY.with(&levers, count);
-            if levers.has_weights_on_disk() { blocks.iter().map(|count| of(*count)).collect() } else { vec![levers] }
-        };
-        combinations.into_iter().flat_map(in_memory).collect()
+        space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() })
     }
 
     fn choice(&self, levers: &Levers) -> StepChoice {
@@ -110,12 +104,7 @@ impl Offer<'_> {
     /// Bytes of the parameters in memory.
     fn resident(&self, levers: &Levers) -> Resident {
         match &self.inference.stored {
-            Some(stored) if levers.has_weights_on_disk() => {
-                let Resident { loading, saving, at_a_time } = self.counter.resident_in_place(stored);
-                let [encoder, decoder] = self.weights(|part| self.stays(levers, part));
-                let kept = encoder + decoder;
-                Resident { loading: loading + kept, saving: saving + kept, at_a_time: at_a_time + kept }
-            }
+            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored, levers),
             _ => self.counter.resident(self.inference.parameters),
         }
     }
@@ -131,10 +120,7 @@ impl Offer<'_> {
             0 => "in the model's own files".to_owned(),
             copied => format!("in files, {} of them copied", Bytes(copied)),
         };
-        match levers.weight_blocks_in_memory() {
-            0 => format!("{kept_in}, {file}; one block at a time in memory"),
-            blocks => format!("{kept_in}, {file}; {blocks} blocks in memory, and one at a time of the others"),
-        }
+        note_of_weights(&format!("{kept_in}, {file}"), levers)
     }
 
     /// Whether a part's weights stay in memory although those of others lie in files.

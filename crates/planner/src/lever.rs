@@ -157,6 +157,17 @@ pub struct Space<'a> {
     pub target_tokens: usize,
     /// Whether the optimizer has moments that are worth a file.
     pub has_large_moments: bool,
+    /// The blocks, where no weight of theirs is trained in the files that they may lie in.
+    pub frozen: Option<FrozenBlocks>,
+}
+
+/// The blocks of a model that is not trained itself.
+#[derive(Clone, Copy, Debug)]
+pub struct FrozenBlocks {
+    /// All of them.
+    pub blocks: usize,
+    /// As many counts of them are offered, at most.
+    pub most_counts: usize,
 }
 
 /// Values that are not the planner's to choose, by the names of their levers. The default pins nothing.

@@ -8,16 +8,16 @@ use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
-use crate::lever::{Flag, Lever, Pins, Space, Takes, Value, Values};
+use crate::lever::{Flag, FrozenBlocks, Lever, Pins, Space, Takes, Value, Values};
 
 /// Rows of logits at a time. The last: logits are computed again.
 const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
 
 /// Into so many parts blocks are cut where some of them may stay in memory.
-const PARTS: usize = 8;
+pub(crate) const PARTS: usize = 8;
 
 /// As many values a lever over blocks has, at most: those of a deeper model are evenly spaced, and planning stays quick.
-const MOST_COUNTS: usize = 64;
+pub(crate) const MOST_COUNTS: usize = 64;
 
 const NONE_OR_DISK: Values = Values::Words(&["none", "disk"]);
 const MOST_BLOCKS: usize = 100_000;
@@ -77,7 +77,12 @@ fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<V
 
 /// Counts of blocks that are offered, from none to all.
 fn counts(blocks: usize) -> Vec<usize> {
-    let step = blocks.div_ceil(MOST_COUNTS).max(1);
+    at_most(MOST_COUNTS, blocks)
+}
+
+/// So many steps from none of the blocks to all, at most.
+fn at_most(most_counts: usize, blocks: usize) -> Vec<usize> {
+    let step = blocks.div_ceil(most_counts).max(1);
     let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
     counts.dedup();
     counts
@@ -287,18 +292,17 @@ fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     words_or(space, &WEIGHT_OFFLOAD, if goes_once { &["none", "disk"] } else { &["none"] })
 }
 
-/// Blocks whose weights stay in memory although those of others lie in files, where nothing is trained.
+/// Blocks whose weights stay in memory although those of others lie in files, where none of them is trained.
 pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     name: "weight_blocks_in_memory",
     values: Values::Blocks(MOST_BLOCKS),
-    meaning: "evaluation and answers with weights on disk: blocks whose weights stay in memory, those of the decoder first",
+    meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, those of the decoder first",
     flag: None,
     layer_major: None,
     host_only: None,
     get: |levers| of_layers(levers, |layers| Value::Count(layers.weight_blocks_in_memory)),
     set: |levers, value| layer_major(levers, |layers| layers.weight_blocks_in_memory = value.count().unwrap_or(0)),
-    // A step has no choice of it.
-    offered: |_, _| Vec::new(),
+    offered: weight_blocks_in_memory,
     words: |levers| {
         let blocks =
             |layers: &LayerMajor| (layers.weight_blocks_in_memory > 0).then_some(layers.weight_blocks_in_memory);
@@ -307,9 +311,20 @@ pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     moves_the_next: false,
 };
 
-/// The values of [`WEIGHT_BLOCKS_IN_MEMORY`] that a model of `blocks` blocks is offered.
-pub(crate) fn weight_blocks_in_memory(pins: &Pins, blocks: usize) -> Vec<Value> {
-    counts_or(pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks)), counts(blocks))
+fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    let Some(FrozenBlocks { blocks, most_counts }) = space.frozen.filter(|_| levers.has_weights_on_disk()) else {
+        return Vec::new();
+    };
+    let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
+    counts_or(pin, at_most(most_counts, blocks))
+}
+
+/// Words about weights that are `kept` in files, and how many of them are in memory.
+pub(crate) fn note_of_weights(kept: &str, levers: &Levers) -> String {
+    match levers.weight_blocks_in_memory() {
+        0 => format!("{kept}; one block at a time in memory"),
+        blocks => format!("{kept}; {} in memory, and one at a time of the others", in_blocks(blocks)),
+    }
 }
 
 /// The optimizer's moments in a file.

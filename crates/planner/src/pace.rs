@@ -22,6 +22,8 @@ pub struct Pace {
     pub step_seconds: Option<f64>,
     /// Bytes that a step writes to files in place of memory.
     pub step_written_bytes: u64,
+    /// Bytes of weights that a step reads from the files that they lie in: from the disk where the system's page cache does not have them.
+    pub step_read_bytes: u64,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
 }
@@ -50,7 +52,12 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let written = of_mean.written(&levers);
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
     let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
-    Ok(Pace { step_seconds: step.seconds(lengths), step_written_bytes: written.total(), step_sent_bytes })
+    Ok(Pace {
+        step_seconds: step.seconds(lengths),
+        step_written_bytes: written.total(),
+        step_read_bytes: counter.weights_read(&levers),
+        step_sent_bytes,
+    })
 }
 
 struct StepOf<'a> {

@@ -151,12 +151,12 @@ pub const READ_FROM_DISK: f64 = 1.0;
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 pub fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights, read } = written;
+    let Written { once, weights, frozen, read } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
     // The system drops what is only read before anything else, and keeps it in all memory that is free.
-    let is_kept = read / 2 <= memory.0.saturating_mul(100 / UNWRITTEN_PERCENT);
+    let is_kept = frozen <= memory.0.saturating_mul(100 / UNWRITTEN_PERCENT);
     let reading = (if is_kept { READ } else { READ_FROM_DISK }) * read as f64;
     once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk + reading
 }
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_file_that_memory_does_not_hold_costs_as_much_as_the_disk() {
         let priced = |once: u64, weights: u64| {
-            let written = Written { once: once << 30, weights: weights << 30, read: 0 };
+            let written = Written { once: once << 30, weights: weights << 30, ..Written::default() };
             priced_bytes(&Prices::vectors(), written, Bytes::gib(2)) / (1u64 << 30) as f64
         };
         assert_eq!((priced(2, 0), priced(3, 0)), (2.0, 5.0));

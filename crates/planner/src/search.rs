@@ -60,9 +60,10 @@ mod tests {
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
-        Space { pins, place: Place::Host, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments: false }
-            .ways_and_cuts()
-            .0
+        let (place, has_large_moments) = (Place::Host, false);
+        let space =
+            Space { pins, place, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments, frozen: None };
+        space.ways_and_cuts().0
     }
 
     #[test]

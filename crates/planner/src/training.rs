@@ -9,8 +9,8 @@ use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
 use crate::job::{Evaluation, Training, Wanted};
-use crate::lever::Space;
-use crate::levers::Step;
+use crate::lever::{FrozenBlocks, Space};
+use crate::levers::{PARTS, Step, note_of_weights};
 use crate::names::{
     ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
     SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
@@ -108,6 +108,7 @@ impl<'a> Offer<'a> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: self.state.is_some(),
+            frozen: self.training.base.map(|_| FrozenBlocks { blocks: self.job.model.blocks(), most_counts: PARTS }),
         };
         let (ways, cuts) = space.ways_and_cuts();
         // The sums of several shards are kept apart until all of them are there.
@@ -196,7 +197,7 @@ impl<'a> Offer<'a> {
                 (Some(_), true) => "in the model's own files",
                 (None, true) => "in a file",
             };
-            format!("{}, {file}; one block at a time in memory", self.parameters_note)
+            note_of_weights(&format!("{}, {file}", self.parameters_note), levers)
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {
@@ -234,7 +235,8 @@ impl<'a> Offer<'a> {
             CostRow::new(Name::new(buffers.name), buffers.bytes, ""),
         ];
         // Where weights lie in a file, what is on its way is counted with them.
-        let loading = if self.counter.pages_weights(levers) { Vec::new() } else { self.loading.clone() };
+        let reads_no_weights = self.counter.pages_weights(levers) && levers.weight_blocks_in_memory() == 0;
+        let loading = if reads_no_weights { Vec::new() } else { self.loading.clone() };
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);

@@ -148,14 +148,22 @@ impl RunPace {
 
     /// Lines below a bill.
     pub fn in_words(&self) -> String {
-        let disk =
-            [("Disk space", Some(format!("{} at a time", self.disk_need().total()))), ("Disk writes", self.writes())];
+        let disk = [
+            ("Disk space", Some(format!("{} at a time", self.disk_need().total()))),
+            ("Disk writes", self.writes()),
+            ("Disk reads", self.reads()),
+        ];
         let lines = [("Truncation", self.truncation()), ("Time", self.time())]
             .into_iter()
             .chain(disk)
             .chain([("Network", self.network())])
             .chain([("Precision", self.precision())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
+    }
+
+    fn reads(&self) -> Option<String> {
+        let bytes = self.pace.step_read_bytes;
+        (bytes > 0).then(|| format!("{} of weights a step, where the page cache does not have them", Bytes(bytes)))
     }
 
     /// How much of a step goes to other processes.
@@ -220,6 +228,7 @@ impl RunPace {
         json["step_seconds"] = json!(self.pace.step_seconds);
         json["run_seconds"] = json!(self.seconds());
         json["step_written_bytes"] = json!(self.pace.step_written_bytes);
+        json["step_read_bytes"] = json!(self.pace.step_read_bytes);
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
         }

@@ -18,6 +18,7 @@ use crate::adapter::Lora;
 use crate::config::Config;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::hf::{StoredWeights, copying_bytes};
+use crate::levers::LayerMajor;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Reach;
 
@@ -197,6 +198,16 @@ impl WeightsOnDisk {
         weights
     }
 
+    /// The same where so many blocks keep their weights in memory ([`LayerMajor::weight_blocks_in_memory`]).
+    #[must_use]
+    pub fn keeping(mut self, blocks: usize, config: &Config) -> WeightsOnDisk {
+        let is_kept = |part: &Part| LayerMajor::keeps_weights(blocks, *part, config);
+        for part in self.parts.extract_if(.., |part| is_kept(part)) {
+            self.always += std::mem::take(&mut self.in_file[part.index()]).0;
+        }
+        self
+    }
+
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
         if let Some(elsewhere) = &self.elsewhere {
             return elsewhere.contains(&spec.name);
@@ -255,6 +266,15 @@ impl WeightsOnDisk {
 
     /// Bytes of what a step changes.
     pub fn written(&self, trained: &Trained) -> u64 {
-        trained.specs().iter().filter(|spec| self.is_in_file(spec)).map(|spec| spec.bytes(self.dtype)).sum()
+        self.bytes_in_file(trained.specs())
+    }
+
+    /// The bytes of a part that a step changes.
+    pub(crate) fn written_of(&self, part: Part, trained: &Trained) -> u64 {
+        self.bytes_in_file(trained.of(part))
+    }
+
+    fn bytes_in_file(&self, specs: &[ParameterSpec]) -> u64 {
+        specs.iter().filter(|spec| self.is_in_file(spec)).map(|spec| spec.bytes(self.dtype)).sum()
     }
 }

@@ -45,7 +45,7 @@ pub struct LayerMajor {
     /// memory.
     #[serde(default)]
     pub weights_on_disk: bool,
-    /// How many blocks keep their weights in memory although those of the others lie in a file. Only where nothing is trained.
+    /// How many blocks keep their weights in memory although those of the others lie in a file. Only where these are not trained.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weight_blocks_in_memory: usize,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.

@@ -236,16 +236,20 @@ impl T5 {
     /// Where there is no room on the disk, and the model is as it was. A failed copy, or a file that cannot be written: then it
     /// is of no use.
     pub fn move_weights(&mut self, files: Option<&Files>) -> Result<()> {
-        if files.is_some() == self.file.is_some() {
+        let blocks_in_memory = files.map_or(0, |files| files.weight_blocks_in_memory);
+        let lies_there = |file: &WeightFile| files.is_some() && file.blocks_in_memory() == blocks_in_memory;
+        if self.file.as_deref().map_or(files.is_none(), lies_there) {
             return Ok(());
         }
         let (dtype, directory, base_name) = (self.dtype, self.directory.take(), self.base_name.take());
         let is_frozen = self.config.stored.is_some();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
-                let place: (Place, Keeps) = (Place::Stored(files), &|_| true);
+                // Blocks that are in memory already are not read once more.
+                let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
+                let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
                 let (_, parameters, file) = hf::load(directory, dtype, self.device(), place, is_frozen)?;
-                (parameters, file)
+                (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
             (None, ..) => (Vec::new(), None),
@@ -267,7 +271,12 @@ impl T5 {
         for parameter in parameters.iter_mut().filter(|parameter| lora.is_none_or(|lora| !lora.trains(&parameter.name)))
         {
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
+            let is_kept = LayerMajor::keeps_weights(blocks_in_memory, parameter.part, &self.config);
             parameter.tensor = match (stored.remove(&parameter.name), &file) {
+                (Some(stored), _) if is_kept && t5_ops::is_in_file(&tensor) => {
+                    t5_ops::copy_from_file(&stored)?.unwrap_or(stored)
+                }
+                (Some(_), _) if is_kept => tensor,
                 (Some(stored), _) => stored,
                 (None, Some(file)) => WeightFile::place(Some(file), tensor)?,
                 (None, None) => tensor.copy()?,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, Part, StoredWeights, T5};
+use t5::{Config, EvalContext, Files, GenerateOptions, Lora, MicroBatch, Part, StoredWeights, T5};
 
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
@@ -149,12 +149,44 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
             }
         }
         // What is trained beside it has f32.
-        let lora = t5::Lora { modules_to_save: vec!["wi".into()], ..t5::Lora::default() };
+        let lora = Lora { modules_to_save: vec!["wi".into()], ..Lora::default() };
         let adapted = |model: T5| model.with_adapter(lora.clone(), 3).unwrap();
         let frozen = adapted(T5::load_frozen(directory.path(), DType::F32, Some(&nowhere)).unwrap());
         let trained = |p: &&t5::Parameter| lora.trains(&p.name);
         assert!(frozen.parameters().iter().filter(trained).all(|p| p.tensor.dtype() == DType::F32));
         let wide = adapted(wide);
         assert_eq!(all_of_it(&frozen, DType::F32), all_of_it(&wide, DType::F32), "{stored:?}");
+    }
+}
+
+/// Blocks move between the base's files and memory, as plans ask for it, and the bits stay.
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn blocks_of_a_base_move_between_its_files_and_memory() {
+    for kept in [DType::F32, DType::BF16] {
+        let directory = tempfile::tempdir().unwrap();
+        saved(directory.path(), false, DType::F32);
+        let before = std::fs::read(directory.path().join("model.safetensors")).unwrap();
+        let files =
+            |weight_blocks_in_memory| Files { weight_blocks_in_memory, ..Files::in_directory(directory.path()) };
+        let of = |files: Option<&Files>| T5::load_frozen(directory.path(), kept, files).unwrap();
+        let mut model = of(None).with_adapter(Lora::default(), 7).unwrap();
+        let bits = all_of_it(&model, DType::F32);
+        let of_files = of(Some(&files(0)));
+        let in_files = |model: &T5| -> Vec<String> {
+            let lies_there = model.parameters().iter().filter(|parameter| t5_ops::is_in_file(&parameter.tensor));
+            lies_there.map(|parameter| parameter.name.clone()).collect()
+        };
+        for blocks in [Some(0), Some(3), Some(5), Some(2), Some(0), None, Some(4), None] {
+            model.move_weights(blocks.map(files).as_ref()).unwrap();
+            let mut expected = if blocks.is_some() { in_files(&of_files) } else { Vec::new() };
+            let order = ["decoder.block.2", "decoder.block.1", "decoder.block.0", "encoder.block.1", "encoder.block.0"];
+            let in_memory = &order[..blocks.unwrap_or(0)];
+            expected.retain(|name| !in_memory.iter().any(|block| name.starts_with(block)));
+            assert_eq!(in_files(&model), expected, "{kept:?}, {blocks:?}");
+            assert_eq!(all_of_it(&model, DType::F32), bits, "{kept:?}, {blocks:?}");
+        }
+        drop(model);
+        assert_eq!(std::fs::read(directory.path().join("model.safetensors")).unwrap(), before);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use heap::Allocator;
 use t5::costs::load;
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{
-    Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Processors, Sampling, Search, StepContext, T5,
+    Beams, Config, Files, GenerateOptions, Gradients, LayerMajor, Levers, Lora, MicroBatch, Observer, Parameter,
+    Processors, Sampling, Search, StepContext, T5, Targets,
 };
 
 #[global_allocator]
@@ -16,14 +17,20 @@ static ALLOCATOR: Allocator = Allocator;
 /// The allocator counts for the whole process, so one test at a time allocates.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What a second pass holds at its peak, in bytes, beside parameters, gradients and what products keep for the next one.
-fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u64 {
+/// A batch of samples of these lengths, in micro-batches.
+fn batches(model: &T5, shape: Shape, micro_batch_samples: usize) -> Vec<MicroBatch> {
     let Shape { samples, source_tokens, target_tokens } = shape;
     let (source, target) = (vec![5; source_tokens], vec![6; target_tokens]);
-    let sources = vec![source.as_slice(); samples];
-    let targets = vec![target.as_slice(); samples];
     let numbers: Vec<u32> = (0..samples as u32).collect();
-    let cx = StepContext {
+    let batch = |numbers: &[u32]| {
+        let (sources, targets) = (vec![source.as_slice(); numbers.len()], vec![target.as_slice(); numbers.len()]);
+        MicroBatch::new(&sources, &targets, numbers, model.config(), &Device::Cpu).unwrap()
+    };
+    numbers.chunks(micro_batch_samples).map(batch).collect()
+}
+
+fn cx(precisions: Precisions, levers: &Levers) -> StepContext {
+    StepContext {
         seed: 1,
         step: 1,
         dropout: 0.1,
@@ -32,9 +39,14 @@ fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u6
         recompute_blocks: levers.recompute_blocks,
         loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
-    };
+    }
+}
+
+/// What a second pass holds at its peak, in bytes, beside parameters, gradients and what products keep for the next one.
+fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u64 {
+    let cx = cx(precisions, levers);
     let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &|_| true);
-    let batch = MicroBatch::new(&sources, &targets, &numbers, model.config(), &Device::Cpu).unwrap();
+    let [batch] = batches(model, shape, shape.samples).try_into().unwrap();
     // The first pass makes the accumulators, and the threads' buffers of products.
     model.forward_backward(&batch, &cx, &mut gradients).unwrap();
     heap::release_unused();
@@ -71,6 +83,56 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                 }
                 assert!(held.last().is_some_and(is_close), "{held:?} bytes, {count:?}: {shape:?} {levers:?}");
             }
+        }
+    }
+}
+
+/// Measures nothing and changes nothing.
+struct Nobody;
+
+impl Observer<Tensor, t5::Error> for Nobody {}
+
+#[test]
+fn a_step_layer_by_layer_holds_at_its_peak_what_was_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut config = Config { vocab_size: 6000, tie_word_embeddings: false, ..Config::preset("t5-small").unwrap() };
+    config.set_feed_forward_proj("gated-gelu").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = Files::in_directory(directory.path());
+    let lora = Lora { rank: 16, targets: Targets::AllLinear, ..Lora::default() };
+    let shape = Shape { samples: 8, source_tokens: 128, target_tokens: 64 };
+    // A feed-forward layer may be wider than what bf16 products sum in one piece.
+    let sizes = [(2, 2048, DType::F32), (2, 2048, DType::BF16), (1, 2048, DType::BF16), (2, 6144, DType::BF16)];
+    for (blocks, d_ff, dtype) in sizes {
+        let config = Config { num_layers: blocks, num_decoder_layers: blocks, d_ff, ..config.clone() };
+        let model = T5::init(&config, 1, dtype, &Device::Cpu).unwrap().with_adapter(lora.clone(), 1).unwrap();
+        let precisions = Precisions { parameters: dtype, activations: dtype, gradients: DType::F32 };
+        let counter = Counter::new(model.config(), precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
+        for (on_disk, recompute_blocks, micro_batch_samples) in
+            [(false, 4, 8), (false, 4, 4), (true, 4, 4), (true, 0, 8), (true, 0, 4), (true, 0, 2)]
+        {
+            let kept_gradient_blocks = if on_disk { 0 } else { 4 };
+            let (boundaries_on_disk, gradients_on_disk) = (on_disk, on_disk);
+            let layers =
+                LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk, ..LayerMajor::PLAIN };
+            let layer_major = Some(layers);
+            let levers = Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows: 64, layer_major };
+            let (batches, cx) = (batches(&model, shape, micro_batch_samples), cx(precisions, &levers));
+            let trains = |parameter: &Parameter| lora.trains(&parameter.name);
+            let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &trains);
+            let mut step = || model.step(&batches, &cx, Some(&layers), &files, &mut gradients, &mut Nobody).unwrap();
+            // The first makes the threads' buffers.
+            step();
+            heap::release_unused();
+            let before = heap::held().live as u64;
+            step();
+            let held = (heap::held().most_live as u64 - before) as f64;
+            let count = counter.step(shape, &levers);
+            let predicted = (count.total() - count.packed) as f64;
+            assert!(
+                (0.995..1.05).contains(&(predicted / held)),
+                "{predicted}, {held} held: {blocks} {d_ff} {levers:?}"
+            );
         }
     }
 }

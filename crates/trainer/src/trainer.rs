@@ -240,7 +240,9 @@ impl Trainer {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
-        self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&self.offload))?;
+        let weight_blocks_in_memory = plan.levers.weight_blocks_in_memory();
+        let weights = Files { weight_blocks_in_memory, ..self.offload.clone() };
+        self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let (config, device) = (self.model.config(), self.model.device());
         let micro_batches = cut.iter().map(|samples| gather(batch, samples, share.first_sample, config, device));

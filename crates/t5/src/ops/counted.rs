@@ -46,6 +46,9 @@ struct Sums {
     on_host: Cell<u64>,
     /// Whether tensors lie on a device.
     is_on_device: Cell<bool>,
+    /// Weights that were asked for where they lie in a file.
+    #[cfg(test)]
+    paged_in: Cell<u64>,
 }
 
 impl Sums {
@@ -129,6 +132,12 @@ impl Ledger {
     /// Whether tensors lie on a device.
     pub fn is_on_device(&self) -> bool {
         self.sums.is_on_device.get()
+    }
+
+    /// Bytes of weights that were asked for, each time that they were not in memory.
+    #[cfg(test)]
+    pub fn paged_in(&self) -> u64 {
+        self.sums.paged_in.get()
     }
 
     /// From now on tensors lie on a device.
@@ -338,6 +347,11 @@ impl Ops for Counted {
     fn read_ahead(&self) {}
 
     fn page_in(&self) {
+        #[cfg(test)]
+        if self.memory.is_resident.as_ref().is_some_and(|is_resident| !is_resident.get()) {
+            let paged_in = &self.sums().paged_in;
+            paged_in.set(paged_in.get() + Ops::bytes(self));
+        }
         self.used();
     }
 

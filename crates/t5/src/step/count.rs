@@ -31,6 +31,7 @@ mod timeline;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use candle_core::DType;
 
@@ -47,7 +48,7 @@ use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use handed_over::HandedOver;
-pub use moves::Moves;
+pub use moves::{Moves, WeightsRead};
 use rehearsal::Rehearsal;
 use tally::{Tallied, Tally};
 pub use timeline::Moment;
@@ -153,7 +154,9 @@ pub struct Counter {
     config: Config,
     precisions: Precisions,
     trained: Trained,
-    weights: WeightsOnDisk,
+    weights: Rc<WeightsOnDisk>,
+    /// The same where so many blocks keep their weights in memory.
+    weights_beside: RefCell<HashMap<usize, Rc<WeightsOnDisk>>>,
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
@@ -197,7 +200,8 @@ impl Counter {
         let trained = Trained::new(config, is_trained);
         Ok(Counter {
             rehearsal: Rehearsal::new(config, precisions, dropout, is_trained)?,
-            weights: WeightsOnDisk::new(config, precisions.parameters),
+            weights: Rc::new(WeightsOnDisk::new(config, precisions.parameters)),
+            weights_beside: RefCell::default(),
             has_weights_elsewhere: false,
             sums: 1,
             config: config.clone(),
@@ -225,7 +229,7 @@ impl Counter {
     /// Counts for one of several processes, of which others hold the weights of these names.
     #[must_use]
     pub fn without_weights(mut self, elsewhere: HashSet<String>) -> Counter {
-        self.weights = WeightsOnDisk::elsewhere(&self.config, self.precisions.parameters, elsewhere);
+        self.weights = Rc::new(WeightsOnDisk::elsewhere(&self.config, self.precisions.parameters, elsewhere));
         self.has_weights_elsewhere = true;
         self.tallies = RefCell::default();
         self
@@ -250,9 +254,15 @@ impl Counter {
         &self.trained
     }
 
-    /// The parameters of a model whose weights lie in a file.
-    pub fn weights_on_disk(&self) -> &WeightsOnDisk {
-        &self.weights
+    /// The parameters of a model whose weights lie in a file, but for those of the blocks that keep them in memory.
+    pub fn weights_on_disk(&self, levers: &Levers) -> Rc<WeightsOnDisk> {
+        match levers.weight_blocks_in_memory() {
+            0 => Rc::clone(&self.weights),
+            blocks => {
+                let beside = || Rc::new(WeightsOnDisk::clone(&self.weights).keeping(blocks, &self.config));
+                Rc::clone(self.weights_beside.borrow_mut().entry(blocks).or_insert_with(beside))
+            }
+        }
     }
 
     /// The most blocks that `recompute_blocks` can mean: those that backward enters.
@@ -266,7 +276,7 @@ impl Counter {
         let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
         let head = self.rehearsal.head(micro, levers.loss_chunk_rows);
         let peak = tallied.peak_with(&head);
-        let parameters = self.pages_weights(levers).then(|| self.weights.always() + peak.weights);
+        let parameters = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
         let live = peak.rows(levers.layer_major.is_none());
         StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
@@ -292,7 +302,7 @@ impl Counter {
     /// for the packed operands, which stay from event to event.
     pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
-        let always = self.pages_weights(levers).then(|| self.weights.always());
+        let always = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always());
         Tally::timeline(self, outline, batch, levers).moments(always)
     }
 

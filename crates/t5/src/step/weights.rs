@@ -24,6 +24,8 @@ pub(crate) struct WeightFile {
     stored: Vec<FileMemory>,
     /// None where every weight lies in those.
     memory: Option<FileMemory>,
+    /// [`crate::LayerMajor::weight_blocks_in_memory`].
+    blocks_in_memory: usize,
     /// Whether the system has room for changed weights.
     writes: Writes,
     /// For messages.
@@ -47,8 +49,8 @@ impl WeightFile {
     pub fn beside(stored: Vec<FileMemory>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
         let sizes: Vec<u64> = sizes.collect();
         if sizes.is_empty() {
-            let path = heap::shown_path(&files.directory);
-            return Ok(WeightFile { stored, memory: None, writes: Writes::Later, path });
+            let (path, blocks_in_memory) = (heap::shown_path(&files.directory), files.weight_blocks_in_memory);
+            return Ok(WeightFile { stored, memory: None, blocks_in_memory, writes: Writes::Later, path });
         }
         WeightFile::with_room(stored, files, &sizes)
     }
@@ -58,7 +60,18 @@ impl WeightFile {
         let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
         let path = heap::shown_path(&files.directory);
-        Ok(WeightFile { stored, memory: Some(memory.map_err(Error::offload(&path))?), writes, path })
+        let (memory, blocks_in_memory) = (Some(memory.map_err(Error::offload(&path))?), files.weight_blocks_in_memory);
+        Ok(WeightFile { stored, memory, blocks_in_memory, writes, path })
+    }
+
+    /// The same where so many blocks keep their weights in memory.
+    pub fn beside_blocks_in_memory(self, blocks_in_memory: usize) -> WeightFile {
+        WeightFile { blocks_in_memory, ..self }
+    }
+
+    /// How many blocks keep their weights in memory.
+    pub fn blocks_in_memory(&self) -> usize {
+        self.blocks_in_memory
     }
 
     /// A weight where one of the model's own files has it. `None` where it cannot be used there.

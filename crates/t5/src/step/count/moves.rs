@@ -1,5 +1,5 @@
-//! How often a step moves what belongs to a part between processes: its gradients to be summed, and its weights where each process holds
-//! its own.
+//! How often a step moves what belongs to a part: its gradients to be summed over processes, and its weights where each process holds its
+//! own, or where they lie in files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,6 +15,7 @@ pub struct Moves {
     sums_of_all: u64,
     sums: HashMap<Part, u64>,
     brought: HashMap<Part, u64>,
+    looked_up: u64,
 }
 
 impl Moves {
@@ -27,9 +28,39 @@ impl Moves {
     pub fn brought(&self, part: Part) -> u64 {
         self.brought.get(&part).copied().unwrap_or(0)
     }
+
+    /// How often all weights of a part are brought. Of the shared table, an embedding needs a few rows.
+    fn paged_in(&self, part: Part) -> u64 {
+        self.brought(part) - if part == Part::Shared { self.looked_up } else { 0 }
+    }
+}
+
+/// Bytes of weights that a step reads from the files that they lie in. Rows that an embedding looks up are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightsRead {
+    /// Of those that it changes.
+    pub trained: u64,
+    /// Of the others.
+    pub frozen: u64,
 }
 
 impl Counter {
+    /// The weights that a layer-major step reads from files, however many micro-batches it has.
+    pub fn weights_read(&self, levers: &Levers) -> WeightsRead {
+        let mut read = WeightsRead::default();
+        if !levers.has_weights_on_disk() {
+            return read;
+        }
+        let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
+        for part in weights.parts() {
+            let trained = weights.written_of(part, &self.trained);
+            // What is changed is read once more.
+            read.trained += (moves.paged_in(part) + 1) * trained;
+            read.frozen += moves.paged_in(part) * (weights.of(part) - trained);
+        }
+        read
+    }
+
     /// The moves of a step.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> Moves {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
@@ -44,6 +75,7 @@ impl Counter {
                     let part = if let Event::PageIn(part) = event { held(part) } else { Part::Shared };
                     if here.insert(part) {
                         *moves.brought.entry(part).or_default() += 1;
+                        moves.looked_up += u64::from(matches!(event, Event::Embed { .. }));
                     }
                 }
                 Event::PageOut(part) => {

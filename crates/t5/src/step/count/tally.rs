@@ -1,9 +1,12 @@
 //! A step's events added up, from the rehearsals of its units.
 
+use std::rc::Rc;
+
 use super::live::Live;
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
 use super::timeline::Noted;
 use super::{Counter, Shape, StepCount};
+use crate::costs::WeightsOnDisk;
 use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
@@ -72,6 +75,7 @@ pub(super) struct Tally<'a> {
     full: u64,
     rest: Option<Shape>,
     levers: &'a Levers,
+    weights: Rc<WeightsOnDisk>,
     live: Live,
     peak: Live,
     head: Live,
@@ -126,6 +130,7 @@ impl<'a> Tally<'a> {
             full: full as u64,
             rest: (rest > 0).then_some(Shape { samples: rest, ..batch }),
             levers,
+            weights: counter.weights_on_disk(levers),
             live: Live::default(),
             peak: Live::default(),
             head: Live::default(),
@@ -308,10 +313,11 @@ impl<'a> Tally<'a> {
             true => 0,
             false => rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved,
         };
-        // From a file: the unit's activations, and the first tensor of the next.
-        let ahead =
-            next.filter(|_| !in_memory).map_or(0, |(next, _)| self.between_units(next.is_decoder(), self.micro));
-        let from_file = saved(self.micro) + ahead;
+        // From a file: the unit's activations, and the first tensor of its next micro-batch or of the next unit.
+        let has_more = self.full + u64::from(self.rest.is_some()) > 1;
+        let following = next.map(|(next, _)| next).into_iter().chain(has_more.then_some(unit));
+        let ahead = following.map(|unit| self.between_units(unit.is_decoder(), self.micro)).max().unwrap_or(0);
+        let from_file = if in_memory { 0 } else { saved(self.micro) + ahead };
         self.live.workspace += from_file;
         // The activations that a file gave were not alive before.
         self.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
@@ -422,7 +428,7 @@ impl<'a> Tally<'a> {
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
-            self.live.weights = self.counter.weights.largest_of(self.waiting.iter().copied());
+            self.live.weights = self.weights.largest_of(self.waiting.iter().copied());
         }
         self.live.gradients += largest;
         self.moment(largest);
@@ -435,8 +441,8 @@ impl<'a> Tally<'a> {
         if !self.counter.pages_weights(self.levers) {
             return;
         }
-        let weights = &self.counter.weights;
-        self.live.weights = weights.largest_of(weights.parts().filter(|part| !self.waiting.contains(part)));
+        let rest = self.weights.parts().filter(|part| !self.waiting.contains(part));
+        self.live.weights = self.weights.largest_of(rest);
         self.moment(0);
         self.live.weights = 0;
     }
@@ -462,6 +468,6 @@ impl<'a> Tally<'a> {
 
     /// Of a part's weights, those that are resident while it is worked on, where they lie in a file.
     fn weights_of(&self, part: Part) -> u64 {
-        if self.counter.pages_weights(self.levers) { self.counter.weights.of(part) } else { 0 }
+        if self.counter.pages_weights(self.levers) { self.weights.of(part) } else { 0 }
     }
 }

@@ -99,7 +99,16 @@ fn rehearse(
     shape: Shape,
     levers: &Levers,
 ) -> (u64, u64) {
-    rehearse_among(config, precisions, dropout, (trains, &|_| true, 1), shape, levers)
+    let Rehearsed { peak, written, .. } =
+        rehearse_among(config, precisions, dropout, (trains, &|_| true, 1), shape, levers);
+    (peak, written)
+}
+
+struct Rehearsed {
+    peak: u64,
+    written: u64,
+    /// Weights that were asked for where they lie in a file.
+    paged_in: u64,
 }
 
 /// The same by one of several processes, with so many shards of as many micro-batches each.
@@ -110,14 +119,15 @@ fn rehearse_among(
     (trains, held, shards): (Trains, Held, usize),
     shape: Shape,
     levers: &Levers,
-) -> (u64, u64) {
+) -> Rehearsed {
     let ledger = Ledger::default();
     let parameters: Vec<Parameter<Counted>> = ParameterSpec::all(config)
         .into_iter()
         .map(|spec| {
             let dtype = spec.dtype(precisions.parameters);
-            let is_in_file =
-                levers.has_weights_on_disk() && spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && !spec.is_of_adapter();
+            let is_kept = LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), spec.part, config);
+            let may_lie_there = spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && !spec.is_of_adapter();
+            let is_in_file = levers.has_weights_on_disk() && may_lie_there && !is_kept;
             let tensor = match is_in_file {
                 true => ledger.in_file(&spec.tensor_shape(), dtype),
                 false => ledger.beside(&spec.tensor_shape(), dtype),
@@ -126,7 +136,11 @@ fn rehearse_among(
         })
         .collect();
     let network = crate::network::Network::new(config, &parameters).unwrap();
-    let mut grads = Gradients::new(&parameters, precisions.gradients, &|parameter| trains(parameter.part));
+    // Of a model with an adapter whose base stays in its files, nothing else trains.
+    let base = config.lora.as_ref().filter(|_| levers.has_weights_on_disk());
+    let is_trained = |name: &str, part| trains(part) && base.is_none_or(|lora| lora.trains(name));
+    let mut grads =
+        Gradients::new(&parameters, precisions.gradients, &|parameter| is_trained(&parameter.name, parameter.part));
     if levers.layer_major.is_none() {
         // Micro-batch-major they are there from the step before.
         for (index, parameter) in parameters.iter().enumerate() {
@@ -146,7 +160,7 @@ fn rehearse_among(
         loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
     };
-    let counter = Counter::new(config, precisions, dropout, &|spec| trains(spec.part)).unwrap();
+    let counter = Counter::new(config, precisions, dropout, &|spec| is_trained(&spec.name, spec.part)).unwrap();
     let outline = counter.outline(levers.recompute_blocks, levers.layer_major.as_ref());
     let files = Files::in_directory(std::path::Path::new("."));
     let offload = levers.layer_major.map(|layers| Offload {
@@ -164,7 +178,7 @@ fn rehearse_among(
     ledger.begin();
     let live = ledger.live();
     assert!(step.run(&events, &mut grads, &mut Changes(&parameters, held, shards)).unwrap());
-    (ledger.peak() - live, step.written_bytes())
+    Rehearsed { peak: ledger.peak() - live, written: step.written_bytes(), paged_in: ledger.paged_in() }
 }
 
 #[test]
@@ -217,7 +231,8 @@ fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
             let some = some.among(&|spec| held(&spec.name));
             for (recompute_blocks, layer_major) in ways().into_iter().filter(|(_, layers)| layers.is_some()) {
                 let levers = Levers { micro_batch_samples: 2, recompute_blocks, loss_chunk_rows: 8, layer_major };
-                let (peak, written) = rehearse_among(&config, precisions, 0.1, (trains, held, 1), shape, &levers);
+                let Rehearsed { peak, written, .. } =
+                    rehearse_among(&config, precisions, 0.1, (trains, held, 1), shape, &levers);
                 let count = some.step(shape, &levers);
                 let counted = count.total() - count.packed;
                 assert_eq!(some.written(shape, &levers), written, "{levers:?}");
@@ -243,7 +258,8 @@ fn the_sums_of_several_shards_are_counted_layer_by_layer() {
                 let layer_major = Some(layers);
                 let levers = Levers { micro_batch_samples: 1, recompute_blocks, loss_chunk_rows: 8, layer_major };
                 let held: Held = &|_| true;
-                let (peak, _) = rehearse_among(&config, precisions, 0.1, (TRAINED[0], held, shards), shape, &levers);
+                let Rehearsed { peak, .. } =
+                    rehearse_among(&config, precisions, 0.1, (TRAINED[0], held, shards), shape, &levers);
                 let count = counter.step(shape, &levers);
                 let counted = count.total() - count.packed;
                 assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {levers:?} {count:?}");
@@ -270,9 +286,45 @@ fn weights_in_a_file_are_counted_while_they_are_worked_on() {
             Levers { micro_batch_samples: 2, recompute_blocks: 9, loss_chunk_rows: 64, layer_major: Some(layers) };
         let (peak, _) = rehearse(&config, precisions, 0.1, &|_| true, shape, &levers);
         let count = counter.step(shape, &levers);
-        let counted = count.total() - count.packed - counter.weights_on_disk().always();
+        let counted = count.total() - count.packed - counter.weights_on_disk(&levers).always();
         assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {layers:?} {count:?}");
         assert!((counted - peak) as f64 <= 0.12 * counted as f64, "{peak} rehearsed, {counted} counted: {count:?}");
+    }
+}
+
+#[test]
+fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() {
+    for tied in [true, false] {
+        let small = Config::preset("t5-small").unwrap();
+        let mut config = Config { tie_word_embeddings: tied, lora: Some(Lora::default()), ..small };
+        (config.num_layers, config.num_decoder_layers) = (3, 2);
+        let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+        let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
+        let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
+        let (mut before, of_all) =
+            (u64::MAX, counter.weights_on_disk(&Levers::default()).of(Part::Decoder { block: 0 }));
+        for weight_blocks_in_memory in [0, 1, 2, 4, 5] {
+            // Twice, or a third time for those gradients that are computed again.
+            for (kept_gradient_blocks, gradients_on_disk) in [(0, true), (99, false), (0, false), (3, false)] {
+                let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::PLAIN };
+                let layer_major = Some(LayerMajor { weights_on_disk: true, weight_blocks_in_memory, ..layers });
+                let levers = Levers { micro_batch_samples: 2, recompute_blocks: 9, loss_chunk_rows: 64, layer_major };
+                let of_step: (Trains, Held, usize) = (&|_| true, &|_| true, 1);
+                let Rehearsed { peak, paged_in, .. } =
+                    rehearse_among(&config, precisions, 0.1, of_step, shape, &levers);
+                assert_eq!(counter.weights_read(&levers), WeightsRead { trained: 0, frozen: paged_in }, "{levers:?}");
+                let count = counter.step(shape, &levers);
+                let counted = count.total() - count.packed - counter.weights_on_disk(&levers).always();
+                assert!(counted.abs_diff(peak) as f64 <= 0.12 * peak as f64, "{peak}, {counted} counted: {levers:?}");
+                if gradients_on_disk {
+                    assert!(paged_in < before, "{levers:?}");
+                    before = paged_in;
+                }
+            }
+        }
+        // The head alone.
+        let table = 32_128 * 512 * 4;
+        assert!(before >= table && before < table + of_all, "{before}");
     }
 }
 
