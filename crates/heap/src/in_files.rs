@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::ahead;
 use crate::lost_pages;
 use crate::nameless_file::{file_without_name, shown_path};
 use crate::page::{self, IS_SUPPORTED, LARGE_BYTES, PAGE_BYTES, whole_pages};
@@ -31,7 +32,7 @@ pub struct FileMemory {
 
 /// A file, and all of it as memory. It lives as long as any block in it.
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     file: File,
     /// The address, of nothing where the file has no bytes.
     start: usize,
@@ -283,7 +284,7 @@ impl<'a> Stretch<'a> {
 
     /// Has the system read what is not in its page cache, without waiting for it.
     pub fn read_ahead(&self) {
-        system::read_ahead(self.pages());
+        ahead::read(&self.mapping, self.pages());
     }
 
     /// Makes all pages resident: at once where the system can, or by touching each.
@@ -376,6 +377,11 @@ impl<'a> StretchMut<'a> {
         }
         Ok(())
     }
+}
+
+/// Has the system read pages of a mapping, without waiting for more of it than its queue takes.
+pub(crate) fn ask_ahead(pages: (usize, usize)) {
+    system::read_ahead(pages);
 }
 
 #[cfg(all(unix, target_pointer_width = "64"))]

@@ -20,8 +20,10 @@
 // The second home of unsafe code: an allocator, mappings, and a handler of a signal.
 #![allow(unsafe_code)]
 
+mod ahead;
 mod allocator;
 mod count;
+mod file_pages;
 mod in_files;
 mod lost_pages;
 mod nameless_file;
@@ -33,6 +35,7 @@ mod waiting;
 
 pub use allocator::{Allocator, held, keep_pages_small, on_refusal, release_small, release_unused};
 pub use count::{Allocations, allocations, count_allocations};
+pub use file_pages::{forget, read_without_ahead};
 pub use in_files::{FileMemory, Stretch, StretchMut};
 pub use lost_pages::end_on_lost_pages;
 pub use nameless_file::{file_without_name, shown_path};

@@ -35,7 +35,8 @@ pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     let memory = memory_for_each(memory_for_files(now, plan.budget), plan.step.levers.layer_major.as_ref());
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
-    t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory }
+    let read_ahead_bytes = now.ceiling().saturating_sub(plan.predicted_peak).0;
+    t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory, read_ahead_bytes }
 }
 
 /// The share of the memory for files that activations take; gradients, weights and moments take as much each.

@@ -358,7 +358,8 @@ impl T5 {
     }
 
     fn assemble(config: Config, dtype: DType, parameters: Vec<Parameter>, file: Option<Arc<WeightFile>>) -> Result<T5> {
-        let network = Network::new(&config, &parameters)?;
+        let mut network = Network::new(&config, &parameters)?;
+        network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
         Ok(T5 { config, dtype, parameters, network, file, directory: None, base_name: None })
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Network<T> {
     pub decoder: Stack<T>,
     pub head: Linear<T>,
     logit_scale: f64,
+    /// Bytes of weights in files that may be read before they are used.
+    pub read_ahead_bytes: u64,
     /// Whoever brings weights that are somewhere else.
     pub pager: Option<Rc<dyn Pager<T>>>,
 }
@@ -37,7 +39,8 @@ impl<T: Ops> Network<T> {
         let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
-        Ok(Network { shared, encoder, decoder, head, logit_scale: config.logit_scale(), pager: None })
+        let (logit_scale, read_ahead_bytes) = (config.logit_scale(), u64::MAX);
+        Ok(Network { shared, encoder, decoder, head, logit_scale, read_ahead_bytes, pager: None })
     }
 
     /// Makes a weight resident that lies in a file, or has it brought from where it is.

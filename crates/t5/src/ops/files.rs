@@ -9,7 +9,8 @@
 //! back costs a sixth of writing them.
 //!
 //! Where the system has no room for pages that are not on the disk yet, as in a control group whose limit is the budget, it kills
-//! rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time.
+//! rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time. It then has the system
+//! forget the piece, and once more when it was read back: kept pages would take the place of weights that are needed sooner.
 
 use std::fs::File;
 #[cfg(unix)]
@@ -33,12 +34,15 @@ pub struct Files {
     pub unwritten_bytes: u64,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     pub weight_blocks_in_memory: usize,
+    /// Bytes of weights that the system has room for before they are used. What is read ahead beyond them is dropped, and read again.
+    pub read_ahead_bytes: u64,
 }
 
 impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
-        Files { directory: directory.to_owned(), unwritten_bytes: u64::MAX, weight_blocks_in_memory: 0 }
+        let (unwritten_bytes, read_ahead_bytes) = (u64::MAX, u64::MAX);
+        Files { directory: directory.to_owned(), unwritten_bytes, weight_blocks_in_memory: 0, read_ahead_bytes }
     }
 
     /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.
@@ -109,7 +113,7 @@ struct Reader {
 
 impl Reader {
     /// None where no thread can be started: everything is then read when it is asked for.
-    fn start(files: &Arc<Vec<File>>) -> Option<Self> {
+    fn start(files: &Arc<Vec<File>>, forgets: bool) -> Option<Self> {
         let (asked, stretches) = sync_channel::<Stretch>(1);
         let (results, read) = sync_channel(1);
         let read = Mutex::new(read);
@@ -117,7 +121,7 @@ impl Reader {
         let work = move || {
             // A closed channel is the owner's end.
             while let Ok(stretch) = stretches.recv() {
-                if results.send(self::read(&files, &stretch)).is_err() {
+                if results.send(self::read(&files, &stretch, forgets)).is_err() {
                     break;
                 }
             }
@@ -138,6 +142,8 @@ impl TensorFiles {
         let open = |_| heap::file_without_name(&files.directory);
         let files =
             (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::offload(&path))?;
+        // Backward reads from the end, and what lies behind was read before.
+        files.iter().for_each(heap::read_without_ahead);
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
         let files = Arc::new(files);
@@ -179,6 +185,7 @@ impl Spill<Tensor> for TensorFiles {
     }
 
     fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
+        let forgets = self.has_no_room();
         // What was asked for in vain is taken as well: it makes room for the next.
         let was_ahead = self.ahead.take();
         let reader = was_ahead.as_ref().and(self.reader.as_mut());
@@ -186,12 +193,12 @@ impl Spill<Tensor> for TensorFiles {
             let read_ahead = reader.and_then(|reader| reader.read.get_mut().ok()?.recv().ok());
             match (was_ahead, read_ahead) {
                 (Some(ahead), Some(tensor)) if ahead == stretch => tensor,
-                _ => read(&self.files, &stretch),
+                _ => read(&self.files, &stretch, forgets),
             }
         });
         if let Some(after) = after.filter(|after| after.bytes() >= LEAST_AHEAD) {
             if self.reader.is_none() {
-                self.reader = Reader::start(&self.files);
+                self.reader = Reader::start(&self.files, forgets);
             }
             let asked = self.reader.as_ref().map(|reader| reader.asked.send(after.clone()));
             self.ahead = asked.and_then(Result::ok).map(|()| after.clone());
@@ -206,6 +213,11 @@ impl Spill<Tensor> for TensorFiles {
 }
 
 impl TensorFiles {
+    /// Whether more was written than the system has room for.
+    fn has_no_room(&self) -> bool {
+        self.written > self.unwritten_bytes
+    }
+
     /// Writes to one of the files, by one thread at a time.
     fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
         let (file, unwritten, length) = (&self.files[file], &self.unwritten[file], &self.lengths[file]);
@@ -222,6 +234,8 @@ impl TensorFiles {
             let waits = so_far >= piece && (self.written + so_far as u64) > self.unwritten_bytes;
             if waits {
                 file.sync_data()?;
+                let end = start + (place * piece + bytes.len()) as u64;
+                heap::forget(file, end.saturating_sub(so_far as u64), so_far as u64);
             }
             unwritten.store(if waits { 0 } else { so_far }, Ordering::Relaxed);
         }
@@ -244,13 +258,25 @@ trait FileExt {
 #[cfg(not(unix))]
 impl FileExt for File {}
 
-fn read(files: &[File], stretch: &Stretch) -> std::io::Result<candle_core::Result<Tensor>> {
+fn read(files: &[File], stretch: &Stretch, forgets: bool) -> std::io::Result<candle_core::Result<Tensor>> {
     let mut read = Ok(());
     let tensor = t5_ops::from_bytes(&stretch.shape, stretch.dtype, |bytes| {
         let mut parts = bytes.chunks_mut(stretch.share).zip(files);
-        read = parts.try_for_each(|(part, file)| file.read_exact_at(part, stretch.start));
+        read = parts.try_for_each(|(part, file)| read_part(file, part, stretch.start, forgets));
     });
     read.map(|()| tensor)
+}
+
+fn read_part(file: &File, part: &mut [u8], start: u64, forgets: bool) -> std::io::Result<()> {
+    let mut start = start;
+    for piece in part.chunks_mut(PIECES) {
+        file.read_exact_at(piece, start)?;
+        if forgets {
+            heap::forget(file, start, piece.len() as u64);
+        }
+        start += piece.len() as u64;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -199,7 +199,7 @@ impl<'a, T: Ops> Step<'a, T> {
     ) -> Result<bool, E> {
         match event {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
-            Event::ReadAhead(part) => self.weights(*part).for_each(|weight| weight.tensor.read_ahead()),
+            Event::ReadAhead(part) => self.read_ahead(*part),
             Event::PageIn(part) => self.weights(*part).try_for_each(|weight| self.network.page_in(weight))?,
             Event::PageOut(part) => self.weights(*part).try_for_each(|weight| self.network.page_out(weight))?,
             Event::Forward { unit, of, keep, in_memory } => {
@@ -294,6 +294,16 @@ impl<'a, T: Ops> Step<'a, T> {
         };
         let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
         linears.chain(table)
+    }
+
+    /// Begins to read the first weights of a part, as many as there is room for.
+    fn read_ahead(&self, part: Part) {
+        let mut room = self.network.read_ahead_bytes;
+        for weight in self.weights(part) {
+            let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
+            weight.tensor.read_ahead();
+            room = rest;
+        }
     }
 
     /// Whether a parameter is one of a part. A tied head's is the table.

@@ -363,14 +363,18 @@ impl Outline<'_> {
         let blocks = (0..reach.blocks()).map(|block| Unit::Block { decoder, block });
         for unit in blocks.chain([Unit::Norm { decoder }]) {
             let next = match unit {
-                Unit::Block { block, .. } => Some(block + 1).filter(|next| *next < reach.blocks()),
+                Unit::Block { block, .. } if block + 1 < reach.blocks() => {
+                    Some(Unit::Block { decoder, block: block + 1 }.part())
+                }
+                Unit::Block { .. } if decoder => Some(Part::LmHead),
+                Unit::Block { .. } => Some(Part::Decoder { block: 0 }),
                 Unit::Norm { .. } => None,
             };
             if unit.is_block() {
                 self.paging(Event::PageIn(unit.part()), events);
             }
-            if let Some(block) = next {
-                self.paging(Event::ReadAhead(Unit::Block { decoder, block }.part()), events);
+            if let Some(next) = next {
+                self.paging(Event::ReadAhead(next), events);
             }
             let in_memory = place(unit).is_none_or(|place| place < in_memory);
             events.push(Event::Forward { unit, of: of.clone(), keep: self.keep(unit), in_memory });

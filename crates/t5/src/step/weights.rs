@@ -26,6 +26,8 @@ pub(crate) struct WeightFile {
     memory: Option<FileMemory>,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     blocks_in_memory: usize,
+    /// [`Files::read_ahead_bytes`].
+    read_ahead_bytes: u64,
     /// Whether the system has room for changed weights.
     writes: Writes,
     /// For messages.
@@ -49,8 +51,7 @@ impl WeightFile {
     pub fn beside(stored: Vec<FileMemory>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
         let sizes: Vec<u64> = sizes.collect();
         if sizes.is_empty() {
-            let (path, blocks_in_memory) = (heap::shown_path(&files.directory), files.weight_blocks_in_memory);
-            return Ok(WeightFile { stored, memory: None, blocks_in_memory, writes: Writes::Later, path });
+            return Ok(WeightFile::of(stored, None, files, Writes::Later));
         }
         WeightFile::with_room(stored, files, &sizes)
     }
@@ -59,9 +60,18 @@ impl WeightFile {
         let memory = FileMemory::create(&files.directory, sizes.iter().map(|&bytes| bytes as usize));
         let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
-        let path = heap::shown_path(&files.directory);
-        let (memory, blocks_in_memory) = (Some(memory.map_err(Error::offload(&path))?), files.weight_blocks_in_memory);
-        Ok(WeightFile { stored, memory, blocks_in_memory, writes, path })
+        let memory = memory.map_err(Error::offload(&heap::shown_path(&files.directory)))?;
+        Ok(WeightFile::of(stored, Some(memory), files, writes))
+    }
+
+    fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: Writes) -> WeightFile {
+        let (path, blocks_in_memory) = (heap::shown_path(&files.directory), files.weight_blocks_in_memory);
+        WeightFile { stored, memory, blocks_in_memory, read_ahead_bytes: files.read_ahead_bytes, writes, path }
+    }
+
+    /// Bytes of weights that the system has room for before they are used.
+    pub fn read_ahead_bytes(&self) -> u64 {
+        self.read_ahead_bytes
     }
 
     /// The same where so many blocks keep their weights in memory.
