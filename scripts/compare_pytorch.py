@@ -6,7 +6,8 @@
     python scripts/compare_pytorch.py --model tiny --batch 4 ...        # PyTorch alone
 
 A step is forward, backward, clipping to norm 1 and transformers' Adafactor over full-length random samples with
-dropout 0.1; train_low_mem runs `bench`, which is the same. In each round every contender runs once, in a process
+dropout 0.1; train_low_mem runs `bench`, which is the same. With --lora RANK both train a LoRA adapter on every linear
+layer of the blocks with AdamW, PyTorch with PEFT's. In each round every contender runs once, in a process
 of its own, so that a slow minute of the machine is shared; the table holds the median of all timed steps, the
 largest peak RSS, and the ratio of PyTorch's time and memory to those of train_low_mem in the same precision.
 Prints Markdown; --json FILE also keeps every single number.
@@ -63,6 +64,7 @@ def arguments():
         metavar="PRECISION:FLAGS",
         help="more contenders: `bench` with these flags, as in 'bf16:--micro-batch 4 --recompute full'",
     )
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train an adapter; needs peft besides")
     parser.add_argument("--steps", type=int, default=3, help="timed steps a run, after one that is not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -91,7 +93,15 @@ def work(options):
     model = T5ForConditionalGeneration(config).to(device=options.device, dtype=getattr(torch, weights)).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
-    optimizer = Adafactor(model.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, lora_dropout=0.0, target_modules="all-linear")
+        model = get_peft_model(model, adapter)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
+    else:
+        optimizer = Adafactor(model.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
 
     def random_ids(tokens):
         return torch.randint(3, config.vocab_size, (options.batch, tokens), device=options.device)
@@ -129,6 +139,7 @@ def work(options):
 
 def shape_flags(options):
     names = ("model", "batch", "source_tokens", "target_tokens", "steps", "device")
+    names += ("lora",) if options.lora else ()
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
 
@@ -231,7 +242,7 @@ def main():
     if options.worker:
         return work(options)
     measured_machine.warn_if_busy()
-    machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"])
+    machine = measured_machine.describe(REPOSITORY, ["torch", "transformers"] + (["peft"] if options.lora else []))
     rows = contenders(options)
     results = {name: [] for name, _, _ in rows}
     for number in range(options.rounds):
@@ -244,6 +255,7 @@ def main():
     summary = summarize(options, rows, results)
     tokens = f"{options.source_tokens}+{options.target_tokens} tokens"
     shape = f"{pathlib.Path(options.model).name}, batch {options.batch}, {tokens}"
+    shape += f", LoRA of rank {options.lora}" if options.lora else ""
     shape += f", {options.isa} at most" if options.isa else ""
     threads = {run["threads"] for runs in results.values() for run in runs if run and "threads" in run}
     rounds = f"{options.rounds} rounds of {options.steps} timed steps"

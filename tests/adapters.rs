@@ -66,6 +66,19 @@ fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
     for (one, other) in losses("memory").into_iter().zip(losses("files")) {
         assert!((one - other).abs() < 1e-4, "{one} {other}");
     }
+
+    // Two of six blocks stay in memory, and as much less is read.
+    let some = ["--set", "memory.weight_offload=disk", "--set", "memory.weight_blocks_in_memory=2"];
+    let words = ["weights of 2 blocks in memory", "Disk reads", "of weights a step"];
+    scene.run(&tune("some", &[&layers[..], &some].concat())).expect_code(0).expect_words(&words);
+    assert_eq!(losses("some"), losses("files"));
+    let read = |run: &str| scene.events(run, "plan")[0]["step_read_bytes"].as_u64().expect("bytes");
+    assert!(read("memory") == 0 && read("some") > 0 && read("some") < read("files"));
+    for run in ["files", "some"] {
+        let peaks = ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| scene.events(run, "step")[5][name].as_u64());
+        assert!(peaks[0] <= peaks[1].map(|predicted| predicted + (4 << 20)), "{run}: {peaks:?}");
+        assert!(scene.events(run, "step").iter().all(|step| step["file_wait_ms"].as_f64() > Some(0.0)));
+    }
 }
 
 #[test]

@@ -302,6 +302,10 @@ pub struct BenchArgs {
     /// Precision of gradient sums over micro-batches
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub gradient_precision: Precision,
+    /// Train a LoRA adapter of this rank on every linear layer of the blocks, with AdamW, beside frozen weights; with bf16 these are
+    /// bf16
+    #[arg(long, value_name = "RANK")]
+    pub lora: Option<u32>,
     /// Bytes that the process may hold: the planner chooses what no flag says
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,

@@ -1,14 +1,16 @@
 //! `train_low_mem bench`: optimizer steps over synthetic full-length samples, timed and measured.
 //!
 //! A step is what training does: forward, backward, clipping and Adafactor, dropout on, over `batch` samples
-//! without padding. The first step is not timed: it allocates.
+//! without padding. With `--lora` it trains an adapter, and AdamW is the optimizer. The first step is not timed: it allocates.
 
 use std::time::Instant;
 
 use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe};
 use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
 use serde_json::json;
-use t5::{ParameterSpec, T5};
+use t5::{Lora, ParameterSpec, T5};
+use trainer::adafactor::AdafactorOptions;
+use trainer::adamw::AdamwOptions;
 use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 use crate::cli::{BenchArgs, OtherBench};
@@ -29,7 +31,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     }
     let named = flags.model.as_deref().ok_or_else(|| Failure::usage("`bench` needs `--model`"))?;
     let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
-    let model = open::named_config(named)?;
+    let base = open::named_config(named)?;
+    let lora = flags.lora.map(|rank| Lora { rank: rank as usize, alpha: 2.0 * f64::from(rank), ..Lora::default() });
+    let model = if let Some(lora) = &lora { base.with_adapter(lora.clone())? } else { base.clone() };
     if flags.batch == 0 || flags.source_tokens < 2 || flags.target_tokens < 2 || flags.steps == 0 {
         return Err(Failure::usage("`bench` needs at least 1 sample, 2 source and 2 target tokens and 1 step")
             .hint("for example `--batch 8 --source-tokens 256 --target-tokens 256 --steps 5`"));
@@ -37,7 +41,14 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let options = TrainerOptions {
         dropout: model.dropout_rate,
         precision: flags.precision.into(),
-        master_weights: flags.master_weights.into(),
+        master_weights: match (flags.master_weights.into(), &lora) {
+            // As in a run, the frozen weights are bf16.
+            (trainer::MasterWeights::F32, Some(_)) if flags.precision == Precision::Bf16 => {
+                trainer::MasterWeights::StochasticRounding
+            }
+            (chosen, _) => chosen,
+        },
+        optimizer: if lora.is_some() { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
         gradient_precision: flags.gradient_precision.into(),
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
@@ -57,7 +68,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let files = planner::files(flags.levers.directory(), &now, &planned);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);
-    let mut trainer = Trainer::new(T5::init_in(&model, 0, options.parameter_dtype(), &device, weights)?, options)?;
+    let new = T5::init_in(&base, 0, options.parameter_dtype(), &device, weights)?;
+    let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
+    let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
     let mut step_ms = Vec::with_capacity(flags.steps);
     for step in 0..=flags.steps as u64 {
