@@ -12,6 +12,7 @@ use mimalloc::MiMalloc as SmallBlocks;
 use std::alloc::System as SmallBlocks;
 
 use crate::count;
+use crate::large;
 use crate::page::{self, IS_SUPPORTED, LARGE_BYTES};
 use crate::pages::{self, Held};
 
@@ -51,7 +52,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count::count(layout.size());
         let block = match is_large(&layout) {
-            true => pages::allocate(layout.size()).0,
+            true => large::allocate(layout.size()).0,
             // SAFETY: the caller's promise about the layout is the one that is asked for.
             false => unsafe { SmallBlocks.alloc(layout) },
         };
@@ -64,7 +65,7 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: as in `alloc`.
             return told(unsafe { SmallBlocks.alloc_zeroed(layout) }, layout.size());
         }
-        let (block, is_zero) = pages::allocate(layout.size());
+        let (block, is_zero) = large::allocate(layout.size());
         if !block.is_null() && !is_zero {
             // SAFETY: the block has at least `layout.size()` bytes, and nobody else knows it yet.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -75,7 +76,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match is_large(&layout) {
             // SAFETY: the caller gives back a block of this layout, so `allocate` made it for this size.
-            true => unsafe { pages::free(block, layout.size()) },
+            true => unsafe { large::free(block, layout.size()) },
             // SAFETY: as in `alloc`; the block came from there, because its layout is small.
             false => unsafe { SmallBlocks.dealloc(block, layout) },
         }

@@ -32,7 +32,7 @@ pub struct FileMemory {
 
 /// A file, and all of it as memory. It lives as long as any block in it.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+struct Mapping {
     file: File,
     /// The address, of nothing where the file has no bytes.
     start: usize,
@@ -257,7 +257,7 @@ fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that are written before they are waited for, where anything is: whole pages.
+/// Bytes that are asked for at a time, or written before they are waited for, where anything is: whole pages.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Borrowed bytes that lie in a file, and where they lie there.
@@ -284,7 +284,14 @@ impl<'a> Stretch<'a> {
 
     /// Has the system read what is not in its page cache, without waiting for it.
     pub fn read_ahead(&self) {
-        ahead::read(&self.mapping, self.pages());
+        let (pages, mapping) = (self.pages(), Arc::clone(&self.mapping));
+        ahead::request(move || {
+            // It lives until all of it was asked for.
+            let (_mapping, (start, bytes)) = (mapping, pages);
+            for first in (0..bytes).step_by(PIECE_BYTES) {
+                system::read_ahead((start + first, PIECE_BYTES.min(bytes - first)));
+            }
+        });
     }
 
     /// Makes all pages resident: at once where the system can, or by touching each.
@@ -377,11 +384,6 @@ impl<'a> StretchMut<'a> {
         }
         Ok(())
     }
-}
-
-/// Has the system read pages of a mapping, without waiting for more of it than its queue takes.
-pub(crate) fn ask_ahead(pages: (usize, usize)) {
-    system::read_ahead(pages);
 }
 
 #[cfg(all(unix, target_pointer_width = "64"))]

@@ -25,6 +25,7 @@ mod allocator;
 mod count;
 mod file_pages;
 mod in_files;
+mod large;
 mod lost_pages;
 mod nameless_file;
 mod page;

@@ -5,7 +5,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::in_files;
 use crate::page::{PAGE_BYTES, system, whole_pages};
 use crate::ranges::FreeRanges;
 
@@ -37,10 +36,7 @@ fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
 
 /// A block of at least `size` bytes, and whether it is known to be zero. Null where there is no memory.
 pub(crate) fn allocate(size: usize) -> (*mut u8, bool) {
-    match whole_pages(size).and_then(in_files::allocate) {
-        Some(block) => (block, true),
-        None => with(|pages| pages.allocate(size)),
-    }
+    with(|pages| pages.allocate(size))
 }
 
 /// Takes a block back.
@@ -48,9 +44,7 @@ pub(crate) fn allocate(size: usize) -> (*mut u8, bool) {
 /// # Safety
 /// `block` came from [`allocate`] for a size of as many pages, and is not used any more.
 pub(crate) unsafe fn free(block: *mut u8, size: usize) {
-    if !in_files::free(block) {
-        with(|pages| pages.take_back(block, size));
-    }
+    with(|pages| pages.take_back(block, size));
 }
 
 /// Counts so many bytes of a file that are about to be resident.

@@ -6,12 +6,13 @@ use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
 use crate::layers::Weights;
+use crate::layers::block::Block;
 use crate::layers::linear::Linear;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::pager::Pager;
-use crate::parameters::{Parameter, Weight};
+use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 
 /// Every layer of a model, over tensors or counted tensors.
@@ -41,6 +42,29 @@ impl<T: Ops> Network<T> {
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
         let (logit_scale, read_ahead_bytes) = (config.logit_scale(), u64::MAX);
         Ok(Network { shared, encoder, decoder, head, logit_scale, read_ahead_bytes, pager: None })
+    }
+
+    /// The weights of a part that may lie in a file.
+    pub fn weights_of(&self, part: Part) -> impl Iterator<Item = &Weight<T>> {
+        let (block, table): (Option<&Block<T>>, _) = match part {
+            Part::Encoder { block } => (Some(&self.encoder.blocks[block]), None),
+            Part::Decoder { block } => (Some(&self.decoder.blocks[block]), None),
+            Part::Shared => (None, Some(&self.shared)),
+            Part::LmHead => (None, Some(&self.head.weight)),
+            Part::EncoderNorm | Part::DecoderNorm => (None, None),
+        };
+        let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
+        linears.chain(table)
+    }
+
+    /// Begins to read the first weights of a part, as many as there is room for.
+    pub fn read_ahead(&self, part: Part) {
+        let mut room = self.read_ahead_bytes;
+        for weight in self.weights_of(part) {
+            let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
+            weight.tensor.read_ahead();
+            room = rest;
+        }
     }
 
     /// Makes a weight resident that lies in a file, or has it brought from where it is.

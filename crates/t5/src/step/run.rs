@@ -16,11 +16,11 @@ use super::store::{Store, Stored};
 use crate::context::{LayerContext, Noise, StepContext};
 use crate::error::{Error, Result};
 use crate::layers::attention::{SideGradients, SourceGradient};
-use crate::layers::block::{Block, BlockInput, BlockSaved};
+use crate::layers::block::{BlockInput, BlockSaved};
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
-use crate::parameters::{Parameter, Part, Weight};
+use crate::parameters::{Parameter, Part};
 
 /// The memory of a micro-batch between events.
 #[derive(Debug)]
@@ -199,9 +199,13 @@ impl<'a, T: Ops> Step<'a, T> {
     ) -> Result<bool, E> {
         match event {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
-            Event::ReadAhead(part) => self.read_ahead(*part),
-            Event::PageIn(part) => self.weights(*part).try_for_each(|weight| self.network.page_in(weight))?,
-            Event::PageOut(part) => self.weights(*part).try_for_each(|weight| self.network.page_out(weight))?,
+            Event::ReadAhead(part) => self.network.read_ahead(*part),
+            Event::PageIn(part) => {
+                self.network.weights_of(*part).try_for_each(|weight| self.network.page_in(weight))?
+            }
+            Event::PageOut(part) => {
+                self.network.weights_of(*part).try_for_each(|weight| self.network.page_out(weight))?
+            }
             Event::Forward { unit, of, keep, in_memory } => {
                 for i in of.clone() {
                     if matches!(unit, Unit::Block { .. }) && observer.interrupted() {
@@ -280,30 +284,6 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::ReleaseUnused => self.network.shared.tensor.release_unused(),
         }
         Ok(true)
-    }
-
-    /// The weights of a part that may lie in a file.
-    fn weights(&self, part: Part) -> impl Iterator<Item = &Weight<T>> {
-        let network = self.network;
-        let (block, table): (Option<&Block<T>>, _) = match part {
-            Part::Encoder { block } => (Some(&network.encoder.blocks[block]), None),
-            Part::Decoder { block } => (Some(&network.decoder.blocks[block]), None),
-            Part::Shared => (None, Some(&network.shared)),
-            Part::LmHead => (None, Some(&network.head.weight)),
-            Part::EncoderNorm | Part::DecoderNorm => (None, None),
-        };
-        let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
-        linears.chain(table)
-    }
-
-    /// Begins to read the first weights of a part, as many as there is room for.
-    fn read_ahead(&self, part: Part) {
-        let mut room = self.network.read_ahead_bytes;
-        for weight in self.weights(part) {
-            let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
-            weight.tensor.read_ahead();
-            room = rest;
-        }
     }
 
     /// Whether a parameter is one of a part. A tied head's is the table.
