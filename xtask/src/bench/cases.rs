@@ -30,6 +30,15 @@ pub enum What {
         /// a process makes the gradients during backward, when activations have begun to go.
         resume: bool,
     },
+    /// Training, resuming, `eval` or `generate` of an adapter beside a new model of this preset.
+    Adapter {
+        /// `train`, `resume`, `eval` or `generate`.
+        command: &'static str,
+        /// Preset.
+        model: &'static str,
+        /// `--set` of each.
+        set: Vec<String>,
+    },
     /// `eval` or `generate` of a new model of this preset.
     Command {
         /// Which of the two.
@@ -190,6 +199,28 @@ pub fn all() -> Vec<Case> {
     }
     for tokens in [1024, 2048, 4096] {
         cases.extend(long(tokens));
+    }
+    cases.extend(["tiny", "t5-small", "chatlm-0.2b"].into_iter().flat_map(adapters));
+    cases
+}
+
+/// LoRA and DoRA beside a base in each precision.
+fn adapters(model: &'static str) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let bases = [
+        ("f32", ""),
+        ("bf16", "train.precision=bf16"),
+        ("int8", "train.precision=bf16 model.base_precision=int8"),
+        ("nf4", "train.precision=bf16 model.base_precision=nf4"),
+    ];
+    for (kind, of_kind) in [("LoRA", ""), ("DoRA", "lora.dora=true")] {
+        for (base, of_base) in bases {
+            for command in ["train", "resume", "eval", "generate"] {
+                let set = words(&format!("{of_kind} {of_base}"));
+                let name = format!("{command} {model} {kind} {base}");
+                cases.push(Case { name, what: What::Adapter { command, model, set }, quick: model == "tiny" });
+            }
+        }
     }
     cases
 }

@@ -113,33 +113,85 @@ fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Mea
             let measured = done(options, &arguments)?;
             Ok((planned_peak(&output)?, measured))
         }
-        What::Command { command, model, rows: lengths, flags } => {
-            let output = directory.join("run");
-            let set =
-                ["train.max_steps=1", "train.batch_size=1", "data.max_source_tokens=16", "data.max_target_tokens=16"];
-            let set = set.map(str::to_owned);
-            done(options, &train_arguments(model, &set, *lengths, directory, &output)?)?;
-            let rows = data::write(directory, *lengths)?;
-            let mut arguments =
-                vec![(*command).to_owned(), "--json".to_owned(), "--model".to_owned(), text(&output.join("model"))];
+        What::Command { command, model, rows, flags } => {
+            let base = new_model(options, model, *rows, directory)?;
+            ask(options, command, (&base, flags), *rows, directory)
+        }
+        What::Adapter { command, model, set } => {
+            let base = new_model(options, model, Lengths::Full, directory)?;
+            let output = directory.join("adapted");
+            let tune = |steps: u64, more: &[&str]| {
+                let of_run = [
+                    "train.batch_size=4",
+                    "train.eval_samples=4",
+                    "train.eval_generate_samples=2",
+                    "lora.rank=16",
+                    "train.eval_max_new_tokens=64",
+                    "data.max_source_tokens=128",
+                    "data.max_target_tokens=128",
+                ];
+                let of_run = of_run.map(str::to_owned).into_iter().chain(set.iter().cloned());
+                let of_run =
+                    of_run.chain([format!("train.max_steps={steps}"), format!("model.init_from={}", text(&base))]);
+                let mut arguments =
+                    train_arguments(model, &of_run.collect::<Vec<_>>(), Lengths::Full, directory, &output)?;
+                arguments.extend(more.iter().map(|&word| word.to_owned()));
+                done(options, &arguments)
+            };
+            let measured = tune(if *command == "train" { 2 } else { 1 }, &[])?;
             match *command {
-                "eval" => arguments.extend(["--data".to_owned(), text(&rows)]),
-                _ => {
-                    let prompts = directory.join("prompts.txt");
-                    let (times, lines) = if *lengths == Lengths::Long { (1700, 4) } else { (400, 16) };
-                    let lines = vec!["seven twelve apple ".repeat(times); lines].join("\n");
-                    fs::write(&prompts, lines).map_err(|error| error.to_string())?;
-                    arguments.extend(["--input".to_owned(), text(&prompts)]);
+                "train" => Ok((planned_peak(&output)?, measured)),
+                "resume" => {
+                    let measured = tune(3, &["--keep-training"])?;
+                    Ok((planned_peak(&output)?, measured))
+                }
+                command => {
+                    let flags: &[&str] = match command {
+                        "eval" => &["--samples", "16", "--generate-samples", "8", "--batch-samples", "8"],
+                        _ => &["--max-new-tokens", "64", "--batch-samples", "8"],
+                    };
+                    let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+                    ask(options, command, (&output, &flags), Lengths::Full, directory)
                 }
             }
-            arguments.extend(flags.iter().cloned());
-            if *command == "generate" {
-                arguments.extend(["--memory-budget", "8GiB"].map(str::to_owned));
-                return said_on_stderr(done(options, &arguments)?);
-            }
-            said_on_stdout(done(options, &arguments)?)
         }
     }
+}
+
+/// The directory of a new model of a preset, which a short run has made.
+fn new_model(options: &Options, model: &str, rows: Lengths, directory: &Path) -> Result<PathBuf, String> {
+    let output = directory.join("run");
+    let set = ["train.max_steps=1", "train.batch_size=1", "data.max_source_tokens=16", "data.max_target_tokens=16"];
+    done(options, &train_arguments(model, &set.map(str::to_owned), rows, directory, &output)?)?;
+    Ok(output.join("model"))
+}
+
+/// `eval` or `generate` of a model, with more flags.
+fn ask(
+    options: &Options,
+    command: &str,
+    (model, flags): (&Path, &[String]),
+    lengths: Lengths,
+    directory: &Path,
+) -> Result<(u64, Measured), String> {
+    let rows = data::write(directory, lengths)?;
+    let mut arguments = vec![command.to_owned(), "--json".to_owned(), "--model".to_owned(), text(model)];
+    match command {
+        "eval" => arguments.extend(["--data".to_owned(), text(&rows)]),
+        _ => {
+            let prompts = directory.join("prompts.txt");
+            let (times, lines) = if lengths == Lengths::Long { (1700, 4) } else { (400, 16) };
+            let lines = vec!["seven twelve apple ".repeat(times); lines].join("\n");
+            fs::write(&prompts, lines).map_err(|error| error.to_string())?;
+            arguments.extend(["--input".to_owned(), text(&prompts)]);
+        }
+    }
+    arguments.extend(flags.iter().cloned());
+    if command == "generate" {
+        arguments.extend(["--memory-budget", "8GiB"].map(str::to_owned));
+        return said_on_stderr(done(options, &arguments)?);
+    }
+    said_on_stdout(done(options, &arguments)?)
 }
 
 /// The arguments of a training run over generated rows, with the sample data's tokenizer.
