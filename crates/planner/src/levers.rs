@@ -316,7 +316,9 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         return Vec::new();
     };
     let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
-    counts_or(pin, at_most(most_counts, blocks))
+    // An adapter's gradients are a small part of a block's weights, and a file costs each byte of theirs more: they stay first.
+    let has_room = levers.layer_major.is_some_and(|layers| keeps_every_gradient(space, &layers));
+    counts_or(pin, if has_room { at_most(most_counts, blocks) } else { vec![0] })
 }
 
 /// Words about weights that are `kept` in files, and how many of them are in memory.
@@ -351,7 +353,8 @@ fn optimizer_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
     // Moments cost a file as much for each byte as gradients do.
     let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
-    let is_worth_it = space.has_large_moments && goes_once;
+    // Nor are an adapter's moments as large as a block's weights.
+    let is_worth_it = space.has_large_moments && goes_once && layers.weight_blocks_in_memory == 0;
     words_or(space, &OPTIMIZER_OFFLOAD, if is_worth_it { &["none", "disk"] } else { &["none"] })
 }
 

@@ -47,23 +47,49 @@ pub fn halvings(n: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use memory_policy::Place;
     use t5::LayerMajor;
 
     use super::*;
-    use crate::lever::{Pins, Value};
-    use crate::levers::{ACCUMULATION, RECOMPUTE_BLOCKS, WEIGHT_OFFLOAD};
+    use crate::lever::{FrozenBlocks, Pins, Value};
+    use crate::levers::{ACCUMULATION, RECOMPUTE_BLOCKS, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD};
 
     #[test]
     fn a_number_is_halved_down_to_one() {
         assert_eq!(halvings(12), [12, 6, 3, 2, 1]);
     }
 
-    fn ways(pins: &Pins) -> Vec<Levers> {
+    fn space(pins: &Pins) -> Space<'_> {
         let (place, has_large_moments) = (Place::Host, false);
-        let space =
-            Space { pins, place, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments, frozen: None };
-        space.ways_and_cuts().0
+        Space { pins, place, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments, frozen: None }
+    }
+
+    fn ways(pins: &Pins) -> Vec<Levers> {
+        space(pins).ways_and_cuts().0
+    }
+
+    #[test]
+    fn blocks_of_a_base_stay_in_memory_where_gradients_and_moments_do() {
+        let offered = |pins: &Pins| -> Vec<LayerMajor> {
+            let frozen = Some(FrozenBlocks { blocks: 5, most_counts: 8 });
+            let ways = Space { has_large_moments: true, frozen, ..space(pins) }.ways_and_cuts().0;
+            ways.into_iter().filter_map(|way| way.layer_major).collect()
+        };
+        let kept = |layers: &LayerMajor| layers.weight_blocks_in_memory > 0;
+        let pins = Pins::default();
+        let with_blocks: Vec<LayerMajor> = offered(&pins).into_iter().filter(kept).collect();
+        let holds_the_rest = |layers: &LayerMajor| layers.kept_gradient_blocks == 3 && !layers.optimizer_on_disk;
+        assert!(with_blocks.iter().all(|layers| layers.weights_on_disk && holds_the_rest(layers)), "{with_blocks:?}");
+        let counts: BTreeSet<usize> = with_blocks.iter().map(|layers| layers.weight_blocks_in_memory).collect();
+        assert_eq!(counts, (1..=5).collect());
+        let pinned = offered(&pins.clone().with(WEIGHT_BLOCKS_IN_MEMORY.name, Value::Count(2)));
+        assert!(
+            pinned.iter().all(|layers| layers.weight_blocks_in_memory == if layers.weights_on_disk { 2 } else { 0 })
+        );
+        // Weights that are trained in their file are never kept.
+        assert!(!ways(&pins).into_iter().filter_map(|way| way.layer_major).any(|layers| kept(&layers)));
     }
 
     #[test]
