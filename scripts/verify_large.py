@@ -11,6 +11,7 @@ budget, page cache included (memory controller of version 1, writable). Prints a
 
 import argparse
 import json
+import math
 import pathlib
 import shutil
 import signal
@@ -56,18 +57,11 @@ def parameters(shape):
         yield f"{stack}.final_layer_norm.weight", (model,), None
 
 
-def size(shape):
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
 def values(random, shape, deviation):
     """bf16, rounded to nearest; a few MiB at a time."""
     import numpy
 
-    left = size(shape)
+    left = math.prod(shape)
     while left > 0:
         now = min(left, 16 << 20)
         drawn = numpy.ones(now, "f4") if deviation is None else random.standard_normal(now, "f4") * numpy.float32(deviation)
@@ -80,7 +74,7 @@ def make_model(directory, shape, tokenizer):
 
     files, bytes_of_file = [[]], 0
     for parameter in parameters(shape):
-        bytes_of_parameter = 2 * size(parameter[1])
+        bytes_of_parameter = 2 * math.prod(parameter[1])
         if bytes_of_file and bytes_of_file + bytes_of_parameter > FILE_BYTES:
             files.append([])
             bytes_of_file = 0
@@ -93,8 +87,8 @@ def make_model(directory, shape, tokenizer):
         name = f"model-{at:05}-of-{len(files):05}.safetensors"
         header, end = {}, 0
         for tensor, lengths, _ in tensors:
-            header[tensor] = {"dtype": "BF16", "shape": lengths, "data_offsets": [end, end + 2 * size(lengths)]}
-            end += 2 * size(lengths)
+            header[tensor] = {"dtype": "BF16", "shape": lengths, "data_offsets": [end, end + 2 * math.prod(lengths)]}
+            end += 2 * math.prod(lengths)
             index[tensor] = name
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -103,7 +97,7 @@ def make_model(directory, shape, tokenizer):
             for _, lengths, deviation in tensors:
                 for part in values(random, lengths, deviation):
                     file.write(part)
-    bytes_of_all = 2 * sum(size(lengths) for _, lengths, _ in parameters(shape))
+    bytes_of_all = 2 * sum(math.prod(lengths) for _, lengths, _ in parameters(shape))
     written = {"metadata": {"total_size": bytes_of_all}, "weight_map": index}
     (directory / "model.safetensors.index.json").write_text(json.dumps(written, indent=1))
     config = {
@@ -170,11 +164,8 @@ def case(arguments, base, settings, budget):
         first = watch(group, command, output.with_suffix(".1.log"), lambda: len(events(output, "checkpoint")) == 2)
         second = watch(group, [*command, "--keep-training"], output.with_suffix(".2.log"))
         counters = group.counters()
-    steps = events(output, "step")
-    plan = events(output, "start")[0]
-    return {
-        "base": base, "peaks": [first[0], second[0]], "read": [first[1], second[1]], "group": counters, "steps": steps, "start": plan,
-    }
+    peaks, read = zip(first, second)
+    return {"base": base, "peaks": peaks, "read": read, "group": counters, "steps": events(output, "step")}
 
 
 def bytes_of(text):

@@ -2,7 +2,7 @@
 
 use memory_policy::{Budget, Budgets};
 use planner::Plan;
-pub use run_plan::options::{answers, trainer_options};
+pub use run_plan::options::{answers, master_weights, trainer_options};
 use text_metrics::bleu::Tokenization;
 
 use crate::config::Config;

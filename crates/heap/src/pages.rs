@@ -47,12 +47,12 @@ pub(crate) unsafe fn free(block: *mut u8, size: usize) {
     with(|pages| pages.take_back(block, size));
 }
 
-/// Counts so many bytes of a file that are about to be resident.
+/// Counts bytes of a file as live, because they are about to become resident.
 pub(crate) fn enter(bytes: usize) {
     with(|pages| pages.enter(bytes.next_multiple_of(PAGE_BYTES)));
 }
 
-/// Counts so many bytes of a file that have left.
+/// Counts bytes of a file as live no more, because they are no longer resident.
 pub(crate) fn leave(bytes: usize) {
     with(|pages| pages.live -= bytes.next_multiple_of(PAGE_BYTES));
 }
@@ -91,7 +91,7 @@ impl Pages {
         (block, true)
     }
 
-    /// Gives free ranges back, so that as much more can be live without more being held than ever was live.
+    /// Gives free ranges back until `bytes` more can be live within the invariant.
     fn make_room(&mut self, bytes: usize) {
         let held = self.live + self.free.bytes() + bytes;
         self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));

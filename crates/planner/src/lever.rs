@@ -157,7 +157,7 @@ pub struct Space<'a> {
     pub target_tokens: usize,
     /// Whether the optimizer has moments that are worth a file.
     pub has_large_moments: bool,
-    /// The blocks, where no weight of theirs is trained in the files that they may lie in.
+    /// The blocks whose weights may stay in memory while others lie in files. None where these weights are trained.
     pub frozen: Option<FrozenBlocks>,
 }
 
@@ -166,7 +166,7 @@ pub struct Space<'a> {
 pub struct FrozenBlocks {
     /// All of them.
     pub blocks: usize,
-    /// As many counts of them are offered, at most.
+    /// The most counts of them that are offered.
     pub most_counts: usize,
 }
 

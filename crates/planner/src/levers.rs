@@ -75,13 +75,8 @@ fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<V
     }
 }
 
-/// Counts of blocks that are offered, from none to all.
-fn counts(blocks: usize) -> Vec<usize> {
-    at_most(MOST_COUNTS, blocks)
-}
-
-/// So many steps from none of the blocks to all, at most.
-fn at_most(most_counts: usize, blocks: usize) -> Vec<usize> {
+/// Counts of blocks that are offered, from none to all, in at most `most_counts` steps.
+fn counts(blocks: usize, most_counts: usize) -> Vec<usize> {
     let step = blocks.div_ceil(most_counts).max(1);
     let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
     counts.dedup();
@@ -206,7 +201,7 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
 
 fn kept_gradient_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(_) = levers.layer_major else { return Vec::new() };
-    counts_or(pinned_blocks(space, &KEPT_GRADIENT_BLOCKS), counts(space.blocks).into_iter().rev())
+    counts_or(pinned_blocks(space, &KEPT_GRADIENT_BLOCKS), counts(space.blocks, MOST_COUNTS).into_iter().rev())
 }
 
 /// Saved activations in a file.
@@ -318,7 +313,7 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
     // An adapter's gradients are a small part of a block's weights, and a file costs each byte of theirs more: they stay first.
     let has_room = levers.layer_major.is_some_and(|layers| keeps_every_gradient(space, &layers));
-    counts_or(pin, if has_room { at_most(most_counts, blocks) } else { vec![0] })
+    counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
 }
 
 /// Words about weights that are `kept` in files, and how many of them are in memory.
@@ -413,7 +408,7 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
 
 fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let (pin, blocks) = (pinned_blocks(space, &RECOMPUTE_BLOCKS), space.blocks);
-    let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks)) };
+    let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks, MOST_COUNTS)) };
     // Blocks that backward visits twice are computed again, whatever the number.
     if layers.goes_twice(blocks) {
         return vec![Value::Count(blocks)];
@@ -427,7 +422,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         LayerMajor { boundaries_on_disk: true, .. } => vec![blocks, 0],
         // In memory it is worth more than gradients are, which can wait in a file.
         LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. } if kept_gradient_blocks == least_kept => {
-            counts(blocks).into_iter().rev().collect()
+            counts(blocks, MOST_COUNTS).into_iter().rev().collect()
         }
         _ => vec![blocks],
     };

@@ -16,7 +16,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         seed: config.run.seed,
         dropout: config.train.dropout.unwrap_or(model.dropout_rate),
         precision: if config.train.bf16 { Precision::Bf16 } else { Precision::F32 },
-        master_weights: master_weights(config, model),
+        master_weights: master_weights(config.train.master_weights, config.train.bf16, model.lora.is_some()),
         gradient_precision: config.train.gradient_precision,
         freeze: config.train.freeze.clone(),
         grad_clip_norm: config.train.grad_clip_norm,
@@ -29,10 +29,10 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
 
 /// Beside an adapter a bf16 run keeps its frozen weights in bf16, which loses nothing that products would see. Those few that are
 /// trained with the adapter are rounded as they should be.
-fn master_weights(config: &Config, model: &t5::Config) -> MasterWeights {
-    match (config.train.master_weights, &model.lora) {
-        (MasterWeights::F32, Some(_)) if config.train.bf16 => MasterWeights::StochasticRounding,
-        (chosen, _) => chosen,
+pub fn master_weights(chosen: MasterWeights, is_bf16: bool, has_adapter: bool) -> MasterWeights {
+    match chosen {
+        MasterWeights::F32 if is_bf16 && has_adapter => MasterWeights::StochasticRounding,
+        chosen => chosen,
     }
 }
 

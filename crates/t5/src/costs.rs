@@ -198,7 +198,7 @@ impl WeightsOnDisk {
         weights
     }
 
-    /// The same where so many blocks keep their weights in memory ([`LayerMajor::weight_blocks_in_memory`]).
+    /// This count, with the weights of `blocks` blocks in memory ([`LayerMajor::weight_blocks_in_memory`]).
     #[must_use]
     pub fn keeping(mut self, blocks: usize, config: &Config) -> WeightsOnDisk {
         let is_kept = |part: &Part| LayerMajor::keeps_weights(blocks, *part, config);

@@ -17,6 +17,7 @@ use crate::cli::{BenchArgs, OtherBench};
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
+use crate::options::master_weights;
 use crate::profile::Profiler;
 use crate::speed::priced;
 use crate::{device, open, report};
@@ -41,13 +42,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let options = TrainerOptions {
         dropout: model.dropout_rate,
         precision: flags.precision.into(),
-        master_weights: match (flags.master_weights.into(), &lora) {
-            // As in a run, the frozen weights are bf16.
-            (trainer::MasterWeights::F32, Some(_)) if flags.precision == Precision::Bf16 => {
-                trainer::MasterWeights::StochasticRounding
-            }
-            (chosen, _) => chosen,
-        },
+        master_weights: master_weights(flags.master_weights.into(), flags.precision == Precision::Bf16, lora.is_some()),
         optimizer: if lora.is_some() { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
         gradient_precision: flags.gradient_precision.into(),
         total_steps: flags.steps as u64 + 1,

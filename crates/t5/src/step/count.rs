@@ -155,7 +155,7 @@ pub struct Counter {
     precisions: Precisions,
     trained: Trained,
     weights: Rc<WeightsOnDisk>,
-    /// The same where so many blocks keep their weights in memory.
+    /// `weights` with some blocks in memory, by the number of these blocks.
     weights_beside: RefCell<HashMap<usize, Rc<WeightsOnDisk>>>,
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,

@@ -74,7 +74,7 @@ impl WeightFile {
         self.read_ahead_bytes
     }
 
-    /// The same where so many blocks keep their weights in memory.
+    /// This file, beside a number of blocks whose weights are in memory.
     pub fn beside_blocks_in_memory(self, blocks_in_memory: usize) -> WeightFile {
         WeightFile { blocks_in_memory, ..self }
     }
