@@ -96,7 +96,7 @@ pub use ops::linear::{
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
-pub use ops::reduce::{add_in_place, zero};
+pub use ops::reduce::{add_in_place, scaled, zero};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
 pub use ops::rounding::Rounding;
 pub use paging::{
@@ -109,7 +109,7 @@ pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
-pub const KERNELS_VERSION: u32 = 2;
+pub const KERNELS_VERSION: u32 = 3;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.

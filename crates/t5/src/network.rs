@@ -159,6 +159,7 @@ impl<T: Ops> Network<T> {
             let (of_sample, dlogits) =
                 T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale)?;
             loss += of_sample;
+            let dlogits = self.head.backward(dlogits)?;
             self.head.backward_weight(&dlogits, &x, &noise, grads)?;
             drop(x);
             let dx = self.head.backward_input(&dlogits, None, &noise)?.scaled(self.logit_scale)?;

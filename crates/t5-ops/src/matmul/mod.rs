@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
 //! | `few_rows` | products of a few rows with a weight, which is read where it lies |
+//! | `thin` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
 //! | `kernel` | what a kernel is: one block |
 //! | `matrix` | operands and results as they lie in memory |
@@ -37,6 +38,7 @@ pub(crate) mod pairs;
 mod panels;
 mod rate;
 pub(crate) mod software;
+mod thin;
 pub(crate) mod tiles;
 
 use candle_core::DType;
@@ -130,6 +132,12 @@ pub(crate) fn packed_bytes(elements: u64, operand: DType) -> u64 {
     (elements * operand.size_in_bytes() as u64).min(PACKED_BYTES as u64)
 }
 
+/// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next
+/// product: all of it in f32, where the result is thin and the operand is the thin one. `None` where both are packed.
+pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize)) -> Option<u64> {
+    thin::is_thin(m, n).then(|| thin::kept_bytes(k))
+}
+
 /// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
 pub(crate) fn multiply<'a>(
     c: MatrixMut,
@@ -138,7 +146,11 @@ pub(crate) fn multiply<'a>(
     accumulate: bool,
     threads: Threads,
 ) {
-    multiply_with(isa(), c, a, b, accumulate, threads);
+    let (a, b) = (a.into(), b.into());
+    match a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) {
+        Some((a, b)) => thin::multiply(&c, &a, &b, accumulate, threads),
+        None => multiply_with(isa(), c, a, b, accumulate, threads),
+    }
 }
 
 /// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.

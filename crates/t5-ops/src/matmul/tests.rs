@@ -386,3 +386,31 @@ fn many_rows_and_operands_across_k_are_left_to_the_engine() {
     assert!(!takes(&matrix(2, true), &weight));
     assert!(!takes(&matrix(2, false), &Stored::<f32>::random(8, 12, false, 0, 2)));
 }
+
+#[test]
+fn thin_results_of_every_shape_and_type() {
+    let multiply = |c: MatrixMut, a: Matrix, b: Matrix, accumulate, threads| multiply(c, a, b, accumulate, threads);
+    check_all::<f32, f32, f32>(2e-6, &multiply);
+    check_all::<bf16, bf16, f32>(2e-6, &multiply);
+    check_all::<bf16, bf16, bf16>(1e-2, &multiply);
+    let taken = SIZES.iter().filter(|&&(m, n, k)| {
+        let (a, b) = (Stored::<bf16>::random(m, k, true, 0, 1), Stored::<bf16>::random(k, n, false, 0, 2));
+        let takes = thin::takes(&a.matrix(), &b.matrix());
+        assert_eq!(takes, thin_bytes((m, k, n)).is_some(), "({m}, {n}, {k})");
+        takes
+    });
+    assert!(taken.count() >= 5, "thin results among these");
+    let along = Stored::<f32>::random(4, 8, false, 0, 1);
+    assert!(!thin::takes(&along.matrix(), &Stored::<f32>::random(8, 12, false, 0, 2).matrix()), "A along K");
+}
+
+#[test]
+fn threads_show_in_no_bit_of_a_thin_result() {
+    let (a, b) = (Stored::<f32>::random(16, 700, true, 0, 1), Stored::<f32>::random(700, 333, false, 0, 2));
+    let product = |threads| {
+        let mut c = vec![0f32; 16 * 333];
+        multiply(MatrixMut::new(&mut c, 16, 333), a.matrix(), b.matrix(), false, threads);
+        c
+    };
+    assert_eq!(product(Threads::One), product(Threads::All));
+}

@@ -5,7 +5,7 @@
 //! the last inside `t5_ops`, `n` from x.
 
 use super::Weights;
-use super::linear::Linear;
+use super::linear::{Linear, OutputGradient};
 use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
@@ -188,7 +188,7 @@ impl<T: Ops> Attention<T> {
         grads: &mut Gradients<T>,
     ) -> Result<Option<T>> {
         let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
-        let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
+        let dprojected = self.o.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
         self.o.backward_weight(&dprojected, &out, &cx.noise, grads)?;
         let dout = self.o.backward_input(&dprojected, None, &cx.noise)?;
         drop(dprojected);
@@ -197,6 +197,7 @@ impl<T: Ops> Attention<T> {
         let (dq, dk, dv) = T::attention_backward(&of, &dout, &self.settings(cx), dbias)?;
         drop((q, k, v, out, lse, dout));
 
+        let (dq, dk, dv) = (self.q.backward(dq)?, self.k.backward(dk)?, self.v.backward(dv)?);
         let (n, inv_rms) = self.norm.forward(&x)?;
         self.q.backward_weight(&dq, &n, &cx.noise, grads)?;
         let m = self.keys_from(&n, cx);
@@ -224,7 +225,7 @@ impl<T: Ops> Attention<T> {
     }
 
     /// `sum + dk Wk + dv Wv`.
-    fn keys_backward(&self, dk: T, dv: T, sum: Option<T>, noise: &Noise) -> Result<T> {
+    fn keys_backward(&self, dk: OutputGradient<T>, dv: OutputGradient<T>, sum: Option<T>, noise: &Noise) -> Result<T> {
         let sum = self.k.backward_input(&dk, sum, noise)?;
         drop(dk);
         self.v.backward_input(&dv, Some(sum), noise)

@@ -108,15 +108,20 @@ impl<T: Ops> FeedForward<T> {
     ) -> Result<Option<T>> {
         let FeedForwardSaved { x, gate, up } = saved;
         let inner = cx.dropout(self.inner);
-        let dprojected = T::dropout(&dy, cx.dropout(self.residual).as_ref())?;
+        let dprojected = self.wo.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
         let dh = self.wo.backward_input(&dprojected, None, &cx.noise)?;
         let (h, dgate, dup) = T::activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
         self.wo.backward_weight(&dprojected, &h, &cx.noise, grads)?;
         drop((h, dprojected));
 
+        let dgate = self.gate.backward(dgate)?;
+        let dup = match (&self.up, dup) {
+            (Some(up), Some(dup)) => Some((up, up.backward(dup)?)),
+            _ => None,
+        };
         let (n, inv_rms) = self.norm.forward(&x)?;
         self.gate.backward_weight(&dgate, &n, &cx.noise, grads)?;
-        if let (Some(up), Some(dup)) = (&self.up, &dup) {
+        if let Some((up, dup)) = &dup {
             up.backward_weight(dup, &n, &cx.noise, grads)?;
         }
         drop(n);
@@ -125,7 +130,7 @@ impl<T: Ops> FeedForward<T> {
         }
         let mut dn = self.gate.backward_input(&dgate, None, &cx.noise)?;
         drop(dgate);
-        if let (Some(up), Some(dup)) = (&self.up, dup) {
+        if let Some((up, dup)) = dup {
             dn = up.backward_input(&dup, Some(dn), &cx.noise)?;
         }
         let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;

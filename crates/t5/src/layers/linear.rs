@@ -42,57 +42,105 @@ impl<T: Ops> Linear<T> {
         let input = adapter.input(x, noise)?;
         let Some(gain) = adapter.gain(&self.weight)? else { return adapter.add(&input, y) };
         if noise.adapter_dropout(adapter.site).is_none() {
-            return adapter.add(&input, y)?.scale_columns(&gain);
+            return adapter.add(&input, y)?.scale_columns(&gain.factors);
         }
         // `y + (g - 1) dropout(x) Wᵀ + g · scale · dropout(x) Aᵀ Bᵀ`
         let dropped = T::linear(&input, &self.weight)?;
-        let adapted = adapter.add(&input, dropped.copied()?)?.scale_columns(&gain)?;
+        let adapted = adapter.add(&input, dropped.copied()?)?.scale_columns(&gain.factors)?;
         T::dropout_add(&y, &adapted.minus(&dropped)?, None)
     }
 
+    /// What both directions of backward begin with: the gradient of the output, (.., out), and what the adapter makes of it.
+    pub fn backward(&self, dy: T) -> Result<OutputGradient<T>> {
+        let through = self.adapter.as_ref().map(|adapter| adapter.backward(&dy, &self.weight)).transpose()?;
+        Ok(OutputGradient { dy, through })
+    }
+
     /// The gradient of the input, (.., in), plus `sum`, whose memory it takes.
-    pub fn backward_input(&self, dy: &T, sum: Option<T>, noise: &Noise) -> Result<T> {
-        let Some(adapter) = &self.adapter else { return T::linear_backward_input(dy, &self.weight, sum) };
-        let dropout = noise.adapter_dropout(adapter.site);
-        let gain = adapter.gain(&self.weight)?;
-        let Some(dropout) = dropout else {
-            let dz = adapter.through_gain(dy, gain.as_ref())?;
-            let dx = T::linear_backward_input(&dz, &self.weight, sum)?;
-            return adapter.backward_input(&dz, Some(dx));
+    pub fn backward_input(&self, of: &OutputGradient<T>, sum: Option<T>, noise: &Noise) -> Result<T> {
+        let dy = &of.dy;
+        let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else {
+            return T::linear_backward_input(dy, &self.weight, sum);
+        };
+        let Some(dropout) = noise.adapter_dropout(adapter.site) else {
+            let dx = T::linear_backward_input(&through.dz(dy)?, &self.weight, sum)?;
+            return adapter.backward_input(through, Some(dx));
         };
         let dx = T::linear_backward_input(dy, &self.weight, sum)?;
-        let dz = adapter.through_gain(dy, gain.as_ref())?;
-        let dropped = match gain {
-            Some(_) => Some(T::linear_backward_input(&dz.minus(dy)?, &self.weight, None)?),
+        let dropped = match through.gain {
+            Some(_) => Some(T::linear_backward_input(&through.dz(dy)?.minus(dy)?, &self.weight, None)?),
             None => None,
         };
-        let dropped = adapter.backward_input(&dz, dropped)?;
-        T::dropout_add(&dx, &dropped, Some(&dropout))
+        T::dropout_add(&dx, &adapter.backward_input(through, dropped)?, Some(&dropout))
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained.
-    pub fn backward_weight(&self, dy: &T, x: &T, noise: &Noise, grads: &mut Gradients<T>) -> Result<()> {
+    pub fn backward_weight(
+        &self,
+        of: &OutputGradient<T>,
+        x: &T,
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<()> {
         if let Some((dweight, accumulate)) = grads.accumulator_or_empty(&self.weight)? {
-            T::linear_backward_weight(dy, x, &dweight, accumulate)?;
+            T::linear_backward_weight(&of.dy, x, &dweight, accumulate)?;
         }
-        let Some(adapter) = &self.adapter else { return Ok(()) };
+        let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else { return Ok(()) };
         let input = adapter.input(x, noise)?;
-        let lengths = adapter.lengths(&self.weight)?;
-        let mut dz = dy.clone();
-        if let (Some(lengths), Some(magnitude)) = (&lengths, &adapter.magnitude) {
-            if let Some(dmagnitude) = grads.accumulator(magnitude)? {
-                let z = adapter.add(&input, T::linear(&input, &self.weight)?)?;
-                T::magnitude_backward(dy, &z, lengths, &dmagnitude)?;
-            }
-            dz = adapter.through_gain(dy, Some(&T::ratio(&magnitude.tensor, lengths)?))?;
+        if let (Some(gain), Some(magnitude)) = (&through.gain, &adapter.magnitude)
+            && let Some(dmagnitude) = grads.accumulator(magnitude)?
+        {
+            let z = adapter.add(&input, T::linear(&input, &self.weight)?)?;
+            T::magnitude_backward(&of.dy, &z, &gain.lengths, &dmagnitude)?;
         }
-        adapter.backward(&dz, &input, grads)
+        if let Some((da, accumulate)) = grads.accumulator_or_empty(&adapter.a)? {
+            T::linear_backward_weight(&through.du, &input, &da, accumulate)?;
+        }
+        if let Some((db, accumulate)) = grads.accumulator_or_empty(&adapter.b)? {
+            T::linear_backward_weight(&through.dz(&of.dy)?, &adapter.down(&input)?, &db, accumulate)?;
+        }
+        Ok(())
     }
 
     pub fn is_trained(&self, grads: &Gradients<T>) -> bool {
         let of_adapter = |adapter: &Adapter<T>| grads.trains(&adapter.a) || grads.trains(&adapter.b);
         grads.trains(&self.weight) || self.adapter.as_ref().is_some_and(of_adapter)
     }
+}
+
+/// The gradient of a layer's output, (.., out), as both directions of backward take it.
+#[derive(Clone, Debug)]
+pub(crate) struct OutputGradient<T> {
+    dy: T,
+    through: Option<ThroughAdapter<T>>,
+}
+
+/// What an adapter makes of the gradient of its layer's output.
+#[derive(Clone, Debug)]
+struct ThroughAdapter<T> {
+    gain: Option<Gain<T>>,
+    /// `scale · dz B`, (.., rank).
+    du: T,
+}
+
+/// With DoRA: vectors of (out).
+#[derive(Clone, Debug)]
+struct Gain<T> {
+    /// The lengths of the rows of `W + scale · B A`.
+    lengths: T,
+    /// The factors of the output.
+    factors: T,
+}
+
+impl<T: Ops> ThroughAdapter<T> {
+    /// The gradient of the output before it was multiplied.
+    fn dz(&self, dy: &T) -> Result<T> {
+        through_gain(dy, self.gain.as_ref())
+    }
+}
+
+fn through_gain<T: Ops>(dy: &T, gain: Option<&Gain<T>>) -> Result<T> {
+    gain.map_or_else(|| Ok(dy.clone()), |gain| dy.copied()?.scale_columns(&gain.factors))
 }
 
 impl<T: Ops> Adapter<T> {
@@ -110,38 +158,23 @@ impl<T: Ops> Adapter<T> {
         T::linear_add(&self.down(x)?, &self.b.tensor, y)
     }
 
-    /// The lengths of the rows of `W + scale · B A`, (out), where there is a magnitude.
-    fn lengths(&self, weight: &Weight<T>) -> Result<Option<T>> {
-        let of = |_: &Weight<T>| T::adapted_lengths(weight.into(), &self.a.tensor, &self.b.tensor, self.lora.scale);
-        self.magnitude.as_ref().map(of).transpose()
+    /// What the output is multiplied with, where there is a magnitude.
+    fn gain(&self, weight: &Weight<T>) -> Result<Option<Gain<T>>> {
+        let Some(magnitude) = &self.magnitude else { return Ok(None) };
+        let lengths = T::adapted_lengths(weight.into(), &self.a.tensor, &self.b.tensor, self.lora.scale)?;
+        let factors = T::ratio(&magnitude.tensor, &lengths)?;
+        Ok(Some(Gain { lengths, factors }))
     }
 
-    /// The factors of the output with DoRA, (out).
-    fn gain(&self, weight: &Weight<T>) -> Result<Option<T>> {
-        let (Some(lengths), Some(magnitude)) = (self.lengths(weight)?, &self.magnitude) else { return Ok(None) };
-        Ok(Some(T::ratio(&magnitude.tensor, &lengths)?))
-    }
-
-    /// The gradient of the output before it was multiplied.
-    fn through_gain(&self, dy: &T, gain: Option<&T>) -> Result<T> {
-        gain.map_or_else(|| Ok(dy.clone()), |gain| dy.copied()?.scale_columns(gain))
+    fn backward(&self, dy: &T, weight: &Weight<T>) -> Result<ThroughAdapter<T>> {
+        let gain = self.gain(weight)?;
+        let dz = through_gain(dy, gain.as_ref())?;
+        let du = T::linear_backward_input(&dz, &self.b.tensor, None)?.scaled(self.lora.scale)?;
+        Ok(ThroughAdapter { gain, du })
     }
 
     /// `sum + scale · dz B A`.
-    fn backward_input(&self, dz: &T, sum: Option<T>) -> Result<T> {
-        let du = T::linear_backward_input(dz, &self.b.tensor, None)?.scaled(self.lora.scale)?;
-        T::linear_backward_input(&du, &self.a.tensor, sum)
-    }
-
-    /// Adds the gradients of A and B; `input` is what A was multiplied with.
-    fn backward(&self, dz: &T, input: &T, grads: &mut Gradients<T>) -> Result<()> {
-        if let Some((db, accumulate)) = grads.accumulator_or_empty(&self.b)? {
-            T::linear_backward_weight(dz, &self.down(input)?, &db, accumulate)?;
-        }
-        if let Some((da, accumulate)) = grads.accumulator_or_empty(&self.a)? {
-            let du = T::linear_backward_input(dz, &self.b.tensor, None)?.scaled(self.lora.scale)?;
-            T::linear_backward_weight(&du, input, &da, accumulate)?;
-        }
-        Ok(())
+    fn backward_input(&self, through: &ThroughAdapter<T>, sum: Option<T>) -> Result<T> {
+        T::linear_backward_input(&through.du, &self.a.tensor, sum)
     }
 }

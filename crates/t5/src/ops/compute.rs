@@ -86,7 +86,7 @@ impl Ops for Tensor {
     }
 
     fn scaled(&self, scale: f64) -> Result<Self> {
-        if scale == 1.0 { Ok(self.clone()) } else { Ok(self.affine(scale, 0.0)?) }
+        if scale == 1.0 { Ok(self.clone()) } else { Ok(t5_ops::scaled(self, scale)?) }
     }
 
     fn spill(&self, files: &Files) -> Result<TensorFiles> {

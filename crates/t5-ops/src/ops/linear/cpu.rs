@@ -3,7 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::rows_and_width;
-use crate::matmul::{Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_as_a, packed_bytes, product_bytes};
+use crate::matmul::{
+    Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_as_a, packed_bytes, product_bytes, thin_bytes,
+};
 use crate::needs::{Kept, Needs, elements};
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
@@ -87,10 +89,14 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
 }
 
 pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operands, dw]: [DType; 2]) -> Needs {
+    let needs = Needs::default().with_products(1, (rows, n, k));
+    if let Some(left) = thin_bytes((n, rows, k)) {
+        return Needs { kept: Kept { left, ..Kept::default() }, ..needs };
+    }
     let transient = bytes_of_sums((n, rows, k), operands, dw);
     let [left, right] = [n, k].map(|width| packed_bytes(elements([rows, width]), operands));
     let kept = Kept { left, right, ..Kept::default() };
-    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, n, k))
+    Needs { transient, kept, ..needs }
 }
 
 /// The shape of `x` with another last dimension.

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use crate::parallel::{Shared, for_each_part, for_each_rows};
-use crate::storage::{Element, View, update, with_element};
+use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::{sum, vectorized};
 
 /// Elements summed in f64 as one part: fixed, so that the result does not depend on the threads.
@@ -39,6 +39,22 @@ pub(super) fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     })
 }
 
+pub(super) fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let view = View::new(&x)?;
+    with_element!(x.dtype(), T, {
+        let from = view.slice::<T>()?;
+        filled::<T>(x.shape(), |to| {
+            let to = Shared::new(to);
+            for_each_rows(from.len(), 1, |part| {
+                // SAFETY: each element belongs to one part.
+                multiply(&from[part.clone()], scale as f32, unsafe { to.slice(part.start, part.len()) });
+            });
+            Ok(())
+        })
+    })
+}
+
 pub(super) fn square_sum(x: &Tensor) -> Result<f64> {
     let x = x.contiguous()?;
     let view = View::new(&x)?;
@@ -58,6 +74,13 @@ pub(crate) fn square_sum_of<T: Element>(x: &[T]) -> f64 {
 }
 
 vectorized! {
+    fn multiply<T: Element>(from: &[T], scale: f32, to: &mut [T]) {
+        let from = &from[..to.len()];
+        for i in 0..to.len() {
+            to[i] = T::from_f32(scale * from[i].to_f32());
+        }
+    }
+
     fn part_square_sum<T: Element>(x: &[T]) -> f64 {
         // A loop: the closure of an iterator would be compiled without the instruction set.
         let mut total = 0.0;

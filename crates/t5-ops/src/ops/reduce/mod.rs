@@ -1,4 +1,4 @@
-//! Whole-tensor operations on gradients: the sum of squares, the sum of two, and setting to zero.
+//! Whole-tensor operations: the sum of squares, the sum of two, a multiple, and setting to zero.
 
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
@@ -43,5 +43,13 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
             cuda::add_in_place(sum, x)
         }
         Path::Reference | Path::Device => reference::add_in_place(sum, x),
+    }
+}
+
+/// `scale · x`, in new memory. Values of bf16 are multiplied in f32 and rounded to nearest.
+pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
+    match Path::of(&[x]) {
+        Path::Cpu => cpu::scaled(x, scale),
+        Path::Reference | Path::Device => reference::scaled(x, scale),
     }
 }

@@ -17,3 +17,8 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     }
     add_into(sum, x)
 }
+
+/// See [`crate::scaled`].
+pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
+    wide(x)?.affine(scale, 0.0)?.to_dtype(x.dtype())
+}

@@ -1,7 +1,7 @@
 use candle_core::{DType, Device};
 
 use super::*;
-use crate::testing::Numbers;
+use crate::testing::{Numbers, assert_close, tolerance};
 
 #[test]
 fn the_sum_of_squares_is_that_of_the_reference() {
@@ -48,5 +48,17 @@ fn two_tensors_are_added_as_the_reference_adds_them() {
         assert!(add_in_place(&sum, &x.t().unwrap()).is_err());
         // The kernels cannot read memory that they write; the reference makes a copy first.
         assert_eq!(add_in_place(&sum, &sum).is_err(), dtype != DType::F64, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_multiple_is_that_of_the_reference() {
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let x = Numbers::new(8).tensor(&[301, 65], dtype);
+        for x in [x.clone(), x.t().unwrap()] {
+            let (got, expected) = (scaled(&x, 0.3).unwrap(), reference::scaled(&x, 0.3).unwrap());
+            assert_eq!((got.dtype(), got.dims()), (dtype, x.dims()));
+            assert_close("scaled", &got, &expected, tolerance(dtype));
+        }
     }
 }

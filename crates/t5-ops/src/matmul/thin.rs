@@ -1,0 +1,156 @@
+//! Products whose result has few rows or few columns, of operands that both lie across K, as the gradients of an adapter are:
+//! packing the wide operand would take longer than multiplying it.
+//!
+//! The thin operand is widened to f32 once. The wide one is read where it lies, a block of columns for all of K, whose sums stay in
+//! registers. Each element is one sum along K in one order, whatever the number of threads.
+
+use std::ops::Range;
+
+use super::matrix::{Matrix, MatrixMut, Threads};
+use super::panels::Buffer;
+use crate::cache::to_read;
+use crate::needs::elements;
+use crate::parallel::{for_each_part, rows_per_part};
+use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
+use crate::storage::{Element, Operand, Target};
+
+/// The most rows or columns that a thin result has.
+const MOST: usize = WIDTH;
+/// Columns of the wide operand in a block, the sums of which a thread has at a time.
+const BLOCK: usize = 2 * WIDTH;
+/// Rows of the wide operand that are asked for ahead of their use.
+const AHEAD: usize = 12;
+
+/// Whether `A B` is a product for this module.
+pub(super) fn takes(a: &Matrix, b: &Matrix) -> bool {
+    let are_alike =
+        matches!((a.data, b.data), (Operand::F32(_), Operand::F32(_)) | (Operand::Bf16(_), Operand::Bf16(_)));
+    are_alike && is_thin(a.rows, b.cols) && a.row_stride == 1 && b.col_stride == 1 && a.cols > 0
+}
+
+/// Whether a result (M, N) is thin.
+pub(super) fn is_thin(m: usize, n: usize) -> bool {
+    m.min(n) <= MOST
+}
+
+/// Bytes of the thin operand as f32, which a thread keeps for the next product.
+pub(super) fn kept_bytes(k: usize) -> u64 {
+    elements([k, MOST, size_of::<f32>()])
+}
+
+/// `C (+)= A B`.
+pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, threads: Threads) {
+    let is_turned = a.rows > b.cols;
+    // Both as rows along K.
+    let (thin, wide) = if is_turned { (*b, a.t()) } else { (a.t(), *b) };
+    let mut values = Buffer::new::<f32>(thin.rows * MOST);
+    match thin.data {
+        Operand::F32(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
+        Operand::Bf16(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
+    }
+    let values = values.read::<f32>().as_chunks::<MOST>().0;
+    let blocks = wide.cols.div_ceil(BLOCK);
+    let together = if threads.count() == 1 { blocks } else { rows_per_part(blocks, BLOCK * thin.rows) };
+    for_each_part(blocks.div_ceil(together), |part| {
+        for block in part * together..blocks.min((part + 1) * together) {
+            let columns = block * BLOCK..wide.cols.min((block + 1) * BLOCK);
+            let mut sums = [[0.0; BLOCK]; MOST];
+            match wide.data {
+                Operand::F32(data) => add_up(values, thin.cols, data, wide.row_stride, columns.clone(), &mut sums),
+                Operand::Bf16(data) => add_up(values, thin.cols, data, wide.row_stride, columns.clone(), &mut sums),
+            }
+            let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
+            for (number, row) in rows.enumerate() {
+                let sum = |col: usize| if is_turned { sums[col][number] } else { sums[number][col] };
+                let start = c.start + row * c.row_stride + cols.start;
+                match c.data {
+                    // SAFETY: inside C by the constructor's check; rows or columns of a block are that block's alone.
+                    Target::F32(data) => put(unsafe { data.slice(start, cols.len()) }, sum, accumulate),
+                    // SAFETY: as above.
+                    Target::Bf16(data) => put(unsafe { data.slice(start, cols.len()) }, sum, accumulate),
+                }
+            }
+        }
+    });
+}
+
+/// Rows of `cols` elements, `stride` apart, one after the other and filled up with zeros.
+fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: &mut [f32]) {
+    for (k, to) in to.as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
+        let row = &from[k * stride..][..cols];
+        *to = std::array::from_fn(|i| row.get(i).map_or(0.0, |x| x.to_f32()));
+    }
+}
+
+/// Writes or adds sums.
+fn put<T: Element>(to: &mut [T], sum: impl Fn(usize) -> f32, accumulate: bool) {
+    for (col, to) in to.iter_mut().enumerate() {
+        *to = T::from_f32(if accumulate { to.to_f32() + sum(col) } else { sum(col) });
+    }
+}
+
+simd! {
+    /// Sums over K of each of `count` thin columns times each of the `columns` of the wide operand, whose rows begin `stride`
+    /// elements after one another.
+    fn add_up<S, T: Lanes>(
+        s,
+        thin: &[[f32; MOST]],
+        count: usize,
+        wide: &[T],
+        stride: usize,
+        columns: Range<usize>,
+        sums: &mut [[f32; BLOCK]; MOST],
+    ) {
+        // As many sums as there are registers for.
+        let is_roomy = S::SUMS >= 8 * BLOCK / WIDTH;
+        let mut first = 0;
+        while first < count {
+            if is_roomy {
+                tile::<S, T, 8, 2>(s, (thin, first), (wide, stride), columns.clone(), 0, sums);
+                first += 8;
+            } else {
+                for from in columns.clone().step_by(WIDTH) {
+                    let half = from..columns.end.min(from + WIDTH);
+                    tile::<S, T, 4, 1>(s, (thin, first), (wide, stride), half, from - columns.start, sums);
+                }
+                first += 4;
+            }
+        }
+    }
+}
+
+/// `R` thin columns from `first` on with up to `J` vectors of wide ones, whose sums are put from `at` on.
+#[inline(always)]
+fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
+    s: S,
+    (thin, first): (&[[f32; MOST]], usize),
+    (wide, stride): (&[T], usize),
+    columns: Range<usize>,
+    at: usize,
+    sums: &mut [[f32; BLOCK]; MOST],
+) {
+    let mut lanes = [[s.splat(0.0); J]; R];
+    for (k, thin) in thin.iter().enumerate() {
+        let row = &wide[k * stride + columns.start..][..columns.len()];
+        to_read(row.as_ptr().wrapping_add(AHEAD * stride));
+        let row: [S::F; J] = if row.len() == J * WIDTH {
+            let row = row.as_chunks::<WIDTH>().0;
+            std::array::from_fn(|j| T::load(s, &row[j]))
+        } else {
+            let part = |j: usize| &row[(j * WIDTH).min(row.len())..((j + 1) * WIDTH).min(row.len())];
+            std::array::from_fn(|j| T::load(s, &padded(part(j), T::from_f32(0.0))))
+        };
+        for i in 0..R {
+            let factor = s.splat(thin[first + i]);
+            for j in 0..J {
+                lanes[i][j] = s.mul_add(factor, row[j], lanes[i][j]);
+            }
+        }
+    }
+    for i in 0..R {
+        for j in 0..J {
+            let to = &mut sums[first + i][at + j * WIDTH..][..WIDTH];
+            s.store(lanes[i][j], to.try_into().expect("as many as lanes"));
+        }
+    }
+}
