@@ -91,8 +91,8 @@ pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, 
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
 pub use ops::linear::{
-    linear, linear_add, linear_add_needs, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
-    linear_backward_weight_needs, linear_needs,
+    Beside, linear, linear_backward_input, linear_backward_input_beside, linear_backward_input_needs,
+    linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};

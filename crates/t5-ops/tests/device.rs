@@ -85,14 +85,17 @@ fn products_are_those_of_the_cpu() {
         check(&format!("linear {dtype:?} by {of_weight:?}"), tolerance(dtype), |make| {
             let x = make.tensor(&[9, 2, 24], dtype).transpose(0, 1)?;
             let (w, dy) = (make.tensor(&[24, 40], of_weight).t()?, make.tensor(&[2, 9, 40], dtype));
-            let (sum, of_input) = (make.tensor(&[2, 9, 40], dtype), make.tensor(&[2, 9, 24], dtype));
+            let of_input = make.tensor(&[2, 9, 24], dtype);
+            let (u, b, a) = (make.tensor(&[2, 9, 4], dtype), make.tensor(&[40, 4], F32), make.tensor(&[4, 24], F32));
+            let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::Beside { x: &u, w }));
             let dw = make.tensor(&[40, 24], F32);
             t5_ops::linear_backward_weight(&dy, &x, &dw, true)?;
             let whole = make.tensor(&[40, 24], F32);
             t5_ops::linear_backward_weight(&dy, &x, &whole, false)?;
             Ok(vec![
                 ("y", t5_ops::linear(&x, &w)?),
-                ("y +=", t5_ops::linear_add(&x, &w, sum)?),
+                ("y beside", t5_ops::linear_beside(&x, &w, forward)?),
+                ("dx beside", t5_ops::linear_backward_input_beside(&dy, &w, backward, None)?),
                 ("dx", t5_ops::linear_backward_input(&dy, &w, None)?),
                 ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
                 ("dw +=", dw),

@@ -3,13 +3,14 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;
 use t5_ops::{
-    Activation, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path, Precision, Quantised,
+    Activation, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs, Path, Precision, Quantised,
     attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
     dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
     feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
-    linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
-    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
+    linear_backward_input, linear_backward_input_beside, linear_backward_input_needs, linear_backward_weight,
+    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward,
+    rms_norm_backward_needs, rms_norm_needs,
 };
 
 #[global_allocator]
@@ -44,6 +45,8 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let [w, dw, table, dtable] =
         [[512, d], [512, d], [VOCABULARY, d], [VOCABULARY, d]].map(|shape| tensor(&shape, other));
     let [scale, dscale] = [0, 1].map(|_| tensor(&[d], other));
+    let [a_of_adapter, b_of_adapter] = [[16, d], [512, 16]].map(|shape| tensor(&shape, other));
+    let u = tensor(&[b, t, 16], dtype);
     let nf4 = Quantised::of(&w, Precision::Nf4).unwrap();
     let dy = tensor(&[b, t, 512], dtype);
     let ids = Tensor::ones((b, t), DType::U32, &Device::Cpu).unwrap();
@@ -68,22 +71,32 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
             held(|| embedding_backward(&ids, &x, &dtable)),
             embedding_backward_needs(path, ROWS, head, [dtype, other]),
         ),
-        ("linear", held(|| linear(&x, &w)), linear_needs(path, ROWS, weight, [dtype, other])),
-        ("linear, quantised", held(|| linear(&x, &nf4)), linear_needs(path, ROWS, weight, [dtype, DType::U8])),
+        ("linear", held(|| linear(&x, &w)), linear_needs(path, ROWS, weight, [dtype, other], 0)),
+        ("linear, quantised", held(|| linear(&x, &nf4)), linear_needs(path, ROWS, weight, [dtype, DType::U8], 0)),
         (
             "linear_backward_input, quantised",
             held(|| linear_backward_input(&dy, &nf4, None)),
-            linear_backward_input_needs(path, ROWS, weight, [dtype, DType::U8], false),
+            linear_backward_input_needs(path, ROWS, weight, [dtype, DType::U8], 0, false),
         ),
         (
             "linear_backward_input",
             held(|| linear_backward_input(&dy, &w, None)),
-            linear_backward_input_needs(path, ROWS, weight, [dtype, other], false),
+            linear_backward_input_needs(path, ROWS, weight, [dtype, other], 0, false),
         ),
         (
             "linear_backward_input, summed",
             held(|| linear_backward_input(&dy, &w, Some(x.clone()))),
-            linear_backward_input_needs(path, ROWS, weight, [dtype, other], true),
+            linear_backward_input_needs(path, ROWS, weight, [dtype, other], 0, true),
+        ),
+        (
+            "linear_beside",
+            held(|| linear_beside(&x, &w, Some(Beside { x: &u, w: &b_of_adapter }))),
+            linear_needs(path, ROWS, weight, [dtype, other], 16),
+        ),
+        (
+            "linear_backward_input_beside",
+            held(|| linear_backward_input_beside(&dy, &w, Some(Beside { x: &u, w: &a_of_adapter }), None)),
+            linear_backward_input_needs(path, ROWS, weight, [dtype, other], 16, false),
         ),
         (
             "linear_backward_weight",

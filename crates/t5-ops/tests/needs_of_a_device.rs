@@ -3,15 +3,15 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdamwHyper, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path,
-    Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_with_sums, adamw, adamw_needs, attention,
+    Activation, AdafactorHyper, AdamwHyper, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs,
+    Path, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_with_sums, adamw, adamw_needs, attention,
     attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
     dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
     feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
-    linear_add, linear_add_needs, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
-    linear_backward_weight_needs, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward,
-    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
+    linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
+    square_sums_needs,
 };
 
 const F32: DType = DType::F32;
@@ -55,7 +55,7 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     let [w, table] = [[96, d], [VOCABULARY, d]].map(|shape| card.tensor(&shape, of_weight));
     let [dw, dtable] = [[96, d], [VOCABULARY, d]].map(|shape| card.tensor(&shape, F32));
     let (scale, dscale) = (card.tensor(&[d], of_weight), card.tensor(&[d], F32));
-    let [dy, sum] = [0, 1].map(|_| card.tensor(&[b, t, 96], dtype));
+    let dy = card.tensor(&[b, t, 96], dtype);
     let ids = Tensor::ones((b, t), DType::U32, &card.0).unwrap();
     let labels = vec![3; ROWS];
     let samples: Vec<u32> = (0..b as u32).collect();
@@ -74,12 +74,17 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     card.check("embedding_backward", embedding_backward_needs(CARD, ROWS, head, [dtype, F32]), || {
         embedding_backward(&ids, &x, &dtable)
     });
-    card.check("linear", linear_needs(CARD, ROWS, weight, both), || linear(&x, &w));
-    card.check("linear_add", linear_add_needs(CARD, ROWS, weight, both), || linear_add(&x, &w, sum.clone()));
+    card.check("linear", linear_needs(CARD, ROWS, weight, both, 0), || linear(&x, &w));
+    let (u, b) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
+    card.check("linear_beside", linear_needs(CARD, ROWS, weight, both, 8), || {
+        linear_beside(&x, &w, Some(Beside { x: &u, w: &b }))
+    });
     for accumulates in [false, true] {
-        card.check("linear_backward_input", linear_backward_input_needs(CARD, ROWS, weight, both, accumulates), || {
-            linear_backward_input(&dy, &w, accumulates.then(|| x.clone()))
-        });
+        card.check(
+            "linear_backward_input",
+            linear_backward_input_needs(CARD, ROWS, weight, both, 0, accumulates),
+            || linear_backward_input(&dy, &w, accumulates.then(|| x.clone())),
+        );
     }
     card.check("linear_backward_weight", linear_backward_weight_needs(CARD, ROWS, weight, [dtype, F32]), || {
         linear_backward_weight(&dy, &x, &dw, true)

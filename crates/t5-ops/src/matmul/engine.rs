@@ -92,16 +92,36 @@ impl Right<'_> {
     }
 }
 
-/// `C (+)= A B`, in slices of K if panels of all of it would not fit the caches.
+/// A product that is added to another one: of (M, K₂), its rows along K, and (K₂, N), which lies as the other's B does.
+pub(super) type Beside<'a> = (Factor<'a>, Factor<'a>);
+
+/// `C (+)= A B + A₂ B₂`, in slices of K if panels of all of it would not fit the caches.
 ///
 /// # Safety
 ///
 /// The machine has the instructions of the kernel, which is the one that B was packed for.
-pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Factor, b: Right, accumulate: bool, threads: Threads) {
+pub(super) unsafe fn multiply<K: Kernel>(
+    c: &MatrixMut,
+    a: Factor,
+    b: Right,
+    beside: Option<Beside>,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let slices: Vec<_> = slices::<K>(a.cols).collect();
+    // A kernel that copies rows of A beside its blocks does so while it computes as deep a piece: not beside one of K₂.
+    let copies = a.wide().is_some_and(|a| K::copied(&a).is_some());
+    let (within, after) = if copies { (None, beside) } else { (beside, None) };
     // SAFETY: by the caller's promise.
     let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
+        let is_last = number + 1 == slices.len();
+        let (left, right) = within.filter(|_| is_last).unzip();
+        let fresh;
         let b = match b {
-            Right::Factor(b) => Source::Matrix(Panels::<K>::new(Side::B, b.t().columns(k.clone()).t())),
+            Right::Factor(b) => {
+                fresh = Panels::<K>::with(Side::B, b.t().columns(k.clone()).t(), right);
+                Source::Matrix(&fresh)
+            }
             Right::Packed(packed, (rows, cols)) => {
                 // Only what is all in one slice is used in part.
                 let packed_rows = if rows == packed.size.0 { k.len() } else { packed.size.0 };
@@ -109,16 +129,17 @@ pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Factor, b: Right, acc
                 Source::Packed(packed.slices[number].read(), layout.first::<K>(k.len()))
             }
         };
-        multiply_slice::<K>(c, a.columns(k), b, accumulate || number > 0, threads);
+        multiply_slice::<K>(c, (a.columns(k), left), b, accumulate || number > 0, threads);
+        if let (true, Some((a, b))) = (is_last, after) {
+            multiply_slice::<K>(c, (a, None), Source::Matrix(&Panels::new(Side::B, b)), true, threads);
+        }
     };
-    let mut slices = slices::<K>(a.cols).enumerate().peekable();
-    let is_cut = slices.peek().is_some_and(|(_, k)| k.len() < a.cols);
     match c.data {
-        Target::Bf16(target) if is_cut => {
+        Target::Bf16(target) if slices.len() > 1 => {
             // Sums are f32 to the end.
             let mut sums = Buffer::apart::<f32>(c.rows * c.cols);
-            for (number, k) in slices {
-                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k);
+            for (number, k) in slices.iter().enumerate() {
+                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k.clone());
             }
             let sums = sums.read::<f32>();
             let rows = |i: usize| {
@@ -128,13 +149,13 @@ pub(super) unsafe fn multiply<K: Kernel>(c: &MatrixMut, a: Factor, b: Right, acc
             };
             run(threads.count(), c.rows, 8, rows);
         }
-        _ => slices.for_each(|(number, k)| slice(c, accumulate, number, k)),
+        _ => slices.iter().enumerate().for_each(|(number, k)| slice(c, accumulate, number, k.clone())),
     }
 }
 
 /// Where the panels of B come from in a slice of K.
 enum Source<'a, K: Kernel> {
-    Matrix(Panels<'a, K>),
+    Matrix(&'a Panels<'a, K>),
     Packed(&'a [K::Cell], Layout),
 }
 
@@ -143,27 +164,51 @@ enum Source<'a, K: Kernel> {
 /// # Safety
 ///
 /// The machine has the instructions of the kernel.
-unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Factor, b: Source<K>, accumulate: bool, threads: Threads) {
+unsafe fn multiply_slice<K: Kernel>(
+    c: &MatrixMut,
+    (a, beside): (Factor, Option<Factor>),
+    b: Source<K>,
+    accumulate: bool,
+    threads: Threads,
+) {
     let threads = threads.count();
     let product = Product {
         c,
-        direct: a.wide().and_then(|a| K::direct(&a)),
-        copied: a.wide().and_then(|a| K::copied(&a)),
+        left: Left::new(a),
+        beside: beside.map(Left::new),
         // A is packed ahead where it lies across K.
         ahead: a.col_stride != 1,
-        a: Panels::<K>::new(Side::A, a.t()),
+        a: Panels::<K>::with(Side::A, a.t(), beside.map(Factor::t)),
         accumulate,
     };
+    assert!(!(product.ahead && beside.is_some()), "a product beside one whose A is packed ahead");
     match b {
         // SAFETY: by the caller's promise.
         Source::Packed(panels, layout) => unsafe { product.of_groups(None, panels, layout, threads) },
         // SAFETY: by the caller's promise.
         Source::Matrix(b) => unsafe {
-            match product.own_runs(&b, threads) {
-                Some(runs) => product.of_own_runs(&b, runs, threads),
-                None => product.of_groups(Some(&b), &[], b.layout, threads),
+            match product.own_runs(b, threads) {
+                Some(runs) => product.of_own_runs(b, runs, threads),
+                None => product.of_groups(Some(b), &[], b.layout, threads),
             }
         },
+    }
+}
+
+/// An operand on the left.
+struct Left<'a, K: Kernel> {
+    /// (K, M)
+    matrix: Factor<'a>,
+    /// Rows of A that the kernel takes as they lie.
+    direct: Option<Rows<K::Cell>>,
+    /// Rows of A that it can copy beside a block.
+    copied: Option<Rows<K::Cell>>,
+}
+
+impl<'a, K: Kernel> Left<'a, K> {
+    fn new(a: Factor<'a>) -> Self {
+        let [direct, copied] = [K::direct, K::copied].map(|rows| a.wide().and_then(|a| rows(&a)));
+        Self { matrix: a.t(), direct, copied }
     }
 }
 
@@ -171,10 +216,8 @@ unsafe fn multiply_slice<K: Kernel>(c: &MatrixMut, a: Factor, b: Source<K>, accu
 struct Product<'a, K: Kernel> {
     c: &'a MatrixMut<'a>,
     a: Panels<'a, K>,
-    /// Rows of A that the kernel takes as they lie.
-    direct: Option<Rows<K::Cell>>,
-    /// Rows of A that it can copy beside a block.
-    copied: Option<Rows<K::Cell>>,
+    left: Left<'a, K>,
+    beside: Option<Left<'a, K>>,
     ahead: bool,
     accumulate: bool,
 }
@@ -299,15 +342,23 @@ impl<K: Kernel> Product<'_, K> {
         // SAFETY: the instructions are there by the caller's promise.
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
-        let slice = if packed_a.is_some() { depth } else { even_slice::<K>(depth) };
+        // Where the operand beside begins; none of it where A is packed.
+        let first_depth = if self.beside.is_some() { self.a.first_depth() } else { depth };
+        let slice = if packed_a.is_some() { depth } else { even_slice::<K>(first_depth) };
         let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
         let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(own));
         let block = K::ROWS * K::COLS;
         let mut sums = Buffer::new::<f32>(columns.len() * block);
-        let slices = depth.div_ceil(slice);
+        let of_first = first_depth.div_ceil(slice);
+        let slices = of_first + (depth - first_depth).div_ceil(slice);
         let piece = |number: usize| {
-            let (panel, k) = (rows.start + number / slices, number % slices * slice);
-            (number < rows.len() * slices).then(|| (panel, k..depth.min(k + slice)))
+            let (panel, slice_number) = (rows.start + number / slices, number % slices);
+            let (start, end, number_in) = match slice_number.checked_sub(of_first) {
+                None => (0, first_depth, slice_number),
+                Some(number) => (first_depth, depth, number),
+            };
+            let k = start + number_in * slice;
+            (number < rows.len() * slices).then(|| (panel, k..end.min(k + slice)))
         };
         // Whether the piece at hand was copied while the one before it was computed.
         let mut is_there = false;
@@ -315,30 +366,35 @@ impl<K: Kernel> Product<'_, K> {
             let (panel, k) = piece(number).expect("a piece of the part");
             let (first, last) = (k.start == 0, k.end == depth);
             let [now, next] = &mut own;
-            let here = match (self.direct, packed_a) {
+            let (operand, from) = match &self.beside {
+                Some(beside) if k.start >= first_depth => (beside, first_depth),
+                _ => (&self.left, 0),
+            };
+            let here = match (operand.direct, packed_a) {
                 (Some(direct), _) if self.a.cols(panel).len() == K::ROWS => {
-                    Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k.start), ..direct }
+                    Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k.start - from), ..direct }
                 }
                 (_, Some(packed)) => {
                     packed_rows::<K>(packed[(panel - rows.start) * left.cells + k.start * K::ROWS..].as_ptr())
                 }
                 _ if is_there => packed_rows::<K>(now.read().as_ptr()),
                 _ => {
-                    let (of_k, cols) = (k.start..self.a.matrix.rows.min(k.end), self.a.cols(panel));
+                    let matrix = &operand.matrix;
+                    let (of_k, cols) = (k.start - from..matrix.rows.min(k.end - from), self.a.cols(panel));
                     // SAFETY: as above.
                     unsafe {
-                        let wide = self.a.matrix.wide();
+                        let wide = matrix.wide();
                         let rows = wide.and_then(|a| K::rows(&a, cols.clone(), of_k.clone(), now.cells()));
                         rows.unwrap_or_else(|| {
                             let cells = &mut now.cells()[..k.len() * K::ROWS];
-                            self.a.pack_part(cols, of_k, cells);
+                            self.a.pack_part(matrix, cols, of_k, cells);
                             packed_rows::<K>(cells.as_ptr())
                         })
                     }
                 }
             };
-            let mut copying = match (self.copied, piece(number + 1)) {
-                (Some(copied), Some((panel, next_k))) if packed_a.is_none() => {
+            let mut copying = match (self.left.copied, piece(number + 1)) {
+                (Some(copied), Some((panel, next_k))) if packed_a.is_none() && self.beside.is_none() => {
                     self.copying(copied, panel, (next_k, k.len()), columns.len(), next)
                 }
                 _ => None,
@@ -385,7 +441,7 @@ impl<K: Kernel> Product<'_, K> {
         columns: usize,
         to: &mut Buffer,
     ) -> Option<Copying<K::Cell>> {
-        let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.a.matrix.rows;
+        let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.left.matrix.rows;
         let at_a_time = K::ROWS.div_ceil(columns);
         (is_whole && k.len() == depth && at_a_time <= MOST_COPIED).then(|| Copying {
             from: a.data.wrapping_add(panel * K::ROWS * a.row + k.start),

@@ -95,15 +95,17 @@ impl Geometry {
         (0..k).step_by(slice).map(bytes).sum()
     }
 
-    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed on the way.
-    pub(super) fn product(&self, (k, n): (usize, usize), sums: bool, processor: &Processor) -> u64 {
-        let depth = self.slice_of(k).min(k);
+    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed on the way, and beside it another of
+    /// (K₂, N).
+    pub(super) fn product(&self, (k, beside, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
+        let first_depth = self.slice_of(k).min(k);
+        let depth = if beside > 0 { first_depth.next_multiple_of(self.step) + beside } else { first_depth };
         let (count, cells) = self.panels(depth, n);
         let threads = processor.threads.min(count.max(1));
         let fitting = (run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes)).clamp(1, count.max(1));
         let runs = count.div_ceil(fitting).next_multiple_of(threads);
         let panels = count.div_ceil(runs.max(1));
-        let rows = self.slice.min(depth.next_multiple_of(self.step)) + self.between_rows;
+        let rows = self.slice.min(first_depth.next_multiple_of(self.step)) + self.between_rows;
         let a = 2 * rows * self.rows * self.cell_bytes;
         let sums = if sums { self.rows * self.cols * size_of::<f32>() } else { 0 };
         elements([threads, a + panels * (cells * self.cell_bytes + sums)])

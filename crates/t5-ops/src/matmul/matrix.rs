@@ -96,6 +96,10 @@ impl<D: Elements> Strides<D> {
         Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// Some of the columns.
     pub(super) fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start <= columns.end && columns.end <= self.cols, "{columns:?} of {} columns", self.cols);

@@ -42,7 +42,7 @@ mod thin;
 pub(crate) mod tiles;
 
 use candle_core::DType;
-use engine::{PACKED_BYTES, Right};
+use engine::{Beside, PACKED_BYTES, Right};
 use geometry::Geometry;
 pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
@@ -119,11 +119,11 @@ pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, r
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
-/// result is of the dtype of the `operands`. They keep it for the next product.
-pub(crate) fn product_bytes(k: usize, n: usize, operands: DType) -> u64 {
+/// result is of the dtype of the `operands`, and beside it one with a weight of (`beside`, N). They keep it for the next product.
+pub(crate) fn product_bytes((k, beside, n): (usize, usize, usize), operands: DType) -> u64 {
     let is_bf16 = operands == DType::BF16;
     let processor = processor();
-    Geometry::of_product(processor.instruction_set, is_bf16, n).product((k, n), is_bf16, &processor)
+    Geometry::of_product(processor.instruction_set, is_bf16, n).product((k, beside, n), is_bf16, &processor)
 }
 
 /// Bytes that all threads hold of an operand of so many elements that lies across K, as those of a weight's gradient do. They
@@ -161,10 +161,24 @@ pub(crate) fn multiply_as_a<'a>(
     accumulate: bool,
     threads: Threads,
 ) {
-    let (a, b) = (a.into(), b.into());
-    match a.wide().filter(|rows| few_rows::takes(rows, &b)) {
-        Some(rows) => few_rows::multiply(&c, rows, b, accumulate, threads),
-        None => multiply_rounding(isa(), a.is_bf16(), c, a, b, accumulate, threads),
+    multiply_beside(c, (a.into(), b.into()), None, accumulate, threads);
+}
+
+/// `C (+)= A B + A₂ B₂` in the precision of A. Rows of A₂ lie along its columns, and B₂ lies as B does.
+pub(crate) fn multiply_beside(
+    c: MatrixMut,
+    (a, b): (Factor, Factor),
+    beside: Option<(Factor, Factor)>,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
+        return multiply_rounding(isa(), a.is_bf16(), c, (a, b), beside, accumulate, threads);
+    };
+    few_rows::multiply(&c, rows, b, accumulate, threads);
+    if let Some((a, b)) = beside {
+        let rows = a.wide().filter(|rows| few_rows::takes(rows, &b));
+        few_rows::multiply(&c, rows.expect("as few rows as A has, and a B that lies as that one"), b, true, threads);
     }
 }
 
@@ -179,22 +193,23 @@ fn multiply_with<'a>(
 ) {
     let (a, b) = (a.into(), b.into());
     // A product with a bf16 operand rounds both, on every instruction set.
-    multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, a, b, accumulate, threads);
+    multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, (a, b), None, accumulate, threads);
 }
 
 fn multiply_rounding(
     isa: Isa,
     rounds: bool,
     c: MatrixMut,
-    a: Factor,
-    mut b: Factor,
+    (a, mut b): (Factor, Factor),
+    beside: Option<(Factor, Factor)>,
     accumulate: bool,
     threads: Threads,
 ) {
     b.rounds = rounds;
+    let beside = beside.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
     // From a packed panel of A narrow blocks take as few instructions, and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
-    product((isa, b.rounds, wide), c, a, Right::Factor(b), accumulate, threads);
+    product((isa, b.rounds, wide), c, a, (Right::Factor(b), beside), accumulate, threads);
 }
 
 /// A right-hand operand that is packed once for several products.
@@ -252,7 +267,7 @@ pub(crate) fn multiply_packed_part<'a>(
     let a = a.into();
     let part = (a.cols, c.cols);
     assert!(b.panels.has_part(part.0, part.1), "{part:?} of a packed B of {:?}", b.panels.size());
-    product((b.isa, b.rounds, b.wide), c, a, Right::Packed(&b.panels, part), accumulate, threads);
+    product((b.isa, b.rounds, b.wide), c, a, (Right::Packed(&b.panels, part), None), accumulate, threads);
 }
 
 /// A product by one kernel: the instruction set, whether operands are rounded to bf16, whether blocks are wide.
@@ -260,10 +275,14 @@ fn product(
     (isa, rounds, wide): (Isa, bool, bool),
     c: MatrixMut,
     mut a: Factor,
-    b: Right,
+    (b, beside): (Right, Option<Beside>),
     accumulate: bool,
     threads: Threads,
 ) {
+    if let Some((a, b)) = &beside {
+        let size = (a.rows, a.cols, b.rows, b.cols);
+        assert!(a.rows == c.rows && a.cols == b.rows && b.cols == c.cols, "{size:?} beside a product");
+    }
     let (b_rows, b_cols) = b.size();
     assert!(
         c.rows == a.rows && c.cols == b_cols && a.cols == b_rows,
@@ -280,11 +299,14 @@ fn product(
         if !accumulate {
             c.clear();
         }
-        return;
+        return beside.map_or((), |(a, b)| {
+            product((isa, rounds, wide), c, a, (Right::Factor(b), None), true, threads);
+        });
     }
+    let beside = beside.filter(|(a, _)| a.cols > 0);
     a.rounds = rounds;
     // SAFETY: `isa` names only what this machine was found to have.
-    unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, accumulate, threads)) }
+    unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, beside, accumulate, threads)) }
 }
 
 /// Operations a second that the kernel for bf16 (or f32) operands reaches on the calling thread, beyond which no

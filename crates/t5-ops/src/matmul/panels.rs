@@ -72,20 +72,46 @@ pub(super) struct Panels<'a, K: Kernel> {
     side: Side,
     /// (K, X)
     pub(super) matrix: Factor<'a>,
+    /// (K₂, X), behind it in each panel: it lies as the first does.
+    pub(super) beside: Option<Factor<'a>>,
     pub(super) layout: Layout,
     kernel: std::marker::PhantomData<fn() -> K>,
 }
 
 impl<'a, K: Kernel> Panels<'a, K> {
     pub(super) fn new(side: Side, matrix: Factor<'a>) -> Self {
-        let layout = Layout::new::<K>(side, (matrix.rows, matrix.cols));
-        Self { side, matrix, layout, kernel: std::marker::PhantomData }
+        Self::with(side, matrix, None)
+    }
+
+    /// Panels in which another operand follows along K.
+    pub(super) fn with(side: Side, matrix: Factor<'a>, beside: Option<Factor<'a>>) -> Self {
+        let k = beside.map_or(matrix.rows, |beside| {
+            let are_alike = beside.cols == matrix.cols && (beside.row_stride == 1) == (matrix.row_stride == 1);
+            assert!(are_alike, "operands one behind the other");
+            matrix.rows.next_multiple_of(K::STEP) + beside.rows
+        });
+        let layout = Layout::new::<K>(side, (k, matrix.cols));
+        Self { side, matrix, beside, layout, kernel: std::marker::PhantomData }
+    }
+
+    /// K of the first operand, filled up: there the other one begins.
+    pub(super) fn first_depth(&self) -> usize {
+        self.matrix.rows.next_multiple_of(K::STEP)
     }
 
     /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
     /// along K, all panels for a part of K of what lies across.
     pub(super) fn tasks(&self, count: usize) -> usize {
-        if self.matrix.row_stride == 1 { count } else { self.layout.depth.div_ceil(part::<K>()) }
+        if self.matrix.row_stride == 1 {
+            count
+        } else {
+            self.tasks_across() + self.beside.map_or(0, |beside| beside.rows.div_ceil(part::<K>()))
+        }
+    }
+
+    /// Those of the first operand, where it lies across K.
+    fn tasks_across(&self) -> usize {
+        self.matrix.rows.div_ceil(part::<K>())
     }
 
     /// Does one of the `tasks`, for panels `panels` that `to` has place for.
@@ -94,39 +120,64 @@ impl<'a, K: Kernel> Panels<'a, K> {
     ///
     /// The machine has the kernel's instructions, and no other task has this number.
     pub(super) unsafe fn pack(&self, panels: Range<usize>, task: usize, to: Shared<K::Cell>) {
-        let (panels, k, first) = if self.matrix.row_stride == 1 {
-            let panel = panels.start + task;
-            (panel..panel + 1, 0..self.matrix.rows, panels.start)
-        } else {
-            (panels.clone(), task * part::<K>()..self.matrix.rows.min((task + 1) * part::<K>()), panels.start)
+        let beside = self.beside.as_ref().map(|beside| (beside, self.first_depth()));
+        if self.matrix.row_stride == 1 {
+            for (matrix, from) in [(&self.matrix, 0)].into_iter().chain(beside) {
+                let panel = panels.start + task;
+                // SAFETY: by the caller's promise.
+                unsafe { self.pack_of((matrix, from), panels.start, panel..panel + 1, 0..matrix.rows, to) };
+            }
+            return;
+        }
+        let (of, task) = match (beside, task.checked_sub(self.tasks_across())) {
+            (Some(beside), Some(task)) => (beside, task),
+            _ => ((&self.matrix, 0), task),
         };
-        let padded = k.start..k.end.next_multiple_of(K::STEP);
-        // SAFETY: by the caller's promise, this part of these panels is this task's alone; each is borrowed once.
+        let k = task * part::<K>()..of.0.rows.min((task + 1) * part::<K>());
+        // SAFETY: by the caller's promise.
+        unsafe { self.pack_of(of, panels.start, panels, k, to) };
+    }
+
+    /// Packs some of K of one of the operands, which begins at `from` of K, into panels of which `to` begins with `first`.
+    ///
+    /// # Safety
+    ///
+    /// The machine has the kernel's instructions, and this part of these panels is the caller's alone.
+    unsafe fn pack_of(
+        &self,
+        (matrix, from): (&Factor, usize),
+        first: usize,
+        panels: Range<usize>,
+        k: Range<usize>,
+        to: Shared<K::Cell>,
+    ) {
+        let padded = from + k.start..from + k.end.next_multiple_of(K::STEP);
+        // SAFETY: by the caller's promise; each is borrowed once.
         let cells = |panel: usize| unsafe {
             let start = (panel - first) * self.layout.cells + padded.start * self.layout.width;
             to.slice(start, padded.len() * self.layout.width)
         };
-        match self.matrix.data {
+        match matrix.data {
             // SAFETY: by the caller's promise.
-            Stored::Narrow(narrow) if self.matrix.row_stride != 1 => unsafe {
-                self.widen_across(narrow, panels, k, cells);
+            Stored::Narrow(narrow) if matrix.row_stride != 1 => unsafe {
+                self.widen_across((matrix, narrow), panels, k, cells);
             },
             // SAFETY: as above.
-            _ => panels.for_each(|panel| unsafe { self.pack_part(self.cols(panel), k.clone(), cells(panel)) }),
+            _ => panels.for_each(|panel| unsafe { self.pack_part(matrix, self.cols(panel), k.clone(), cells(panel)) }),
         }
     }
 
-    /// Packs columns `cols`, those of a panel, over `k`: see [`Kernel::pack`].
+    /// Packs columns `cols` of one of the operands, those of a panel, over `k`: see [`Kernel::pack`].
     ///
     /// # Safety
     ///
     /// The machine has the kernel's instructions.
-    pub(super) unsafe fn pack_part(&self, cols: Range<usize>, k: Range<usize>, cells: &mut [K::Cell]) {
-        match self.matrix.data {
+    pub(super) unsafe fn pack_part(&self, of: &Factor, cols: Range<usize>, k: Range<usize>, cells: &mut [K::Cell]) {
+        match of.data {
             // SAFETY: by the caller's promise.
-            Stored::Wide(data) => unsafe { K::pack(self.side, &self.matrix.with(data), cols, k, cells) },
+            Stored::Wide(data) => unsafe { K::pack(self.side, &of.with(data), cols, k, cells) },
             // SAFETY: as above.
-            Stored::Narrow(narrow) => unsafe { self.widen_along(narrow, cols, k, cells) },
+            Stored::Narrow(narrow) => unsafe { self.widen_along((of, narrow), cols, k, cells) },
         }
     }
 
@@ -135,15 +186,21 @@ impl<'a, K: Kernel> Panels<'a, K> {
     /// # Safety
     ///
     /// As [`Panels::pack_part`].
-    unsafe fn widen_along(&self, narrow: Narrow, cols: Range<usize>, k: Range<usize>, cells: &mut [K::Cell]) {
+    unsafe fn widen_along(
+        &self,
+        (of, narrow): (&Factor, Narrow),
+        cols: Range<usize>,
+        k: Range<usize>,
+        cells: &mut [K::Cell],
+    ) {
         let mut wide = [0f32; WIDENED];
         for first in k.clone().step_by(WIDENED_DEPTH) {
             let depth = WIDENED_DEPTH.min(k.end - first);
             for (col, wide) in cols.clone().zip(wide.chunks_exact_mut(WIDENED_DEPTH)) {
-                narrow.widen(col * self.matrix.col_stride + first, &mut wide[..depth]);
+                narrow.widen(col * of.col_stride + first, &mut wide[..depth]);
             }
             let piece = Matrix::strided(Operand::F32(&wide), cols.len(), depth, WIDENED_DEPTH).t();
-            let piece = Matrix { rounds: self.matrix.rounds, ..piece };
+            let piece = Matrix { rounds: of.rounds, ..piece };
             let start = (first - k.start) * self.layout.width;
             let cells = &mut cells[start..][..depth.next_multiple_of(K::STEP) * self.layout.width];
             // SAFETY: by the caller's promise.
@@ -159,7 +216,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
     /// As [`Panels::pack_part`].
     unsafe fn widen_across<'c>(
         &self,
-        narrow: Narrow,
+        (of, narrow): (&Factor, Narrow),
         panels: Range<usize>,
         k: Range<usize>,
         cells: impl Fn(usize) -> &'c mut [K::Cell],
@@ -172,10 +229,10 @@ impl<'a, K: Kernel> Panels<'a, K> {
             let panels = first..panels.end.min(first + together);
             let cols = self.cols(panels.start).start..self.cols(panels.end - 1).end;
             for (k, wide) in k.clone().zip(wide.chunks_exact_mut(cols.len())) {
-                narrow.widen(k * self.matrix.row_stride + cols.start, wide);
+                narrow.widen(k * of.row_stride + cols.start, wide);
             }
             let piece = Matrix::new(Operand::F32(&wide), k.len(), cols.len());
-            let piece = Matrix { rounds: self.matrix.rounds, ..piece };
+            let piece = Matrix { rounds: of.rounds, ..piece };
             for panel in panels {
                 let of_panel = self.cols(panel);
                 let of_panel = of_panel.start - cols.start..of_panel.end - cols.start;

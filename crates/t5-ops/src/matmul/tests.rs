@@ -278,8 +278,8 @@ fn narrow_operands_give_the_bits_of_wide_ones() {
                 for (narrow, wide) in [operand(false), operand(true)] {
                     let right = |b: Factor, threads| {
                         let mut c = vec![1f32; m * n];
-                        let a = other.matrix().into();
-                        multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), a, b, true, threads);
+                        let operands = (other.matrix().into(), b);
+                        multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), operands, None, true, threads);
                         c
                     };
                     let expected = right(wide, Threads::All);
@@ -413,4 +413,40 @@ fn threads_show_in_no_bit_of_a_thin_result() {
         c
     };
     assert_eq!(product(Threads::One), product(Threads::All));
+}
+
+/// `A B + A₂ B₂` against f64, on every instruction set, with operands of `T`.
+fn check_beside<T: Element, C: Element>(tolerance: f64) {
+    // K is cut into slices in the last.
+    for (m, n, k) in SIZES.into_iter().chain([(40, 70, 4_200)]) {
+        for (rank, transposed) in [(16, true), (1, false), (70, true)] {
+            let what = format!("({m}, {n}, {k}) beside {rank} {transposed}");
+            let [a, u] = [k, rank].map(|k| Stored::<T>::random(m, k, false, 0, k as u64));
+            let [b, w] = [k, rank].map(|k| Stored::<T>::random(k, n, transposed, 0, 7 + k as u64));
+            let before = Stored::<C>::random(m, n, false, 0, 3);
+            let (first, second) = (product(&a, &b), product(&u, &w));
+            for isa in instruction_sets() {
+                let rounds = size_of::<T>() == size_of::<bf16>();
+                for (accumulate, threads) in [(false, Threads::All), (true, Threads::One), (true, Threads::All)] {
+                    let mut c = before.data.clone();
+                    let operands = (a.matrix().into(), b.matrix().into());
+                    let beside = Some((u.matrix().into(), w.matrix().into()));
+                    multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), operands, beside, accumulate, threads);
+                    for (at, got) in c.iter().enumerate() {
+                        let expected =
+                            first[at] + second[at] + if accumulate { before.data[at].to_f32().into() } else { 0.0 };
+                        let close = (f64::from(got.to_f32()) - expected).abs() <= tolerance * (1.0 + (k as f64).sqrt());
+                        assert!(close, "{what} {isa:?} {threads:?}: {at}: expected {expected}, got {}", got.to_f32());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_beside_another_is_added_to_it() {
+    check_beside::<f32, f32>(2e-6);
+    check_beside::<bf16, bf16>(1e-2);
+    check_beside::<bf16, f32>(2e-6);
 }

@@ -37,16 +37,17 @@ pub(crate) struct Adapter<T> {
 impl<T: Ops> Linear<T> {
     /// x (.., in) to (.., out).
     pub fn forward(&self, x: &T, noise: &Noise) -> Result<T> {
-        let y = T::linear(x, &self.weight)?;
-        let Some(adapter) = &self.adapter else { return Ok(y) };
+        let Some(adapter) = &self.adapter else { return T::linear(x, &self.weight) };
         let input = adapter.input(x, noise)?;
-        let Some(gain) = adapter.gain(&self.weight)? else { return adapter.add(&input, y) };
+        let Some(gain) = adapter.gain(&self.weight)? else { return adapter.beside(x, &input, &self.weight) };
         if noise.adapter_dropout(adapter.site).is_none() {
-            return adapter.add(&input, y)?.scale_columns(&gain.factors);
+            return adapter.beside(x, &input, &self.weight)?.scale_columns(&gain.factors);
         }
-        // `y + (g - 1) dropout(x) Wᵀ + g · scale · dropout(x) Aᵀ Bᵀ`
+        // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
+        let y = T::linear(x, &self.weight)?;
         let dropped = T::linear(&input, &self.weight)?;
-        let adapted = adapter.add(&input, dropped.copied()?)?.scale_columns(&gain.factors)?;
+        let narrow = T::linear(&adapter.down(&input)?, &adapter.b.tensor)?;
+        let adapted = T::dropout_add(&dropped, &narrow, None)?.scale_columns(&gain.factors)?;
         T::dropout_add(&y, &adapted.minus(&dropped)?, None)
     }
 
@@ -63,15 +64,16 @@ impl<T: Ops> Linear<T> {
             return T::linear_backward_input(dy, &self.weight, sum);
         };
         let Some(dropout) = noise.adapter_dropout(adapter.site) else {
-            let dx = T::linear_backward_input(&through.dz(dy)?, &self.weight, sum)?;
-            return adapter.backward_input(through, Some(dx));
+            let beside = (&through.du, &adapter.a.tensor);
+            return T::linear_backward_input_beside(&through.dz(dy)?, &self.weight, Some(beside), sum);
         };
         let dx = T::linear_backward_input(dy, &self.weight, sum)?;
+        let beside = (&through.du, &adapter.a.tensor);
         let dropped = match through.gain {
-            Some(_) => Some(T::linear_backward_input(&through.dz(dy)?.minus(dy)?, &self.weight, None)?),
-            None => None,
+            Some(_) => T::linear_backward_input_beside(&through.dz(dy)?.minus(dy)?, &self.weight, Some(beside), None)?,
+            None => T::linear_backward_input(beside.0, beside.1, None)?,
         };
-        T::dropout_add(&dx, &adapter.backward_input(through, dropped)?, Some(&dropout))
+        T::dropout_add(&dx, &dropped, Some(&dropout))
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained.
@@ -90,7 +92,7 @@ impl<T: Ops> Linear<T> {
         if let (Some(gain), Some(magnitude)) = (&through.gain, &adapter.magnitude)
             && let Some(dmagnitude) = grads.accumulator(magnitude)?
         {
-            let z = adapter.add(&input, T::linear(&input, &self.weight)?)?;
+            let z = adapter.beside(&input, &input, &self.weight)?;
             T::magnitude_backward(&of.dy, &z, &gain.lengths, &dmagnitude)?;
         }
         if let Some((da, accumulate)) = grads.accumulator_or_empty(&adapter.a)? {
@@ -153,9 +155,9 @@ impl<T: Ops> Adapter<T> {
         T::linear(x, &self.a.tensor)?.scaled(self.lora.scale)
     }
 
-    /// `y + scale · x Aᵀ Bᵀ`, in the memory of `y`.
-    fn add(&self, x: &T, y: T) -> Result<T> {
-        T::linear_add(&self.down(x)?, &self.b.tensor, y)
+    /// `x Wᵀ + scale · input Aᵀ Bᵀ`.
+    fn beside(&self, x: &T, input: &T, weight: &Weight<T>) -> Result<T> {
+        T::linear_beside(x, weight, Some((&self.down(input)?, &self.b.tensor)))
     }
 
     /// What the output is multiplied with, where there is a magnitude.
@@ -171,10 +173,5 @@ impl<T: Ops> Adapter<T> {
         let dz = through_gain(dy, gain.as_ref())?;
         let du = T::linear_backward_input(&dz, &self.b.tensor, None)?.scaled(self.lora.scale)?;
         Ok(ThroughAdapter { gain, du })
-    }
-
-    /// `sum + scale · dz B A`.
-    fn backward_input(&self, through: &ThroughAdapter<T>, sum: Option<T>) -> Result<T> {
-        T::linear_backward_input(&through.du, &self.a.tensor, sum)
     }
 }

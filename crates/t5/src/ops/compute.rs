@@ -1,7 +1,7 @@
 //! The implementor that computes: candle's tensors and the kernels of [`t5_ops`].
 
 use candle_core::{DType, Tensor};
-use t5_ops::{Activation, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
+use t5_ops::{Activation, Beside, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
 
 use super::files::{Files, Stretch, TensorFiles};
 use super::{Attended, AttentionSettings, Matrix, Ops};
@@ -121,16 +121,23 @@ impl Ops for Tensor {
         Ok(t5_ops::embedding_backward(ids, dy, dtable)?)
     }
 
-    fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self> {
-        weight.into().with(|weight| t5_ops::linear(x, weight))
+    fn linear_beside<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+    ) -> Result<Self> {
+        let beside = beside.map(|(x, w)| Beside { x, w });
+        weight.into().with(|weight| t5_ops::linear_beside(x, weight, beside))
     }
 
-    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
-        Ok(t5_ops::linear_add(x, weight, sum)?)
-    }
-
-    fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self> {
-        weight.into().with(|weight| t5_ops::linear_backward_input(dy, weight, sum))
+    fn linear_backward_input_beside<'a>(
+        dy: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+        sum: Option<Self>,
+    ) -> Result<Self> {
+        let beside = beside.map(|(x, w)| Beside { x, w });
+        weight.into().with(|weight| t5_ops::linear_backward_input_beside(dy, weight, beside, sum))
     }
 
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()> {

@@ -298,6 +298,14 @@ impl Matrix<'_, Counted> {
     }
 }
 
+/// The width of the rows of a product beside another.
+fn width_beside(beside: Option<(&Counted, &Counted)>) -> usize {
+    beside.map_or(0, |(x, weight)| {
+        weight.used();
+        x.width()
+    })
+}
+
 impl Ops for Counted {
     type Spill = CountedFiles;
     type Stretch = CountedStretch;
@@ -377,28 +385,31 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self> {
+    fn linear_beside<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+    ) -> Result<Self> {
         let weight = weight.into();
         weight.tensor.used();
+        let (dtypes, beside) = ([x.dtype, weight.tensor.dtype], width_beside(beside));
         let y = x.with_width(weight.size().0);
-        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.size(), [x.dtype, weight.tensor.dtype]));
+        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside));
         Ok(y)
     }
 
-    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self> {
-        weight.used();
-        let needs = t5_ops::linear_add_needs(x.path(), x.rows(), weight.of_weight(), [x.dtype, weight.dtype]);
-        x.calls(needs);
-        Ok(sum)
-    }
-
-    fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self> {
+    fn linear_backward_input_beside<'a>(
+        dy: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+        sum: Option<Self>,
+    ) -> Result<Self> {
         let weight = weight.into();
         weight.tensor.used();
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
-        let weight = weight.size();
+        let (weight, beside) = (weight.size(), width_beside(beside));
         let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
-        dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, accumulates));
+        dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, beside, accumulates));
         Ok(dx)
     }
 

@@ -122,9 +122,27 @@ pub trait Ops: Clone + Debug + Sized {
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()>;
     fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self>
     where
+        Self: 'a,
+    {
+        Self::linear_beside(x, weight, None)
+    }
+    /// The same, plus a product of other rows with another weight.
+    fn linear_beside<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>, beside: Option<(&Self, &Self)>) -> Result<Self>
+    where
         Self: 'a;
-    fn linear_add(x: &Self, weight: &Self, sum: Self) -> Result<Self>;
     fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self>
+    where
+        Self: 'a,
+    {
+        Self::linear_backward_input_beside(dy, weight, None, sum)
+    }
+    /// The same, plus a product of other rows with another weight.
+    fn linear_backward_input_beside<'a>(
+        dy: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+        sum: Option<Self>,
+    ) -> Result<Self>
     where
         Self: 'a;
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;

@@ -1,76 +1,78 @@
 //! The linear map on the CPU: one matrix product each.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Error, Result, Tensor};
 
+use super::Beside;
 use crate::dispatch::rows_and_width;
 use crate::matmul::{
-    Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_as_a, packed_bytes, product_bytes, thin_bytes,
+    Factor, Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_beside, packed_bytes, product_bytes,
+    thin_bytes,
 };
 use crate::needs::{Kept, Needs, elements};
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
-pub(super) fn linear(x: &Tensor, w: Weight) -> Result<Tensor> {
-    let (rows, k) = rows_and_width("linear", "x", x)?;
+pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
     let (n, _) = w.dims2()?;
+    product(x, w, n, None, beside, |weight| weight.t())
+}
+
+pub(super) fn linear_backward_input(
+    dy: &Tensor,
+    w: Weight,
+    beside: Option<Beside>,
+    accumulate: Option<Tensor>,
+) -> Result<Tensor> {
+    let (_, k) = w.dims2()?;
+    product(dy, w, k, accumulate, beside, |weight| weight)
+}
+
+/// The product of `x` and a weight, turned as `turn` says, with `width` columns; added to it a product beside it, and to `sum`, in
+/// its memory.
+fn product(
+    x: &Tensor,
+    w: Weight,
+    width: usize,
+    sum: Option<Tensor>,
+    beside: Option<Beside>,
+    turn: fn(Factor) -> Factor,
+) -> Result<Tensor> {
+    let (rows, k) = rows_and_width("linear", "x", x)?;
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let a = Matrix::new(x_view.operand()?, rows, k);
+    let tensors = beside.map(|Beside { x, w }| Ok::<_, Error>([x.contiguous()?, w.contiguous()?])).transpose()?;
+    let views = tensors.as_ref().map(|[x, w]| Ok::<_, Error>([View::new(x)?, View::new(w)?])).transpose()?;
+    let beside = match (beside, &views) {
+        (Some(Beside { w, .. }), Some([x_view, w_view])) => {
+            let (height, across) = w.dims2()?;
+            let b = turn(Matrix::new(w_view.operand()?, height, across).into());
+            Some((Matrix::new(x_view.operand()?, rows, b.rows()).into(), b))
+        }
+        _ => None,
+    };
+    let weight = w.tensor();
     w.with_factor(|w| {
         with_element!(x.dtype(), T, {
-            filled::<T>(with_width(&x, n), |y| {
-                multiply_as_a(MatrixMut::new(y, rows, n), a, w.t(), false, Threads::All);
+            let multiply = |y: &mut [T], accumulate| {
+                let c = MatrixMut::new(y, rows, width);
+                multiply_beside(c, (a.into(), turn(w)), beside, accumulate, Threads::All);
                 Ok(())
-            })
-        })
-    })
-}
-
-pub(super) fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
-    let (rows, k) = rows_and_width("linear_add", "x", x)?;
-    let n = w.dim(0)?;
-    let (x, w, sum) = (x.contiguous()?, w.contiguous()?, sum.contiguous()?);
-    let (x_view, w_view) = (View::new(&x)?, View::new(&w)?);
-    let a = Matrix::new(x_view.operand()?, rows, k);
-    let b = Matrix::new(w_view.operand()?, n, k).t();
-    with_element!(x.dtype(), T, {
-        update::<T, _>("linear_add", &sum, &[&x, &w], |y| {
-            multiply_as_a(MatrixMut::new(y, rows, n), a, b, true, Threads::All);
-            Ok(())
-        })?;
-    });
-    Ok(sum)
-}
-
-/// A product of `rows` rows with a weight, (R, K) times (K, N).
-pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), operands: DType) -> Needs {
-    let kept = Kept { weights: product_bytes(k, n, operands), ..Kept::default() };
-    let transient = bytes_of_sums((rows, k, n), operands, operands);
-    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k, n))
-}
-
-pub(super) fn linear_backward_input(dy: &Tensor, w: Weight, accumulate: Option<Tensor>) -> Result<Tensor> {
-    let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
-    let (_, k) = w.dims2()?;
-    let dy = dy.contiguous()?;
-    let dy_view = View::new(&dy)?;
-    let a = Matrix::new(dy_view.operand()?, rows, n);
-    w.with_factor(|b| {
-        with_element!(dy.dtype(), T, {
-            let Some(sum) = accumulate else {
-                return filled::<T>(with_width(&dy, k), |dx| {
-                    multiply_as_a(MatrixMut::new(dx, rows, k), a, b, false, Threads::All);
-                    Ok(())
-                });
             };
+            let Some(sum) = sum else { return filled::<T>(with_width(&x, width), |y| multiply(y, false)) };
             let sum = sum.contiguous()?;
-            update::<T, _>("linear_backward_input", &sum, &[&dy, w.tensor()], |dx| {
-                multiply_as_a(MatrixMut::new(dx, rows, k), a, b, true, Threads::All);
-                Ok(())
-            })?;
+            let operands: Vec<&Tensor> = [&x, weight].into_iter().chain(tensors.iter().flatten()).collect();
+            update::<T, _>("linear", &sum, &operands, |y| multiply(y, true))?;
             Ok(sum)
         })
     })
+}
+
+/// A product of `rows` rows with a weight, (R, K) times (K, N), and beside it one with (`beside`, N).
+pub(super) fn product_needs(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> Needs {
+    let kept = Kept { weights: product_bytes((k, beside, n), operands), ..Kept::default() };
+    let transient = bytes_of_sums((rows, k, n), operands, operands);
+    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k + beside, n))
 }
 
 pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {

@@ -16,52 +16,51 @@ use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Needs, cast, elements};
 use crate::quantised::Weight;
 
+/// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside<'a> {
+    /// (.., R), as many rows as the other product has.
+    pub x: &'a Tensor,
+    /// (N, R) beside [`linear`], (R, K) beside [`linear_backward_input`].
+    pub w: &'a Tensor,
+}
+
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`, which is also the
 /// precision of the product: a weight in another dtype, or in codes, has the values that it has in that one.
 pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
+    linear_beside(x, w, None)
+}
+
+/// [`linear`], plus the product beside it.
+pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Beside>) -> Result<Tensor> {
     let w = w.into();
     let (n, width) = w.dims2()?;
-    let _span = tracing::debug_span!("linear", flops = 2 * x.elem_count() * n).entered();
-    let (_, k) = rows_and_width("linear", "x", x)?;
+    let _span = tracing::debug_span!("linear", flops = flops(x, n, beside)).entered();
+    let (rows, k) = rows_and_width("linear", "x", x)?;
     check_weight("linear", (n, k), (n, width))?;
-    match w.path_beside(x) {
-        Path::Cpu => cpu::linear(x, w),
+    check_beside("linear", beside, x, rows, |rank| [n, rank])?;
+    match w.path_beside(x).provided(are_on_cpu(beside)) {
+        Path::Cpu => cpu::linear(x, w, beside),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w) => cuda::linear(x, w.tensor(), None),
-        Path::Reference | Path::Device => reference::linear(x, w),
+        Path::Device if cuda::takes(x, w) && beside.is_none_or(|beside| cuda::takes(beside.x, beside.w.into())) => {
+            let y = cuda::linear(x, w.tensor(), None)?;
+            match beside {
+                Some(Beside { x, w }) => cuda::linear(x, w, Some(y)),
+                None => Ok(y),
+            }
+        }
+        Path::Reference | Path::Device => reference::linear_beside(x, w, beside),
     }
 }
 
-/// What [`linear`] needs for `rows` rows and a weight (N, K): the dtypes of x and w, U8 where that is quantised.
-pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
+/// What [`linear`] needs for `rows` rows and a weight (N, K), and for a product with a weight (N, `beside`) beside it, if that is not
+/// zero: the dtypes of x and w, U8 where that is quantised.
+pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2], beside: usize) -> Needs {
+    let size = (k, beside, n);
     match path {
-        Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
-        Path::Reference => reference::product_needs(rows, (k, n), dtypes, false),
-        Path::Device => product_needs_on_device(rows, (k, n), dtypes),
-    }
-}
-
-/// `sum + x Wᵀ`, in the memory of `sum`, which has the dtype of `x`: no other handle to it may be read afterwards.
-pub fn linear_add(x: &Tensor, w: &Tensor, sum: Tensor) -> Result<Tensor> {
-    let _span = tracing::debug_span!("linear_add", flops = 2 * x.elem_count() * w.dim(0)?).entered();
-    let (_, k) = rows_and_width("linear_add", "x", x)?;
-    let (n, _) = w.dims2()?;
-    check_shape("linear_add", "weight", w, &[n, k])?;
-    check_sum("linear_add", &sum, x, n)?;
-    match Path::of(&[x, w]) {
-        Path::Cpu => cpu::linear_add(x, w, sum),
-        #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w.into()) => cuda::linear(x, w, Some(sum)),
-        Path::Reference | Path::Device => reference::linear_add(x, w, &sum),
-    }
-}
-
-/// What [`linear_add`] needs for `rows` rows and a weight (N, K): the dtypes of x and w.
-pub fn linear_add_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
-    match path {
-        Path::Cpu => cpu::product_needs(rows, (k, n), dtypes[0]),
-        Path::Reference => reference::product_needs(rows, (k, n), dtypes, true),
-        Path::Device => product_needs_on_device(rows, (k, n), dtypes),
+        Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
+        Path::Reference => reference::product_needs(rows, size, dtypes, false),
+        Path::Device => product_needs_on_device(rows, size, dtypes),
     }
 }
 
@@ -82,19 +81,36 @@ fn check_sum(op: &str, sum: &Tensor, x: &Tensor, width: usize) -> Result<()> {
 /// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
 pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
+    linear_backward_input_beside(dy, w, None, accumulate)
+}
+
+/// [`linear_backward_input`], plus the product beside it.
+pub fn linear_backward_input_beside<'a>(
+    dy: &Tensor,
+    w: impl Into<Weight<'a>>,
+    beside: Option<Beside>,
+    accumulate: Option<Tensor>,
+) -> Result<Tensor> {
     let w = w.into();
     let (height, k) = w.dims2()?;
-    let _span = tracing::debug_span!("linear_backward_input", flops = 2 * dy.elem_count() * k).entered();
-    let (_, n) = rows_and_width("linear_backward_input", "dy", dy)?;
+    let _span = tracing::debug_span!("linear_backward_input", flops = flops(dy, k, beside)).entered();
+    let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     check_weight("linear_backward_input", (n, k), (height, k))?;
+    check_beside("linear_backward_input", beside, dy, rows, |rank| [rank, k])?;
     if let Some(accumulate) = &accumulate {
         check_sum("linear_backward_input", accumulate, dy, k)?;
     }
-    match w.path_beside(dy) {
-        Path::Cpu => cpu::linear_backward_input(dy, w, accumulate),
+    match w.path_beside(dy).provided(are_on_cpu(beside)) {
+        Path::Cpu => cpu::linear_backward_input(dy, w, beside, accumulate),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(dy, w) => cuda::linear_backward_input(dy, w.tensor(), accumulate),
-        Path::Reference | Path::Device => reference::linear_backward_input(dy, w, accumulate),
+        Path::Device if cuda::takes(dy, w) && beside.is_none_or(|beside| cuda::takes(beside.x, beside.w.into())) => {
+            let dx = cuda::linear_backward_input(dy, w.tensor(), accumulate)?;
+            match beside {
+                Some(Beside { x, w }) => cuda::linear_backward_input(x, w, Some(dx)),
+                None => Ok(dx),
+            }
+        }
+        Path::Reference | Path::Device => reference::linear_backward_input_beside(dy, w, beside, accumulate),
     }
 }
 
@@ -104,13 +120,41 @@ pub fn linear_backward_input_needs(
     rows: usize,
     (n, k): (usize, usize),
     dtypes: [DType; 2],
+    beside: usize,
     accumulates: bool,
 ) -> Needs {
+    let size = (n, beside, k);
     match path {
-        Path::Cpu => cpu::product_needs(rows, (n, k), dtypes[0]),
-        Path::Reference => reference::product_needs(rows, (n, k), dtypes, accumulates),
-        Path::Device => product_needs_on_device(rows, (n, k), dtypes),
+        Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
+        Path::Reference => reference::product_needs(rows, size, dtypes, accumulates),
+        Path::Device => product_needs_on_device(rows, size, dtypes),
     }
+}
+
+/// Operations of a product of `x` with `width` columns, and of the one beside it.
+fn flops(x: &Tensor, width: usize, beside: Option<Beside>) -> usize {
+    2 * (x.elem_count() + beside.map_or(0, |beside| beside.x.elem_count())) * width
+}
+
+/// An error unless the product beside one of `x` has as many rows, its dtype, and a weight of the size that `size` gives for its rank.
+fn check_beside(
+    op: &str,
+    beside: Option<Beside>,
+    x: &Tensor,
+    rows: usize,
+    size: impl Fn(usize) -> [usize; 2],
+) -> Result<()> {
+    let Some(beside) = beside else { return Ok(()) };
+    let (rows_beside, rank) = rows_and_width(op, "x beside", beside.x)?;
+    if rows_beside != rows || beside.x.dtype() != x.dtype() {
+        let (expected, got) = (x.dtype(), beside.x.dtype());
+        bail!("{op}: x beside: expected {rows} rows of {expected:?}, got {rows_beside} of {got:?}")
+    }
+    check_shape(op, "weight beside", beside.w, &size(rank))
+}
+
+fn are_on_cpu(beside: Option<Beside>) -> bool {
+    beside.is_none_or(|Beside { x, w }| Path::of(&[x, w]) == Path::Cpu)
 }
 
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
@@ -143,8 +187,8 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
 }
 
 /// A product on a card: the weight in the dtype of x.
-fn product_needs_on_device(rows: usize, (k, n): (usize, usize), [x, w]: [DType; 2]) -> Needs {
-    Needs::bytes(cast(elements([k, n]), w, x)).with_products(1, (rows, k, n))
+fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
+    Needs::bytes(cast(elements([k.max(beside), n]), w, x)).with_products(1, (rows, k + beside, n))
 }
 
 fn check_weight(op: &str, expected: (usize, usize), got: (usize, usize)) -> Result<()> {

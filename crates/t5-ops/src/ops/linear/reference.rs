@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::Beside;
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
 use crate::needs::{Needs, converted, copies, elements, wide_size};
 use crate::quantised::Weight;
@@ -18,21 +19,34 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     y.to_dtype(x.dtype())?.reshape(shape)
 }
 
-/// See [`crate::linear_add`].
-pub fn linear_add(x: &Tensor, w: &Tensor, sum: &Tensor) -> Result<Tensor> {
+/// See [`crate::linear_beside`].
+pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Beside>) -> Result<Tensor> {
+    let y = linear(x, w)?;
+    let Some(Beside { x, w }) = beside else { return Ok(y) };
     let dtype = matmul_dtype(x);
-    (linear(&x.to_dtype(dtype)?, w)? + sum.to_dtype(dtype)?)?.to_dtype(x.dtype())
+    (linear(&x.to_dtype(dtype)?, w)? + y.to_dtype(dtype)?)?.to_dtype(x.dtype())
 }
 
-/// A product (R, K) times (K, N) on the CPU, to which something may be added: operands and product in the wide dtype.
-pub(super) fn product_needs(rows: usize, (k, n): (usize, usize), dtypes: [DType; 2], accumulates: bool) -> Needs {
+/// A product (R, K) times (K, N) on the CPU, to which something may be added, and beside it one of (R, `beside`): operands and
+/// products in the wide dtype.
+pub(super) fn product_needs(
+    rows: usize,
+    (k, beside, n): (usize, usize, usize),
+    dtypes: [DType; 2],
+    accumulates: bool,
+) -> Needs {
     let [x, w] = dtypes;
     let wide = wide_size(x);
-    let operands = converted(elements([rows, k]), x, wide) + converted(elements([k, n]), w, wide);
-    // The product where it is converted, and where something is added to it.
-    let results =
-        converted(elements([rows, n]), x, wide) + if accumulates { copies(1, elements([rows, n]), x) } else { 0 };
-    Needs::bytes(operands + results).with_products(1, (rows, k, n))
+    let needs = |k: usize, adds: bool| {
+        let operands = converted(elements([rows, k]), x, wide) + converted(elements([k, n]), w, wide);
+        // The product where it is converted, and where something is added to it.
+        let results =
+            converted(elements([rows, n]), x, wide) + if adds { copies(1, elements([rows, n]), x) } else { 0 };
+        operands + results
+    };
+    // The one beside is added to the other in the wide dtype, before the sum is converted.
+    let added = if beside > 0 { needs(beside, true) + copies(1, elements([rows, n]), x) } else { 0 };
+    Needs::bytes(needs(k, accumulates).max(added)).with_products(1, (rows, k + beside, n))
 }
 
 /// The rows of dy in a slice that candle's products pack, at most.
@@ -52,6 +66,20 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
         None => dx,
     };
     dx.to_dtype(dy.dtype())
+}
+
+/// See [`crate::linear_backward_input_beside`].
+pub fn linear_backward_input_beside<'a>(
+    dy: &Tensor,
+    w: impl Into<Weight<'a>>,
+    beside: Option<Beside>,
+    accumulate: Option<Tensor>,
+) -> Result<Tensor> {
+    let dx = linear_backward_input(dy, w, accumulate)?;
+    match beside {
+        Some(Beside { x, w }) => linear_backward_input(x, w, Some(dx)),
+        None => Ok(dx),
+    }
 }
 
 /// See [`crate::linear_backward_weight`].

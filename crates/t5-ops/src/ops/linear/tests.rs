@@ -36,8 +36,20 @@ fn kernels_agree_with_the_reference() {
                 assert_close(&format!("{what} {name}"), got, expected, tolerance(dtype));
             };
             close("y", &linear(&x, &w).unwrap(), &reference::linear(&x, &w).unwrap());
-            let expected = reference::linear_add(&x, &w, &dy).unwrap();
-            close("y +=", &linear_add(&x, &w, dy.copy().unwrap()).unwrap(), &expected);
+            for rank in [1, 8, 33] {
+                let u = numbers.tensor(&[rank, t, b], dtype).t().unwrap().transpose(0, 2).unwrap();
+                let u = u.reshape((b, t, rank)).unwrap();
+                let (of_y, of_dx) =
+                    (numbers.tensor(&[n, rank], weight_dtype), numbers.tensor(&[rank, k], weight_dtype));
+                let [of_y, of_dx] = [&of_y, &of_dx].map(|w| Some(Beside { x: &u, w }));
+                let expected = reference::linear_beside(&x, &w, of_y).unwrap();
+                close("y beside", &linear_beside(&x, &w, of_y).unwrap(), &expected);
+                for sum in [None, Some(&sum)] {
+                    let expected = reference::linear_backward_input_beside(&dy, &w, of_dx, sum.cloned()).unwrap();
+                    let sum = sum.map(|sum| sum.copy().unwrap());
+                    close("dx beside", &linear_backward_input_beside(&dy, &w, of_dx, sum).unwrap(), &expected);
+                }
+            }
             let expected = reference::linear_backward_input(&dy, &w, None).unwrap();
             close("dx", &linear_backward_input(&dy, &w, None).unwrap(), &expected);
             let expected = reference::linear_backward_input(&dy, &w, Some(sum.clone())).unwrap();
@@ -93,7 +105,16 @@ fn shapes_that_do_not_fit_are_errors() {
     let message = linear(&x, &w).unwrap_err().to_string();
     assert!(message.contains("expected shape [4, 3], got [4, 5]"), "{message}");
     assert!(linear_backward_input(&x, &w, None).is_err());
-    assert!(linear_add(&x, &numbers.tensor(&[4, 3], DType::F32), x.clone()).is_err(), "a sum of another width");
+    let w = numbers.tensor(&[4, 3], DType::F32);
+    assert!(
+        linear_backward_input(&x, &w.t().unwrap(), Some(x.narrow(1, 0, 2).unwrap())).is_err(),
+        "a sum of another width"
+    );
+    for (u, b) in [([2, 5], [4, 6]), ([3, 5], [4, 5]), ([2, 5], [3, 5])] {
+        let [u, b] = [u, b].map(|shape| numbers.tensor(&shape, DType::F32));
+        let error = linear_beside(&x, &w, Some(Beside { x: &u, w: &b })).unwrap_err().to_string();
+        assert!(error.contains("beside: expected"), "{error}");
+    }
     assert!(linear_backward_weight(&x, &x, &w, true).is_err());
     let square = numbers.tensor(&[3, 3], DType::F32);
     assert!(linear_backward_weight(&square, &square, &square, true).is_err(), "an accumulator that is an operand");
