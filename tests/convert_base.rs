@@ -53,6 +53,21 @@ fn an_adapter_is_trained_beside_a_base_that_is_quantised_once_and_resumes_there(
     assert_eq!(base().modified().expect("a time"), made, "it is made once");
     let other = ["--max-steps", "4", "--keep-training", "--set", "model.base_precision=int8"];
     tune(&other).expect_code(2);
+    // The run is asked beside the weights that it was trained beside.
+    let loss = |model: &[&str]| {
+        let of_rows = ["--data", &rows["data.train=".len()..], "--samples", "8", "--generate-samples", "0", "--json"];
+        let said = scene.run(&[&["eval"], model, &of_rows].concat()).expect_code(0);
+        (said.json()["loss"].as_f64().expect("a loss"), said.err)
+    };
+    let as_trained = loss(&["--model", "tuned"]).0;
+    assert_eq!(as_trained, loss(&["--model", "tuned/base-nf4", "--adapter", "tuned"]).0);
+    let unquantised = loss(&["--model", "first", "--adapter", "tuned"]).0;
+    assert_ne!(as_trained, unquantised);
+    std::fs::rename(scene.path("tuned/base-nf4"), scene.path("away")).expect("a base");
+    let (without, words) = loss(&["--model", "tuned"]);
+    assert_eq!(without, unquantised);
+    assert!(words.contains("base-nf4: no such model") && words.contains("not quantised"), "{words}");
+    std::fs::rename(scene.path("away"), scene.path("tuned/base-nf4")).expect("a base");
     // A quantised model is a base without the key, and is not trained itself.
     let beside = |more: &[&str]| {
         let run = ["--set", "model.init_from=tuned/base-nf4", "--output", "again", "--max-steps", "1"];

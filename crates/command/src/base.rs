@@ -11,7 +11,8 @@ use crate::failure::Outcome;
 use crate::report;
 use crate::run_dir::BASES;
 
-fn name(precision: Precision) -> &'static str {
+/// The name of the directory of a base in this precision, in that of its run.
+pub fn name(precision: Precision) -> &'static str {
     match precision {
         Precision::Int8 => BASES[0],
         Precision::Nf4 => BASES[1],

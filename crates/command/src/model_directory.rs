@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use dataloader::Tokenizer;
 use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 
+use crate::config::Values;
 use crate::failure::{Failure, Outcome};
+use crate::run_dir::RESOLVED;
+use crate::{base, report, setup};
 
 /// A file with a name of a revision is no longer.
 const LARGEST_REF_BYTES: u64 = 1 << 10;
@@ -51,6 +54,36 @@ pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     }
     let adapter = AdapterDirectory::find(named)?;
     Ok(Adapted { directory: base_of(&adapter)?, adapter: Some(adapter) })
+}
+
+/// The same for whoever computes with the model. Below the adapter of a run that quantised its base lies that copy: beside those
+/// weights it was trained.
+pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
+    let mut found = find_adapted(named, adapter)?;
+    if adapter.is_none()
+        && found.adapter.is_some()
+        && let Some(base) = quantised_base(named)?
+    {
+        if base.join("config.json").is_file() {
+            found.directory = base;
+        } else {
+            let (base, model) = (base.display(), found.directory.display());
+            report::note(&format!("{base}: no such model; the weights of {model} are used, which are not quantised"));
+        }
+    }
+    Ok(found)
+}
+
+/// The place of the quantised base of a run's adapter, by the config of the run.
+fn quantised_base(run: &Path) -> Outcome<Option<PathBuf>> {
+    let resolved = run.join(RESOLVED);
+    if !resolved.is_file() {
+        return Ok(None);
+    }
+    let mut values = Values::defaults();
+    setup::apply_file(&mut values, &resolved)?;
+    let precision = values.text("model.base_precision").and_then(|name| t5::Precision::of_name(&name));
+    Ok(precision.map(|precision| run.join(base::name(precision))))
 }
 
 /// The model that an adapter's settings name.

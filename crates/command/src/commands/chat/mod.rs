@@ -44,7 +44,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let named_model =
         flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
-    let Adapted { directory, adapter } = model_directory::find_adapted(named_model, None)?;
+    let Adapted { directory, adapter } = model_directory::find_as_trained(named_model, None)?;
     let base = t5::Config::from_file(&directory.join("config.json"))?;
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;

@@ -47,7 +47,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let keys = keys(flags)?;
     let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
     let named = flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
-    let Adapted { directory, adapter } = model_directory::find_adapted(named, None)?;
+    let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
     let base = t5::Config::from_file(&directory.join("config.json"))?;
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
