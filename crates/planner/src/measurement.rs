@@ -279,8 +279,8 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
     Ok(seconds.map(|seconds| seconds * 1e12 / FILE_BYTES as f64))
 }
 
-/// The shortest of several times that `work` takes, in seconds, each less the share in which threads waited for a processor. The
-/// first is not counted where there is time for another: it allocates.
+/// The shortest of several times that `work` takes, in seconds, by [`undisturbed`]. The first is not counted where there is time for
+/// another: it allocates.
 fn shortest(limit: Duration, work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
     shortest_without(&[], limit, work)
 }
@@ -300,21 +300,43 @@ fn shortest_without(
         // A thread's own running time is brought up to date when it gives its processor up, and it may wait long to get it back.
         std::thread::yield_now();
         let after = waited.zip(Scheduled::now()).map(|(waited, now)| Scheduled { running: now.running, ..waited });
-        let undisturbed = before.zip(after).map_or(1.0, |(before, after)| after.share_of_running(&before));
-        candle_core::Result::Ok(seconds * undisturbed)
+        let running = before.zip(after).map_or(1.0, |(before, after)| after.share_of_running(&before));
+        candle_core::Result::Ok(Sample { seconds, running })
     };
     let began = Instant::now();
-    let first = once()?;
-    let (mut shortest, mut sum) = (f64::MAX, first);
-    for _ in 1..MOST_TIMES {
-        if sum >= limit.as_secs_f64() || began.elapsed() >= limit * WAITS_AT_MOST {
-            break;
-        }
-        let seconds = once()?;
-        sum += seconds;
-        shortest = shortest.min(seconds);
+    let mut samples = vec![once()?];
+    let mut sum = samples[0].running_seconds();
+    while samples.len() < MOST_TIMES && sum < limit.as_secs_f64() && began.elapsed() < limit * WAITS_AT_MOST {
+        let sample = once()?;
+        sum += sample.running_seconds();
+        samples.push(sample);
     }
-    Ok(if shortest < f64::MAX { shortest } else { first })
+    Ok(undisturbed(if samples.len() > 1 { &samples[1..] } else { &samples }))
+}
+
+/// A time, and the share of it in which threads that wanted to run did.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    seconds: f64,
+    running: f64,
+}
+
+impl Sample {
+    /// Without the time in which threads waited for a processor.
+    fn running_seconds(&self) -> f64 {
+        self.seconds * self.running
+    }
+}
+
+/// A time is taken as it is where threads ran in this share of it.
+const UNDISTURBED: f64 = 0.95;
+
+/// The shortest time of those in which hardly a thread waited for a processor. Where there is none, that in which threads waited
+/// least, less the waiting. How long they waited is known too roughly to take the least of such differences.
+fn undisturbed(samples: &[Sample]) -> f64 {
+    let quiet = samples.iter().filter(|sample| sample.running >= UNDISTURBED).map(|sample| sample.seconds);
+    let quietest = || samples.iter().max_by(|a, b| a.running.total_cmp(&b.running)).map(Sample::running_seconds);
+    quiet.min_by(f64::total_cmp).or_else(quietest).expect("a time")
 }
 
 /// Nanoseconds in which the threads of this process ran, and in which they waited for a processor.
@@ -369,6 +391,13 @@ mod tests {
         assert_eq!(at(400, 100).share_of_running(&at(100, 100)), 1.0);
         assert_eq!(at(400, 1000).share_of_running(&at(100, 100)), 0.25);
         assert_eq!(at(100, 500).share_of_running(&at(100, 100)), 1.0);
+    }
+
+    #[test]
+    fn a_time_without_waiting_counts_before_shorter_differences() {
+        let sample = |seconds, running| Sample { seconds, running };
+        assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 1.0), sample(1.5, 0.96), sample(1.6, 0.9)]), 1.5);
+        assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 0.75)]), 1.5);
     }
 
     #[test]
