@@ -62,6 +62,9 @@ const MOST_CACHED: u64 = 32 << 20;
 const OF_A_KIND: Duration = Duration::from_millis(90);
 /// On a busy machine it takes so many times as long, at most.
 const WAITS_AT_MOST: u32 = 3;
+/// An update reads a gradient twice and a parameter, and writes the parameter. What it writes here stays in a cache. In a step it
+/// makes room for the next one.
+const WRITTEN_BACK: f64 = 4.0 / 3.0;
 /// As often a piece of work is timed, at most.
 const MOST_TIMES: usize = 12;
 /// Rows of the shorter of the two products from whose times the fixed cost follows.
@@ -72,10 +75,14 @@ const MOST_OVERHEAD_ROWS: f64 = 256.0;
 const MANY_MULTIPLY_ADDS: usize = 1 << 30;
 /// Words of the measured vocabulary.
 const VOCABULARY: usize = 2048;
-/// Rows of logits at a time: the two from whose times the fixed cost of a chunk follows.
+/// Rows of a chunk of logits: the two from whose times the fixed cost of a chunk follows.
 const CHUNKS: [usize; 2] = [256, 64];
 /// Tokens of the measured attention and rows of what lies between products.
 const TOKENS: usize = 256;
+/// Tokens of a sample in the measured attention: the two from whose times the fixed cost of a query follows.
+const ATTENDED: [usize; 2] = [TOKENS, 32];
+/// The largest fixed cost of a query that is believed, in keys.
+const MOST_OVERHEAD_KEYS: f64 = 1024.0;
 /// Bytes that are written to a file.
 const FILE_BYTES: usize = 4 << 20;
 
@@ -106,15 +113,18 @@ impl Measured {
         // A product over r rows takes `time * (r + overhead)`.
         let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
         let [whole, chunked] = [self.head(CHUNKS[0])?, self.head(CHUNKS[1])?];
-        let [attention, attention_backward] = self.attention()?;
+        let [long, short] = [self.attention(ATTENDED[0])?, self.attention(ATTENDED[1])?];
+        let [attention, attention_backward] = [0, 1].map(|pass| per_key(long[pass], short[pass]));
         let [between, between_backward] = self.between()?;
         let ps = |seconds: f64| significant(seconds * 1e12);
         let head_row = self.head_overhead(whole, chunked);
         Ok(Speed {
             product_ps: ps(a_row / self.multiply_adds_of_a_row()),
             product_overhead_rows: significant((many / a_row - rows).max(0.0)),
-            attention_ps: ps(attention),
-            attention_backward_ps: ps(attention_backward),
+            attention_ps: ps(attention.0),
+            attention_overhead_keys: significant(attention.1),
+            attention_backward_ps: ps(attention_backward.0),
+            attention_backward_overhead_keys: significant(attention_backward.1),
             head_ps: ps(whole / (1.0 + head_row / CHUNKS[0] as f64)),
             head_overhead_rows: significant(head_row),
             between_ps: ps(between),
@@ -184,29 +194,31 @@ impl Measured {
         Ok(seconds)
     }
 
-    /// Seconds of a multiply-add of attention, forward and backward.
-    fn attention(&self) -> candle_core::Result<[f64; 2]> {
+    /// Seconds of a multiply-add of attention over samples of so many tokens, forward and backward.
+    fn attention(&self, tokens: usize) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { heads, .. } = self.sizes;
-        let shape = [1, TOKENS, self.sizes.inner()];
+        let samples = TOKENS / tokens;
+        let shape = [samples, tokens, self.sizes.inner()];
         let [q, k, v, dout] = [self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?];
-        let lengths = [TOKENS];
-        let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout: Some(DROPOUT) };
+        let (lengths, numbers) = (vec![tokens; samples], (0..samples as u32).collect::<Vec<_>>());
+        let dropout = Some(Dropout { samples: &numbers, ..DROPOUT });
+        let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout };
         let forward = shortest(OF_A_KIND / 2, || attention(&q, &k, &v, &of).map(drop))?;
         let (out, lse) = attention(&q, &k, &v, &of)?;
         let attended = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let backward = shortest(OF_A_KIND / 2, || attention_backward(&attended, &dout, &of, None).map(drop))?;
-        let product = (TOKENS * TOKENS * self.sizes.inner()) as f64;
+        let product = (samples * tokens * tokens * self.sizes.inner()) as f64;
         Ok([forward / (2.0 * product), backward / (5.0 * product)])
     }
 
-    /// Seconds of a multiply-add of the output projection and the loss, so many rows of logits at a time.
-    fn head(&self, chunk_rows: usize) -> candle_core::Result<f64> {
-        let (rows, d_model) = (CHUNKS[0], self.sizes.d_model);
+    /// Seconds of a multiply-add of the output projection and the loss, over so many rows in one chunk.
+    fn head(&self, rows: usize) -> candle_core::Result<f64> {
+        let d_model = self.sizes.d_model;
         let (x, table) =
             (self.tensor(&[rows, d_model])?, Tensor::rand(-1f32, 1f32, &[VOCABULARY, d_model], &Device::Cpu)?);
         let gradient = table.zeros_like()?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row % VOCABULARY as u32).collect();
-        let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows };
+        let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows: rows };
         let seconds = self.shortest(&[&table, &gradient], OF_A_KIND, || {
             linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
         })?;
@@ -215,11 +227,7 @@ impl Measured {
 
     /// The fixed cost of a chunk, in rows, from the times of a multiply-add with many and with few rows in a chunk.
     fn head_overhead(&self, whole: f64, chunked: f64) -> f64 {
-        let [many, few] = CHUNKS.map(|rows| rows as f64);
-        let ratio = chunked / whole;
-        // (1 + o / few) = ratio * (1 + o / many)
-        let overhead = (ratio - 1.0) / (1.0 / few - ratio / many).max(1e-6);
-        overhead.clamp(0.0, 2.0 * few)
+        fixed_cost(CHUNKS, whole, chunked).min(2.0 * CHUNKS[1] as f64)
     }
 
     /// Seconds for each element of a block's input of what an encoder block does beside products and attention, forward and
@@ -263,8 +271,23 @@ impl Measured {
         let update = self.shortest(&[&parameter, &gradient], OF_A_KIND / 4, || {
             adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
         })?;
-        Ok((norm + update) / (d_ff * d_model) as f64)
+        let written_back = if self.sizes.from_memory { WRITTEN_BACK } else { 1.0 };
+        Ok((norm + update) * written_back / (d_ff * d_model) as f64)
     }
+}
+
+/// The time of a multiply-add of attention and the fixed cost of a query, in keys, from the times of a multiply-add with many keys
+/// and with few.
+fn per_key(many: f64, few: f64) -> (f64, f64) {
+    let overhead = fixed_cost(ATTENDED, many, few).min(MOST_OVERHEAD_KEYS);
+    (many / (1.0 + overhead / ATTENDED[0] as f64), overhead)
+}
+
+/// The fixed cost `o` of a piece of work in its units, from the times of a unit in pieces of `many` units and of `few`:
+/// `t (1 + o / units)`.
+fn fixed_cost([many_units, few_units]: [usize; 2], many: f64, few: f64) -> f64 {
+    let ratio = few / many;
+    ((ratio - 1.0) / (1.0 / few_units as f64 - ratio / many_units as f64).max(1e-6)).max(0.0)
 }
 
 /// The dropout of T5, of one sample.
@@ -398,6 +421,16 @@ mod tests {
         let sample = |seconds, running| Sample { seconds, running };
         assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 1.0), sample(1.5, 0.96), sample(1.6, 0.9)]), 1.5);
         assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 0.75)]), 1.5);
+    }
+
+    #[test]
+    fn a_fixed_cost_is_what_few_units_take_longer() {
+        let time = |units: f64| 3.0 * (1.0 + 50.0 / units);
+        assert!((fixed_cost([256, 32], time(256.0), time(32.0)) - 50.0).abs() < 1e-9);
+        assert_eq!(fixed_cost([256, 32], 2.0, 1.9), 0.0);
+        let (each, overhead) = per_key(time(256.0), time(32.0));
+        assert!((each - 3.0).abs() < 1e-9 && (overhead - 50.0).abs() < 1e-9);
+        assert_eq!(per_key(1.0, 8.0).1, MOST_OVERHEAD_KEYS);
     }
 
     #[test]

@@ -26,6 +26,11 @@ fn is_enough(tokens: &f64) -> bool {
     *tokens == ENOUGH_TOKENS
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_nothing(tokens: &f64) -> bool {
+    *tokens == 0.0
+}
+
 /// Rows of a chunk whose logits are computed again.
 const CHUNK_WITHOUT_LOGITS: f64 = 1024.0;
 
@@ -40,6 +45,9 @@ pub struct Prices {
     /// The tokens of a micro-batch from which on larger ones gain nothing.
     #[serde(default = "enough_tokens", skip_serializing_if = "is_enough")]
     pub enough_tokens: f64,
+    /// The same of what is computed again in a micro-batch. The built-in prices have it in those of the arithmetic.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub again_overhead_tokens: f64,
     /// The time of a multiply-add of a product that is computed again, over that of an average one of the step.
     pub again: f64,
     /// The same of attention outputs.
@@ -77,6 +85,7 @@ impl Prices {
     pub const fn vectors() -> Self {
         Self {
             overhead_tokens: 65.0,
+            again_overhead_tokens: 0.0,
             enough_tokens: ENOUGH_TOKENS,
             again: 1.0,
             heads: 1.0,
@@ -108,10 +117,22 @@ impl Prices {
 
     /// Whether every price is a number that a plan can be made from.
     pub fn are_sound(&self) -> bool {
-        let Self { overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk, .. } = *self;
+        let Self {
+            overhead_tokens,
+            again_overhead_tokens,
+            again,
+            heads,
+            second,
+            file_byte,
+            disk,
+            weights,
+            weights_to_disk,
+            ..
+        } = *self;
         let has_tokens = (1.0..1e12).contains(&self.enough_tokens);
         let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
-        let prices = [overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk];
+        let prices =
+            [overhead_tokens, again_overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk];
         let are_in_range = |price: f64| (0.0..1e12).contains(&price);
         has_tokens && prices.into_iter().chain([self.overhead_rows]).chain(given).all(are_in_range)
     }
@@ -174,14 +195,15 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
         _ => &blocks[..levers.recompute_blocks.min(blocks.len())],
     };
     let heads = if levers.layer_major.is_some_and(|layers| layers.heads_kept) { 0.0 } else { prices.heads };
-    let again = prices.again * share(recomputed, |block| block.again - block.heads)
+    let with_fixed_costs = 1.0 + cut(prices, prices.again_overhead_tokens, tokens);
+    let again = prices.again * with_fixed_costs * share(recomputed, |block| block.again - block.heads)
         + heads * share(recomputed, |block| block.heads);
     let layer_by_layer = levers.layer_major.map_or(0.0, |layers| {
         // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
         // a second time, or a file.
         let dropped = &blocks[layers.kept_gradient_blocks.min(blocks.len())..];
         let dropped = if layers.gradients_on_disk { &[] } else { dropped };
-        prices.second * share(dropped, |block| block.again + block.backward)
+        prices.second * with_fixed_costs * share(dropped, |block| block.again + block.backward)
     });
     let files = prices.file_byte * written / arithmetic.training;
     // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
@@ -194,13 +216,13 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
-    1.0 + cut(prices, tokens) + again + layer_by_layer + files + chunks
+    1.0 + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + files + chunks
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
-fn cut(prices: &Prices, tokens: usize) -> f64 {
+fn cut(prices: &Prices, overhead_tokens: f64, tokens: usize) -> f64 {
     let enough = prices.enough_tokens;
-    prices.overhead_tokens * (1.0 / (tokens as f64).clamp(1.0, enough) - 1.0 / enough)
+    overhead_tokens * (1.0 / (tokens as f64).clamp(1.0, enough) - 1.0 / enough)
 }
 
 #[cfg(test)]

@@ -21,10 +21,14 @@ pub struct Speed {
     pub product_ps: f64,
     /// Fixed cost of a product in the time of so many rows: the weight is packed and its gradient touched.
     pub product_overhead_rows: f64,
-    /// A multiply-add of attention, forward.
+    /// A multiply-add of attention, forward, over many keys.
     pub attention_ps: f64,
-    /// A multiply-add of attention, backward.
+    /// Fixed cost of a query there, in the time of so many keys.
+    pub attention_overhead_keys: f64,
+    /// A multiply-add of attention, backward, over many keys.
     pub attention_backward_ps: f64,
+    /// Fixed cost of a query there, in keys.
+    pub attention_backward_overhead_keys: f64,
     /// A multiply-add of output projection and loss.
     pub head_ps: f64,
     /// Fixed cost of a chunk of the loss, in rows.
@@ -87,11 +91,15 @@ impl Speed {
             * (model.num_layers as f64 * tokens.0 as f64
                 + DECODER_BLOCK * model.num_decoder_layers as f64 * tokens.1 as f64);
         let (between, between_backward) = (self.between_ps * elements, self.between_backward_ps * elements);
-        let heads_time = self.attention_ps * heads;
+        // Encoder and decoder attend to their own tokens, the decoder to both.
+        #[expect(clippy::cast_precision_loss, reason = "tokens of a sample")]
+        let keys = ((tokens.0 + tokens.1) as f64 / 2.0).max(1.0);
+        let heads_time = self.attention_ps * (1.0 + self.attention_overhead_keys / keys) * heads;
+        let attention_backward_time =
+            self.attention_backward_ps * (1.0 + self.attention_backward_overhead_keys / keys) * attention_backward;
         let products = self.product_ps * in_products;
-        let backward_time = self.product_ps * (backward - attention_backward)
-            + self.attention_backward_ps * attention_backward
-            + between_backward;
+        let backward_time =
+            self.product_ps * (backward - attention_backward) + attention_backward_time + between_backward;
         Times {
             again: self.product_ps * (again - heads) + between,
             heads: heads_time,
@@ -99,7 +107,7 @@ impl Speed {
             products,
             training: products
                 + heads_time
-                + self.attention_backward_ps * attention_backward
+                + attention_backward_time
                 + self.head_ps * arithmetic.head
                 + between
                 + between_backward,
@@ -119,10 +127,12 @@ impl Speed {
         let average = times.training / arithmetic.training;
         let relative = |time: f64, multiply_adds: f64| coarse(time / multiply_adds.max(1.0) / average);
         // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
-        let overhead_tokens = 2.0 * self.product_overhead_rows * times.products / times.training;
+        let of_products = 2.0 * self.product_overhead_rows;
+        let overhead_tokens = of_products * times.products / times.training;
         let built_in = Prices::of_units(options.precision.activations());
         Prices {
             overhead_tokens: coarse(overhead_tokens),
+            again_overhead_tokens: coarse(of_products),
             again: relative(times.again, again - heads),
             heads: relative(times.heads, heads),
             second: relative(times.again + times.heads + times.backward, again + backward),
@@ -190,7 +200,9 @@ mod tests {
             product_ps: 10.0,
             product_overhead_rows: 0.0,
             attention_ps: 10.0,
+            attention_overhead_keys: 0.0,
             attention_backward_ps: 10.0,
+            attention_backward_overhead_keys: 0.0,
             head_ps: 10.0,
             head_overhead_rows: 0.0,
             between_ps: 0.0,
@@ -224,6 +236,9 @@ mod tests {
         assert!(slow.heads > 2.4 && slow.heads < 3.1, "{slow:?}");
         assert!((slow.again - 1.0).abs() < 0.1, "{slow:?}");
         assert!(slow.multiply_add_ps.unwrap() > 10.0);
+        // Samples have 256 tokens.
+        let fixed = prices(&Speed { attention_overhead_keys: 512.0, ..even() });
+        assert_eq!(fixed, slow);
     }
 
     #[test]
