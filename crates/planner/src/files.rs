@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use memory_policy::{Bytes, MemorySnapshot};
+use memory_policy::{Bytes, MemorySnapshot, headroom};
 use t5::LayerMajor;
 
 use crate::Plan;
@@ -33,7 +33,7 @@ pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 
 /// Where a run's files lie, and how much of them the system keeps in memory beside it.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
-    let memory = memory_for_each(memory_for_files(now, plan.budget), plan.step.levers.layer_major.as_ref());
+    let memory = memory_for_each(memory_beside(now, plan), plan.step.levers.layer_major.as_ref());
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
     let read_ahead_bytes = now.ceiling().saturating_sub(plan.predicted_peak).0;
     t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory, read_ahead_bytes }
@@ -49,9 +49,14 @@ fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     Bytes(memory.0 / kinds.max(1))
 }
 
-/// Bytes of files that stay in memory beside a run of this budget.
-pub fn memory_for_files(now: &MemorySnapshot, budget: Bytes) -> Bytes {
-    now.ceiling().saturating_sub(budget).percent(UNWRITTEN_PERCENT)
+/// Bytes of files that stay in memory beside a process that holds so many.
+pub fn memory_for_files(now: &MemorySnapshot, held: Bytes) -> Bytes {
+    now.ceiling().saturating_sub(held).percent(UNWRITTEN_PERCENT)
+}
+
+/// Bytes of files that stay in memory beside a plan, which may need far less than its budget.
+pub fn memory_beside(now: &MemorySnapshot, plan: &Plan) -> Bytes {
+    memory_for_files(now, plan.predicted_peak + headroom(plan.predicted_peak))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use trainer::micro_batches::cut_within;
 use crate::Plan;
 use crate::counted::StepCounter;
 use crate::error::Result;
-use crate::files::{Written, memory_for_files};
+use crate::files::{Written, memory_beside};
 use crate::job::{Job, Work};
 use crate::prices::{Prices, priced_bytes, relative_time};
 use crate::traffic;
@@ -50,7 +50,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         &training.processes,
     )?;
     let written = of_mean.written(&levers);
-    let step = StepOf { job, counter: &counter, levers, written, memory: memory_for_files(now, plan.budget) };
+    let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
     Ok(Pace {
         step_seconds: step.seconds(lengths),
