@@ -11,8 +11,8 @@ use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
-use crate::run_dir::RESOLVED;
-use crate::{base, report, setup};
+use crate::run_dir::{MOST_CONFIG_BYTES, RESOLVED};
+use crate::{base, report};
 
 /// A file with a name of a revision is no longer.
 const LARGEST_REF_BYTES: u64 = 1 << 10;
@@ -80,8 +80,10 @@ fn quantised_base(run: &Path) -> Outcome<Option<PathBuf>> {
     if !resolved.is_file() {
         return Ok(None);
     }
+    let text = regular_file::read_to_string(&resolved, MOST_CONFIG_BYTES)
+        .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
     let mut values = Values::defaults();
-    setup::apply_file(&mut values, &resolved)?;
+    values.apply_file(&resolved.display().to_string(), &text)?;
     let precision = values.text("model.base_precision").and_then(|name| t5::Precision::of_name(&name));
     Ok(precision.map(|precision| run.join(base::name(precision))))
 }

@@ -29,6 +29,8 @@ use crate::failure::{Failure, Outcome};
 
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
+/// A longer config is not one.
+pub const MOST_CONFIG_BYTES: u64 = 16 << 20;
 /// Where the pages of the training files lie.
 pub const PAGE_MAP: &str = "page-map.bin";
 /// Where rows of files that are no parquet go.

@@ -13,10 +13,8 @@ use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
 use crate::row_data::{self, Wanted};
-use crate::run_dir::{PAGE_MAP, RESOLVED, RunDir};
+use crate::run_dir::{MOST_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
 
-/// A longer config is none.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// A larger page map is made again: it would be that of some forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 
@@ -44,7 +42,7 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     match &flags.config {
         Some(path) => apply_file(&mut values, path)?,
         None if flags.keep_training == Some(true) && flags.names_output() && is_there(&resolved)? => {
-            let text = regular_file::read_to_string(&resolved, MAX_CONFIG_BYTES)
+            let text = regular_file::read_to_string(&resolved, MOST_CONFIG_BYTES)
                 .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
             values.apply_file(&resolved.display().to_string(), &text)?;
         }
@@ -72,7 +70,7 @@ pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
 
 /// The text of a file that the user named as the `what`.
 pub fn read_named_file(path: &Path, what: &str) -> Outcome<String> {
-    regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
+    regular_file::read_to_string(path, MOST_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
 }
 
 /// A file that the user named cannot be read: a wrong name is the user's mistake, a failing disk is not.

@@ -11,7 +11,7 @@ use crate::run_dir::{PAGE, RESOLVED, RunDir};
 use crate::view_flags::ReportArgs;
 
 /// Of a config, so much is read; a page shows less.
-const MOST_CONFIG_BYTES: u64 = 1 << 20;
+const MOST_SHOWN_BYTES: u64 = 1 << 20;
 
 /// Reads the runs' files and writes the page.
 pub fn report(flags: &ReportArgs) -> Outcome<()> {
@@ -37,7 +37,7 @@ pub fn read(root: &Path) -> Outcome<Run> {
         Failure::unusable(error.to_string())
             .hint("a run is the directory that `--output` named; its metrics.jsonl is written from the start on")
     })?;
-    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MOST_CONFIG_BYTES) {
+    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MOST_SHOWN_BYTES) {
         run.set_config(&config);
     }
     Ok(run)

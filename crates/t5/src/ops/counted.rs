@@ -300,10 +300,7 @@ impl Matrix<'_, Counted> {
 
 /// The width of the rows of a product beside another.
 fn width_beside(beside: Option<(&Counted, &Counted)>) -> usize {
-    beside.map_or(0, |(x, weight)| {
-        weight.used();
-        x.width()
-    })
+    beside.inspect(|(_, weight)| weight.used()).map_or(0, |(x, _)| x.width())
 }
 
 impl Ops for Counted {
