@@ -60,12 +60,15 @@ pub fn run(options: &Options) -> Result<(), String> {
     let directory = options.scratch.join("limits");
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-    let is_meant = |subject: &&Subject| options.quick == subject.quick && subject.name.contains(&options.filter);
+    let is_meant = |subject: &&Subject| (subject.quick || !options.quick) && subject.name.contains(&options.filter);
     let mut ranges = Vec::new();
     for subject in SUBJECTS.iter().filter(is_meant) {
         let smallest = smallest_budget(options, subject, &directory)?;
         let ample = required(&plan(options, subject, &directory, 64 << 30)?)?.max(smallest);
         ranges.push((subject, smallest, ample));
+    }
+    if ranges.is_empty() {
+        return Err(format!("no run has {:?} in its name", options.filter));
     }
     // Every model's smallest budget first: a pass that is cut short has then seen the hardest cases.
     let mut rows = Vec::new();
