@@ -75,9 +75,9 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
         embedding_backward(&ids, &x, &dtable)
     });
     card.check("linear", linear_needs(CARD, ROWS, weight, both, 0), || linear(&x, &w));
-    let (u, b) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
+    let (narrow, up) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
     card.check("linear_beside", linear_needs(CARD, ROWS, weight, both, 8), || {
-        linear_beside(&x, &w, Some(Beside { x: &u, w: &b }))
+        linear_beside(&x, &w, Some(Beside { x: &narrow, w: &up }))
     });
     for accumulates in [false, true] {
         card.check(
