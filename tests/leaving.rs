@@ -12,9 +12,14 @@ use crate::run::{BUILT_IN_PRICES, Scene, short};
 /// A run of steps that never ends by itself and saves nothing by itself.
 const ENDLESS: [&str; 4] = ["--set", "train.max_steps=1000000", "--set", "checkpoint.every_steps=1000000"];
 
+/// The command, which hears SIGHUP even where the tests were started with `nohup`: what is ignored is inherited.
 fn command(scene: &Scene, arguments: &[String]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
-    command.args(arguments).current_dir(scene.path("")).envs(BUILT_IN_PRICES);
+    let mut command = Command::new("env");
+    command
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_train_low_mem")])
+        .args(arguments)
+        .current_dir(scene.path(""))
+        .envs(BUILT_IN_PRICES);
     command
 }
 
@@ -129,14 +134,18 @@ fn the_second_signal_says_what_is_lost_and_has_a_code_of_its_own() {
 #[test]
 fn a_terminal_that_closes_is_a_signal_unless_nohup_asked_for_more() {
     let scene = Scene::new();
-    let mut running = scene.start(&short(&ENDLESS));
-    assert!(running.wait_for("step 3/"));
-    running.signal("HUP");
-    running.end().expect_code(75).expect_words(&[
-        "SIGHUP: stopping within this step",
-        "interrupted at step",
-        "saved run",
-    ]);
+    let mut run = command(&scene, &short(&ENDLESS));
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    wait_for(&mut lines, "step 3/");
+    signal(&child, &["HUP"]);
+    let mut said = String::new();
+    lines.read_to_string(&mut said).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(75), "{said}");
+    for words in ["SIGHUP: stopping within this step", "interrupted at step", "saved run"] {
+        assert!(said.contains(words), "`{words}` is not in\n{said}");
+    }
 
     let mut run = Command::new("sh");
     run.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_train_low_mem")]);
