@@ -11,7 +11,7 @@ use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
-use crate::run_dir::{MOST_CONFIG_BYTES, RESOLVED};
+use crate::run_dir::{self, RESOLVED};
 use crate::{base, report};
 
 /// A file with a name of a revision is no longer.
@@ -80,10 +80,8 @@ fn quantised_base(run: &Path) -> Outcome<Option<PathBuf>> {
     if !resolved.is_file() {
         return Ok(None);
     }
-    let text = regular_file::read_to_string(&resolved, MOST_CONFIG_BYTES)
-        .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
     let mut values = Values::defaults();
-    values.apply_file(&resolved.display().to_string(), &text)?;
+    run_dir::apply_resolved(&mut values, &resolved)?;
     let precision = values.text("model.base_precision").and_then(|name| t5::Precision::of_name(&name));
     Ok(precision.map(|precision| run.join(base::name(precision))))
 }

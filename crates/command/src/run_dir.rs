@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use trainer::{RunLock, Scratch};
 
 use crate::assets;
+use crate::config::Values;
 use crate::failure::{Failure, Outcome};
 
 /// The config as resolved.
@@ -62,6 +63,13 @@ const ADAPTER: &str = "adapter";
 
 /// A longer `finished.json` is not one: it holds two evaluations.
 const MAX_FINISHED_BYTES: u64 = 16 << 20;
+
+/// Lays the config that a run wrote as resolved over what is there.
+pub fn apply_resolved(values: &mut Values, path: &Path) -> Outcome<()> {
+    let text = regular_file::read_to_string(path, MOST_CONFIG_BYTES)
+        .map_err(|error| Failure::io("read the config of the run", path, &error))?;
+    values.apply_file(&path.display().to_string(), &text)
+}
 
 /// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
 pub fn own_names() -> Vec<&'static str> {

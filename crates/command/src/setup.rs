@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
 use crate::row_data::{self, Wanted};
-use crate::run_dir::{MOST_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
+use crate::run_dir::{self, MOST_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
 
 /// A larger page map is made again: it would be that of some forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
@@ -42,9 +42,7 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     match &flags.config {
         Some(path) => apply_file(&mut values, path)?,
         None if flags.keep_training == Some(true) && flags.names_output() && is_there(&resolved)? => {
-            let text = regular_file::read_to_string(&resolved, MOST_CONFIG_BYTES)
-                .map_err(|error| Failure::io("read the config of the run", &resolved, &error))?;
-            values.apply_file(&resolved.display().to_string(), &text)?;
+            run_dir::apply_resolved(&mut values, &resolved)?;
         }
         None if assets::is_wanted(&typed) => assets::apply(&mut values)?,
         None => {}

@@ -49,7 +49,7 @@ fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     Bytes(memory.0 / kinds.max(1))
 }
 
-/// Bytes of files that stay in memory beside a process that holds so many.
+/// Bytes of files that stay in memory beside a process that holds `held` bytes.
 pub fn memory_for_files(now: &MemorySnapshot, held: Bytes) -> Bytes {
     now.ceiling().saturating_sub(held).percent(UNWRITTEN_PERCENT)
 }

@@ -77,6 +77,8 @@ const MANY_MULTIPLY_ADDS: usize = 1 << 30;
 const VOCABULARY: usize = 2048;
 /// Rows of a chunk of logits: the two from whose times the fixed cost of a chunk follows.
 const CHUNKS: [usize; 2] = [256, 64];
+/// The largest fixed cost of a chunk that is believed, in rows.
+const MOST_OVERHEAD_CHUNK_ROWS: f64 = 128.0;
 /// Tokens of the measured attention and rows of what lies between products.
 const TOKENS: usize = 256;
 /// Tokens of a sample in the measured attention: the two from whose times the fixed cost of a query follows.
@@ -114,10 +116,11 @@ impl Measured {
         let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
         let [whole, chunked] = [self.head(CHUNKS[0])?, self.head(CHUNKS[1])?];
         let [long, short] = [self.attention(ATTENDED[0])?, self.attention(ATTENDED[1])?];
-        let [attention, attention_backward] = [0, 1].map(|pass| per_key(long[pass], short[pass]));
+        let [attention, attention_backward] =
+            [0, 1].map(|pass| with_fixed_cost(ATTENDED, [long[pass], short[pass]], MOST_OVERHEAD_KEYS));
         let [between, between_backward] = self.between()?;
         let ps = |seconds: f64| significant(seconds * 1e12);
-        let head_row = self.head_overhead(whole, chunked);
+        let head = with_fixed_cost(CHUNKS, [whole, chunked], MOST_OVERHEAD_CHUNK_ROWS);
         Ok(Speed {
             product_ps: ps(a_row / self.multiply_adds_of_a_row()),
             product_overhead_rows: significant((many / a_row - rows).max(0.0)),
@@ -125,8 +128,8 @@ impl Measured {
             attention_overhead_keys: significant(attention.1),
             attention_backward_ps: ps(attention_backward.0),
             attention_backward_overhead_keys: significant(attention_backward.1),
-            head_ps: ps(whole / (1.0 + head_row / CHUNKS[0] as f64)),
-            head_overhead_rows: significant(head_row),
+            head_ps: ps(head.0),
+            head_overhead_rows: significant(head.1),
             between_ps: ps(between),
             between_backward_ps: ps(between_backward),
             update_ps: ps(self.update()?),
@@ -194,7 +197,7 @@ impl Measured {
         Ok(seconds)
     }
 
-    /// Seconds of a multiply-add of attention over samples of so many tokens, forward and backward.
+    /// Seconds of a multiply-add of attention, forward and backward, where each sample has `tokens` tokens.
     fn attention(&self, tokens: usize) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { heads, .. } = self.sizes;
         let samples = TOKENS / tokens;
@@ -211,7 +214,7 @@ impl Measured {
         Ok([forward / (2.0 * product), backward / (5.0 * product)])
     }
 
-    /// Seconds of a multiply-add of the output projection and the loss, over so many rows in one chunk.
+    /// Seconds of a multiply-add of the output projection and the loss, for one chunk of `rows` rows.
     fn head(&self, rows: usize) -> candle_core::Result<f64> {
         let d_model = self.sizes.d_model;
         let (x, table) =
@@ -223,11 +226,6 @@ impl Measured {
             linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
         })?;
         Ok(seconds / (3 * rows * d_model * VOCABULARY) as f64)
-    }
-
-    /// The fixed cost of a chunk, in rows, from the times of a multiply-add with many and with few rows in a chunk.
-    fn head_overhead(&self, whole: f64, chunked: f64) -> f64 {
-        fixed_cost(CHUNKS, whole, chunked).min(2.0 * CHUNKS[1] as f64)
     }
 
     /// Seconds for each element of a block's input of what an encoder block does beside products and attention, forward and
@@ -276,18 +274,13 @@ impl Measured {
     }
 }
 
-/// The time of a multiply-add of attention and the fixed cost of a query, in keys, from the times of a multiply-add with many keys
-/// and with few.
-fn per_key(many: f64, few: f64) -> (f64, f64) {
-    let overhead = fixed_cost(ATTENDED, many, few).min(MOST_OVERHEAD_KEYS);
-    (many / (1.0 + overhead / ATTENDED[0] as f64), overhead)
-}
-
-/// The fixed cost `o` of a piece of work in its units, from the times of a unit in pieces of `many` units and of `few`:
-/// `t (1 + o / units)`.
-fn fixed_cost([many_units, few_units]: [usize; 2], many: f64, few: f64) -> f64 {
-    let ratio = few / many;
-    ((ratio - 1.0) / (1.0 / few_units as f64 - ratio / many_units as f64).max(1e-6)).max(0.0)
+/// The time of a unit of work, and the fixed cost of a piece of it in units, at most `most`. Given is how long a unit takes in a
+/// piece of many units and in one of few: `t (1 + cost / units)`.
+fn with_fixed_cost(units: [usize; 2], [in_many, in_few]: [f64; 2], most: f64) -> (f64, f64) {
+    let [many, few] = units.map(|units| units as f64);
+    let ratio = in_few / in_many;
+    let cost = ((ratio - 1.0) / (1.0 / few - ratio / many).max(1e-6)).clamp(0.0, most);
+    (in_many / (1.0 + cost / many), cost)
 }
 
 /// The dropout of T5, of one sample.
@@ -426,11 +419,11 @@ mod tests {
     #[test]
     fn a_fixed_cost_is_what_few_units_take_longer() {
         let time = |units: f64| 3.0 * (1.0 + 50.0 / units);
-        assert!((fixed_cost([256, 32], time(256.0), time(32.0)) - 50.0).abs() < 1e-9);
-        assert_eq!(fixed_cost([256, 32], 2.0, 1.9), 0.0);
-        let (each, overhead) = per_key(time(256.0), time(32.0));
-        assert!((each - 3.0).abs() < 1e-9 && (overhead - 50.0).abs() < 1e-9);
-        assert_eq!(per_key(1.0, 8.0).1, MOST_OVERHEAD_KEYS);
+        let of = |many: f64, few: f64| with_fixed_cost([256, 32], [many, few], MOST_OVERHEAD_KEYS);
+        let (each, cost) = of(time(256.0), time(32.0));
+        assert!((each - 3.0).abs() < 1e-9 && (cost - 50.0).abs() < 1e-9);
+        assert_eq!(of(2.0, 1.9).1, 0.0);
+        assert_eq!(of(1.0, 8.0).1, MOST_OVERHEAD_KEYS);
     }
 
     #[test]

@@ -23,11 +23,11 @@ pub struct Speed {
     pub product_overhead_rows: f64,
     /// A multiply-add of attention, forward, over many keys.
     pub attention_ps: f64,
-    /// Fixed cost of a query there, in the time of so many keys.
+    /// Fixed cost of a query of attention, forward, in keys.
     pub attention_overhead_keys: f64,
     /// A multiply-add of attention, backward, over many keys.
     pub attention_backward_ps: f64,
-    /// Fixed cost of a query there, in keys.
+    /// Fixed cost of a query of attention, backward, in keys.
     pub attention_backward_overhead_keys: f64,
     /// A multiply-add of output projection and loss.
     pub head_ps: f64,

@@ -94,12 +94,12 @@ fn write(options: &Options, rows: &mut [Value]) -> Result<(), String> {
     let conclusion = format!("{} runs: {kills} kills by the kernel, {failed} other failures", rows.len());
     println!("{conclusion}");
     let mut markdown = format!(
-        "# Runs inside a hard limit\n\nEvery run is in a control group of its own whose limit is the budget: 30 steps over\n\
-         rows of very uneven length, evaluations with generation, saves, SIGKILL after step\n\
-         {KILLED_AFTER_STEPS}, and a resume in another such group. For each model, the first budget is the smallest that `plan`\n\
-         accepts; the last is the one its fastest plan requires.\n\n\
-         - measured: `VmHWM`, the larger of both parts\n- group: the most that the group counted, page cache included\n\
-         - reclaims: how often the group met its limit and dropped page cache\n\n\
+        "# Runs inside a hard limit\n\nEvery run is in a control group of its own whose limit is the budget. It takes 30\n\
+         steps over rows of very uneven length, evaluates with generation, and saves. SIGKILL ends it after step\n\
+         {KILLED_AFTER_STEPS}, and it is resumed in another such group. For each model, the first budget is the smallest that\n\
+         `plan` accepts; the last is the one its fastest plan requires.\n\n\
+         - measured: `VmHWM`, the larger of both parts.\n- group: the most that the group counted, page cache included.\n\
+         - reclaims: how often the group met its limit and dropped page cache.\n\n\
          {conclusion}.\n\n| run | budget MiB | predicted MiB | measured MiB | of the budget | group MiB | reclaims | kills | s |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );

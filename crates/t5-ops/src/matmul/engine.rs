@@ -108,13 +108,12 @@ pub(super) unsafe fn multiply<K: Kernel>(
     accumulate: bool,
     threads: Threads,
 ) {
-    let slices: Vec<_> = slices::<K>(a.cols).collect();
     // A kernel that copies rows of A beside its blocks does so while it computes as deep a piece: not beside one of K₂.
     let copies = a.wide().is_some_and(|a| K::copied(&a).is_some());
     let (within, after) = if copies { (None, beside) } else { (beside, None) };
     // SAFETY: by the caller's promise.
     let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
-        let is_last = number + 1 == slices.len();
+        let is_last = k.end == a.cols;
         let (left, right) = within.filter(|_| is_last).unzip();
         let fresh;
         let b = match b {
@@ -134,12 +133,14 @@ pub(super) unsafe fn multiply<K: Kernel>(
             multiply_slice::<K>(c, (a, None), Source::Matrix(&Panels::new(Side::B, b)), true, threads);
         }
     };
+    let mut slices = slices::<K>(a.cols).enumerate().peekable();
+    let is_cut = slices.peek().is_some_and(|(_, k)| k.len() < a.cols);
     match c.data {
-        Target::Bf16(target) if slices.len() > 1 => {
+        Target::Bf16(target) if is_cut => {
             // Sums are f32 to the end.
             let mut sums = Buffer::apart::<f32>(c.rows * c.cols);
-            for (number, k) in slices.iter().enumerate() {
-                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k.clone());
+            for (number, k) in slices {
+                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k);
             }
             let sums = sums.read::<f32>();
             let rows = |i: usize| {
@@ -149,7 +150,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
             };
             run(threads.count(), c.rows, 8, rows);
         }
-        _ => slices.iter().enumerate().for_each(|(number, k)| slice(c, accumulate, number, k.clone())),
+        _ => slices.for_each(|(number, k)| slice(c, accumulate, number, k)),
     }
 }
 
@@ -174,8 +175,9 @@ unsafe fn multiply_slice<K: Kernel>(
     let threads = threads.count();
     let product = Product {
         c,
-        left: Left::new(a),
-        beside: beside.map(Left::new),
+        direct: a.wide().and_then(|a| K::direct(&a)),
+        direct_beside: beside.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
+        copied: a.wide().and_then(|a| K::copied(&a)),
         // A is packed ahead where it lies across K.
         ahead: a.col_stride != 1,
         a: Panels::<K>::with(Side::A, a.t(), beside.map(Factor::t)),
@@ -195,29 +197,16 @@ unsafe fn multiply_slice<K: Kernel>(
     }
 }
 
-/// An operand on the left.
-struct Left<'a, K: Kernel> {
-    /// (K, M)
-    matrix: Factor<'a>,
-    /// Rows of A that the kernel takes as they lie.
-    direct: Option<Rows<K::Cell>>,
-    /// Rows of A that it can copy beside a block.
-    copied: Option<Rows<K::Cell>>,
-}
-
-impl<'a, K: Kernel> Left<'a, K> {
-    fn new(a: Factor<'a>) -> Self {
-        let [direct, copied] = [K::direct, K::copied].map(|rows| a.wide().and_then(|a| rows(&a)));
-        Self { matrix: a.t(), direct, copied }
-    }
-}
-
 /// A product over one slice of K.
 struct Product<'a, K: Kernel> {
     c: &'a MatrixMut<'a>,
     a: Panels<'a, K>,
-    left: Left<'a, K>,
-    beside: Option<Left<'a, K>>,
+    /// Rows of A that the kernel takes as they lie.
+    direct: Option<Rows<K::Cell>>,
+    /// The same of the operand beside it.
+    direct_beside: Option<Rows<K::Cell>>,
+    /// Rows of A that it can copy beside a block. None where there is an operand beside it.
+    copied: Option<Rows<K::Cell>>,
     ahead: bool,
     accumulate: bool,
 }
@@ -342,8 +331,8 @@ impl<K: Kernel> Product<'_, K> {
         // SAFETY: the instructions are there by the caller's promise.
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
-        // Where the operand beside begins; none of it where A is packed.
-        let first_depth = if self.beside.is_some() { self.a.first_depth() } else { depth };
+        // The operand beside begins there, if there is one.
+        let first_depth = self.a.first_depth();
         let slice = if packed_a.is_some() { depth } else { even_slice::<K>(first_depth) };
         let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
         let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(own));
@@ -366,11 +355,11 @@ impl<K: Kernel> Product<'_, K> {
             let (panel, k) = piece(number).expect("a piece of the part");
             let (first, last) = (k.start == 0, k.end == depth);
             let [now, next] = &mut own;
-            let (operand, from) = match &self.beside {
-                Some(beside) if k.start >= first_depth => (beside, first_depth),
-                _ => (&self.left, 0),
+            let (matrix, direct, from) = match &self.a.beside {
+                Some(beside) if k.start >= first_depth => (beside, self.direct_beside, first_depth),
+                _ => (&self.a.matrix, self.direct, 0),
             };
-            let here = match (operand.direct, packed_a) {
+            let here = match (direct, packed_a) {
                 (Some(direct), _) if self.a.cols(panel).len() == K::ROWS => {
                     Rows { data: direct.data.wrapping_add(panel * K::ROWS * direct.row + k.start - from), ..direct }
                 }
@@ -379,7 +368,6 @@ impl<K: Kernel> Product<'_, K> {
                 }
                 _ if is_there => packed_rows::<K>(now.read().as_ptr()),
                 _ => {
-                    let matrix = &operand.matrix;
                     let (of_k, cols) = (k.start - from..matrix.rows.min(k.end - from), self.a.cols(panel));
                     // SAFETY: as above.
                     unsafe {
@@ -393,8 +381,8 @@ impl<K: Kernel> Product<'_, K> {
                     }
                 }
             };
-            let mut copying = match (self.left.copied, piece(number + 1)) {
-                (Some(copied), Some((panel, next_k))) if packed_a.is_none() && self.beside.is_none() => {
+            let mut copying = match (self.copied, piece(number + 1)) {
+                (Some(copied), Some((panel, next_k))) if packed_a.is_none() => {
                     self.copying(copied, panel, (next_k, k.len()), columns.len(), next)
                 }
                 _ => None,
@@ -441,7 +429,7 @@ impl<K: Kernel> Product<'_, K> {
         columns: usize,
         to: &mut Buffer,
     ) -> Option<Copying<K::Cell>> {
-        let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.left.matrix.rows;
+        let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.a.matrix.rows;
         let at_a_time = K::ROWS.div_ceil(columns);
         (is_whole && k.len() == depth && at_a_time <= MOST_COPIED).then(|| Copying {
             from: a.data.wrapping_add(panel * K::ROWS * a.row + k.start),

@@ -81,18 +81,18 @@ impl Part<'_> {
             let start = self.c.start + i * self.c.row_stride + columns.start;
             match self.c.data {
                 // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
-                Target::F32(data) => put(unsafe { data.slice(start, columns.len()) }, sums, self.accumulate),
+                Target::F32(data) => put(unsafe { data.slice(start, columns.len()) }, *sums, self.accumulate),
                 // SAFETY: as above.
-                Target::Bf16(data) => put(unsafe { data.slice(start, columns.len()) }, sums, self.accumulate),
+                Target::Bf16(data) => put(unsafe { data.slice(start, columns.len()) }, *sums, self.accumulate),
             }
         }
     }
 }
 
 /// Writes or adds sums.
-fn put<T: Element>(to: &mut [T], sums: &[f32], accumulate: bool) {
+pub(super) fn put<T: Element>(to: &mut [T], sums: impl IntoIterator<Item = f32>, accumulate: bool) {
     for (to, sum) in to.iter_mut().zip(sums) {
-        *to = T::from_f32(if accumulate { to.to_f32() + sum } else { *sum });
+        *to = T::from_f32(if accumulate { to.to_f32() + sum } else { sum });
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::few_rows::put;
 use super::matrix::{Matrix, MatrixMut, Threads};
 use super::panels::Buffer;
 use crate::cache::to_read;
@@ -61,13 +62,13 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
             }
             let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
             for (number, row) in rows.enumerate() {
-                let sum = |col: usize| if is_turned { sums[col][number] } else { sums[number][col] };
+                let sums = (0..cols.len()).map(|col| if is_turned { sums[col][number] } else { sums[number][col] });
                 let start = c.start + row * c.row_stride + cols.start;
                 match c.data {
                     // SAFETY: inside C by the constructor's check; rows or columns of a block are that block's alone.
-                    Target::F32(data) => put(unsafe { data.slice(start, cols.len()) }, sum, accumulate),
+                    Target::F32(data) => put(unsafe { data.slice(start, cols.len()) }, sums, accumulate),
                     // SAFETY: as above.
-                    Target::Bf16(data) => put(unsafe { data.slice(start, cols.len()) }, sum, accumulate),
+                    Target::Bf16(data) => put(unsafe { data.slice(start, cols.len()) }, sums, accumulate),
                 }
             }
         }
@@ -79,13 +80,6 @@ fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: &mut [f32])
     for (k, to) in to.as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
         let row = &from[k * stride..][..cols];
         *to = std::array::from_fn(|i| row.get(i).map_or(0.0, |x| x.to_f32()));
-    }
-}
-
-/// Writes or adds sums.
-fn put<T: Element>(to: &mut [T], sum: impl Fn(usize) -> f32, accumulate: bool) {
-    for (col, to) in to.iter_mut().enumerate() {
-        *to = T::from_f32(if accumulate { to.to_f32() + sum(col) } else { sum(col) });
     }
 }
 

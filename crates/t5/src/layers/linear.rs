@@ -63,15 +63,14 @@ impl<T: Ops> Linear<T> {
         let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else {
             return T::linear_backward_input(dy, &self.weight, sum);
         };
+        let (du, a) = (&through.du, &adapter.a.tensor);
         let Some(dropout) = noise.adapter_dropout(adapter.site) else {
-            let beside = (&through.du, &adapter.a.tensor);
-            return T::linear_backward_input_beside(&through.dz(dy)?, &self.weight, Some(beside), sum);
+            return T::linear_backward_input_beside(&through.dz(dy)?, &self.weight, Some((du, a)), sum);
         };
         let dx = T::linear_backward_input(dy, &self.weight, sum)?;
-        let beside = (&through.du, &adapter.a.tensor);
         let dropped = match through.gain {
-            Some(_) => T::linear_backward_input_beside(&through.dz(dy)?.minus(dy)?, &self.weight, Some(beside), None)?,
-            None => T::linear_backward_input(beside.0, beside.1, None)?,
+            Some(_) => T::linear_backward_input_beside(&through.dz(dy)?.minus(dy)?, &self.weight, Some((du, a)), None)?,
+            None => T::linear_backward_input(du, a, None)?,
         };
         T::dropout_add(&dx, &dropped, Some(&dropout))
     }

@@ -2,13 +2,15 @@
 
 use candle_core::{Result, Tensor};
 
+use super::Beside;
 use crate::cuda::{Factor, multiplies, multiply, unwritten};
 use crate::dispatch::rows_and_width;
 use crate::quantised::Weight;
 
-/// Whether both are on one card, the weight in numbers.
-pub(super) fn takes(x: &Tensor, w: Weight) -> bool {
-    matches!(w, Weight::Dense(_)) && crate::cuda::takes([x, w.tensor()])
+/// Whether the operands of both products are on one card, the weight in numbers.
+pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<Beside>) -> bool {
+    let takes_beside = |Beside { x, w }: Beside| crate::cuda::takes([x, w]);
+    matches!(w, Weight::Dense(_)) && crate::cuda::takes([x, w.tensor()]) && beside.is_none_or(takes_beside)
 }
 
 /// Whether there is a product of these operands into this gradient.
@@ -16,8 +18,30 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
     crate::cuda::takes_alike([dy, x]) && crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
-/// `x Wᵀ`, added to `sum` if that is given, in its memory.
-pub(super) fn linear(x: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
+/// `x Wᵀ`, plus the product beside it.
+pub(super) fn linear(x: &Tensor, w: &Tensor, beside: Option<Beside>) -> Result<Tensor> {
+    let y = output(x, w, None)?;
+    match beside {
+        Some(Beside { x, w }) => output(x, w, Some(y)),
+        None => Ok(y),
+    }
+}
+
+/// `dy W`, plus the product beside it, added to `sum` if that is given, in its memory.
+pub(super) fn linear_backward_input(
+    dy: &Tensor,
+    w: &Tensor,
+    beside: Option<Beside>,
+    sum: Option<Tensor>,
+) -> Result<Tensor> {
+    let dx = gradient_of_input(dy, w, sum)?;
+    match beside {
+        Some(Beside { x, w }) => gradient_of_input(x, w, Some(dx)),
+        None => Ok(dx),
+    }
+}
+
+fn output(x: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
     let n = w.dim(0)?;
     let (x, w) = (x.contiguous()?, w.to_dtype(x.dtype())?.contiguous()?);
@@ -29,8 +53,7 @@ pub(super) fn linear(x: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tens
     Ok(y)
 }
 
-/// `dy W`, added to `sum` if that is given, in its memory.
-pub(super) fn linear_backward_input(dy: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
+fn gradient_of_input(dy: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     let k = w.dim(1)?;
     let (dy, w) = (dy.contiguous()?, w.to_dtype(dy.dtype())?.contiguous()?);

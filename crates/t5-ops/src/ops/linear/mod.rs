@@ -42,13 +42,7 @@ pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Be
     match w.path_beside(x).provided(are_on_cpu(beside)) {
         Path::Cpu => cpu::linear(x, w, beside),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w) && beside.is_none_or(|beside| cuda::takes(beside.x, beside.w.into())) => {
-            let y = cuda::linear(x, w.tensor(), None)?;
-            match beside {
-                Some(Beside { x, w }) => cuda::linear(x, w, Some(y)),
-                None => Ok(y),
-            }
-        }
+        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w.tensor(), beside),
         Path::Reference | Path::Device => reference::linear_beside(x, w, beside),
     }
 }
@@ -103,13 +97,7 @@ pub fn linear_backward_input_beside<'a>(
     match w.path_beside(dy).provided(are_on_cpu(beside)) {
         Path::Cpu => cpu::linear_backward_input(dy, w, beside, accumulate),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(dy, w) && beside.is_none_or(|beside| cuda::takes(beside.x, beside.w.into())) => {
-            let dx = cuda::linear_backward_input(dy, w.tensor(), accumulate)?;
-            match beside {
-                Some(Beside { x, w }) => cuda::linear_backward_input(x, w, Some(dx)),
-                None => Ok(dx),
-            }
-        }
+        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w.tensor(), beside, accumulate),
         Path::Reference | Path::Device => reference::linear_backward_input_beside(dy, w, beside, accumulate),
     }
 }
