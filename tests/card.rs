@@ -73,6 +73,45 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
     }
 }
 
+/// The keys that take everything off the card that can be.
+const OFF_THE_CARD: [&str; 10] = [
+    "--set",
+    "memory.activation_offload=disk",
+    "--set",
+    "memory.gradient_offload=disk",
+    "--set",
+    "memory.weight_offload=disk",
+    "--set",
+    "memory.optimizer_offload=disk",
+    "--set",
+    "optimizer.learning_rate=1e-3",
+];
+
+#[test]
+fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
+    let scene = Scene::new();
+    let layers: &[&str] = &["--set", "memory.accumulation=layer-major", "--set", "optimizer.learning_rate=1e-3"];
+    for (name, optimizer) in [("adamw", &["--set", "optimizer.name=adamw"][..]), ("adafactor", &[])] {
+        let run = |place: &str, more: &[&[&str]]| {
+            let run = format!("{name}-{place}");
+            on_card(&scene, &[], &[&more.concat()[..], optimizer, &["--output", &run]].concat()).expect_code(0);
+            let last = &scene.events(&run, "end")[0];
+            let [peak, predicted] =
+                ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+            assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
+            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), peak)
+        };
+        let on_card = run("card", &[layers]);
+        let on_disk = run("disk", &[&OFF_THE_CARD]);
+        let on_host = run("host", &[&OFF_THE_CARD, &["--set", "memory.offload_to=host"]]);
+        for (what, off) in [("disk", on_disk), ("host", on_host)] {
+            assert_eq!(off.0, on_card.0, "{name}, {what}");
+            assert!(off.1 == on_card.1, "{name}, {what}: the model has other bits");
+            assert!(off.2 < on_card.2, "{name}, {what}: {} bytes of {}", off.2, on_card.2);
+        }
+    }
+}
+
 #[test]
 fn a_killed_run_on_a_card_goes_on_to_the_same_bits() {
     let scene = Scene::new();

@@ -65,11 +65,10 @@ impl<'a> Asked<'a> {
     ) -> Outcome<Planned<'a>> {
         let stored = StoredWeights::of(self.directory, self.config)?;
         let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });
-        let stored = self.device.is_cpu().then_some(stored);
         let inference = Inference {
             activations: self.activations,
             parameters,
-            stored,
+            stored: Some(stored),
             answer: shape.answer,
             has_targets: rows.is_some(),
             rows,
@@ -90,7 +89,7 @@ impl<'a> Asked<'a> {
             failure => failure,
         })?;
         let plan = plan.plan;
-        Ok(Planned { asked: self, parameters, stored, now, probe, plan })
+        Ok(Planned { asked: self, parameters, stored: Some(stored), now, probe, plan })
     }
 }
 
@@ -133,11 +132,11 @@ impl Planned<'_> {
         }
         let model = if self.plan.step.levers.has_weights_on_disk() {
             let copied = self.copied();
-            if copied > Bytes::ZERO {
+            if copied > Bytes::ZERO && !self.plan.step.levers.has_host_memory() {
                 report::note(&format!("{copied} of weights are copied to a file in {}", flags.offload_dir.display()));
             }
             let files = planner::files(&flags.offload_dir, &self.now, &self.plan);
-            T5::load_in_place(directory, self.parameters, &files).map_err(|error| match error {
+            T5::load_in_place(directory, self.parameters, device, &files).map_err(|error| match error {
                 t5::Error::Offload { .. } => Failure::internal(error.to_string())
                     .hint("name a directory with room for a copy of the weights: `--offload-dir DIR`"),
                 error => error.into(),

@@ -66,8 +66,10 @@ impl Opened {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
         let stored = match (&init_from, &model.lora) {
-            (Some(directory), Some(_)) if device.is_cpu() => {
-                model.stored = Some(t5::StoredDtypes::of(directory, &model)?);
+            (Some(directory), Some(_)) => {
+                // A card has no kernels for every dtype that there may be.
+                let dtypes = || t5::StoredDtypes::of(directory, &model);
+                model.stored = device.is_cpu().then(dtypes).transpose()?;
                 Some(t5::StoredWeights::of(directory, &model)?)
             }
             _ => None,

@@ -59,8 +59,10 @@ pub struct Evaluated {
 pub struct Step {
     /// Its tensors at its peak, beside parameters that lie in memory.
     pub tensors: Vec<Held>,
-    /// Bytes of the host's memory beside tensors on a device.
+    /// Bytes of the host's memory beside tensors on a device: made for it, or on their way.
     pub on_host: u64,
+    /// Bytes of activations and gradients that wait in the host's memory.
+    pub waiting: u64,
 }
 
 /// Many ask for the same.
@@ -146,6 +148,11 @@ impl<'a> Counter<'a> {
         Resident { loading: all, saving: all, at_a_time: all }
     }
 
+    /// The weights that are where they are computed with only while they are worked on.
+    pub fn paged(&self, levers: &Levers) -> Rc<WeightsOnDisk> {
+        self.passes.weights_on_disk(levers)
+    }
+
     /// The same of a model that stays where it is stored.
     pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers) -> Resident {
         let weights = self.passes.weights_on_disk(levers);
@@ -168,6 +175,7 @@ pub struct StepCounter<'a> {
     gradients: DType,
     freezes: bool,
     state_on_disk: Option<StateOnDisk>,
+    place: Place,
     /// Bytes of the host's memory that the update of a parameter on a device takes, at most.
     update_on_host: u64,
 }
@@ -221,6 +229,7 @@ impl<'a> StepCounter<'a> {
             gradients: options.gradient_dtype(),
             freezes: !frozen.is_empty(),
             state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
+            place: Place::Host,
             update_on_host: 0,
         })
     }
@@ -241,7 +250,7 @@ impl<'a> StepCounter<'a> {
         let passes = self.of_model.passes.on_device(&|spec| update(spec).map(|needs| needs.transient));
         let of_model = Counter { passes, ..self.of_model };
         // A device takes the sums of squares as one number.
-        Self { of_model, square_sums: 0, state_on_disk: None, update_on_host: on_host, ..self }
+        Self { of_model, square_sums: 0, place, update_on_host: on_host, ..self }
     }
 
     pub fn of_model(&self) -> &Counter<'a> {
@@ -288,7 +297,47 @@ impl<'a> StepCounter<'a> {
             (WORKSPACE, count.workspace),
             (PACKED, count.packed),
         ]));
-        Step { tensors, on_host: count.on_host.max(self.update_on_host) }
+        let on_host = count.on_host.max(self.update_on_host).max(self.in_transit(levers));
+        let waiting = if levers.has_host_memory() { self.of_model.passes.waiting(self.batch(), levers) } else { 0 };
+        Step { tensors, on_host, waiting }
+    }
+
+    /// Bytes in the host's memory of the largest tensor on its way between a device and where it waits. One that waits in memory is there
+    /// already, and of others the next one is read ahead.
+    fn in_transit(&self, levers: &Levers) -> u64 {
+        let Some(layers) = levers.layer_major.filter(|_| self.place == Place::Device) else { return 0 };
+        let passes = &self.of_model.passes;
+        let weights = if layers.weights_on_disk { passes.weights_on_disk(levers).largest() } else { 0 };
+        let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.resident);
+        if layers.in_host_memory {
+            return weights.max(moments);
+        }
+        let gradient = |spec: &ParameterSpec| spec.gradient_bytes(self.gradients);
+        let gradients = passes.trained().specs().iter().map(gradient).max().unwrap_or(0);
+        let gradients = if layers.gradients_on_disk { 2 * gradients } else { 0 };
+        let activations = if layers.boundaries_on_disk { 2 * self.largest_activation(levers) } else { 0 };
+        weights.max(moments).max(gradients).max(activations)
+    }
+
+    /// Bytes of the largest tensor that a block saves of a micro-batch: as wide as the feed-forward, where that is saved.
+    fn largest_activation(&self, levers: &Levers) -> u64 {
+        let t5::Config { d_model, d_ff, num_heads, d_kv, .. } = *self.of_model.model;
+        let keeps_all = levers.recompute_blocks < self.blocks() && !levers.layer_major.is_some_and(|l| l.goes_twice(self.blocks()));
+        let width = if keeps_all { d_ff.max(d_model).max(num_heads * d_kv) } else { d_model.max(num_heads * d_kv) };
+        let (source_tokens, target_tokens) = self.of_model.longest;
+        let tokens = levers.micro_batch_samples.min(self.batch_samples) * source_tokens.max(target_tokens);
+        (tokens * width * self.of_model.activations.size_in_bytes()) as u64
+    }
+
+    /// Bytes of weights and moments that stay in the host's memory because they are off the device; of a frozen `base` those that are no part
+    /// of its own files.
+    pub fn off_the_card(&self, levers: &Levers, base: Option<&StoredWeights>, parameters: DType) -> u64 {
+        let Some(layers) = levers.layer_major.filter(|layers| layers.in_host_memory) else { return 0 };
+        let passes = &self.of_model.passes;
+        let all = || passes.weights_on_disk(levers).in_files();
+        let weights = || base.map_or_else(all, |base| base.copied(parameters));
+        let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written / 2);
+        moments + if layers.weights_on_disk { weights() } else { 0 }
     }
 
     /// A step with these levers from moment to moment.
@@ -311,9 +360,15 @@ impl<'a> StepCounter<'a> {
             if layers.weights_on_disk { of(&passes.weights_on_disk(&levers), passes.trained()) } else { 0 }
         };
         let (weights, frozen) = (of_weights(WeightsOnDisk::written), of_weights(WeightsOnDisk::frozen));
-        let read = passes.weights_read(&levers).frozen;
+        let WeightsRead { trained, frozen: read } = passes.weights_read(&levers);
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
-        Written { once: passes.written(self.batch(), &levers) + moments, weights, frozen, read }
+        let once = passes.written(self.batch(), &levers) + moments;
+        // What is written is copied from the device, and read back to it.
+        let over_the_bus = if self.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        match layers.in_host_memory {
+            true => Written { over_the_bus, ..Written::default() },
+            false => Written { once, weights, frozen, read, over_the_bus },
+        }
     }
 
     /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
@@ -322,9 +377,13 @@ impl<'a> StepCounter<'a> {
             let weights = self.of_model.passes.weights_on_disk(levers);
             if let Some(base) = base {
                 // What is saved is the adapter.
-                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
+                let resident = Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
+                let loading = if self.place == Place::Device { weights.always() } else { resident.loading };
+                return Resident { loading, ..resident };
             }
-            return Resident { loading: weights.loading(), saving: weights.saving(), at_a_time: weights.at_a_time() };
+            // On a device they are put in their place on the host.
+            let loading = if self.place == Place::Device { weights.always() } else { weights.loading() };
+            return Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() };
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }

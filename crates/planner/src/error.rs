@@ -23,6 +23,12 @@ pub enum Error {
         /// What it asks for, by the names of its key and its flag.
         what: String,
     },
+    /// The job asks for something that only a device has, and tensors lie on the host.
+    #[error("{what} is for cards, and tensors are on the CPU")]
+    OnADeviceAlone {
+        /// What it asks for, by the names of its key and its flag.
+        what: String,
+    },
 }
 
 impl From<DoesNotFit> for Error {

@@ -19,6 +19,8 @@ pub struct Written {
     pub frozen: u64,
     /// The same as often as a step reads them.
     pub read: u64,
+    /// All that is copied between the host and a device.
+    pub over_the_bus: u64,
 }
 
 impl Written {
@@ -36,7 +38,9 @@ pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     let memory = memory_for_each(memory_beside(now, plan), plan.step.levers.layer_major.as_ref());
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
     let read_ahead_bytes = now.ceiling().saturating_sub(plan.predicted_peak).0;
-    t5::Files { directory: directory.to_owned(), unwritten_bytes: memory.0, weight_blocks_in_memory, read_ahead_bytes }
+    let (unwritten_bytes, in_host_memory) = (memory.0, plan.step.levers.has_host_memory());
+    let directory = directory.to_owned();
+    t5::Files { directory, unwritten_bytes, weight_blocks_in_memory, read_ahead_bytes, in_host_memory }
 }
 
 /// The share of the memory for files that activations take; gradients, weights and moments take as much each.

@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::job::Inference;
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
-    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD, note_of_weights,
+    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
+    note_of_weights,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
@@ -44,7 +45,8 @@ impl Offer<'_> {
     fn levers(&self) -> Vec<Levers> {
         // A pinned micro-batch is a step's: how many samples inference takes, it was told itself.
         let mut pins = Pins::default();
-        for lever in [LOSS_CHUNK_ROWS.name, WEIGHT_OFFLOAD.name, WEIGHT_BLOCKS_IN_MEMORY.name] {
+        let pinned = [&LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
+        for lever in pinned.map(|lever| lever.name) {
             if let Some(value) = self.job.pins.of(lever) {
                 pins = pins.with(lever, value);
             }
@@ -62,7 +64,7 @@ impl Offer<'_> {
             frozen: Some(FrozenBlocks { blocks: self.job.model.blocks(), most_counts: MOST_COUNTS }),
         };
         let layer_major = Some(LayerMajor::default());
-        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY];
+        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
         if self.inference.has_targets {
             levers.insert(1, &LOSS_CHUNK_ROWS);
         }
@@ -79,12 +81,16 @@ impl Offer<'_> {
         let phase = |name: Name, tensors: &[Held], on_host: u64| {
             let tensors = tensors.iter().map(|held| held.row(&note).at(place));
             let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]);
-            Phase { name, rows: rows.chain(place::staging(on_host)).collect() }
+            let on_host = place::staging(on_host.max(self.in_transit(levers).unwrap_or(0)));
+            Phase { name, rows: rows.chain(on_host).chain(self.off_the_card(levers)).collect() }
         };
         // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
         let reads_no_weights = levers.has_weights_on_disk() && levers.weight_blocks_in_memory() == 0;
-        let transit = if reads_no_weights { Vec::new() } else { self.counter.loading(inference.parameters) };
-        let transit = transit.iter().flat_map(|held| held.in_transit(place));
+        let transit: Vec<CostRow> = match self.in_transit(levers) {
+            Some(bytes) => place::staging(bytes).into_iter().chain(self.off_the_card(levers)).collect(),
+            None if reads_no_weights => Vec::new(),
+            None => self.counter.loading(inference.parameters).iter().flat_map(|held| held.in_transit(place)).collect(),
+        };
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
         let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
@@ -101,10 +107,28 @@ impl Offer<'_> {
         }
     }
 
+    /// Bytes in the host's memory of a weight on its way to a device; none where weights are there, or there is no device.
+    fn in_transit(&self, levers: &Levers) -> Option<u64> {
+        let is_off = self.job.place == Place::Device && levers.has_weights_on_disk();
+        let paged = || self.counter.paged(levers);
+        is_off.then(|| paged().largest().max(self.inference.stored.map_or(0, |_| paged().in_transit())))
+    }
+
+    /// Weights that are copied to the host's memory because they are off a device.
+    fn off_the_card(&self, levers: &Levers) -> Option<CostRow> {
+        let copied = self.inference.stored.filter(|_| levers.has_host_memory());
+        place::off_the_card(copied.map_or(0, |stored| stored.copied(self.inference.parameters)))
+    }
+
     /// Bytes of the parameters in memory.
     fn resident(&self, levers: &Levers) -> Resident {
         match &self.inference.stored {
-            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored, levers),
+            Some(stored) if levers.has_weights_on_disk() => {
+                let resident = self.counter.resident_in_place(stored, levers);
+                let is_on_host = self.job.place == Place::Device;
+                let loading = if is_on_host { self.counter.paged(levers).always() } else { resident.loading };
+                Resident { loading, ..resident }
+            }
             _ => self.counter.resident(self.inference.parameters),
         }
     }
@@ -118,9 +142,10 @@ impl Offer<'_> {
         }
         let file = match self.inference.stored.map_or(0, |stored| stored.copied(dtype)) {
             0 => "in the model's own files".to_owned(),
+            copied if levers.has_host_memory() => format!("{} copied to the host's memory", Bytes(copied)),
             copied => format!("in files, {} of them copied", Bytes(copied)),
         };
-        note_of_weights(&format!("{kept_in}, {file}"), levers)
+        note_of_weights(&format!("{kept_in}, {file}"), self.job.place, levers)
     }
 
     /// Whether a part's weights stay in memory although those of others lie in files.
@@ -146,7 +171,8 @@ impl Offer<'_> {
         let samples = levers.micro_batch_samples as f64;
         let read = self.weights(|part| levers.has_weights_on_disk() && !self.stays(levers, part));
         let price = if read[0] + read[1] <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
-        let [encoder, decoder] = read.map(|bytes| price * prices.file_byte * bytes as f64);
+        let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
+        let [encoder, decoder] = read.map(|bytes| (price * prices.file_byte + bus) * bytes as f64);
         // As in a step, a product takes the time of so many tokens beside its arithmetic.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {

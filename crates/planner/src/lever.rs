@@ -102,8 +102,8 @@ pub struct Lever {
     pub flag: Option<Flag>,
     /// Whether it is a part of layer-major accumulation: values that say so, where others would not.
     pub layer_major: Option<fn(Value) -> bool>,
-    /// Values that only the host carries out: files that are mapped into the process's own memory, which a device does not compute in.
-    pub(crate) host_only: Option<fn(Value) -> bool>,
+    /// Values that have a meaning on a device alone.
+    pub(crate) device_only: Option<fn(Value) -> bool>,
     /// Its value; none where it has no meaning under the others.
     pub(crate) get: fn(&Levers) -> Option<Value>,
     /// Sets it, where it has a meaning.
@@ -126,7 +126,7 @@ impl Lever {
 
     /// Whether this value can be carried out where tensors lie.
     pub fn works_at(&self, place: Place, value: Value) -> bool {
-        place == Place::Host || !self.host_only.is_some_and(|is_host_only| is_host_only(value))
+        place == Place::Device || !self.device_only.is_some_and(|is_device_only| is_device_only(value))
     }
 
     /// These levers with another value of this one.

@@ -8,6 +8,7 @@ use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
+use crate::place;
 use crate::lever::{Flag, FrozenBlocks, Lever, Pins, Space, Takes, Value, Values};
 
 /// Rows of logits at a time. The last: logits are computed again.
@@ -42,6 +43,11 @@ fn is_disk(value: Value) -> bool {
 
 fn with_words(levers: &Levers, words: impl FnOnce(&LayerMajor) -> Option<String>) -> Option<String> {
     levers.layer_major.as_ref().and_then(words)
+}
+
+/// Words for tensors that lie in files, or beside the device.
+fn off(what: &str, is_off: bool, layers: &LayerMajor) -> Option<String> {
+    is_off.then(|| if layers.in_host_memory { format!("{what} off the card") } else { format!("{what} on disk") })
 }
 
 /// `1 block`, `2 blocks`.
@@ -102,7 +108,7 @@ pub static MICRO_BATCH_SAMPLES: Lever = Lever {
         usual: |_| None,
     }),
     layer_major: None,
-    host_only: None,
+    device_only: None,
     get: |levers| Some(Value::Count(levers.micro_batch_samples)),
     set: |levers, value| levers.micro_batch_samples = value.count().unwrap_or(1),
     offered: micro_batch_samples,
@@ -127,7 +133,7 @@ pub static LOSS_CHUNK_ROWS: Lever = Lever {
         usual: |_| Some(Value::Count(256)),
     }),
     layer_major: None,
-    host_only: None,
+    device_only: None,
     get: |levers| Some(Value::Count(levers.loss_chunk_rows)),
     set: |levers, value| levers.loss_chunk_rows = value.count().unwrap_or(1).max(1),
     offered: loss_chunk_rows,
@@ -152,7 +158,7 @@ pub static ACCUMULATION: Lever = Lever {
         usual: |_| Some(Value::Word("micro-batch-major")),
     }),
     layer_major: None,
-    host_only: None,
+    device_only: None,
     get: |levers| Some(Value::Word(if levers.layer_major.is_some() { "layer-major" } else { "micro-batch-major" })),
     set: |levers, value| levers.layer_major = value.is("layer-major").then(LayerMajor::default),
     offered: accumulation,
@@ -188,7 +194,7 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
-    host_only: None,
+    device_only: None,
     get: |levers| of_layers(levers, |layers| Value::Count(layers.kept_gradient_blocks)),
     set: |levers, value| layer_major(levers, |layers| layers.kept_gradient_blocks = value.count().unwrap_or(0)),
     offered: kept_gradient_blocks,
@@ -216,13 +222,13 @@ pub static ACTIVATION_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
-    host_only: Some(is_disk),
+    device_only: None,
     get: |levers| of_layers(levers, |layers| disk(layers.boundaries_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.boundaries_on_disk = is_disk(value)),
     offered: activation_offload,
     words: |levers| {
-        let what = if levers.recompute_blocks > 0 { "block inputs on disk" } else { "activations on disk" };
-        with_words(levers, |layers| layers.boundaries_on_disk.then(|| what.to_owned()))
+        let what = if levers.recompute_blocks > 0 { "block inputs" } else { "activations" };
+        with_words(levers, |layers| off(what, layers.boundaries_on_disk, layers))
     },
     moves_the_next: false,
 };
@@ -244,11 +250,11 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
-    host_only: Some(is_disk),
+    device_only: None,
     get: |levers| of_layers(levers, |layers| disk(layers.gradients_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.gradients_on_disk = is_disk(value)),
     offered: gradient_offload,
-    words: |levers| with_words(levers, |layers| layers.gradients_on_disk.then(|| "gradients on disk".to_owned())),
+    words: |levers| with_words(levers, |layers| off("gradients", layers.gradients_on_disk, layers)),
     moves_the_next: false,
 };
 
@@ -271,11 +277,11 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
-    host_only: Some(is_disk),
+    device_only: None,
     get: |levers| of_layers(levers, |layers| disk(layers.weights_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.weights_on_disk = is_disk(value)),
     offered: weight_offload,
-    words: |levers| with_words(levers, |layers| layers.weights_on_disk.then(|| "weights on disk".to_owned())),
+    words: |levers| with_words(levers, |layers| off("weights", layers.weights_on_disk, layers)),
     moves_the_next: false,
 };
 
@@ -294,7 +300,7 @@ pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, those of the decoder first",
     flag: None,
     layer_major: None,
-    host_only: None,
+    device_only: None,
     get: |levers| of_layers(levers, |layers| Value::Count(layers.weight_blocks_in_memory)),
     set: |levers, value| layer_major(levers, |layers| layers.weight_blocks_in_memory = value.count().unwrap_or(0)),
     offered: weight_blocks_in_memory,
@@ -317,10 +323,11 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Words about weights that are `kept` in files, and how many of them are in memory.
-pub(crate) fn note_of_weights(kept: &str, levers: &Levers) -> String {
+pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
+    let here = place::in_memory(place);
     match levers.weight_blocks_in_memory() {
-        0 => format!("{kept}; one block at a time in memory"),
-        blocks => format!("{kept}; {} in memory, and one at a time of the others", in_blocks(blocks)),
+        0 => format!("{kept}; one block at a time {here}"),
+        blocks => format!("{kept}; {} {here}, and one at a time of the others", in_blocks(blocks)),
     }
 }
 
@@ -336,11 +343,11 @@ pub static OPTIMIZER_OFFLOAD: Lever = Lever {
         usual: |_| Some(Value::Word("none")),
     }),
     layer_major: Some(is_disk),
-    host_only: Some(is_disk),
+    device_only: None,
     get: |levers| of_layers(levers, |layers| disk(layers.optimizer_on_disk)),
     set: |levers, value| layer_major(levers, |layers| layers.optimizer_on_disk = is_disk(value)),
     offered: optimizer_offload,
-    words: |levers| with_words(levers, |layers| layers.optimizer_on_disk.then(|| "moments on disk".to_owned())),
+    words: |levers| with_words(levers, |layers| off("moments", layers.optimizer_on_disk, layers)),
     moves_the_next: false,
 };
 
@@ -365,7 +372,7 @@ pub static ATTENTION_HEADS: Lever = Lever {
         usual: |_| Some(Value::Word("recompute")),
     }),
     layer_major: Some(|value| value.is("keep")),
-    host_only: None,
+    device_only: None,
     get: |levers| of_layers(levers, |layers| Value::Word(if layers.heads_kept { "keep" } else { "recompute" })),
     set: |levers, value| layer_major(levers, |layers| layers.heads_kept = value.is("keep")),
     offered: attention_heads,
@@ -398,7 +405,7 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
         },
     }),
     layer_major: None,
-    host_only: None,
+    device_only: None,
     get: |levers| Some(Value::Count(levers.recompute_blocks)),
     set: |levers, value| levers.recompute_blocks = value.count().unwrap_or(0),
     offered: recompute_blocks,
@@ -441,7 +448,7 @@ pub static BLOCKS_IN_MEMORY: Lever = Lever {
         usual: |_| Some(Value::Count(0)),
     }),
     layer_major: Some(|_| true),
-    host_only: Some(|value| value.count().is_some_and(|blocks| blocks > 0)),
+    device_only: None,
     get: |levers| {
         let in_file = levers.layer_major.filter(|layers| layers.boundaries_on_disk);
         in_file.map(|layers| Value::Count(layers.blocks_in_memory))
@@ -467,8 +474,39 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     counts_or(pinned_blocks(space, &BLOCKS_IN_MEMORY), (0..end).step_by(part))
 }
 
+/// Where lies what is off a device.
+pub static OFFLOAD_TO: Lever = Lever {
+    name: "offload_to",
+    values: Values::Words(&["disk", "host"]),
+    meaning: "on a card: keep what the four keys above take off it in files in the output directory, or in the host's memory",
+    flag: Some(Flag {
+        long: "offload-to",
+        takes: Takes::Value("PLACE"),
+        help: "On a card: keep what is off it on disk or in the host's memory: disk, host [default: disk]",
+        usual: |_| Some(Value::Word("disk")),
+    }),
+    layer_major: Some(|value| value.is("host")),
+    device_only: Some(|value| value.is("host")),
+    get: |levers| {
+        let in_files = levers.layer_major.filter(|_| levers.keeps_anything_elsewhere());
+        in_files.map(|layers| Value::Word(if layers.in_host_memory { "host" } else { "disk" }))
+    },
+    set: |levers, value| layer_major(levers, |layers| layers.in_host_memory = value.is("host")),
+    offered: offload_to,
+    words: |levers| with_words(levers, |layers| layers.in_host_memory.then(|| "in the host's memory".to_owned())),
+    moves_the_next: false,
+};
+
+fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    if !levers.keeps_anything_elsewhere() {
+        return Vec::new();
+    }
+    let offered: &[_] = if space.place == Place::Device { &["host", "disk"] } else { &["disk"] };
+    words_or(space, &OFFLOAD_TO, offered)
+}
+
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 12] = [
+pub static LEVERS: [&Lever; 13] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -481,6 +519,7 @@ pub static LEVERS: [&Lever; 12] = [
     &ATTENTION_HEADS,
     &RECOMPUTE_BLOCKS,
     &BLOCKS_IN_MEMORY,
+    &OFFLOAD_TO,
 ];
 
 /// Levers of what feeds a step: pins alone, because they are offered together.
@@ -536,7 +575,8 @@ pub struct Step {
 }
 
 /// Levers that inference has.
-static OF_INFERENCE: [&Lever; 4] = [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY];
+static OF_INFERENCE: [&Lever; 5] =
+    [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
 
 impl Step {
     /// The rows of the table that have a meaning here.

@@ -28,6 +28,8 @@ pub const LOSS: Name = Name::new("loss");
 pub const WORKSPACE: Name = Name::new("workspace");
 /// What the processor makes in the host's memory for a device.
 pub const STAGING: Name = Name::new("staging");
+/// What lies in the host's memory because the device has no room for it.
+pub const OFF_THE_CARD: Name = Name::new("off the card");
 /// The device's context, kernels and libraries.
 pub const CONTEXT: Name = Name::new("context");
 /// What the device's allocator holds beside tensors.

@@ -12,7 +12,7 @@ use crate::counted::StepCounter;
 use crate::error::Result;
 use crate::files::{Written, memory_beside};
 use crate::job::{Job, Work};
-use crate::prices::{Prices, priced_bytes, relative_time};
+use crate::prices::{Prices, moving_time, relative_time};
 use crate::traffic;
 
 /// The pace of a run.
@@ -79,15 +79,15 @@ impl StepOf<'_> {
         let tokens = |(source, target): (usize, usize)| source + target;
         let most_tokens = most * tokens(self.job.longest);
         let micro_batches = cut_within(&known, &|samples, longest| samples * tokens(longest) <= most_tokens);
-        let written = priced_bytes(prices, self.written, self.memory) / samples as f64;
+        let moved = moving_time(prices, self.written, self.memory) / samples as f64;
         let time = |micro_batch: &Vec<usize>| {
             let longest =
                 |of: fn(&(usize, usize)) -> usize| micro_batch.iter().map(|&i| of(&known[i])).max().unwrap_or(1);
             let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
             let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
-            let written = written * micro_batch.len() as f64;
+            let moved = moved * micro_batch.len() as f64;
             let tokens = micro_batch.len() * tokens(longest);
-            relative_time(prices, &self.levers, tokens, &arithmetic, written) * arithmetic.training
+            relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
         };
         let multiply_adds = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;
         let update = parameter_ps * self.counter.trained_elements() as f64;

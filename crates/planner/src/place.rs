@@ -1,8 +1,8 @@
 //! Where tensors lie, and what is carried out there.
 //!
-//! On a device every operation is a composition of candle's. What maps files into the process's memory, multiplies codes, or
-//! hands bytes to other processes exists on the CPU alone. The table of levers says which of their values do
-//! ([`crate::Lever::works_at`]); the search leaves them out, and here a job that asks for one is refused.
+//! What multiplies codes, or hands bytes to other processes, exists on the CPU alone; what lies beside a device, on a device alone. The
+//! table of levers says which of their values do ([`crate::Lever::works_at`]); the search leaves the others out, and here a job that asks
+//! for one is refused.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 use t5::ParameterSpec;
@@ -10,21 +10,21 @@ use t5::ParameterSpec;
 use crate::StepChoice;
 use crate::error::{Error, Result};
 use crate::job::{Job, Work};
-use crate::names::{CONTEXT, POOL, STAGING};
+use crate::names::{CONTEXT, OFF_THE_CARD, POOL, STAGING};
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
 ///
 /// # Errors
-/// [`Error::NotOnADevice`], which names it.
+/// [`Error::NotOnADevice`] and [`Error::OnADeviceAlone`], which name it.
 pub fn check(job: &Job<'_>) -> Result<()> {
+    if let Some((lever, value)) = job.pins.that_fails_at(job.place) {
+        let flag = lever.flag.map(|flag| format!(" (`bench --{}`)", flag.long)).unwrap_or_default();
+        return Err(Error::OnADeviceAlone { what: format!("`memory.{} = {}`{flag}", lever.name, value.written()) });
+    }
     if job.place == Place::Host {
         return Ok(());
     }
     let refused = |what: String| Err(Error::NotOnADevice { what });
-    if let Some((lever, value)) = job.pins.that_fails_at(job.place) {
-        let flag = lever.flag.map(|flag| format!(" (`bench --{}`)", flag.long)).unwrap_or_default();
-        return refused(format!("`memory.{} = {}`{flag}", lever.name, value.written()));
-    }
     if ParameterSpec::all(job.model).iter().any(|spec| spec.quantisation.is_some()) {
         return refused("a base in codes (`model.base_precision`)".to_owned());
     }
@@ -38,7 +38,21 @@ pub fn check(job: &Job<'_>) -> Result<()> {
 
 /// The host's part of operands on a device.
 pub fn staging(bytes: u64) -> Option<CostRow> {
-    (bytes > 0).then(|| CostRow::new(STAGING, bytes, "masks and noise that the processor makes for the device"))
+    (bytes > 0).then(|| CostRow::new(STAGING, bytes, "what the processor makes for the device, or moves to and from it"))
+}
+
+/// Where tensors lie, in words.
+pub fn in_memory(place: Place) -> &'static str {
+    match place {
+        Place::Host => "in memory",
+        Place::Device => "on the card",
+    }
+}
+
+/// What is kept in the host's memory beside a device.
+pub fn off_the_card(bytes: u64) -> Option<CostRow> {
+    let note = "weights, moments, activations and gradients that are off the card";
+    (bytes > 0).then(|| CostRow::new(OFF_THE_CARD, bytes, note))
 }
 
 /// A card's context with the modules of candle's kernels: an assumption, until a card is opened and its free memory says more.

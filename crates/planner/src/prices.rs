@@ -57,6 +57,9 @@ pub struct Prices {
     /// The time of writing a byte to a file that stays in memory and reading it, in multiply-adds of an average one of
     /// the step.
     pub file_byte: f64,
+    /// The time of copying a byte between the host and a device, in multiply-adds of an average one of the step.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub bus_byte: f64,
     /// Price of a byte that goes to the disk, relative to one that stays in the page cache.
     pub disk: f64,
     /// Price of a byte of weights, which is read three times, relative to one that is written and read once.
@@ -91,6 +94,7 @@ impl Prices {
             heads: 1.0,
             second: 1.05,
             file_byte: 55.0,
+            bus_byte: 0.0,
             disk: 3.0,
             weights: 2.0,
             weights_to_disk: 9.0,
@@ -124,6 +128,7 @@ impl Prices {
             heads,
             second,
             file_byte,
+            bus_byte,
             disk,
             weights,
             weights_to_disk,
@@ -131,15 +136,16 @@ impl Prices {
         } = *self;
         let has_tokens = (1.0..1e12).contains(&self.enough_tokens);
         let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
-        let prices =
-            [overhead_tokens, again_overhead_tokens, again, heads, second, file_byte, disk, weights, weights_to_disk];
+        let work = [overhead_tokens, again_overhead_tokens, again, heads, second, self.overhead_rows];
+        let moved = [file_byte, bus_byte, disk, weights, weights_to_disk];
         let are_in_range = |price: f64| (0.0..1e12).contains(&price);
-        has_tokens && prices.into_iter().chain([self.overhead_rows]).chain(given).all(are_in_range)
+        has_tokens && work.into_iter().chain(moved).chain(given).all(are_in_range)
     }
 
     /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
     /// of about 5 microseconds each, in which a card would multiply one to five thousand tokens; tens of thousands keep its units
-    /// busy. Scores lie in memory, and each chunk of the loss waits for the device.
+    /// busy. Scores lie in memory, and each chunk of the loss waits for the device. Where a card makes 10^13 multiply-adds a second, 10 GB/s of
+    /// its bus are a thousand for a byte, and a file's 2 GB/s are five thousand.
     pub fn card() -> Self {
         Self {
             overhead_tokens: 2048.0,
@@ -148,6 +154,8 @@ impl Prices {
             heads: 4.0,
             second: 1.4,
             overhead_rows: 64.0,
+            file_byte: 5000.0,
+            bus_byte: 1000.0,
             never_keeps_logits: true,
             ..Self::vectors()
         }
@@ -169,10 +177,16 @@ impl Prices {
 pub const READ: f64 = 0.1;
 pub const READ_FROM_DISK: f64 = 1.0;
 
+/// The time of moving what is `written`, in multiply-adds, where there is so much `memory` for files.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
+pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> f64 {
+    prices.file_byte * priced_bytes(prices, written, memory) + prices.bus_byte * written.over_the_bus as f64
+}
+
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-pub fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights, frozen, read } = written;
+fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
+    let Written { once, weights, frozen, read, over_the_bus: _ } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
@@ -183,8 +197,8 @@ pub fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
 }
 
 /// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
-/// micro-batches of enough tokens. For each micro-batch `written` bytes go to files.
-pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, written: f64) -> f64 {
+/// micro-batches of enough tokens. For each micro-batch moving bytes takes the time of `moved` multiply-adds.
+pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, moved: f64) -> f64 {
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
@@ -205,7 +219,7 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
         let dropped = if layers.gradients_on_disk { &[] } else { dropped };
         prices.second * with_fixed_costs * share(dropped, |block| block.again + block.backward)
     });
-    let files = prices.file_byte * written / arithmetic.training;
+    let files = moved / arithmetic.training;
     // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
     // rows are asked for, in bf16 as in f32.
     let keeps = prices.never_keeps_logits || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);

@@ -15,7 +15,7 @@ use crate::names::{
     ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
     SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
 };
-use crate::prices::{Prices, priced_bytes, relative_time};
+use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
 use crate::search::halvings;
 use crate::{Job, StepChoice, place};
@@ -144,7 +144,7 @@ impl<'a> Offer<'a> {
     /// One way to carry out a step.
     fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
         let place = self.job.place;
-        let counted::Step { tensors, on_host } = self.counter.training(levers);
+        let counted::Step { tensors, on_host, waiting } = self.counter.training(levers);
         let resident = self.counter.resident(levers, self.training.base.as_ref());
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let sums = self.training.processes.gradient_sums as u64;
@@ -158,6 +158,7 @@ impl<'a> Offer<'a> {
         }
         rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
         rows.extend(place::staging(on_host));
+        rows.extend(place::off_the_card(self.off_the_card(levers) + waiting));
         if levers.layer_major.is_some() && self.counter.square_sums() > 0 {
             let note = "of each gradient, for the norm and the update";
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
@@ -177,9 +178,9 @@ impl<'a> Offer<'a> {
     fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
-        let written = priced_bytes(prices, written, self.memory_for_files) * of_a_micro_batch;
+        let moved = moving_time(prices, written, self.memory_for_files) * of_a_micro_batch;
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
-        relative_time(prices, levers, tokens, arithmetic, written)
+        relative_time(prices, levers, tokens, arithmetic, moved)
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {
@@ -195,9 +196,10 @@ impl<'a> Offer<'a> {
             let file = match (&self.training.base, levers.has_weights_on_disk()) {
                 (_, false) => "those of others with other processes",
                 (Some(_), true) => "in the model's own files",
+                (None, true) if levers.has_host_memory() => "in the host's memory",
                 (None, true) => "in a file",
             };
-            note_of_weights(&format!("{}, {file}", self.parameters_note), levers)
+            note_of_weights(&format!("{}, {file}", self.parameters_note), self.job.place, levers)
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {
@@ -225,6 +227,7 @@ impl<'a> Offer<'a> {
         let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
             let rows = std::iter::once(self.parameters(parameters))
                 .chain(self.state(levers, name == LOADING))
+                .chain(place::off_the_card(self.off_the_card(levers)))
                 .chain(rows)
                 .collect();
             Phase { name, rows }
@@ -235,8 +238,13 @@ impl<'a> Offer<'a> {
             CostRow::new(Name::new(buffers.name), buffers.bytes, ""),
         ];
         // Where weights lie in a file, what is on its way is counted with them.
-        let reads_no_weights = self.counter.pages_weights(levers) && levers.weight_blocks_in_memory() == 0;
-        let loading = if reads_no_weights { Vec::new() } else { self.loading.clone() };
+        let pages = self.counter.pages_weights(levers);
+        let loading = match (pages, place) {
+            // They are put in their place on the host.
+            (true, Place::Device) => place::staging(self.counter.of_model().paged(levers).in_transit()).into_iter().collect(),
+            (true, Place::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
+            _ => self.loading.clone(),
+        };
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);
@@ -254,14 +262,23 @@ impl<'a> Offer<'a> {
         phases
     }
 
+    /// Bytes of what is kept in the host's memory beside a device all along.
+    fn off_the_card(&self, levers: &Levers) -> u64 {
+        let parameters = self.training.options.parameter_dtype();
+        self.counter.off_the_card(levers, self.training.base.as_ref(), parameters)
+    }
+
     /// The optimizer's state, where it may lie in a file.
     fn state(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
         let in_memory = self.state.clone()?;
         let Some(state) = self.counter.state_on_disk().filter(|_| levers.has_optimizer_on_disk()) else {
             return Some(in_memory);
         };
-        let bytes = if is_loading { state.loading } else { state.resident };
-        let note = format!("{}, in a file; some rows at a time in memory", self.training.options.optimizer.in_words());
+        let is_read = is_loading && self.job.place == Place::Host;
+        let bytes = if is_read { state.loading } else { state.resident };
+        let lies = if levers.has_host_memory() { "in the host's memory" } else { "in a file" };
+        let words = self.training.options.optimizer.in_words();
+        let note = format!("{words}, {lies}; some rows at a time {}", place::in_memory(self.job.place));
         Some(CostRow::new(OPTIMIZER_STATE, bytes, note).at(self.job.place))
     }
 

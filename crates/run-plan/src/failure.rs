@@ -267,6 +267,9 @@ impl From<planner::Error> for Failure {
             error @ planner::Error::NotOnADevice { .. } => {
                 Self::usage(error.to_string()).hint("leave it out, or compute with `--device cpu`")
             }
+            error @ planner::Error::OnADeviceAlone { .. } => {
+                Self::usage(error.to_string()).hint("leave it out, or compute with `--device cuda`")
+            }
         }
     }
 }

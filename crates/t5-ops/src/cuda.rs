@@ -86,10 +86,15 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
     };
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
     let stream = storage.device.cuda_stream();
+    let end = start + t.elem_count();
     macro_rules! address {
-        ($element:ty) => {
-            storage.as_cuda_slice::<$element>()?.device_ptr(&stream).0
-        };
+        ($element:ty) => {{
+            let slice = storage.as_cuda_slice::<$element>()?;
+            if slice.len() < end {
+                bail!("expected a tensor with values, got one whose values are absent")
+            }
+            slice.device_ptr(&stream).0
+        }};
     }
     let base = match t.dtype() {
         DType::F32 => address!(f32),

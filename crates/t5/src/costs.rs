@@ -244,12 +244,12 @@ impl WeightsOnDisk {
 
     /// While a checkpoint is saved: a parameter at a time.
     pub fn saving(&self) -> u64 {
-        self.always + self.largest_of(self.parts())
+        self.always + self.largest()
     }
 
     /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
     pub fn loading(&self) -> u64 {
-        self.always + self.copying.max(self.comparing)
+        self.always + self.in_transit()
     }
 
     /// While a model is loaded that stays where it is stored ([`crate::T5::load_in_place`]).
@@ -259,9 +259,24 @@ impl WeightsOnDisk {
         self.always + stored.copying(self.dtype).max(comparing)
     }
 
+    /// Bytes of what lies in the file.
+    pub fn in_files(&self) -> u64 {
+        self.in_file.iter().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// The largest parameter in the file.
+    pub fn largest(&self) -> u64 {
+        self.largest_of(self.parts())
+    }
+
+    /// Bytes beside [`WeightsOnDisk::always`] while a model is loaded or made.
+    pub fn in_transit(&self) -> u64 {
+        self.copying.max(self.comparing)
+    }
+
     /// Bytes of what a step reads and does not change.
     pub fn frozen(&self, trained: &Trained) -> u64 {
-        self.in_file.iter().map(|(bytes, _)| bytes).sum::<u64>() - self.written(trained)
+        self.in_files() - self.written(trained)
     }
 
     /// Bytes of what a step changes.

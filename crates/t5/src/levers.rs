@@ -51,6 +51,9 @@ pub struct LayerMajor {
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_on_disk: bool,
+    /// Whether what is said to lie in files lies in the host's memory instead: that of a device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_host_memory: bool,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -68,6 +71,7 @@ impl LayerMajor {
         weights_on_disk: false,
         weight_blocks_in_memory: 0,
         optimizer_on_disk: false,
+        in_host_memory: false,
     };
 
     /// Whether a part keeps its weights in memory where `blocks` blocks do. Blocks of the decoder are kept first, because each token of
@@ -90,11 +94,21 @@ impl LayerMajor {
 impl Levers {
     /// Whether anything lies in a file instead of memory.
     pub fn uses_files(&self) -> bool {
-        let in_files = |layers: &LayerMajor| {
+        self.keeps_anything_elsewhere() && !self.has_host_memory()
+    }
+
+    /// Whether anything lies in a file, or in the host's memory beside a device.
+    pub fn keeps_anything_elsewhere(&self) -> bool {
+        let is_elsewhere = |layers: &LayerMajor| {
             let activations_or_gradients = layers.boundaries_on_disk || layers.gradients_on_disk;
             activations_or_gradients || layers.weights_on_disk || layers.optimizer_on_disk
         };
-        self.layer_major.as_ref().is_some_and(in_files)
+        self.layer_major.as_ref().is_some_and(is_elsewhere)
+    }
+
+    /// Whether what is off a device lies in the host's memory.
+    pub fn has_host_memory(&self) -> bool {
+        self.layer_major.is_some_and(|layers| layers.in_host_memory)
     }
 
     /// Whether the optimizer's moments lie in a file.

@@ -42,6 +42,7 @@ mod error;
 mod family;
 mod generate;
 mod hf;
+mod homes;
 mod init;
 mod layers;
 mod levers;

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
 use crate::hf::{self, Keeps, Place};
+use crate::homes::Homes;
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
@@ -42,6 +43,8 @@ pub struct T5 {
     pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
     file: Option<Arc<WeightFile>>,
+    /// Where they wait, if they are on a device only while they are worked on.
+    homes: Option<Rc<Homes>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
     /// What an adapter calls its base.
@@ -96,8 +99,9 @@ impl T5 {
         config.validate()?;
         config.refuse_quantised("no quantised weights: those are made of weights that were trained")?;
         let file = files.map(|files| WeightFile::create(files, config, dtype)).transpose()?;
+        let first = if file.is_some() { &Device::Cpu } else { device };
         let parameter = |spec: ParameterSpec| {
-            let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
+            let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), first)?;
             let tensor = WeightFile::place(file.as_ref(), tensor)?;
             if !keeps(&spec) {
                 t5_ops::absent::release(&tensor)?;
@@ -105,7 +109,7 @@ impl T5 {
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
         let parameters = ParameterSpec::all(config).into_iter().map(parameter).collect::<Result<_>>()?;
-        T5::assemble(config.clone(), dtype, parameters, file.map(Arc::new))
+        T5::on(device, config.clone(), dtype, parameters, file)
     }
 
     /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
@@ -144,8 +148,8 @@ impl T5 {
     ///
     /// # Errors
     /// Those of [`T5::load_in`].
-    pub fn load_in_place(directory: &Path, dtype: DType, files: &Files) -> Result<T5> {
-        T5::load_at(directory, dtype, &Device::Cpu, (Place::Stored(files), &|_| true), false)
+    pub fn load_in_place(directory: &Path, dtype: DType, device: &Device, files: &Files) -> Result<T5> {
+        T5::load_at(directory, dtype, device, (Place::Stored(files), &|_| true), false)
     }
 
     /// A model of `dtype` that is to stay as it is, but for an adapter beside it: matrices that are stored in f16 or bf16 stay so, which
@@ -158,9 +162,9 @@ impl T5 {
     }
 
     fn load_at(directory: &Path, dtype: DType, device: &Device, place: (Place, Keeps), is_frozen: bool) -> Result<T5> {
-        let (config, parameters, file) = hf::load(directory, dtype, device, place, is_frozen)?;
-        let model =
-            T5 { directory: Some(directory.into()), ..T5::assemble(config, dtype, parameters, file.map(Arc::new))? };
+        let first = if matches!(place.0, Place::Memory) { device } else { &Device::Cpu };
+        let (config, parameters, file) = hf::load(directory, dtype, first, place, is_frozen)?;
+        let model = T5 { directory: Some(directory.into()), ..T5::on(device, config, dtype, parameters, file)? };
         // Duplicates in the files were compared with it.
         t5_ops::page_out(&model.network.shared.tensor);
         Ok(model)
@@ -182,16 +186,19 @@ impl T5 {
     /// # Errors
     /// As [`T5::with_adapter`].
     pub fn beside_adapter(&self, lora: Lora) -> Result<T5> {
-        let shared = T5::assemble(self.config.clone(), self.dtype, self.parameters.clone(), self.file.clone())?;
+        let (parameters, lies) = (self.parameters.clone(), (self.file.clone(), self.homes.clone()));
+        let shared = T5::assemble(self.config.clone(), self.dtype, parameters, lies)?;
         let shared = T5 { directory: self.directory.clone(), base_name: self.base_name.clone(), ..shared };
         shared.adapted(lora, 0, true)
     }
 
     fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, dtype, parameters, network, file, directory, base_name } = self;
+        let T5 { config, dtype, parameters, network, file, homes, directory, base_name } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
+        // What is converted, copied or measured has to be here.
+        let here = |tensor: &Tensor| homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor));
         // A head that is saved with the adapter starts as the table that it was tied to.
         let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
         let config = adapted;
@@ -202,15 +209,19 @@ impl T5 {
                 let is_trained = config.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
                 match (base.next(), &head) {
                     (Some(Parameter { tensor, quantisation: Some(codes), .. }), _) if spec.quantisation.is_none() => {
-                        Quantised::new(codes, tensor)?.rows(0..codes.shape().0)?.to_dtype(spec.dtype(dtype))?
+                        Quantised::new(codes, here(&tensor)?)?.rows(0..codes.shape().0)?.to_dtype(spec.dtype(dtype))?
                     }
                     (Some(parameter), _) if parameter.tensor.dtype() != spec.dtype(dtype) => {
-                        parameter.tensor.to_dtype(spec.dtype(dtype))?
+                        here(&parameter.tensor)?.to_dtype(spec.dtype(dtype))?
                     }
-                    (Some(parameter), _) if is_trained && (is_shared || file.is_some()) => parameter.tensor.copy()?,
+                    (Some(parameter), _) if is_trained && (is_shared || file.is_some()) => {
+                        here(&parameter.tensor)?.copy()?
+                    }
                     (Some(parameter), _) => parameter.tensor,
-                    (None, Some(head)) if head.dtype() != spec.dtype(dtype) => head.to_dtype(spec.dtype(dtype))?,
-                    (None, Some(head)) => head.copy()?,
+                    (None, Some(head)) if head.dtype() != spec.dtype(dtype) => {
+                        here(head)?.to_dtype(spec.dtype(dtype))?
+                    }
+                    (None, Some(head)) => here(head)?.copy()?,
                     (None, None) => unreachable!("an adapter takes no parameter away"),
                 }
             } else if spec.name.ends_with(MAGNITUDE) {
@@ -218,7 +229,8 @@ impl T5 {
                 let name = format!("{}.weight", spec.name.trim_end_matches(MAGNITUDE));
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
-                let weight = Matrix { tensor: &weight.tensor, quantisation: weight.quantisation };
+                let values = here(&weight.tensor)?;
+                let weight = Matrix { tensor: &values, quantisation: weight.quantisation };
                 Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)?
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
@@ -226,7 +238,7 @@ impl T5 {
             let ParameterSpec { name, part, quantisation, .. } = spec;
             parameters.push(Parameter { name, tensor, part, quantisation });
         }
-        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, file)? })
+        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, (file, homes))? })
     }
 
     /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already. What is trained beside an
@@ -237,7 +249,7 @@ impl T5 {
     /// is of no use.
     pub fn move_weights(&mut self, files: Option<&Files>) -> Result<()> {
         let blocks_in_memory = files.map_or(0, |files| files.weight_blocks_in_memory);
-        let lies_there = |file: &WeightFile| files.is_some() && file.blocks_in_memory() == blocks_in_memory;
+        let lies_there = |file: &WeightFile| files.is_some_and(|files| file.is_as_in(files));
         if self.file.as_deref().map_or(files.is_none(), lies_there) {
             return Ok(());
         }
@@ -248,7 +260,7 @@ impl T5 {
                 // Blocks that are in memory already are not read once more.
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
                 let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
-                let (_, parameters, file) = hf::load(directory, dtype, self.device(), place, is_frozen)?;
+                let (_, parameters, file) = hf::load(directory, dtype, &Device::Cpu, place, is_frozen)?;
                 (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
@@ -257,7 +269,8 @@ impl T5 {
         let mut stored: HashMap<String, Tensor> =
             stored.into_iter().map(|stored| (stored.name, stored.tensor)).collect();
         // Whoever else holds a weight would keep it where it was.
-        let nothing = Tensor::zeros(1, DType::F32, self.device())?;
+        let device = self.device().clone();
+        let nothing = Tensor::zeros(1, DType::F32, &device)?;
         let Network { shared, encoder, decoder, head, .. } = &mut self.network;
         for stack in [encoder, decoder] {
             stack.blocks.clear();
@@ -267,10 +280,18 @@ impl T5 {
         }
         head.adapter = None;
         let mut parameters = std::mem::take(&mut self.parameters);
+        let file = file.map(Arc::new);
+        let from = self.homes.take();
+        let homes = (!device.is_cpu()).then(|| file.clone().map(Homes::new)).flatten();
         let lora = self.config.lora.as_ref();
         for parameter in parameters.iter_mut().filter(|parameter| lora.is_none_or(|lora| !lora.trains(&parameter.name)))
         {
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
+            if !device.is_cpu() {
+                let there = (stored.remove(&parameter.name), tensor);
+                parameter.tensor = Homes::moved(from.as_deref(), homes.as_ref(), parameter, there, &self.config)?;
+                continue;
+            }
             let is_kept = LayerMajor::keeps_weights(blocks_in_memory, parameter.part, &self.config);
             parameter.tensor = match (stored.remove(&parameter.name), &file) {
                 (Some(stored), _) if is_kept && t5_ops::is_in_file(&tensor) => {
@@ -282,8 +303,8 @@ impl T5 {
                 (None, None) => tensor.copy()?,
             };
         }
-        *self =
-            T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, file.map(Arc::new))? };
+        let lie = (file, homes.map(Rc::new));
+        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, lie)? };
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -357,10 +378,33 @@ impl T5 {
         self.base_name = Some(name.to_owned());
     }
 
-    fn assemble(config: Config, dtype: DType, parameters: Vec<Parameter>, file: Option<Arc<WeightFile>>) -> Result<T5> {
+    fn assemble(
+        config: Config,
+        dtype: DType,
+        parameters: Vec<Parameter>,
+        (file, homes): (Option<Arc<WeightFile>>, Option<Rc<Homes>>),
+    ) -> Result<T5> {
         let mut network = Network::new(&config, &parameters)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
-        Ok(T5 { config, dtype, parameters, network, file, directory: None, base_name: None })
+        network.pager = homes.clone().map(|homes| homes as Rc<dyn Pager<Tensor>>);
+        Ok(T5 { config, dtype, parameters, network, file, homes, directory: None, base_name: None })
+    }
+
+    /// A model on a device, of parameters that are there, or on the CPU where they lie in a file.
+    fn on(
+        device: &Device,
+        config: Config,
+        dtype: DType,
+        parameters: Vec<Parameter>,
+        file: Option<WeightFile>,
+    ) -> Result<T5> {
+        let file = file.map(Arc::new);
+        let homes = file.clone().filter(|_| !device.is_cpu()).map(Homes::new);
+        let parameters = match &homes {
+            Some(homes) => homes.leave(parameters, &config, device)?,
+            None => parameters,
+        };
+        T5::assemble(config, dtype, parameters, (file, homes.map(Rc::new)))
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie.
@@ -369,8 +413,11 @@ impl T5 {
     /// What `f` returns; a file that cannot be read or written.
     pub fn change<E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
         let tensor = &self.parameters[index].tensor;
-        let Some(file) = &self.file else { return f(tensor) };
-        file.change(tensor, f)
+        match (&self.homes, &self.file) {
+            (Some(homes), _) => homes.change(tensor, f),
+            (None, Some(file)) => file.change(tensor, f),
+            (None, None) => f(tensor),
+        }
     }
 
     /// The architecture.

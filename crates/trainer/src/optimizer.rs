@@ -5,7 +5,7 @@
 //! * State is f32, or f64 for an f64 model. Its tensors have the names that torch and transformers give them.
 //! * `updates` counts the updates that were made, as torch's `state["step"]`; a skipped step is not one.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
@@ -96,8 +96,12 @@ pub struct Optimizer {
     rounding_seed: Option<u64>,
     updates: u64,
     moments: Vec<Option<Moments>>,
+    /// Where parameters are.
+    device: Device,
     /// Where the large moments lie, if not in memory.
     file: Option<StateFile>,
+    /// Whether moments lie where [`Optimizer::move_moments`] was told. At first AdamW's are zeros on the CPU that take no memory.
+    is_placed: bool,
 }
 
 struct Moments {
@@ -124,7 +128,9 @@ impl Optimizer {
             .zip(trainable)
             .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
             .collect::<Result<_>>()?;
-        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments, file: None })
+        let device = parameters.first().map_or(Device::Cpu, |parameter| parameter.tensor.device().clone());
+        let is_placed = device.is_cpu();
+        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments, device, file: None, is_placed })
     }
 
     /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
@@ -133,27 +139,32 @@ impl Optimizer {
         self.rounding_seed = Some(seed);
     }
 
-    /// Moves AdamW's moments into a file, or into memory, one by one. Nothing is done where they lie there already. Adafactor's
-    /// are small and stay in memory.
+    /// Moves AdamW's moments into a file, or to where parameters are, one by one. Nothing is done where they lie there already.
+    /// Adafactor's are small and stay where they are.
     ///
     /// # Errors
     /// Where there is no room on the disk, and the optimizer is as it was. A failed copy: then it is of no use.
     pub fn move_moments(&mut self, files: Option<&Files>) -> Result<()> {
         let is_adamw = matches!(self.options, OptimizerOptions::Adamw(_));
-        if files.is_some() == self.file.is_some() || !is_adamw {
+        let lies_there = match (files, &self.file) {
+            (Some(files), Some(file)) => file.is_as_in(files),
+            (files, file) => files.is_none() && file.is_none(),
+        };
+        if (lies_there && self.is_placed) || !is_adamw {
             return Ok(());
         }
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
         let named = self.moments.iter().flatten().flat_map(Moments::named);
         let sizes: Vec<usize> = named.map(|(_, tensor)| bytes(tensor)).collect();
-        let file = files.map(|files| StateFile::create(files, &sizes)).transpose()?;
+        let file = files.map(|files| StateFile::create(files, &sizes, &self.device)).transpose()?;
         for (_, tensor) in self.moments.iter_mut().flatten().flat_map(Moments::named_mut) {
             *tensor = match &file {
                 Some(file) => file.place(tensor)?,
-                None => tensor.copy()?,
+                None if self.device.is_cpu() => tensor.copy()?,
+                None => tensor.to_device(&self.device)?,
             };
         }
-        self.file = file;
+        (self.file, self.is_placed) = (file, true);
         // Where they lay is no longer needed.
         heap::release_unused();
         Ok(())
@@ -192,7 +203,7 @@ impl Optimizer {
             (OptimizerOptions::Adamw(options), Of::Adamw(moments)) => {
                 let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
                 match &self.file {
-                    Some(file) if t5_ops::is_in_file(&moments.first) => {
+                    Some(file) if file.holds(&moments.first) => {
                         file.update(values, gradient, [&moments.first, &moments.second], &hyper)?;
                     }
                     _ => t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?,
@@ -278,7 +289,7 @@ impl Optimizer {
             for (suffix, tensor) in moments.iter_mut().flat_map(Moments::named_mut) {
                 let saved = read(&format!("{}.{suffix}", parameter.name), tensor)?;
                 match &self.file {
-                    Some(file) if t5_ops::is_in_file(tensor) => file.write(tensor, &saved)?,
+                    Some(file) if file.holds(tensor) => file.write(tensor, &saved)?,
                     _ => *tensor = saved,
                 }
             }
@@ -290,11 +301,12 @@ impl Optimizer {
 impl Moments {
     fn zeros(options: &OptimizerOptions, parameter: &Parameter) -> Result<Self> {
         let (dtype, device) = (state_dtype(parameter.tensor.dtype()), parameter.tensor.device());
-        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, device);
+        let zeros = |device: &Device, shape: &[usize]| Tensor::zeros(shape, dtype, device);
         let dims = parameter.tensor.dims();
         let of = match options {
-            OptimizerOptions::Adamw(options) => Of::Adamw(options.moments(dims, zeros)?),
-            OptimizerOptions::Adafactor(options) => Of::Adafactor(options.moments(dims, zeros)?),
+            // A plan says where they are to lie, and a device may have no room for them.
+            OptimizerOptions::Adamw(options) => Of::Adamw(options.moments(dims, |dims| zeros(&Device::Cpu, dims))?),
+            OptimizerOptions::Adafactor(options) => Of::Adafactor(options.moments(dims, |dims| zeros(device, dims))?),
         };
         Ok(Moments { key: keys::of_name(&parameter.name), of })
     }

@@ -2,11 +2,13 @@
 //!
 //! The moments are tensors like any others. An update reads some rows into memory, changes them and writes them back: each byte is
 //! read once and written once a step. The file has no name: what a run keeps are its checkpoints.
+//!
+//! Beside a device the host's memory may take the place of the file, and the rows are changed on the device.
 
 use std::path::PathBuf;
 
-use candle_core::Tensor;
-use heap::FileMemory;
+use candle_core::{Device, Tensor};
+use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
 use t5_ops::{AdamwHyper, Writes};
 
@@ -33,7 +35,10 @@ pub(crate) fn resident_bytes(shape: &[usize], size: usize) -> u64 {
 /// Room for the moments of one optimizer.
 #[derive(Debug)]
 pub(crate) struct StateFile {
-    memory: FileMemory,
+    /// None: the host's memory.
+    memory: Option<FileMemory>,
+    /// Where parameters are.
+    device: Device,
     /// Whether the system has room for changed moments.
     writes: Writes,
     /// For messages.
@@ -41,24 +46,44 @@ pub(crate) struct StateFile {
 }
 
 impl StateFile {
-    /// Room for moments of these sizes.
+    /// Room for moments of these sizes, of parameters on a device.
     ///
     /// # Errors
     /// [`t5::Error::Offload`], for example where the disk is full.
-    pub fn create(files: &Files, sizes: &[usize]) -> Result<StateFile> {
+    pub fn create(files: &Files, sizes: &[usize], device: &Device) -> Result<StateFile> {
         let path = heap::shown_path(&files.directory);
-        let memory = FileMemory::create(&files.directory, sizes.iter().copied());
+        let create = || FileMemory::create(&files.directory, sizes.iter().copied());
+        let memory = (!files.in_host_memory).then(create).transpose();
         let memory = memory.map_err(|source| t5::Error::Offload { path: path.clone(), source })?;
         let has_room = sizes.iter().map(|&bytes| bytes as u64).sum::<u64>() <= files.unwritten_bytes;
-        Ok(StateFile { memory, writes: if has_room { Writes::Later } else { Writes::Now }, path })
+        let writes = if has_room { Writes::Later } else { Writes::Now };
+        Ok(StateFile { memory, device: device.clone(), writes, path })
     }
 
-    /// A moment in the file, if it is large enough, and then out of memory.
+    /// Whether moments lie where these files are.
+    pub fn is_as_in(&self, files: &Files) -> bool {
+        self.memory.is_none() == files.in_host_memory
+    }
+
+    /// Whether a moment lies there, and not where its parameter is.
+    pub fn holds(&self, moment: &Tensor) -> bool {
+        t5_ops::is_in_file(moment) || moment.device().is_cpu() != self.device.is_cpu()
+    }
+
+    /// A moment in the file, if it is large enough, and then out of memory. A smaller one is where its parameter is.
     ///
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn place(&self, moment: &Tensor) -> Result<Tensor> {
-        let placed = t5_ops::copy_into_file(moment, &self.memory, self.writes).map_err(|error| self.error(error))?;
+        let failed = |error| self.error(error);
+        if moment.elem_count() * moment.dtype().size_in_bytes() < LARGE_BYTES {
+            return moment.to_device(&self.device).map_err(failed);
+        }
+        let moment = moment.to_device(&Device::Cpu).map_err(failed)?;
+        let Some(memory) = &self.memory else {
+            return Ok(t5_ops::copy_from_file(&moment).map_err(failed)?.unwrap_or(moment));
+        };
+        let placed = t5_ops::copy_into_file(&moment, memory, self.writes).map_err(failed)?;
         t5_ops::page_out(&placed);
         Ok(placed)
     }
@@ -76,7 +101,13 @@ impl StateFile {
             let moments = [part(moments[0])?, part(moments[1])?];
             let read = |moment: &Tensor| -> Result<Tensor> {
                 let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
-                copy.map_or_else(|| moment.copy().map_err(failed), Ok)
+                // Rows on the host are copied once, to the device or, on the CPU, beside themselves.
+                match copy {
+                    Some(copy) => copy.to_device(&self.device),
+                    None if self.device.is_cpu() => moment.copy(),
+                    None => moment.to_device(&self.device),
+                }
+                .map_err(failed)
             };
             let copies = [read(&moments[0])?, read(&moments[1])?];
             let hyper = AdamwHyper { first_row, ..*hyper };
@@ -93,7 +124,14 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        t5_ops::overwrite_in_file(moment, changed, self.writes).map_err(|error| self.error(error))
+        let overwrite = || -> candle_core::Result<()> {
+            let changed = changed.to_device(&Device::Cpu)?;
+            if t5_ops::is_in_file(moment) {
+                return t5_ops::overwrite_in_file(moment, &changed, self.writes);
+            }
+            t5_ops::with_bytes(&changed, |values| t5_ops::change_bytes(moment, |bytes| bytes.copy_from_slice(values)))?
+        };
+        overwrite().map_err(|error| self.error(error))
     }
 
     /// An error of the file is told apart from those of tensors.

@@ -91,8 +91,9 @@ impl FirstModel<'_> {
             return Err(Failure::internal("an adapter has a base"));
         };
         let base = match files {
-            files if opened.stored.is_some() => T5::load_frozen(directory, dtype, files)?,
-            files => T5::load_in(directory, dtype, &opened.device, files)?,
+            files if opened.model.stored.is_some() => T5::load_frozen(directory, dtype, files)?,
+            Some(files) => T5::load_in_place(directory, dtype, &opened.device, files)?,
+            None => T5::load(directory, dtype, &opened.device)?,
         };
         let mut model = base.with_adapter(lora.clone(), config.run.seed)?;
         if let Some(adapter) = &opened.adapter {

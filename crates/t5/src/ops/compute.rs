@@ -3,7 +3,8 @@
 use candle_core::{DType, Tensor};
 use t5_ops::{Activation, Beside, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
 
-use super::files::{Files, Stretch, TensorFiles};
+use super::files::Files;
+use super::spill::{Stretch, TensorSpill};
 use super::{Attended, AttentionSettings, Matrix, Ops};
 use crate::error::Result;
 
@@ -50,7 +51,7 @@ fn rows_from_file(ids: &Tensor, table: &Tensor) -> Result<Option<Tensor>> {
 }
 
 impl Ops for Tensor {
-    type Spill = TensorFiles;
+    type Spill = TensorSpill;
     type Stretch = Stretch;
 
     fn dims(&self) -> &[usize] {
@@ -89,8 +90,8 @@ impl Ops for Tensor {
         if scale == 1.0 { Ok(self.clone()) } else { Ok(t5_ops::scaled(self, scale)?) }
     }
 
-    fn spill(&self, files: &Files) -> Result<TensorFiles> {
-        TensorFiles::create(files)
+    fn spill(&self, files: &Files) -> Result<TensorSpill> {
+        TensorSpill::create(files, self.device())
     }
 
     fn read_ahead(&self) {

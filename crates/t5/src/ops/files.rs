@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Shape, Tensor};
 
-use super::{Ops, Spill};
+use super::Ops;
 use crate::error::{Error, Result};
 
 /// Where files lie.
@@ -36,13 +36,16 @@ pub struct Files {
     pub weight_blocks_in_memory: usize,
     /// Bytes of weights that the system has room for before they are used. What is read ahead beyond them is dropped, and read again.
     pub read_ahead_bytes: u64,
+    /// [`crate::LayerMajor::in_host_memory`].
+    pub in_host_memory: bool,
 }
 
 impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
         let (unwritten_bytes, read_ahead_bytes) = (u64::MAX, u64::MAX);
-        Files { directory: directory.to_owned(), unwritten_bytes, weight_blocks_in_memory: 0, read_ahead_bytes }
+        let (directory, weight_blocks_in_memory) = (directory.to_owned(), 0);
+        Files { directory, unwritten_bytes, weight_blocks_in_memory, read_ahead_bytes, in_host_memory: false }
     }
 
     /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.
@@ -161,8 +164,12 @@ impl TensorFiles {
     }
 }
 
-impl Spill<Tensor> for TensorFiles {
-    fn put(&mut self, x: Tensor) -> Result<Stretch> {
+impl TensorFiles {
+    /// Writes a tensor of the CPU behind the ones before.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn put(&mut self, x: Tensor) -> Result<Stretch> {
         let len = Ops::bytes(&x) as usize;
         let share = len.div_ceil(self.files.len()).max(LEAST_SHARE);
         let stretch = Stretch { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
@@ -184,7 +191,11 @@ impl Spill<Tensor> for TensorFiles {
         Ok(stretch)
     }
 
-    fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
+    /// The tensor that was put there; begins to read the one that will be asked for after it.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
         let forgets = self.has_no_room();
         // What was asked for in vain is taken as well: it makes room for the next.
         let was_ahead = self.ahead.take();
@@ -206,8 +217,9 @@ impl Spill<Tensor> for TensorFiles {
         Ok(tensor.map_err(Error::offload(&self.path))??)
     }
 
+    /// Bytes written so far.
     #[cfg(test)]
-    fn written_bytes(&self) -> u64 {
+    pub fn written_bytes(&self) -> u64 {
         self.written
     }
 }

@@ -10,6 +10,7 @@
 mod compute;
 mod counted;
 mod files;
+mod spill;
 
 use std::fmt::Debug;
 

@@ -287,6 +287,11 @@ impl Counter {
         self.tally(batch, levers).written
     }
 
+    /// The most bytes of activations and gradients that wait in files at a time.
+    pub fn waiting(&self, batch: Shape, levers: &Levers) -> u64 {
+        self.tally(batch, levers).waiting
+    }
+
     fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
         let alike = Levers { loss_chunk_rows: 0, ..*levers };
         if let Some(tallied) = self.tallies.borrow_mut().of(batch, &alike) {

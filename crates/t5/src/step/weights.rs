@@ -5,17 +5,20 @@
 //! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
 //! has no name: what a run keeps are its checkpoints. A model that nobody trains can stay in the files that it is loaded from;
 //! a file without a name then has those weights that are stored in another dtype.
+//!
+//! On a device a pass works on copies of these weights ([`crate::homes`]). There the host's memory may take the place of the file.
 
 use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
-use heap::FileMemory;
+use heap::{FileMemory, LARGE_BYTES};
 use t5_ops::Writes;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::Files;
-use crate::parameters::ParameterSpec;
+use crate::levers::LayerMajor;
+use crate::ops::{Files, Ops};
+use crate::parameters::{Parameter, ParameterSpec, Part};
 
 /// Room for the large weights of one model.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(crate) struct WeightFile {
     read_ahead_bytes: u64,
     /// Whether the system has room for changed weights.
     writes: Writes,
+    /// Whether what has no file lies in the host's memory, beside a device.
+    in_host_memory: bool,
     /// For messages.
     path: PathBuf,
 }
@@ -57,6 +62,9 @@ impl WeightFile {
     }
 
     fn with_room(stored: Vec<FileMemory>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
+        if files.in_host_memory {
+            return Ok(WeightFile::of(stored, None, files, Writes::Later));
+        }
         let memory = FileMemory::create(&files.directory, sizes.iter().map(|&bytes| bytes as usize));
         let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
@@ -65,8 +73,9 @@ impl WeightFile {
     }
 
     fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: Writes) -> WeightFile {
-        let (path, blocks_in_memory) = (heap::shown_path(&files.directory), files.weight_blocks_in_memory);
-        WeightFile { stored, memory, blocks_in_memory, read_ahead_bytes: files.read_ahead_bytes, writes, path }
+        let &Files { weight_blocks_in_memory: blocks_in_memory, read_ahead_bytes, in_host_memory, .. } = files;
+        let path = heap::shown_path(&files.directory);
+        WeightFile { stored, memory, blocks_in_memory, read_ahead_bytes, writes, in_host_memory, path }
     }
 
     /// Bytes of weights that the system has room for before they are used.
@@ -79,9 +88,29 @@ impl WeightFile {
         WeightFile { blocks_in_memory, ..self }
     }
 
-    /// How many blocks keep their weights in memory.
-    pub fn blocks_in_memory(&self) -> usize {
-        self.blocks_in_memory
+    /// Whether the weights are where a plan has them.
+    pub fn is_as_in(&self, files: &Files) -> bool {
+        (self.blocks_in_memory, self.in_host_memory) == (files.weight_blocks_in_memory, files.in_host_memory)
+    }
+
+    /// Whether a parameter on the CPU stays there while others are on a device.
+    pub fn is_home(&self, Parameter { name, tensor, part, .. }: &Parameter, config: &Config) -> bool {
+        let trains = || config.lora.as_ref().is_some_and(|lora| lora.trains(name));
+        let is_large = tensor.bytes() >= LARGE_BYTES as u64;
+        t5_ops::is_in_file(tensor) || (self.in_host_memory && is_large && !self.keeps(*part, config) && !trains())
+    }
+
+    /// Whether the weights of a part stay where they are computed with.
+    pub fn keeps(&self, part: Part, config: &Config) -> bool {
+        LayerMajor::keeps_weights(self.blocks_in_memory, part, config)
+    }
+
+    /// Values in the host's memory, where that is the place for them, and otherwise in the file if they are large enough.
+    pub fn home(&self, values: Tensor) -> Result<Tensor> {
+        match self.in_host_memory {
+            true => Ok(t5_ops::copy_from_file(&values)?.unwrap_or(values)),
+            false => WeightFile::place(Some(self), values),
+        }
     }
 
     /// A weight where one of the model's own files has it. `None` where it cannot be used there.
@@ -110,6 +139,14 @@ impl WeightFile {
         t5_ops::page_out(x);
         let Some(copy) = t5_ops::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
         f(&copy)?;
-        Ok(t5_ops::overwrite_in_file(x, &copy, self.writes).map_err(|error| self.error(error))?)
+        Ok(self.overwrite(x, &copy)?)
+    }
+
+    /// Puts other values in the place of a weight's, in the file or in the host's memory.
+    pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<()> {
+        if t5_ops::is_in_file(x) {
+            return t5_ops::overwrite_in_file(x, values, self.writes).map_err(|error| self.error(error));
+        }
+        Ok(t5_ops::with_bytes(values, |values| t5_ops::change_bytes(x, |bytes| bytes.copy_from_slice(values)))??)
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Tallied {
     /// Alive between forward and backward.
     pub saved: u64,
     pub written: u64,
+    /// The most of activations and gradients that wait in files at a time.
+    pub waiting: u64,
     pub packed: Kept,
     pub on_host: u64,
 }
@@ -81,6 +83,9 @@ pub(super) struct Tally<'a> {
     head: Live,
     saved: u64,
     written: u64,
+    /// Bytes that wait in files now, and the most so far.
+    in_files: u64,
+    most_in_files: u64,
     packed: Kept,
     on_host: u64,
     spare: Vec<Kind<'a>>,
@@ -102,8 +107,8 @@ impl<'a> Tally<'a> {
     /// Goes through all events of a step over this batch.
     pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
         let tally = Tally::through(counter, outline, batch, levers, None);
-        let Tally { peak, head, saved, written, packed, on_host, .. } = tally;
-        Tallied { peak, head, saved, written, packed, on_host }
+        let Tally { peak, head, saved, written, most_in_files: waiting, packed, on_host, .. } = tally;
+        Tallied { peak, head, saved, written, waiting, packed, on_host }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -136,6 +141,8 @@ impl<'a> Tally<'a> {
             head: Live::default(),
             saved: 0,
             written: 0,
+            in_files: 0,
+            most_in_files: 0,
             packed: Kept::default(),
             on_host: 0,
             spare: Vec::new(),
@@ -193,7 +200,8 @@ impl<'a> Tally<'a> {
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
-                self.written += self.all_through(scene, to_file).unsigned_abs();
+                let written = self.all_through(scene, to_file).unsigned_abs();
+                self.write(written);
                 if keep != Keep::Nothing {
                     self.places.push((unit, keep, in_memory));
                 }
@@ -208,7 +216,8 @@ impl<'a> Tally<'a> {
             }
             Event::WriteTables => {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
-                (self.live.gradients, self.written) = (self.live.gradients - bytes, self.written + bytes);
+                self.live.gradients -= bytes;
+                self.write(bytes);
             }
             &Event::Begin { is_last_use, wants_source, .. } => {
                 (self.keeps_dz, self.wants_source, self.is_first) = (!is_last_use, wants_source, true);
@@ -317,10 +326,14 @@ impl<'a> Tally<'a> {
         let has_more = self.full + u64::from(self.rest.is_some()) > 1;
         let following = next.map(|(next, _)| next).into_iter().chain(has_more.then_some(unit));
         let ahead = following.map(|unit| self.between_units(unit.is_decoder(), self.micro)).max().unwrap_or(0);
+        let ahead = self.read_ahead(ahead);
         let from_file = if in_memory { 0 } else { saved(self.micro) + ahead };
         self.live.workspace += from_file;
         // The activations that a file gave were not alive before.
-        self.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
+        let read = self.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
+        if is_last_use {
+            self.in_files -= read.unsigned_abs();
+        }
         self.live.workspace -= from_file;
         if to_embedding == ToEmbedding::Later {
             self.wait_for_embedding(decoder);
@@ -334,7 +347,7 @@ impl<'a> Tally<'a> {
         // It is what the unit has passed on.
         if self.levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
             self.live.activations -= bytes;
-            self.written += bytes;
+            self.write(bytes);
         } else {
             self.entering += bytes;
         }
@@ -352,6 +365,12 @@ impl<'a> Tally<'a> {
                 None => self.live.gradients += kind.1,
             }
         }
+    }
+
+    fn write(&mut self, bytes: u64) {
+        self.written += bytes;
+        self.in_files += bytes;
+        self.most_in_files = self.most_in_files.max(self.in_files);
     }
 
     /// What whoever trains holds meanwhile.
@@ -380,7 +399,7 @@ impl<'a> Tally<'a> {
             Then::Reuse => {}
             Then::Write => {
                 let dropped: u64 = dropped().map(|spec| self.bytes_of(spec)).sum();
-                self.written += self.gradients_of(part) - dropped;
+                self.write(self.gradients_of(part) - dropped);
                 self.waiting.push(part);
             }
         }
@@ -410,10 +429,15 @@ impl<'a> Tally<'a> {
                 return 0;
             }
             let x = self.between_units(decoder, self.micro);
-            2 * x + self.counter.rehearsal.cost(self.micro, Scene::Enter { decoder }).extra
+            x + self.read_ahead(x) + self.counter.rehearsal.cost(self.micro, Scene::Enter { decoder }).extra
         });
         self.moment(costs[0].max(costs[1]));
         self.live.activations -= std::mem::take(&mut self.entering);
+    }
+
+    /// Of so many bytes that are read ahead from files, those that lie with other tensors: beside a device they are on the host.
+    fn read_ahead(&self, bytes: u64) -> u64 {
+        if self.counter.rehearsal.ledger().is_on_device() { 0 } else { bytes }
     }
 
     /// Bytes of the activations, or their gradients, that one unit passes to the next.
@@ -431,7 +455,7 @@ impl<'a> Tally<'a> {
             self.live.weights = self.weights.largest_of(self.waiting.iter().copied());
         }
         self.live.gradients += largest;
-        self.moment(largest);
+        self.moment(self.read_ahead(largest));
         self.live.gradients -= largest;
         self.live.weights = 0;
     }

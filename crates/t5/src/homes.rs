@@ -1,0 +1,154 @@
+//! Weights of a model on a device that wait beside it: in the host's memory, or in files.
+//!
+//! Layers hold tensors of the device, which are empty until a pass asks for their values. The values themselves are at home, on the CPU.
+//! What a pass asked for is let go after it, and a change goes home before that.
+//!
+//! Invariants: a tensor and its home have one shape and dtype; of a tensor that is empty the home has the values.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor, TensorId};
+use t5_ops::absent;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::pager::Pager;
+use crate::parameters::Parameter;
+use crate::step::weights::WeightFile;
+
+/// The homes of some tensors, by those.
+#[derive(Debug)]
+pub(crate) struct Homes {
+    homes: RefCell<HashMap<TensorId, Home>>,
+    file: Arc<WeightFile>,
+}
+
+#[derive(Debug)]
+struct Home {
+    values: Tensor,
+    /// Whether the tensor has them, too.
+    is_here: bool,
+}
+
+impl Homes {
+    /// None yet.
+    pub fn new(file: Arc<WeightFile>) -> Homes {
+        Homes { homes: RefCell::default(), file }
+    }
+
+    /// Parameters that were made on the CPU, on a device, but for those that stay at home ([`WeightFile::is_home`]).
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn leave(&self, parameters: Vec<Parameter>, config: &Config, device: &Device) -> Result<Vec<Parameter>> {
+        let parameter = |parameter: Parameter| {
+            let tensor = match self.file.is_home(&parameter, config) {
+                true => self.insert(parameter.tensor, device)?,
+                false => parameter.tensor.to_device(device)?,
+            };
+            Ok(Parameter { tensor, ..parameter })
+        };
+        parameters.into_iter().map(parameter).collect()
+    }
+
+    /// An empty tensor on a device, whose home has these values.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
+        let tensor = absent::absent_like(&values, values.dtype(), device)?;
+        t5_ops::page_out(&values);
+        self.homes.borrow_mut().insert(tensor.id(), Home { values, is_here: false });
+        Ok(tensor)
+    }
+
+    /// A parameter's tensor that was somewhere, `from` homes or on the device, where it is to be now: on the device, or empty there, with
+    /// its values at home in `to`. Where a base is stored is its home.
+    ///
+    /// # Errors
+    /// Those of the device and of a file.
+    pub fn moved(
+        from: Option<&Homes>,
+        to: Option<&Homes>,
+        parameter: &Parameter,
+        (stored, tensor): (Option<Tensor>, Tensor),
+        config: &Config,
+    ) -> Result<Tensor> {
+        let here = || from.map_or_else(|| Ok(tensor.clone()), |from| from.with_values(&tensor));
+        let Some(to) = to.filter(|to| !to.file.keeps(parameter.part, config)) else { return here() };
+        let values = match (stored, from.and_then(|from| from.of(&tensor))) {
+            (Some(stored), _) if t5_ops::is_in_file(&stored) => stored,
+            (_, Some(values)) => to.file.home(values)?,
+            (_, None) => to.file.home(tensor.to_device(&Device::Cpu)?)?,
+        };
+        let of_values = Parameter { tensor: values, name: parameter.name.clone(), ..*parameter };
+        match to.file.is_home(&of_values, config) {
+            true => to.insert(of_values.tensor, tensor.device()),
+            false => here(),
+        }
+    }
+
+    /// The values at home of a tensor; none if it has no home.
+    pub fn of(&self, tensor: &Tensor) -> Option<Tensor> {
+        self.homes.borrow().get(&tensor.id()).map(|home| home.values.clone())
+    }
+
+    /// The tensor with its values: a copy on the device where it is empty.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
+        let Some(values) = self.of(tensor) else { return Ok(tensor.clone()) };
+        let copy = absent::absent_like(&values, values.dtype(), tensor.device())?;
+        bring(&copy, &values)?;
+        Ok(copy)
+    }
+
+    /// Has `f` change a tensor, and its home follow.
+    ///
+    /// # Errors
+    /// What `f` returns; those of the device and of a file.
+    pub fn change<E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+        let Some(values) = self.of(tensor) else { return f(tensor) };
+        let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
+        self.page_in(0, tensor)?;
+        f(tensor)?;
+        let changed = tensor.to_device(&Device::Cpu).map_err(Error::from)?;
+        self.file.overwrite(&values, &changed)?;
+        if was_here { Ok(()) } else { Ok(self.page_out(0, tensor)?) }
+    }
+}
+
+/// Copies values to the device. Of those in a file, the pages leave memory again.
+fn bring(tensor: &Tensor, values: &Tensor) -> Result<()> {
+    t5_ops::page_in(values);
+    let brought = absent::bring(tensor, values);
+    t5_ops::page_out(values);
+    Ok(brought?)
+}
+
+impl Pager<Tensor> for Homes {
+    fn page_in(&self, _: usize, weight: &Tensor) -> Result<()> {
+        match self.homes.borrow_mut().get_mut(&weight.id()) {
+            Some(home) if !home.is_here => {
+                bring(weight, &home.values)?;
+                home.is_here = true;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn page_out(&self, _: usize, weight: &Tensor) -> Result<()> {
+        match self.homes.borrow_mut().get_mut(&weight.id()) {
+            Some(home) if home.is_here => {
+                absent::release(weight)?;
+                home.is_here = false;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
