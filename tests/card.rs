@@ -99,7 +99,7 @@ fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
             let [peak, predicted] =
                 ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
             assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
-            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), peak)
+            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), (peak, predicted))
         };
         let on_card = run("card", &[layers]);
         let on_disk = run("disk", &[&OFF_THE_CARD]);
@@ -107,8 +107,70 @@ fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
         for (what, off) in [("disk", on_disk), ("host", on_host)] {
             assert_eq!(off.0, on_card.0, "{name}, {what}");
             assert!(off.1 == on_card.1, "{name}, {what}: the model has other bits");
-            assert!(off.2 < on_card.2, "{name}, {what}: {} bytes of {}", off.2, on_card.2);
+            let ((peak, predicted), (most, all)) = (off.2, on_card.2);
+            assert!(peak <= most && predicted < all, "{name}, {what}: {peak}, {predicted} bytes of {most}, {all}");
         }
+    }
+}
+
+#[test]
+fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
+    let scene = Scene::new();
+    for (name, more) in [
+        ("adamw", &["--set", "optimizer.name=adamw"][..]),
+        ("adafactor", &[]),
+        ("once", &["--set", "memory.kept_gradient_blocks=9"]),
+        ("twice", &["--set", "memory.gradient_offload=none"]),
+    ] {
+        let counts = |steps: &str| {
+            let (file, run) = (format!("{name}-{steps}.json"), format!("{name}-{steps}"));
+            let few = ["--max-steps", steps, "--set", "train.eval_samples=1", "--set", "checkpoint.every_steps=100"];
+            on_card(&scene, &[("REPORT", &file)], &[&OFF_THE_CARD, more, &few, &["--output", &run]].concat())
+                .expect_code(0);
+            let report = report(&scene, &file);
+            ["uploaded_bytes", "downloaded_bytes"].map(|key| report[key].as_u64().expect("bytes"))
+        };
+        let (four, eight) = (counts("4"), counts("8"));
+        let counted = (0..2).map(|way| eight[way] - four[way]).sum::<u64>() / 4;
+        let planned = scene.events(&format!("{name}-8"), "plan")[0]["step_bus_bytes"].as_u64().expect("bytes");
+        println!("{name}: {counted} bytes a step, {planned} predicted");
+        let error = (counted as f64 / planned as f64 - 1.0).abs();
+        assert!(error < 0.05, "{name}: {counted} bytes a step, {planned} predicted");
+    }
+}
+
+#[test]
+fn an_adapter_learns_beside_a_base_that_waits_in_its_own_files() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "base"])).expect_code(0);
+    let adapter = ["--lora", "--set", "model.init_from=base/model", "--set", "memory.accumulation=layer-major"];
+    on_card(&scene, &[], &[&adapter[..], &["--output", "on"]].concat()).expect_code(0);
+    for place in ["disk", "host"] {
+        let place_key = format!("memory.offload_to={place}");
+        let off = ["--set", "memory.weight_offload=disk", "--set", &place_key, "--output", place];
+        on_card(&scene, &[], &[&adapter[..], &off].concat()).expect_code(0);
+        assert_eq!(of_steps(&scene, place, "loss"), of_steps(&scene, "on", "loss"), "{place}");
+        let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
+        assert!(adapter(place) == adapter("on"), "{place}: the adapter has other bits");
+    }
+}
+
+#[test]
+fn weights_off_the_card_answer_as_those_on_it() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "run"])).expect_code(0);
+    let rows = run::repository().join("data/sample-validation.parquet").display().to_string();
+    let eval = |more: &[&str]| -> Value {
+        let flags = ["eval", "--json", "--model", "run/model", "--device", "cuda", "--data", &rows];
+        let samples = ["--samples", "4", "--generate-samples", "2"];
+        let ran =
+            scene.run(&[&flags[..], &samples, more].concat().iter().map(|&flag| flag.to_owned()).collect::<Vec<_>>());
+        serde_json::from_str(&ran.expect_code(0).out).expect("JSON")
+    };
+    let on = eval(&[]);
+    let off = eval(&["--set", "memory.weight_offload=disk"]);
+    for key in ["loss", "exact_match"] {
+        assert_eq!(on[key], off[key], "{key}");
     }
 }
 

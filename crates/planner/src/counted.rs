@@ -322,7 +322,8 @@ impl<'a> StepCounter<'a> {
     /// Bytes of the largest tensor that a block saves of a micro-batch: as wide as the feed-forward, where that is saved.
     fn largest_activation(&self, levers: &Levers) -> u64 {
         let t5::Config { d_model, d_ff, num_heads, d_kv, .. } = *self.of_model.model;
-        let keeps_all = levers.recompute_blocks < self.blocks() && !levers.layer_major.is_some_and(|l| l.goes_twice(self.blocks()));
+        let keeps_all =
+            levers.recompute_blocks < self.blocks() && !levers.layer_major.is_some_and(|l| l.goes_twice(self.blocks()));
         let width = if keeps_all { d_ff.max(d_model).max(num_heads * d_kv) } else { d_model.max(num_heads * d_kv) };
         let (source_tokens, target_tokens) = self.of_model.longest;
         let tokens = levers.micro_batch_samples.min(self.batch_samples) * source_tokens.max(target_tokens);

@@ -111,7 +111,8 @@ impl Offer<'_> {
     fn in_transit(&self, levers: &Levers) -> Option<u64> {
         let is_off = self.job.place == Place::Device && levers.has_weights_on_disk();
         let paged = || self.counter.paged(levers);
-        is_off.then(|| paged().largest().max(self.inference.stored.map_or(0, |_| paged().in_transit())))
+        let stored = self.inference.stored.as_ref();
+        is_off.then(|| paged().largest().max(stored.map_or(0, |stored| paged().in_transit_in_place(stored))))
     }
 
     /// Weights that are copied to the host's memory because they are off a device.

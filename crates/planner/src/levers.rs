@@ -8,8 +8,8 @@ use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
-use crate::place;
 use crate::lever::{Flag, FrozenBlocks, Lever, Pins, Space, Takes, Value, Values};
+use crate::place;
 
 /// Rows of logits at a time. The last: logits are computed again.
 const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
@@ -288,9 +288,10 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
 fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
     // Weights are as large as gradients and needed three times as often, so gradients go to a file before them. Memory
-    // that is left then keeps gradients.
+    // that is left then keeps gradients. Beside a card the host may have room for weights and none for gradients, which are f32.
     let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
-    words_or(space, &WEIGHT_OFFLOAD, if goes_once { &["none", "disk"] } else { &["none"] })
+    let is_offered = goes_once || space.place == Place::Device;
+    words_or(space, &WEIGHT_OFFLOAD, if is_offered { &["none", "disk"] } else { &["none"] })
 }
 
 /// Blocks whose weights stay in memory although those of others lie in files, where none of them is trained.

@@ -24,6 +24,8 @@ pub struct Pace {
     pub step_written_bytes: u64,
     /// Bytes of weights that a step reads from the files that they lie in: from the disk where the system's page cache does not have them.
     pub step_read_bytes: u64,
+    /// Bytes that a step copies between the host and a device, beside its batch.
+    pub step_bus_bytes: u64,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
 }
@@ -49,13 +51,15 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         (mean(|l| l.0), mean(|l| l.1)),
         &training.processes,
     )?;
-    let written = of_mean.written(&levers);
+    let written = of_mean.at(job.place, training.options).written(&levers);
+    let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
     Ok(Pace {
         step_seconds: step.seconds(lengths),
         step_written_bytes: written.total(),
-        step_read_bytes: counter.weights_read(&levers),
+        step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
+        step_bus_bytes: written.over_the_bus,
         step_sent_bytes,
     })
 }

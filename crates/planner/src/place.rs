@@ -38,7 +38,8 @@ pub fn check(job: &Job<'_>) -> Result<()> {
 
 /// The host's part of operands on a device.
 pub fn staging(bytes: u64) -> Option<CostRow> {
-    (bytes > 0).then(|| CostRow::new(STAGING, bytes, "what the processor makes for the device, or moves to and from it"))
+    (bytes > 0)
+        .then(|| CostRow::new(STAGING, bytes, "what the processor makes for the device, or moves to and from it"))
 }
 
 /// Where tensors lie, in words.

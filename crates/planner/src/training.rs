@@ -241,7 +241,12 @@ impl<'a> Offer<'a> {
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
             // They are put in their place on the host.
-            (true, Place::Device) => place::staging(self.counter.of_model().paged(levers).in_transit()).into_iter().collect(),
+            (true, Place::Device) => {
+                let paged = self.counter.of_model().paged(levers);
+                let base = self.training.base.as_ref();
+                let bytes = base.map_or_else(|| paged.in_transit(), |base| paged.in_transit_in_place(base));
+                place::staging(bytes).into_iter().collect()
+            }
             (true, Place::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
             _ => self.loading.clone(),
         };

@@ -156,7 +156,7 @@ impl RunPace {
         let lines = [("Truncation", self.truncation()), ("Time", self.time())]
             .into_iter()
             .chain(disk)
-            .chain([("Network", self.network())])
+            .chain([("Bus", self.bus()), ("Network", self.network())])
             .chain([("Precision", self.precision())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
@@ -164,6 +164,12 @@ impl RunPace {
     fn reads(&self) -> Option<String> {
         let bytes = self.pace.step_read_bytes;
         (bytes > 0).then(|| format!("{} of weights a step, where the page cache does not have them", Bytes(bytes)))
+    }
+
+    /// How much of a step goes to a card and back.
+    fn bus(&self) -> Option<String> {
+        let bytes = self.pace.step_bus_bytes;
+        (bytes > 0).then(|| format!("{} between host and card a step", Bytes(bytes)))
     }
 
     /// How much of a step goes to other processes.
@@ -229,6 +235,7 @@ impl RunPace {
         json["run_seconds"] = json!(self.seconds());
         json["step_written_bytes"] = json!(self.pace.step_written_bytes);
         json["step_read_bytes"] = json!(self.pace.step_read_bytes);
+        json["step_bus_bytes"] = json!(self.pace.step_bus_bytes);
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
         }

@@ -254,9 +254,14 @@ impl WeightsOnDisk {
 
     /// While a model is loaded that stays where it is stored ([`crate::T5::load_in_place`]).
     pub fn loading_in_place(&self, stored: &StoredWeights) -> u64 {
+        self.always + self.in_transit_in_place(stored)
+    }
+
+    /// Bytes beside [`WeightsOnDisk::always`] while such a model is loaded.
+    pub fn in_transit_in_place(&self, stored: &StoredWeights) -> u64 {
         // A table is read for the comparison, in pieces.
         let comparing = if stored.has_duplicates { self.comparing + 3 * PIECE_BYTES as u64 } else { 0 };
-        self.always + stored.copying(self.dtype).max(comparing)
+        stored.copying(self.dtype).max(comparing)
     }
 
     /// Bytes of what lies in the file.

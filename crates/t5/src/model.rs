@@ -198,7 +198,8 @@ impl T5 {
         let device = network.shared.tensor.device().clone();
         drop(network);
         // What is converted, copied or measured has to be here.
-        let here = |tensor: &Tensor| homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor));
+        let here =
+            |tensor: &Tensor| homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor));
         // A head that is saved with the adapter starts as the table that it was tied to.
         let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
         let config = adapted;

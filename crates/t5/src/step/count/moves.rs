@@ -54,9 +54,12 @@ impl Counter {
         let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
         for part in weights.parts() {
             let trained = weights.written_of(part, &self.trained);
+            // To a device a table is copied whole, whatever is looked up in it.
+            let is_copied = self.rehearsal.ledger().is_on_device();
+            let times = if is_copied { moves.brought(part) } else { moves.paged_in(part) };
             // What is changed is read once more.
-            read.trained += (moves.paged_in(part) + 1) * trained;
-            read.frozen += moves.paged_in(part) * (weights.of(part) - trained);
+            read.trained += (times + 1) * trained;
+            read.frozen += times * (weights.of(part) - trained);
         }
         read
     }
