@@ -138,7 +138,8 @@ impl Lever {
 
     /// Whether a plan with these levers writes a file because of this one.
     pub(crate) fn writes_a_file(&self, levers: &Levers) -> bool {
-        (self.get)(levers).is_some_and(|value| value.is("disk"))
+        // A lever of cards says where what others take off the card lies.
+        self.device_only.is_none() && (self.get)(levers).is_some_and(|value| value.is("disk"))
     }
 }
 

@@ -594,7 +594,9 @@ impl Setting for Step {
 
     fn levers(&self) -> Vec<(&'static str, String)> {
         let value = |lever: &&Lever| {
-            let value = (lever.get)(&self.levers)?;
+            // Of a lever of cards, a value that every place has is not worth a line.
+            let is_worth_it = |value: &Value| lever.device_only.is_none_or(|is_device_only| is_device_only(*value));
+            let value = (lever.get)(&self.levers).filter(is_worth_it)?;
             // The levers that move with it say what it comes with.
             Some((
                 lever.name,

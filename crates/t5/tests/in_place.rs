@@ -56,7 +56,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             let case = format!("stored {stored:?}, kept {kept:?}, activations {activations:?}, tied {tied}");
             let files = Files::in_directory(directory.path());
             let in_memory = T5::load(directory.path(), kept, &Device::Cpu).unwrap();
-            let in_place = T5::load_in_place(directory.path(), kept, &files).unwrap();
+            let in_place = T5::load_in_place(directory.path(), kept, &Device::Cpu, &files).unwrap();
             assert!(in_place.is_in_file() && !in_memory.is_in_file());
             let large = |model: &T5| {
                 let tensors = model.parameters().iter().map(|parameter| &parameter.tensor);
@@ -68,7 +68,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             assert_eq!(all_of_it(&in_place, activations), all_of_it(&in_memory, activations), "{case}");
             // Four of five blocks: the first of the encoder stays in its file.
             let files = Files { weight_blocks_in_memory: 4, ..Files::in_directory(directory.path()) };
-            let in_part = T5::load_in_place(directory.path(), kept, &files).unwrap();
+            let in_part = T5::load_in_place(directory.path(), kept, &Device::Cpu, &files).unwrap();
             let is_in_file = |parameter: &&t5::Parameter| t5_ops::is_in_file(&parameter.tensor);
             for parameter in in_place.parameters().iter().filter(is_in_file) {
                 let other = in_part.parameters().iter().find(|other| other.name == parameter.name).unwrap();
@@ -94,13 +94,13 @@ fn nothing_is_written_where_every_weight_is_used_where_it_is_stored() {
     saved(directory.path(), true, DType::F32);
     let nowhere = Files::in_directory(&directory.path().join("no such directory"));
     let before = std::fs::read(directory.path().join("model.safetensors")).unwrap();
-    let model = T5::load_in_place(directory.path(), DType::F32, &nowhere).unwrap();
+    let model = T5::load_in_place(directory.path(), DType::F32, &Device::Cpu, &nowhere).unwrap();
     all_of_it(&model, DType::F32);
     drop(model);
     assert_eq!(std::fs::read(directory.path().join("model.safetensors")).unwrap(), before);
     // Rounded weights need a file, and that directory is not there.
     assert!(matches!(
-        T5::load_in_place(directory.path(), DType::BF16, &nowhere).unwrap_err(),
+        T5::load_in_place(directory.path(), DType::BF16, &Device::Cpu, &nowhere).unwrap_err(),
         t5::Error::Offload { .. }
     ));
 }

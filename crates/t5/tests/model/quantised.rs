@@ -43,7 +43,7 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
         let files = Files::in_directory(codes.path());
         let load = |path: &Path| T5::load(path, DType::F32, &Device::Cpu).unwrap();
         let (narrow, wide) = (load(codes.path()), load(values.path()));
-        let in_place = T5::load_in_place(codes.path(), DType::F32, &files).unwrap();
+        let in_place = T5::load_in_place(codes.path(), DType::F32, &Device::Cpu, &files).unwrap();
         let quantised = narrow.parameters().iter().filter(|p| p.quantisation.is_some()).count();
         assert_eq!((weights.quantised, weights.quantised + weights.kept), (quantised, narrow.parameters().len()));
         assert_eq!(StoredWeights::of(codes.path(), narrow.config()).unwrap().copied(DType::F32), 0, "{name}");
