@@ -58,12 +58,25 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
         assert!(time <= 1.015 * before, "a bigger card is never slower by more than counts as nothing");
         before = time;
     }
-    // Files are mapped into the process's memory, where a card does not compute.
-    for lever in ["activation_offload", "gradient_offload", "weight_offload", "optimizer_offload"] {
+    // Whatever is off the card takes room beside it, or files, and crosses the bus.
+    let card = format!(r#"{{"name": "a card", "total": {}, "free": {}}}"#, 20 * GIB, 20 * GIB - GIB / 4);
+    let roomy = format!(r#"[{{"total": {}, "available": {}, "device": {card}}}]"#, 16 * GIB, 14 * GIB);
+    scene.write("roomy.json", roomy);
+    for lever in ["activation_offload", "gradient_offload", "weight_offload"] {
         let pin = format!("memory.{lever}=disk");
-        let refused = scene.run(&["plan", "--config", "card.toml", "--machine", "machine.json", "--set", &pin]);
-        refused.expect_code(2).expect_words(&[&format!("memory.{lever}"), "works on the CPU alone", "--device cpu"]);
+        let planned = |place: &str| {
+            let place = format!("memory.offload_to={place}");
+            let plan = ["plan", "--json", "--config", "card.toml", "--machine", "roomy.json"];
+            scene.run(&[&plan[..], &["--set", &pin, "--set", &place]].concat()).expect_code(0).json()
+        };
+        let (host, disk) = (planned("host"), planned("disk"));
+        let number = |plan: &serde_json::Value, key: &str| plan[key].as_u64().expect("a number");
+        assert!(number(&host, "step_bus_bytes") > 0 && number(&host, "step_written_bytes") == 0, "{lever}: {host:#}");
+        assert!(number(&disk, "step_bus_bytes") > 0 && number(&disk, "step_written_bytes") > 0, "{lever}: {disk:#}");
+        assert!(peak(&host) > peak(&disk), "{lever}");
     }
+    let beside = ["plan", "--device", "cpu", "--config", "card.toml", "--set", "memory.offload_to=host"];
+    scene.run(&beside).expect_code(2).expect_words(&["memory.offload_to", "is for cards", "--device cuda"]);
     let arguments = ["plan", "--config", "card.toml", "--machine", "machine.json", "--device-memory-budget", "600MiB"];
     scene.run(&arguments).expect_code(3).expect_words(&["device memory budget", "--device-memory-budget"]);
     let arguments = ["plan", "--explain", "--config", "card.toml", "--machine", "machine.json"];
