@@ -143,15 +143,20 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
 fn an_adapter_learns_beside_a_base_that_waits_in_its_own_files() {
     let scene = Scene::new();
     scene.run(&arguments(&["--output", "base"])).expect_code(0);
-    let adapter = ["--lora", "--set", "model.init_from=base/model", "--set", "memory.accumulation=layer-major"];
-    on_card(&scene, &[], &[&adapter[..], &["--output", "on"]].concat()).expect_code(0);
-    for place in ["disk", "host"] {
-        let place_key = format!("memory.offload_to={place}");
-        let off = ["--set", "memory.weight_offload=disk", "--set", &place_key, "--output", place];
-        on_card(&scene, &[], &[&adapter[..], &off].concat()).expect_code(0);
-        assert_eq!(of_steps(&scene, place, "loss"), of_steps(&scene, "on", "loss"), "{place}");
-        let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
-        assert!(adapter(place) == adapter("on"), "{place}: the adapter has other bits");
+    for dora in ["false", "true"] {
+        let key = format!("lora.dora={dora}");
+        let adapter = ["--lora", "--set", &key, "--set", "model.init_from=base/model"];
+        let layers = ["--set", "memory.accumulation=layer-major"];
+        let [on, disk, host] = ["on", "disk", "host"].map(|place| format!("{place}-{dora}"));
+        on_card(&scene, &[], &[&adapter[..], &layers, &["--output", &on]].concat()).expect_code(0);
+        for (place, run) in [("disk", disk), ("host", host)] {
+            let place_key = format!("memory.offload_to={place}");
+            let off = ["--set", "memory.weight_offload=disk", "--set", &place_key, "--output", &run];
+            on_card(&scene, &[], &[&adapter[..], &layers, &off].concat()).expect_code(0);
+            assert_eq!(of_steps(&scene, &run, "loss"), of_steps(&scene, &on, "loss"), "{run}");
+            let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
+            assert!(adapter(&run) == adapter(&on), "{run}: the adapter has other bits");
+        }
     }
 }
 
@@ -176,14 +181,17 @@ fn weights_off_the_card_answer_as_those_on_it() {
 
 #[test]
 fn a_killed_run_on_a_card_goes_on_to_the_same_bits() {
-    let scene = Scene::new();
-    on_card(&scene, &[], &["--output", "whole"]).expect_code(0);
-    let mut running = scene.start(&arguments(&["--device", "cuda"]));
-    assert!(running.wait_for("saved"), "a checkpoint");
-    running.kill();
-    on_card(&scene, &[], &["--keep-training"]).expect_code(0);
-    let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
-    assert!(model("run") == model("whole"), "the model has other bits after a kill");
+    let off = [&OFF_THE_CARD[..], &["--set", "memory.offload_to=host", "--set", "optimizer.name=adamw"]].concat();
+    for way in [&[][..], &off] {
+        let scene = Scene::new();
+        on_card(&scene, &[], &[way, &["--output", "whole"]].concat()).expect_code(0);
+        let mut running = scene.start(&arguments(&[&["--device", "cuda"], way].concat()));
+        assert!(running.wait_for("saved"), "a checkpoint");
+        running.kill();
+        on_card(&scene, &[], &[way, &["--keep-training"]].concat()).expect_code(0);
+        let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+        assert!(model("run") == model("whole"), "{way:?}: the model has other bits after a kill");
+    }
 }
 
 /// The counts that an emulated card leaves.
@@ -199,14 +207,20 @@ fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
     let allocations = report(&scene, "counts.json")["allocations"].as_u64().expect("a count");
     let expected = of_steps(&scene, "whole", "loss");
     let mut replanned = 0;
-    for part in 1..16 {
-        let (failing, run) = ((allocations * part / 16).to_string(), format!("run-{part}"));
-        let ran = on_card(&scene, &[("FAILURE", &failing)], &[&free[..], &["--output", &run]].concat());
+    let off = [&OFF_THE_CARD[..], &["--set", "memory.offload_to=host"]].concat();
+    let rate = ["--set", "optimizer.learning_rate=1e-3"];
+    on_card(&scene, &[], &[&free[..], &rate, &["--output", "other"]].concat()).expect_code(0);
+    let with_rate = of_steps(&scene, "other", "loss");
+    for part in 1..24 {
+        // Some of them with everything off the card.
+        let (way, expected) = if part < 16 { (&[][..], &expected) } else { (&off[..], &with_rate) };
+        let (failing, run) = ((allocations * (part % 15 + 1) / 16).to_string(), format!("run-{part}"));
+        let ran = on_card(&scene, &[("FAILURE", &failing)], &[&free[..], way, &["--output", &run]].concat());
         match ran.code {
             // The steps are the same, in smaller pieces.
             Some(0) => {
                 replanned += scene.events(&run, "replan").len();
-                assert_close(&run, &of_steps(&scene, &run, "loss"), &expected, 1e-5);
+                assert_close(&run, &of_steps(&scene, &run, "loss"), expected, 1e-5);
             }
             Some(3) => assert!(ran.err.contains("error: the device has no memory left\nhint: "), "{}", ran.err),
             other => panic!("allocation {failing}: exit code {other:?}: {}", ran.err),
