@@ -16,6 +16,7 @@ command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose
 | memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; 48 MiB too much are always allowed |
 | budgets | no run fails in a budget that the binary offers, and no peak is above its budget |
 | levers | each lever runs; its measured price stands beside the planner's |
+| offload | with tensors off the card losses keep every digit, and no peak is above its prediction; their prices |
 | speed | each contender runs; times, tokens and peaks of train_low_mem and PyTorch, in turn |
 | sanitizer | compute-sanitizer finds nothing in a step (memcheck, racecheck) |
 """
@@ -43,7 +44,7 @@ import threading
 import time
 
 MIB = 1 << 20
-PARTS = ["smoke", "parity", "memory", "budgets", "levers", "speed", "sanitizer"]
+PARTS = ["smoke", "parity", "memory", "budgets", "levers", "offload", "speed", "sanitizer"]
 MEMORY_TOLERANCE = 0.05
 # The allocator's pool is billed with a fixed part, which is much of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
@@ -534,6 +535,43 @@ def levers(session):
 
             found = session.case(f"{model} {precision}: {name}", priced)
             first = first or found or None
+
+
+def offload(session):
+    """Runs whose tensors are off the card, beside one that keeps all of them there: the same losses, and the time that it takes."""
+    if session.options.device == "cpu":
+        return
+    model, batch, words, steps = ("tiny", 4, 8, 2) if session.options.quick else ("t5-base", 16, 256, 6)
+    keys = {"activations": "activation", "gradients": "gradient", "weights": "weight", "moments": "optimizer"}
+    base = ["--set", f"model.config={model}", "--set", "memory.accumulation=layer-major", "--set", f"memory.micro_batch_samples={batch // 2}"]
+    adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-4"]
+    for precision, way in {"f32": [], "bf16 stochastic": ["--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding"]}.items():
+        first = {}
+
+        def run(name, more):
+            flags = base + adamw + way + material(session, words, batch * steps) + more
+            made = train(session, "offload", session.options.device, steps, batch, flags, watched=session.is_card)
+            end, plan = made.last("end"), made.last("plan")
+            numbers = {"step_ms": statistics.median(made.of_steps("step_ms")), "peak_mib": end["device_peak_bytes"] / MIB,
+                       "predicted_mib": plan["predicted_device_peak"] / MIB, "host_peak_mib": end["peak_rss_bytes"] / MIB,
+                       "bus_gib": plan["step_bus_bytes"] / (1 << 30)}
+            losses = made.of_steps("loss")
+            if not first:
+                first.update(losses=losses, step_ms=numbers["step_ms"])
+            numbers["price"] = numbers["step_ms"] / first["step_ms"]
+            if losses != first["losses"]:
+                raise Failed(f"{name}: losses {losses} instead of {first['losses']}", numbers)
+            if numbers["peak_mib"] > numbers["predicted_mib"] * (1 + MEMORY_TOLERANCE):
+                raise Failed("the peak is above the prediction", numbers)
+            return numbers
+
+        off = {what: ["--set", f"memory.{key}_offload=disk"] for what, key in keys.items()}
+        off["everything"] = [word for words_of_key in list(off.values()) for word in words_of_key]
+        ways = {"all on the card": []}
+        for place in ("host", "disk"):
+            ways |= {f"{what} to {place}": more + ["--set", f"memory.offload_to={place}"] for what, more in off.items()}
+        for name, more in ways.items():
+            session.case(f"{model} {precision}: {name}", lambda: run(name, more))
 
 
 # The speed beside PyTorch.

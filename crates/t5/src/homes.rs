@@ -141,6 +141,12 @@ impl Pager<Tensor> for Homes {
         }
     }
 
+    fn read_ahead(&self, _: usize, weight: &Tensor) {
+        if let Some(home) = self.homes.borrow().get(&weight.id()).filter(|home| !home.is_here) {
+            t5_ops::read_ahead(&home.values);
+        }
+    }
+
     fn page_out(&self, _: usize, weight: &Tensor) -> Result<()> {
         match self.homes.borrow_mut().get_mut(&weight.id()) {
             Some(home) if home.is_here => {

@@ -62,8 +62,16 @@ impl<T: Ops> Network<T> {
         let mut room = self.read_ahead_bytes;
         for weight in self.weights_of(part) {
             let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
-            weight.tensor.read_ahead();
+            self.read_ahead_of(weight);
             room = rest;
+        }
+    }
+
+    /// Begins to read a weight that lies in a file.
+    pub fn read_ahead_of(&self, weight: &Weight<T>) {
+        weight.tensor.read_ahead();
+        if let Some(pager) = &self.pager {
+            pager.read_ahead(weight.index, &weight.tensor);
         }
     }
 

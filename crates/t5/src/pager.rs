@@ -15,6 +15,9 @@ pub trait Pager<T>: Debug {
     /// [`crate::Error::Elsewhere`].
     fn page_in(&self, index: usize, weight: &T) -> Result<()>;
 
+    /// Parameter `index` is asked for soon: what takes time and no memory here may begin.
+    fn read_ahead(&self, _index: usize, _weight: &T) {}
+
     /// The values of parameter `index` are not needed for a while.
     ///
     /// # Errors

@@ -77,7 +77,8 @@ impl<T: Ops> Decoding<'_, T> {
         let mut biases = caches.iter().map(|cache| bias_of(cache, 0)).collect::<Result<Vec<T>>>()?;
         for (number, block) in decoder.blocks.iter().enumerate() {
             let after = decoder.blocks.get(number + 1);
-            after.into_iter().flat_map(|after| after.linears()).for_each(|linear| linear.weight.tensor.read_ahead());
+            let soon = after.into_iter().flat_map(|after| after.linears());
+            soon.for_each(|linear| self.network.read_ahead_of(&linear.weight));
             block.linears().try_for_each(|linear| self.network.page_in(&linear.weight))?;
             if decoder.has_own_biases() && number > 0 {
                 biases = caches.iter().map(|cache| bias_of(cache, number)).collect::<Result<_>>()?;
