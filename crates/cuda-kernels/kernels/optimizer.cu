@@ -1,4 +1,7 @@
 // Sums of squares of gradients, Adafactor, AdamW, and rounding of what they update. Parameters are matrices (rows, width); a vector is one row.
+//
+// One launch works on many tensors: each has an entry of a table, and a block finds its own. How a tensor is cut into blocks, and so
+// the order of its sums, depends on its size alone, and not on the others.
 #include "random.h"
 
 // How an updated bf16 is rounded: to nearest where `key` is not used, otherwise up or down by noise that is a hash of key, row and column.
@@ -16,66 +19,115 @@ DEVICE void put(bf16& to, float x, const Rounding& rounding, uint64_t key, uint3
     to.bits = uint16_t((bits_of(x) + (hash(key, column) >> 16)) >> 16);
 }
 
+// The entry of a table of `count` to which a block belongs: the last whose first block, `first`, is not behind it. The first entry's is 0.
+template <class T>
+DEVICE const T& entry_of(const T* table, int count, int T::*first, int block) {
+    int from = 0, end = count;
+    while (end - from > 1) {
+        const int middle = (from + end) / 2;
+        if (table[middle].*first <= block) from = middle;
+        else end = middle;
+    }
+    return table[from];
+}
+
 // Columns that one block works on.
 constexpr int COLUMNS = 1024;
 // Rows whose squares are added in f32 before they are added in f64.
 constexpr int BLOCK_ROWS = 32;
 
-// Squares of rows blockIdx.x * rows_each on, in columns blockIdx.y * COLUMNS on. of_rows (rows, gridDim.y) gets sums by row,
-// of_columns (gridDim.x, width) sums by column. Shared memory: 2 * COLUMNS + 32 f64.
+// A gradient whose squares are added. It has (col_parts, row_parts) blocks of rows_each rows and COLUMNS columns from `first_tile` on.
+struct Gradient {
+    const void* values;
+    float* of_rows;     // (rows, row_parts), sums on their way
+    double* of_columns; // (col_parts, width)
+    float* row_sums;
+    float* col_sums;
+    double* total;
+    int rows, rows_each, width, row_parts, col_parts;
+    int first_tile; // its first block in square_sums
+    int first_sum;  // in finish_square_sums
+    uint32_t is_bf16;
+};
+
+// Shared memory: 2 * COLUMNS + 32 f64.
 template <class G>
-DEVICE void square_sums(const G* gradient, float* of_rows, double* of_columns, int rows, int rows_each, int width) {
+DEVICE void add_squares(const Gradient& of, const G* gradient) {
     SHARED(double, totals);
     float* sums = reinterpret_cast<float*>(totals + COLUMNS);
     float* scratch = sums + COLUMNS;
-    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
-    const int from = blockIdx.y * COLUMNS, columns = min(COLUMNS, width - from);
+    const int block = blockIdx.x - of.first_tile, part = block / of.row_parts, tile = block % of.row_parts;
+    const int first = part * of.rows_each, end = min(first + of.rows_each, of.rows);
+    const int from = tile * COLUMNS, columns = min(COLUMNS, of.width - from);
     // Each thread has columns of its own.
     for (int i = threadIdx.x; i < columns; i += blockDim.x) totals[i] = 0, sums[i] = 0;
     for (int row = first; row < end; row++) {
         float of_row = 0;
         for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-            const float x = to_float(gradient[size_t(row) * width + from + i]);
+            const float x = to_float(gradient[size_t(row) * of.width + from + i]);
             sums[i] += x * x;
             of_row += x * x;
         }
         of_row = block_sum(of_row, scratch);
-        if (threadIdx.x == 0) of_rows[size_t(row) * gridDim.y + blockIdx.y] = of_row;
+        if (threadIdx.x == 0) of.of_rows[size_t(row) * of.row_parts + tile] = of_row;
         if ((row - first) % BLOCK_ROWS != BLOCK_ROWS - 1 && row != end - 1) continue;
         for (int i = threadIdx.x; i < columns; i += blockDim.x) totals[i] += sums[i], sums[i] = 0;
     }
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) of_columns[size_t(blockIdx.x) * width + from + i] = totals[i];
+    for (int i = threadIdx.x; i < columns; i += blockDim.x) of.of_columns[size_t(part) * of.width + from + i] = totals[i];
 }
-KERNEL(256, square_sums_f32, const float* gradient, float* of_rows, double* of_columns, int rows, int rows_each, int width) {
-    square_sums(gradient, of_rows, of_columns, rows, rows_each, width);
-}
-KERNEL(256, square_sums_bf16, const bf16* gradient, float* of_rows, double* of_columns, int rows, int rows_each, int width) {
-    square_sums(gradient, of_rows, of_columns, rows, rows_each, width);
+KERNEL(256, square_sums, const Gradient* table, int count) {
+    const Gradient of = entry_of(table, count, &Gradient::first_tile, blockIdx.x);
+    if (of.is_bf16) add_squares(of, static_cast<const bf16*>(of.values));
+    else add_squares(of, static_cast<const float*>(of.values));
 }
 
-// The parts of square_sums, added in order: row_sums (rows) of parts (rows, row_parts), col_sums (width) of parts (col_parts, width).
-// A thread a sum.
-KERNEL(256, finish_square_sums, const float* of_rows, const double* of_columns, float* row_sums, float* col_sums, int rows, int row_parts,
-       int col_parts, int width) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < rows) {
+// The parts of square_sums, added in order, by row and by column. A thread a sum.
+KERNEL(256, finish_square_sums, const Gradient* table, int count) {
+    const Gradient of = entry_of(table, count, &Gradient::first_sum, blockIdx.x);
+    const int i = (blockIdx.x - of.first_sum) * blockDim.x + threadIdx.x;
+    if (i < of.rows) {
         float sum = 0;
-        for (int part = 0; part < row_parts; part++) sum += of_rows[size_t(i) * row_parts + part];
-        row_sums[i] = sum;
-    } else if (i - rows < width) {
+        for (int part = 0; part < of.row_parts; part++) sum += of.of_rows[size_t(i) * of.row_parts + part];
+        of.row_sums[i] = sum;
+    } else if (i - of.rows < of.width) {
         double sum = 0;
-        for (int part = 0; part < col_parts; part++) sum += of_columns[size_t(part) * width + (i - rows)];
-        col_sums[i - rows] = float(sum);
+        for (int part = 0; part < of.col_parts; part++) sum += of.of_columns[size_t(part) * of.width + (i - of.rows)];
+        of.col_sums[i - of.rows] = float(sum);
     }
 }
 
-// total[0] = the sum of `count` values; one block. Shared memory: 32 f64.
-KERNEL(1024, total_of, const float* values, double* total, int count) {
+// The totals of the sums by row; a block a gradient. Shared memory: 32 f64.
+KERNEL(256, total_square_sums, const Gradient* table) {
     SHARED(double, scratch);
+    const Gradient of = table[blockIdx.x];
     double sum = 0;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += double(values[i]);
+    for (int i = threadIdx.x; i < of.rows; i += blockDim.x) sum += double(of.row_sums[i]);
     sum = block_sum(sum, scratch);
-    if (threadIdx.x == 0) total[0] = sum;
+    if (threadIdx.x == 0) of.total[0] = sum;
+}
+
+// A parameter, its gradient and its moments.
+struct Parameter {
+    void* values;
+    const void* gradient;
+    float* first_moment; // null: none
+    Rounding rounding;
+    int rows, rows_each, width;
+    int first_part; // its first block where it is updated, of rows_each rows
+    uint32_t is_bf16, has_bf16_gradient;
+};
+
+// Calls `work` with the elements of parameter and gradient.
+template <class Work>
+DEVICE void with_elements(const Parameter& of, Work work) {
+    float* wide = static_cast<float*>(of.values);
+    bf16* narrow = static_cast<bf16*>(of.values);
+    const float* wide_gradient = static_cast<const float*>(of.gradient);
+    const bf16* narrow_gradient = static_cast<const bf16*>(of.gradient);
+    if (of.is_bf16 && of.has_bf16_gradient) work(narrow, narrow_gradient);
+    else if (of.is_bf16) work(narrow, wide_gradient);
+    else if (of.has_bf16_gradient) work(wide, narrow_gradient);
+    else work(wide, wide_gradient);
 }
 
 // The numbers of one update.
@@ -84,62 +136,75 @@ struct Adafactor {
     uint32_t scales_parameter, has_first_moment;
 };
 
-// Moves a factored second moment on, and makes the factors of rows and columns whose product with the gradient is the update before it is
-// clipped. Block 0 has the rows, the others a thread a column. Shared memory: 32 f64.
-KERNEL(1024, adafactor_factors, Adafactor h, const float* row_sums, const float* col_sums, float* row, float* col, float* row_factor,
-       float* col_factor, int rows, int width) {
-    SHARED(double, scratch);
+// The update of a parameter by Adafactor.
+struct Factored : Parameter {
+    Adafactor h;
+    float* row; // second moments by row and column; without `row` a vector's are in `col`
+    float* col;
+    const float* row_sums;
+    const float* col_sums;
+    float* row_factor; // their product with the gradient is the update before it is clipped
+    float* col_factor;
+    double* partial;  // (2, parts)
+    int parts;        // blocks where it is updated
+    int first_factor; // its first block in adafactor_factors
+};
+
+// Moves a factored second moment on, and makes the factors. Block 0 has the rows, the others a thread a column.
+DEVICE void move_factored(const Factored& of, int block, double* scratch) {
+    const Adafactor& h = of.h;
+    const int rows = of.rows, width = of.width;
     const double square = h.gradient_scale * h.gradient_scale;
-    if (blockIdx.x > 0) {
-        const int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
+    if (block > 0) {
+        const int i = (block - 1) * blockDim.x + threadIdx.x;
         if (i >= width) return;
-        const double moved = h.beta2 * double(col[i]) + (1.0 - h.beta2) * (double(col_sums[i]) * square / rows + h.eps1);
-        col[i] = float(moved);
-        col_factor[i] = float(1.0 / sqrt(double(col[i])));
+        const double moved = h.beta2 * double(of.col[i]) + (1.0 - h.beta2) * (double(of.col_sums[i]) * square / rows + h.eps1);
+        of.col[i] = float(moved);
+        of.col_factor[i] = float(1.0 / sqrt(double(of.col[i])));
         return;
     }
     double sum = 0;
     for (int i = threadIdx.x; i < rows; i += blockDim.x) {
-        const double moved = h.beta2 * double(row[i]) + (1.0 - h.beta2) * (double(row_sums[i]) * square / width + h.eps1);
-        row[i] = float(moved);
-        sum += double(row[i]);
+        const double moved = h.beta2 * double(of.row[i]) + (1.0 - h.beta2) * (double(of.row_sums[i]) * square / width + h.eps1);
+        of.row[i] = float(moved);
+        sum += double(of.row[i]);
     }
     const double mean = block_sum(sum, scratch) / rows;
-    for (int i = threadIdx.x; i < rows; i += blockDim.x) row_factor[i] = float(h.gradient_scale * sqrt(mean / double(row[i])));
+    for (int i = threadIdx.x; i < rows; i += blockDim.x) of.row_factor[i] = float(h.gradient_scale * sqrt(mean / double(of.row[i])));
 }
 
 // The same for the full second moment of a vector: its one row has the gradient's scale as its factor. A thread an element.
-template <class G>
-DEVICE void adafactor_factors_of_vector(const Adafactor& h, const G* gradient, float* second, float* row_factor, float* col_factor,
-                                        int width) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i == 0) row_factor[0] = float(h.gradient_scale);
-    if (i >= width) return;
-    const double g = double(to_float(gradient[i])) * h.gradient_scale;
-    second[i] = float(h.beta2 * double(second[i]) + (1.0 - h.beta2) * (g * g + h.eps1));
-    col_factor[i] = 1.0f / sqrtf(second[i]);
-}
-KERNEL(256, adafactor_factors_of_vector_f32, Adafactor h, const float* gradient, float* second, float* row_factor, float* col_factor,
-       int width) {
-    adafactor_factors_of_vector(h, gradient, second, row_factor, col_factor, width);
-}
-KERNEL(256, adafactor_factors_of_vector_bf16, Adafactor h, const bf16* gradient, float* second, float* row_factor, float* col_factor,
-       int width) {
-    adafactor_factors_of_vector(h, gradient, second, row_factor, col_factor, width);
+DEVICE void move_full(const Factored& of, int block) {
+    const Adafactor& h = of.h;
+    const int i = block * blockDim.x + threadIdx.x;
+    if (i == 0) of.row_factor[0] = float(h.gradient_scale);
+    if (i >= of.width) return;
+    const float gradient = of.has_bf16_gradient ? to_float(static_cast<const bf16*>(of.gradient)[i]) : static_cast<const float*>(of.gradient)[i];
+    const double g = double(gradient) * h.gradient_scale;
+    of.col[i] = float(h.beta2 * double(of.col[i]) + (1.0 - h.beta2) * (g * g + h.eps1));
+    of.col_factor[i] = 1.0f / sqrtf(of.col[i]);
 }
 
-// Squares of the update and of the parameter, of rows_each rows a block: partial (2, gridDim.x). Shared memory: 32 f64.
-template <class P, class G>
-DEVICE void adafactor_squares(const P* parameter, const G* gradient, const float* row_factor, const float* col_factor, double* partial,
-                              int rows, int rows_each, int width) {
+// Shared memory: 32 f64.
+KERNEL_OF_BLOCKS(256, 5, adafactor_factors, const Factored* table, int count) {
     SHARED(double, scratch);
-    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    const Factored of = entry_of(table, count, &Factored::first_factor, blockIdx.x);
+    const int block = blockIdx.x - of.first_factor;
+    if (of.row) move_factored(of, block, scratch);
+    else move_full(of, block);
+}
+
+// Squares of the update and of the parameter.
+template <class P, class G>
+DEVICE void square_update(const Factored& of, const P* parameter, const G* gradient, double* scratch) {
+    const int part = blockIdx.x - of.first_part, width = of.width;
+    const int first = part * of.rows_each, end = min(first + of.rows_each, of.rows);
     double updates = 0, parameters = 0;
     for (int row = first; row < end; row++) {
         float of_update = 0, of_parameter = 0;
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
             const size_t at = size_t(row) * width + i;
-            const float u = to_float(gradient[at]) * row_factor[row] * col_factor[i], p = to_float(parameter[at]);
+            const float u = to_float(gradient[at]) * of.row_factor[row] * of.col_factor[i], p = to_float(parameter[at]);
             of_update += u * u;
             of_parameter += p * p;
         }
@@ -149,40 +214,62 @@ DEVICE void adafactor_squares(const P* parameter, const G* gradient, const float
     updates = block_sum(updates, scratch);
     parameters = block_sum(parameters, scratch);
     if (threadIdx.x == 0) {
-        partial[blockIdx.x] = updates;
-        partial[gridDim.x + blockIdx.x] = parameters;
+        of.partial[part] = updates;
+        of.partial[of.parts + part] = parameters;
     }
 }
-
-// p = p * keep - update, with the partial sums above of `parts` blocks. `first_moment` may be null. Shared memory: 32 f64.
-template <class P, class G>
-DEVICE void adafactor_apply(const Adafactor& h, const Rounding& rounding, const double* partial, P* parameter, const G* gradient,
-                            float* first_moment, const float* row_factor, const float* col_factor, int parts, int rows, int rows_each,
-                            int width) {
+// A block rows_each rows. Shared memory: 32 f64.
+KERNEL(256, adafactor_squares, const Factored* table, int count) {
     SHARED(double, scratch);
+    const Factored of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
+    with_elements(of, [&](auto* parameter, auto* gradient) { square_update(of, parameter, gradient, scratch); });
+}
+
+// How the update goes on once it is clipped.
+struct Clipped {
+    float step, keep, beta1;
+};
+
+// From the sums of squares above.
+DEVICE Clipped clipped(const Factored& of, double* scratch) {
+    const Adafactor& h = of.h;
     double updates = 0, parameters = 0;
-    for (int i = threadIdx.x; i < parts; i += blockDim.x) updates += partial[i], parameters += partial[parts + i];
+    for (int i = threadIdx.x; i < of.parts; i += blockDim.x) updates += of.partial[i], parameters += of.partial[of.parts + i];
     updates = block_sum(updates, scratch);
     parameters = block_sum(parameters, scratch);
-    const double count = double(rows) * double(width);
+    const double count = double(of.rows) * double(of.width);
     const double rms = sqrt(parameters / count);
     const double lr = h.scales_parameter ? h.learning_rate * (rms > h.eps2 ? rms : h.eps2) : h.learning_rate;
     const double excess = sqrt(updates / count) / h.clip_threshold;
-    const float step = float(lr / (excess > 1.0 || excess != excess ? excess : 1.0));
-    const float keep = float(1.0 - h.weight_decay * lr), beta1 = float(h.beta1);
-    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    return {float(lr / (excess > 1.0 || excess != excess ? excess : 1.0)), float(1.0 - h.weight_decay * lr), float(h.beta1)};
+}
+
+// p = p * keep - update.
+template <class P, class G>
+DEVICE void apply(const Parameter& of, const Clipped& by, const float* row_factor, const float* col_factor, P* parameter, const G* gradient) {
+    float* first_moment = of.first_moment;
+    const int width = of.width, first = (blockIdx.x - of.first_part) * of.rows_each, end = min(first + of.rows_each, of.rows);
     for (int row = first; row < end; row++) {
-        const uint64_t key = rounding.is_stochastic ? noise_key(rounding, row) : 0;
+        const uint64_t key = of.rounding.is_stochastic ? noise_key(of.rounding, row) : 0;
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
             const size_t at = size_t(row) * width + i;
-            float update = to_float(gradient[at]) * row_factor[row] * col_factor[i] * step;
+            float update = to_float(gradient[at]) * row_factor[row] * col_factor[i] * by.step;
             if (first_moment) {
-                update = first_moment[at] * beta1 + update * (1.0f - beta1);
+                update = first_moment[at] * by.beta1 + update * (1.0f - by.beta1);
                 first_moment[at] = update;
             }
-            put(parameter[at], to_float(parameter[at]) * keep - update, rounding, key, i);
+            put(parameter[at], to_float(parameter[at]) * by.keep - update, of.rounding, key, i);
         }
     }
+}
+// A block rows_each rows. Shared memory: 32 f64.
+KERNEL_OF_BLOCKS(256, 5, adafactor_apply, const Factored* table, int count) {
+    SHARED(double, scratch);
+    const Factored& entry = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
+    const Clipped by = clipped(entry, scratch);
+    const Parameter of = entry;
+    const float *row_factor = entry.row_factor, *col_factor = entry.col_factor;
+    with_elements(of, [&](auto* parameter, auto* gradient) { apply(of, by, row_factor, col_factor, parameter, gradient); });
 }
 
 struct Adamw {
@@ -194,42 +281,35 @@ struct Adamw {
     float keep; // the factor of weight decay
 };
 
-// A block rows_each rows.
+// The update of a parameter by AdamW.
+struct Decayed : Parameter {
+    Adamw h;
+    uint32_t unused; // in the place of padding
+    float* second_moment;
+};
+
 template <class P, class G>
-DEVICE void adamw(const Adamw& h, const Rounding& rounding, P* parameter, const G* gradient, float* first_moment, float* second_moment,
-                  int rows, int rows_each, int width) {
-    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient) {
+    const Adamw& h = of.h;
+    const int width = of.width, first = (blockIdx.x - of.first_part) * of.rows_each, end = min(first + of.rows_each, of.rows);
     for (int row = first; row < end; row++) {
-        const uint64_t key = rounding.is_stochastic ? noise_key(rounding, row) : 0;
+        const uint64_t key = of.rounding.is_stochastic ? noise_key(of.rounding, row) : 0;
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
             const size_t at = size_t(row) * width + i;
             const float g = to_float(gradient[at]) * h.scale;
-            const float m = first_moment[at] * h.beta1 + g * h.new1;
-            const float v = second_moment[at] * h.beta2 + g * g * h.new2;
-            first_moment[at] = m;
-            second_moment[at] = v;
-            put(parameter[at], to_float(parameter[at]) * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps), rounding, key, i);
+            const float m = of.first_moment[at] * h.beta1 + g * h.new1;
+            const float v = of.second_moment[at] * h.beta2 + g * g * h.new2;
+            of.first_moment[at] = m;
+            of.second_moment[at] = v;
+            put(parameter[at], to_float(parameter[at]) * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps), of.rounding, key, i);
         }
     }
 }
-
-#define OPTIMIZER(suffix, P, G) \
-    KERNEL(256, adafactor_squares_##suffix, const P* parameter, const G* gradient, const float* row_factor, const float* col_factor, \
-           double* partial, int rows, int rows_each, int width) { \
-        adafactor_squares(parameter, gradient, row_factor, col_factor, partial, rows, rows_each, width); \
-    } \
-    KERNEL(256, adafactor_apply_##suffix, Adafactor h, Rounding rounding, const double* partial, P* parameter, const G* gradient, \
-           float* first_moment, const float* row_factor, const float* col_factor, int parts, int rows, int rows_each, int width) { \
-        adafactor_apply(h, rounding, partial, parameter, gradient, first_moment, row_factor, col_factor, parts, rows, rows_each, width); \
-    } \
-    KERNEL(256, adamw_##suffix, Adamw h, Rounding rounding, P* parameter, const G* gradient, float* first_moment, float* second_moment, \
-           int rows, int rows_each, int width) { \
-        adamw(h, rounding, parameter, gradient, first_moment, second_moment, rows, rows_each, width); \
-    }
-OPTIMIZER(f32_f32, float, float)
-OPTIMIZER(f32_bf16, float, bf16)
-OPTIMIZER(bf16_f32, bf16, float)
-OPTIMIZER(bf16_bf16, bf16, bf16)
+// A block rows_each rows.
+KERNEL_OF_BLOCKS(256, 5, adamw, const Decayed* table, int count) {
+    const Decayed of = entry_of<Decayed>(table, count, &Decayed::first_part, blockIdx.x);
+    with_elements(of, [&](auto* parameter, auto* gradient) { apply_adamw(of, parameter, gradient); });
+}
 
 // sum += x, element by element; bf16 are added in f32.
 template <class T>

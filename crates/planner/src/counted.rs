@@ -244,13 +244,12 @@ impl<'a> StepCounter<'a> {
         if place == Place::Host {
             return self;
         }
-        let update = |spec: &ParameterSpec| trainer::costs::update_on_device(options, spec);
-        let specs = self.of_model.passes.trained().specs();
-        let on_host = specs.iter().flat_map(update).map(|needs| needs.on_host).max().unwrap_or(0);
-        let passes = self.of_model.passes.on_device(&|spec| update(spec).map(|needs| needs.transient));
+        let update = |specs: &[&ParameterSpec]| trainer::costs::update_on_device(options, specs);
+        let specs: Vec<&ParameterSpec> = self.of_model.passes.trained().specs().iter().collect();
+        let on_host = update(&specs).iter().map(|needs| needs.on_host).max().unwrap_or(0);
+        let passes = self.of_model.passes.on_device(&|specs| update(specs).map(|needs| needs.transient));
         let of_model = Counter { passes, ..self.of_model };
-        // A device takes the sums of squares as one number.
-        Self { of_model, square_sums: 0, place, update_on_host: on_host, ..self }
+        Self { of_model, place, update_on_host: on_host, ..self }
     }
 
     pub fn of_model(&self) -> &Counter<'a> {

@@ -161,7 +161,7 @@ impl<'a> Offer<'a> {
         rows.extend(place::off_the_card(self.off_the_card(levers) + waiting));
         if levers.layer_major.is_some() && self.counter.square_sums() > 0 {
             let note = "of each gradient, for the norm and the update";
-            rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note));
+            rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note).at(place));
         }
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.extend(self.state(levers, false));

@@ -11,6 +11,8 @@ use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
+use crate::ops::together::of_piece;
+
 /// A source of `cuda-kernels`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Module {
@@ -119,8 +121,45 @@ pub(crate) fn count(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| candle_core::Error::Msg(format!("expected a size below 2^31 on a card, got {n}")))
 }
 
-/// Room for the largest argument, a struct of 80 bytes.
-type Word = [u64; 10];
+/// Structs with C's layout on the card, one after the other.
+///
+/// # Safety
+/// They have no padding.
+pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Tensor> {
+    const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>()) && align_of::<T>() == align_of::<u64>()) };
+    let words = size_of_val(entries) / size_of::<u32>();
+    // SAFETY: memory of as many words, each of which is written.
+    let words = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u32>(), words) };
+    Tensor::new(words, device)
+}
+
+/// One allocation on the card, of which pieces are taken one after the other.
+pub(crate) struct Scratch {
+    memory: Tensor,
+    taken: usize,
+}
+
+impl Scratch {
+    /// Room for pieces, of so many bytes in all: the sum of what each takes, [`of_piece`].
+    pub(crate) fn new(bytes: u64, device: &Device) -> Result<Self> {
+        Ok(Self { memory: unwritten(bytes as usize / size_of::<f32>(), DType::F32, device)?, taken: 0 })
+    }
+
+    /// The next piece, of so many f32.
+    pub(crate) fn floats(&mut self, count: usize) -> Result<Tensor> {
+        let from = self.taken;
+        self.taken += of_piece((count * size_of::<f32>()) as u64) as usize / size_of::<f32>();
+        self.memory.narrow(0, from, count)
+    }
+
+    /// The address of the next piece.
+    pub(crate) fn piece(&mut self, bytes: u64) -> Result<u64> {
+        address(&self.floats(bytes as usize / size_of::<f32>())?)
+    }
+}
+
+/// Room for the largest argument, the sizes of attention.
+type Word = [u64; 7];
 
 /// A kernel and its arguments.
 pub(crate) struct Kernel<'a> {

@@ -75,9 +75,10 @@ pub use ops::activation::{
     feed_forward_activation_needs,
 };
 pub use ops::adafactor::{
-    AdafactorHyper, SecondMoment, SquareSums, adafactor, adafactor_needs, adafactor_with_sums, square_sums_needs,
+    AdafactorHyper, AdafactorUpdate, SecondMoment, SquareSums, adafactor, adafactor_needs, adafactor_of_each,
+    adafactor_with_sums, square_sums_needs,
 };
-pub use ops::adamw::{AdamwHyper, adamw, adamw_needs};
+pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each};
 pub use ops::attention::{
     Attended, Attention, Sizes as AttentionSizes, attention, attention_backward, attention_backward_needs,
     attention_needs,

@@ -29,6 +29,16 @@ impl Needs {
         Self { transient, ..Self::default() }
     }
 
+    /// Of calls one after the other: the most of each kind, and all arithmetic.
+    pub fn most(calls: impl IntoIterator<Item = Self>) -> Self {
+        calls.into_iter().fold(Self::default(), |most, call| Self {
+            transient: most.transient.max(call.transient),
+            on_host: most.on_host.max(call.on_host),
+            kept: most.kept.max(call.kept),
+            multiply_adds: most.multiply_adds + call.multiply_adds,
+        })
+    }
+
     /// With so many bytes on the host beside a device.
     pub(crate) fn with_bytes_on_host(self, on_host: u64) -> Self {
         Self { on_host, ..self }

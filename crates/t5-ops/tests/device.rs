@@ -4,8 +4,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, RelativePosition, Rounding,
-    SecondMoment, SquareSums,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout,
+    RelativePosition, Rounding, SecondMoment, SquareSums,
 };
 
 const F32: DType = DType::F32;
@@ -291,6 +291,51 @@ fn updates_are_those_of_the_cpu() {
             }
         }
     }
+}
+
+/// Parameters of Adafactor and their gradients, as a model has them: matrices and vectors, of two dtypes.
+fn parameters(make: &mut Maker) -> Result<Vec<(Tensor, Tensor, SecondMoment)>> {
+    let shapes = [(&[70, 33][..], BF16), (&[33], F32), (&[1100, 8], BF16), (&[7, 1030], F32), (&[33], F32)];
+    let parameter = |&(shape, dtype): &(&[usize], DType)| {
+        let second = match *shape {
+            [rows, width] => {
+                SecondMoment::Factored { row: make.tensor(&[rows], F32).sqr()?, col: make.tensor(&[width], F32).sqr()? }
+            }
+            _ => SecondMoment::Full(make.tensor(shape, F32).sqr()?),
+        };
+        Ok((make.tensor(shape, dtype), make.tensor(shape, F32), second))
+    };
+    shapes.iter().map(parameter).collect()
+}
+
+#[test]
+fn parameters_that_are_updated_together_have_the_bits_that_they_have_alone() {
+    let hyper = |i: usize| {
+        let rounding = if i.is_multiple_of(2) { Rounding::Stochastic { key: i as u64 } } else { Rounding::Nearest };
+        AdafactorHyper { rounding, learning_rate: 0.1, gradient_scale: 0.5, ..AdafactorHyper::default() }
+    };
+    // Together, together in another order, and one by one.
+    let updated = |order: &[usize], alone: bool| -> Result<Vec<(usize, Vec<f64>, f64)>> {
+        let parameters = parameters(&mut Maker::new(&card()))?;
+        let sums: Vec<SquareSums> = match alone {
+            true => parameters.iter().map(|(_, grad, _)| SquareSums::of(grad)).collect::<Result<_>>()?,
+            false => SquareSums::of_each(&parameters.iter().map(|(_, grad, _)| grad).collect::<Vec<_>>())?,
+        };
+        let update = |&i: &usize| {
+            let (param, grad, second) = &parameters[i];
+            AdafactorUpdate { param, grad, sums: &sums[i], second, first: None, hyper: hyper(i) }
+        };
+        let updates: Vec<AdafactorUpdate> = order.iter().map(update).collect();
+        match alone {
+            true => updates.iter().try_for_each(|update| t5_ops::adafactor_of_each(&[*update]))?,
+            false => t5_ops::adafactor_of_each(&updates)?,
+        }
+        let totals = SquareSums::totals(&sums)?;
+        Ok(parameters.iter().enumerate().map(|(i, (param, ..))| (i, numbers(param), totals[i])).collect())
+    };
+    let together = updated(&[0, 1, 2, 3, 4], false).unwrap();
+    assert_eq!(together, updated(&[3, 0, 4, 2, 1], false).unwrap());
+    assert_eq!(together, updated(&[0, 1, 2, 3, 4], true).unwrap());
 }
 
 #[test]

@@ -3,15 +3,15 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdamwHyper, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs,
-    Path, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_with_sums, adamw, adamw_needs, attention,
-    attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
-    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
-    feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
-    linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
-    linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
-    square_sums_needs,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
+    CrossEntropy, Dropout, Needs, Path, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each,
+    adamw_needs, adamw_of_each, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
+    dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
+    embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
+    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
+    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward,
+    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 const F32: DType = DType::F32;
@@ -124,24 +124,62 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     }
 }
 
+/// Parameters that are updated together. In the sums of squares the last, which needs most, is a group by itself: then all results exist.
+const TOGETHER: [(usize, usize); 5] = [(1000, 100), (1, 64), (200, 300), (2, 700_000), (1, 1_500_000)];
+
+/// A parameter's gradient, its moments, and the sums of its gradient.
+struct Parameter {
+    size: (usize, usize),
+    gradient: Tensor,
+    second: SecondMoment,
+    moments: [Tensor; 2],
+    sums: SquareSums,
+}
+
 fn updates(card: &Card) {
-    let (n, k) = (1000, 100);
-    let gradient = card.tensor(&[n, k], F32);
     let positive = |shape: &[usize]| card.tensor(shape, F32).sqr().unwrap();
-    let second = SecondMoment::Factored { row: positive(&[n]), col: positive(&[k]) };
-    let moments = [positive(&[n, k]), positive(&[n, k])];
-    let sums = SquareSums::of(&gradient).unwrap();
-    card.check("square sums", square_sums_needs(CARD, (n, k)), || SquareSums::of(&gradient));
+    let parameter = |&(n, k): &(usize, usize)| {
+        let gradient = card.tensor(&[n, k], F32);
+        let second = SecondMoment::Factored { row: positive(&[n]), col: positive(&[k]) };
+        let sums = SquareSums::of(&gradient).unwrap();
+        Parameter { size: (n, k), gradient, second, moments: [positive(&[n, k]), positive(&[n, k])], sums }
+    };
+    let parameters: Vec<Parameter> = TOGETHER.iter().map(parameter).collect();
+    for parameters in [&parameters[..1], &parameters[..]] {
+        updates_of(card, parameters);
+    }
+}
+
+fn updates_of(card: &Card, parameters: &[Parameter]) {
+    let sizes: Vec<(usize, usize)> = parameters.iter().map(|of| of.size).collect();
+    let gradients: Vec<&Tensor> = parameters.iter().map(|of| &of.gradient).collect();
+    card.check("square sums", square_sums_needs(CARD, &sizes), || SquareSums::of_each(&gradients));
     for (dtype, rounding) in [(F32, Rounding::Nearest), (BF16, Rounding::Stochastic { key: 7 })] {
-        let parameter = card.tensor(&[n, k], dtype);
+        let values: Vec<Tensor> = sizes.iter().map(|&(n, k)| card.tensor(&[n, k], dtype)).collect();
         let hyper = AdafactorHyper { rounding, ..AdafactorHyper::default() };
-        card.check("adafactor", adafactor_needs(CARD, (n, k), dtype), || {
-            adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
+        let needs = adafactor_needs(CARD, &sizes.iter().map(|&size| (size, dtype)).collect::<Vec<_>>());
+        let pairs = values.iter().zip(parameters);
+        let update = pairs.clone().map(|(param, Parameter { gradient: grad, sums, second, .. })| AdafactorUpdate {
+            param,
+            grad,
+            sums,
+            second,
+            first: None,
+            hyper,
         });
+        let updates: Vec<_> = update.collect();
+        card.check("adafactor", needs, || adafactor_of_each(&updates));
         let hyper = AdamwHyper { rounding, ..AdamwHyper::default() };
-        card.check("adamw", adamw_needs(CARD, (n * k) as u64, dtype), || {
-            adamw(&parameter, &gradient, &moments[0], &moments[1], &hyper)
+        let update = pairs.map(|(param, Parameter { gradient: grad, moments: [first, second], .. })| AdamwUpdate {
+            param,
+            grad,
+            first,
+            second,
+            hyper,
         });
+        let updates: Vec<_> = update.collect();
+        let elements: Vec<_> = sizes.iter().map(|&(n, k)| ((n * k) as u64, dtype)).collect();
+        card.check("adamw", adamw_needs(CARD, &elements), || adamw_of_each(&updates));
     }
 }
 

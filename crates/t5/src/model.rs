@@ -421,6 +421,11 @@ impl T5 {
         }
     }
 
+    /// Whether the values of parameter `index` are on the device only while they are worked on.
+    pub fn has_home(&self, index: usize) -> bool {
+        self.homes.as_ref().is_some_and(|homes| homes.of(&self.parameters[index].tensor).is_some())
+    }
+
     /// The architecture.
     pub fn config(&self) -> &Config {
         &self.config

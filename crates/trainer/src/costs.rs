@@ -150,18 +150,24 @@ pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
 }
 
-/// What the update of a parameter needs on a device: its gradient measured, and applied.
-pub fn update_on_device(options: &TrainerOptions, spec: &ParameterSpec) -> [Needs; 2] {
-    let dtype = spec.dtype(options.parameter_dtype());
-    let size = match *spec.shape {
+/// What the update of these parameters together needs on a device: their gradients measured, and applied.
+pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [Needs; 2] {
+    let size = |spec: &&ParameterSpec| match *spec.shape {
         [rows, width] => (rows, width),
         _ => (1, spec.elements() as usize),
     };
+    let sizes: Vec<(usize, usize)> = specs.iter().map(size).collect();
+    let dtypes = specs.iter().map(|spec| spec.dtype(options.parameter_dtype()));
     let applied = match options.optimizer {
-        OptimizerOptions::Adamw(_) => t5_ops::adamw_needs(Path::Device, spec.elements(), dtype),
-        OptimizerOptions::Adafactor(_) => t5_ops::adafactor_needs(Path::Device, size, dtype),
+        OptimizerOptions::Adamw(_) => {
+            let elements = specs.iter().map(|spec| spec.elements());
+            t5_ops::adamw_needs(Path::Device, &elements.zip(dtypes).collect::<Vec<_>>())
+        }
+        OptimizerOptions::Adafactor(_) => {
+            t5_ops::adafactor_needs(Path::Device, &sizes.iter().copied().zip(dtypes).collect::<Vec<_>>())
+        }
     };
-    [t5_ops::square_sums_needs(Path::Device, size), applied]
+    [t5_ops::square_sums_needs(Path::Device, &sizes), applied]
 }
 
 /// Memory for saving, beside that of training. It does not depend on the model's size.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
-use t5_ops::{Rounding, SquareSums};
+use t5_ops::{AdafactorUpdate, AdamwUpdate, Rounding, SquareSums};
 
 use crate::adafactor::{self, AdafactorOptions};
 use crate::adamw::{self, AdamwOptions};
@@ -104,6 +104,19 @@ pub struct Optimizer {
     is_placed: bool,
 }
 
+/// A parameter that an update changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    /// Its number among the model's.
+    pub index: usize,
+    pub values: &'a Tensor,
+    pub gradient: &'a Tensor,
+    /// Of the gradient's squares.
+    pub sums: &'a SquareSums,
+}
+
+const MADE_OF_OPTIONS: &str = "moments are made of the options";
+
 struct Moments {
     /// Of the parameter's name: every parameter is rounded by other noise.
     key: u64,
@@ -194,29 +207,53 @@ impl Optimizer {
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        let Some(moments) = &self.moments[index] else { return Ok(()) };
-        let rounding = match self.rounding_seed {
-            Some(seed) => Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ moments.key) },
-            None => Rounding::Nearest,
-        };
-        match (&self.options, &moments.of) {
-            (OptimizerOptions::Adamw(options), Of::Adamw(moments)) => {
-                let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
-                match &self.file {
-                    Some(file) if file.holds(&moments.first) => {
-                        file.update(values, gradient, [&moments.first, &moments.second], &hyper)?;
+        self.update_each(&[Change { index, values, gradient, sums }], learning_rate, gradient_scale)
+    }
+
+    /// The same for several parameters, which a card updates together.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::update_one`]. Some parameters may be changed then, and others not.
+    pub(crate) fn update_each<'a>(
+        &'a self,
+        changes: &[Change<'a>],
+        learning_rate: f64,
+        gradient_scale: f64,
+    ) -> Result<()> {
+        let trained = changes.iter().filter_map(|change| Some((change, self.moments[change.index].as_ref()?)));
+        match &self.options {
+            OptimizerOptions::Adamw(options) => {
+                let mut together = Vec::new();
+                for (&Change { values: param, gradient: grad, .. }, of) in trained {
+                    let Of::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
+                    let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
+                    match &self.file {
+                        Some(file) if file.holds(first) => file.update(param, grad, [first, second], &hyper)?,
+                        _ => together.push(AdamwUpdate { param, grad, first, second, hyper }),
                     }
-                    _ => t5_ops::adamw(values, gradient, &moments.first, &moments.second, &hyper)?,
                 }
+                Ok(t5_ops::adamw_of_each(&together)?)
             }
-            (OptimizerOptions::Adafactor(options), Of::Adafactor(moments)) => {
-                let hyper = options.hyper(self.updates, learning_rate, gradient_scale, rounding);
-                let (second, first) = (&moments.second, moments.first.as_ref());
-                t5_ops::adafactor_with_sums(values, gradient, sums, second, first, &hyper)?;
+            OptimizerOptions::Adafactor(options) => {
+                let update = |(change, of): (&Change<'a>, &'a Moments)| {
+                    let Of::Adafactor(adafactor::Moments { second, first }) = &of.of else {
+                        unreachable!("{MADE_OF_OPTIONS}")
+                    };
+                    let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
+                    let &Change { values: param, gradient: grad, sums, .. } = change;
+                    AdafactorUpdate { param, grad, sums, second, first: first.as_ref(), hyper }
+                };
+                Ok(t5_ops::adafactor_of_each(&trained.map(update).collect::<Vec<_>>())?)
             }
-            _ => unreachable!("moments are made of the options"),
         }
-        Ok(())
+    }
+
+    /// How the parameter of this key is rounded at this update.
+    fn rounding(&self, key: u64) -> Rounding {
+        match self.rounding_seed {
+            Some(seed) => Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ key) },
+            None => Rounding::Nearest,
+        }
     }
 
     /// Counts an update of which every part was made.

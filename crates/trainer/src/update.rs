@@ -5,7 +5,7 @@ use t5::{Observer, OwnShards, T5};
 use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Change, Optimizer};
 use crate::parallel::Parallel;
 
 /// How the events of a step ended.
@@ -34,6 +34,8 @@ pub(crate) struct Update<'a> {
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
+    /// Gradients on a card, with their parameters' numbers, which wait until all of their event are handed over.
+    waiting: Vec<(usize, Tensor)>,
     scale: f64,
     /// Whether a parameter has another value, or may have.
     pub is_changed: bool,
@@ -64,6 +66,7 @@ impl<'a> Update<'a> {
             most_micro_batches: 0,
             losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
+            waiting: Vec::new(),
             scale: 1.0,
             is_changed: false,
             loss: 0.0,
@@ -78,6 +81,13 @@ impl<'a> Update<'a> {
     /// One of them has the most micro-batches.
     pub fn among(self, parallel: &'a Parallel, shards: OwnShards, most_micro_batches: usize) -> Self {
         Update { parallel: Some((parallel, shards)), most_micro_batches, ..self }
+    }
+
+    /// Whether a gradient waits for others, with which it is measured and applied at once: where it lies on a card beside its parameter,
+    /// and no other process asks for either.
+    fn waits(&self, index: usize, gradient: &Tensor) -> bool {
+        let values = self.model.parameters()[index].tensor.device();
+        self.parallel.is_none() && !values.is_cpu() && values.same_device(gradient.device())
     }
 
     /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
@@ -125,7 +135,9 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index)) {
+        if self.waits(index, gradient) {
+            self.waiting.push((index, gradient.clone()));
+        } else if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index)) {
             self.sums[index] = Some(SquareSums::of(gradient)?);
         }
         Ok(())
@@ -151,6 +163,11 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
+        // A weight that waits off the card is there for its own update alone.
+        if self.waits(index, gradient) && !self.model.has_home(index) {
+            self.waiting.push((index, gradient.clone()));
+            return Ok(());
+        }
         let owner = self.parallel.as_ref().and_then(|(parallel, _)| Some((*parallel, parallel.owner(index)?)));
         if self.sums[index].is_none() && owner.is_none() {
             return Ok(());
@@ -162,6 +179,25 @@ impl Observer<Tensor, Error> for Update<'_> {
             }
             owner.filter(|(all, _)| all.sends(index)).map_or(Ok(()), |(all, owner)| all.broadcast(owner, values))
         })
+    }
+
+    fn handed_over(&mut self) -> Result<()> {
+        let waiting = std::mem::take(&mut self.waiting);
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if self.verdict != Verdict::Made {
+            let sums = SquareSums::of_each(&waiting.iter().map(|(_, gradient)| gradient).collect::<Vec<_>>())?;
+            waiting.iter().zip(sums).for_each(|((index, _), sums)| self.sums[*index] = Some(sums));
+            return Ok(());
+        }
+        self.is_changed = true;
+        let parameters = self.model.parameters();
+        let changes = waiting.iter().filter_map(|(index, gradient)| {
+            let sums = self.sums[*index].as_ref()?;
+            Some(Change { index: *index, values: &parameters[*index].tensor, gradient, sums })
+        });
+        self.optimizer.update_each(&changes.collect::<Vec<_>>(), self.learning_rate, self.scale)
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {

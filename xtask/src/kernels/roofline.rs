@@ -105,10 +105,10 @@ fn of_updates() -> Vec<Work> {
         is_on_tensor_cores: false,
     };
     vec![
-        work("square_sums_bf16", BF16, 0, 3),
-        work("adafactor_squares_bf16_bf16", 2 * BF16, 0, 6),
-        work("adafactor_apply_bf16_bf16", 2 * BF16, BF16, 5),
-        work("adamw_bf16_bf16", 2 * BF16 + 2 * F32, BF16 + 2 * F32, 15),
+        work("square_sums, bf16", BF16, 0, 3),
+        work("adafactor_squares, bf16", 2 * BF16, 0, 6),
+        work("adafactor_apply, bf16", 2 * BF16, BF16, 5),
+        work("adamw, bf16", 2 * BF16 + 2 * F32, BF16 + 2 * F32, 15),
     ]
 }
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(forward.operations, 25_769_803_776);
         assert_eq!(of("attention_backward_keys_64").operations, 2 * forward.operations);
         assert_eq!(2 * of("attention_backward_queries_64").operations, 3 * forward.operations);
-        assert_eq!(of("adamw_").read + of("adamw_").written, 22 * 222_903_552);
+        assert_eq!(of("adamw").read + of("adamw").written, 22 * 222_903_552);
         assert_eq!(of("cross_entropy_").operations, 8 * 16_384 * 32_128);
     }
 

@@ -58,6 +58,15 @@ impl Buffer {
         buffer
     }
 
+    /// Structs with C's layout and without padding, one after the other.
+    pub fn of_entries<T: Copy>(entries: &[T]) -> Self {
+        let mut buffer = Self::new(&[size_of_val(entries)], DType::U8);
+        // SAFETY: as many bytes, each of which is written.
+        let bytes = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast(), size_of_val(entries)) };
+        buffer.contents_mut().copy_from_slice(bytes);
+        buffer
+    }
+
     fn all(&self) -> &[u8] {
         // SAFETY: the same memory, as bytes.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.words.len() * 16) }
@@ -72,6 +81,11 @@ impl Buffer {
     /// Its address, as an argument.
     pub fn pointer(&mut self) -> Argument {
         Argument::of(self.contents_mut().as_mut_ptr())
+    }
+
+    /// The same in an entry of a table.
+    pub fn address(&mut self) -> u64 {
+        self.contents_mut().as_mut_ptr() as u64
     }
 
     /// The address `bytes` behind it.

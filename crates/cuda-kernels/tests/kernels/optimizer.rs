@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use cuda_kernels::emulation::{Argument, Schedule};
 use t5_ops::{AdafactorHyper, AdamwHyper, Rounding, SecondMoment};
 
-use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers, suffix, tolerance};
+use crate::card::{Buffer, assert_close, in_every_schedule, launch, numbers, suffix, tolerance};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,198 +47,349 @@ impl Adafactor {
 const DTYPES: [(DType, DType); 4] =
     [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::BF16)];
 const KEY: u64 = 0x1234_5678_9ABC_DEF0;
+const THREADS: usize = 64;
+/// Columns of a block of `square_sums`.
+const COLUMNS: usize = 1024;
 
 fn int(n: usize) -> Argument {
     Argument::of(n as i32)
 }
 
-/// Sums of squares by row and by column, and their total.
-fn square_sums(gradient: &mut Buffer, dtype: DType, rows: usize, width: usize, schedule: Schedule) -> [Buffer; 3] {
-    const COLUMNS: usize = 1024;
-    let (rows_each, col_tiles) = (3, width.div_ceil(COLUMNS));
-    let parts = rows.div_ceil(rows_each);
-    let mut of_rows = Buffer::new(&[rows, col_tiles], DType::F32);
-    let mut of_columns = Buffer::new(&[2 * parts, width], DType::F32);
-    let shared = (2 * COLUMNS + 32) * 8;
-    let arguments =
-        [gradient.pointer(), of_rows.pointer(), of_columns.pointer(), int(rows), int(rows_each), int(width)];
-    let name = format!("square_sums_{}", suffix(dtype));
-    launch(&name, [parts, col_tiles, 1], 64, shared, &arguments, schedule);
-    let (mut row_sums, mut col_sums) = (Buffer::new(&[rows], DType::F32), Buffer::new(&[width], DType::F32));
-    let pointers = [of_rows.pointer(), of_columns.pointer(), row_sums.pointer(), col_sums.pointer()];
-    let arguments = [&pointers[..], &[int(rows), int(col_tiles), int(parts), int(width)]].concat();
-    launch("finish_square_sums", [(rows + width).div_ceil(64), 1, 1], 64, 0, &arguments, schedule);
-    let mut total = Buffer::new(&[2], DType::F32);
-    launch("total_of", [1, 1, 1], 64, 32 * 8, &[row_sums.pointer(), total.pointer(), int(rows)], schedule);
-    [row_sums, col_sums, total]
+/// (N, K), a vector as one row.
+fn size_of_matrix(t: &Tensor) -> (usize, usize) {
+    t.dims2().unwrap_or((1, t.elem_count()))
+}
+
+/// A list of f64.
+fn doubles(count: usize) -> Buffer {
+    Buffer::new(&[count], DType::F64)
+}
+
+fn floats(count: usize) -> Buffer {
+    Buffer::new(&[count], DType::F32)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Gradient {
+    values: u64,
+    of_rows: u64,
+    of_columns: u64,
+    sums: [u64; 3],
+    rows: i32,
+    rows_each: i32,
+    width: i32,
+    row_parts: i32,
+    col_parts: i32,
+    first_tile: i32,
+    first_sum: i32,
+    is_bf16: u32,
+}
+
+/// Sums of squares by row and by column, and their total, of each of some gradients.
+fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[Buffer; 3]> {
+    let rows_each = 3;
+    let (mut tiles, mut blocks) = (0, 0);
+    let (mut entries, mut scratch, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    for (tensor, gradient) in gradients {
+        let (rows, width) = size_of_matrix(tensor);
+        let (row_parts, col_parts) = (width.div_ceil(COLUMNS), rows.div_ceil(rows_each));
+        let (mut of_rows, mut of_columns) = (floats(rows * row_parts), doubles(col_parts * width));
+        let mut of = [floats(rows), floats(width), doubles(1)];
+        entries.push(Gradient {
+            values: gradient.address(),
+            of_rows: of_rows.address(),
+            of_columns: of_columns.address(),
+            sums: of.each_mut().map(Buffer::address),
+            rows: rows as i32,
+            rows_each: rows_each as i32,
+            width: width as i32,
+            row_parts: row_parts as i32,
+            col_parts: col_parts as i32,
+            first_tile: tiles as i32,
+            first_sum: blocks as i32,
+            is_bf16: u32::from(tensor.dtype() == DType::BF16),
+        });
+        tiles += row_parts * col_parts;
+        blocks += (rows + width).div_ceil(THREADS);
+        scratch.extend([of_rows, of_columns]);
+        sums.push(of);
+    }
+    let mut table = Buffer::of_entries(&entries);
+    let arguments = [table.pointer(), int(entries.len())];
+    launch("square_sums", [tiles, 1, 1], THREADS as u32, (2 * COLUMNS + 32) * 8, &arguments, schedule);
+    launch("finish_square_sums", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
+    launch("total_square_sums", [entries.len(), 1, 1], THREADS as u32, 32 * 8, &arguments[..1], schedule);
+    // Nothing beside them is written.
+    scratch.iter().for_each(|buffer| drop(buffer.tensor()));
+    sums
 }
 
 #[test]
 fn squares_are_added_by_row_by_column_and_in_all() {
-    for (rows, width) in [(1, 1), (1, 70), (37, 5), (7, 1030)] {
-        for dtype in [DType::F32, DType::BF16] {
-            let gradient = numbers(1, &[rows, width], dtype);
-            let got = in_every_schedule("square sums", |schedule| {
-                square_sums(&mut Buffer::of(&gradient), dtype, rows, width, schedule).into()
-            });
-            let squares = gradient.to_dtype(DType::F64).unwrap().sqr().unwrap();
-            assert_close("rows", &got[0], &squares.sum(1).unwrap(), 1e-6);
-            assert_close("columns", &got[1], &squares.sum(0).unwrap(), 1e-6);
-            let bits: Vec<f32> = got[2].to_vec1().unwrap();
-            let total = f64::from_bits(u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32);
-            let expected: f64 = squares.sum_all().unwrap().to_scalar().unwrap();
-            assert!((total - expected).abs() <= 1e-6 * expected, "{total} {expected}");
+    let shapes = [[1, 1], [1, 70], [37, 5], [7, 1030], [1, 2100]];
+    let gradients: Vec<Tensor> = [DType::F32, DType::BF16]
+        .iter()
+        .flat_map(|&dtype| shapes.iter().enumerate().map(move |(i, shape)| numbers(i as u64, shape, dtype)))
+        .collect();
+    let sums = |gradients: &[&Tensor]| {
+        in_every_schedule("square sums", |schedule| {
+            let mut with_buffers: Vec<_> = gradients.iter().map(|tensor| (*tensor, Buffer::of(tensor))).collect();
+            square_sums(&mut with_buffers, schedule).into_iter().flatten().collect()
+        })
+    };
+    let got = sums(&gradients.iter().collect::<Vec<_>>());
+    for (gradient, got) in gradients.iter().zip(got.chunks(3)) {
+        let squares = gradient.to_dtype(DType::F64).unwrap().sqr().unwrap();
+        assert_close("rows", &got[0], &squares.sum(1).unwrap(), 1e-6);
+        assert_close("columns", &got[1], &squares.sum(0).unwrap(), 1e-6);
+        assert_close("total", &got[2], &squares.sum_all().unwrap().reshape(1).unwrap(), 1e-6);
+        // Beside others they have the bits that they have alone.
+        for (alone, got) in sums(&[gradient]).iter().zip(got) {
+            assert_same_bits(alone, got);
         }
     }
 }
 
-/// One update by the kernels: parameter, moments.
-fn adafactor(
-    param: &Tensor,
-    grad: &Tensor,
-    second: &SecondMoment,
-    first: Option<&Tensor>,
-    h: &AdafactorHyper,
-    schedule: Schedule,
-) -> Vec<Buffer> {
-    let (rows, width) = param.dims2().unwrap_or_else(|_| (1, param.elem_count()));
-    let (mut p, mut g, mut first) = (Buffer::of(param), Buffer::of(grad), first.map(Buffer::of));
-    let (mut row_factor, mut col_factor) = (Buffer::new(&[rows], DType::F32), Buffer::new(&[width], DType::F32));
-    let hyper = Argument::of(Adafactor::of(h));
-    let moments = match second {
-        SecondMoment::Factored { row, col } => {
-            let [mut row_sums, mut col_sums, _] = square_sums(&mut g, grad.dtype(), rows, width, schedule);
-            let (mut row, mut col) = (Buffer::of(row), Buffer::of(col));
-            let pointers = [&mut row_sums, &mut col_sums, &mut row, &mut col, &mut row_factor, &mut col_factor];
-            let pointers = pointers.map(Buffer::pointer);
-            let arguments = [std::slice::from_ref(&hyper), &pointers[..], &[int(rows), int(width)]].concat();
-            launch("adafactor_factors", [1 + width.div_ceil(64), 1, 1], 64, 32 * 8, &arguments, schedule);
-            vec![row, col]
-        }
-        SecondMoment::Full(v) => {
-            let mut v = Buffer::of(v);
-            let pointers = [&mut g, &mut v, &mut row_factor, &mut col_factor].map(Buffer::pointer);
-            let arguments = [std::slice::from_ref(&hyper), &pointers[..], &[int(width)]].concat();
-            let name = format!("adafactor_factors_of_vector_{}", suffix(grad.dtype()));
-            launch(&name, [width.div_ceil(64), 1, 1], 64, 0, &arguments, schedule);
-            vec![v]
-        }
-    };
-    let rows_each = 2;
-    let parts = rows.div_ceil(rows_each);
-    let mut partial = Buffer::new(&[2, 2 * parts], DType::F32);
-    let sizes = [int(rows), int(rows_each), int(width)];
-    let names = format!("{}_{}", suffix(param.dtype()), suffix(grad.dtype()));
-    let pointers = [&mut p, &mut g, &mut row_factor, &mut col_factor, &mut partial].map(Buffer::pointer);
-    let arguments = [&pointers[..], &sizes].concat();
-    launch(&format!("adafactor_squares_{names}"), [parts, 1, 1], 64, 32 * 8, &arguments, schedule);
-    let noise = Argument::of(Noise::of(h.rounding, 0));
-    let pointers = [&mut partial, &mut p, &mut g].map(Buffer::pointer);
-    let of_first = first.as_mut().map_or_else(null, Buffer::pointer);
-    let factors = [row_factor.pointer(), col_factor.pointer()];
-    let arguments = [&[hyper, noise], &pointers[..], &[of_first], &factors, &[int(parts)], &sizes].concat();
-    launch(&format!("adafactor_apply_{names}"), [parts, 1, 1], 64, 32 * 8, &arguments, schedule);
-    [p].into_iter().chain(moments).chain(first).collect()
+#[track_caller]
+fn assert_same_bits(a: &Tensor, b: &Tensor) {
+    assert!(Buffer::of(a).bits() == Buffer::of(b).bits(), "other bits: {a} {b}");
 }
 
-#[test]
-fn adafactor_updates_as_the_cpu_does() {
-    for shape in [&[1, 1][..], &[7, 70], &[33, 5], &[70]] {
-        for (dtype, grad_dtype) in DTYPES {
-            for (beta1, rounding) in [
-                (None, Rounding::Nearest),
-                (Some(0.9), Rounding::Stochastic { key: KEY }),
-                (None, Rounding::Stochastic { key: KEY }),
-            ] {
-                let (param, grad) = (numbers(1, shape, dtype), numbers(2, shape, grad_dtype));
-                let positive = |seed, shape: &[usize]| numbers(seed, shape, DType::F32).abs().unwrap();
-                let second = match *shape {
-                    [rows, width] => SecondMoment::Factored { row: positive(3, &[rows]), col: positive(4, &[width]) },
-                    _ => SecondMoment::Full(positive(3, shape)),
-                };
-                let first = beta1.map(|_| numbers(5, shape, DType::F32));
-                let h = AdafactorHyper {
-                    beta1,
-                    rounding,
-                    beta2: 0.4,
-                    learning_rate: 0.05,
-                    weight_decay: 0.1,
-                    gradient_scale: 0.7,
-                    ..AdafactorHyper::default()
-                };
-                let what = format!("{shape:?} {dtype:?} {grad_dtype:?} {h:?}");
-                let got = in_every_schedule(&what, |schedule| {
-                    adafactor(&param, &grad, &second, first.as_ref(), &h, schedule)
-                });
-                t5_ops::adafactor(&param, &grad, &second, first.as_ref(), &h).unwrap();
-                let moments = match &second {
-                    SecondMoment::Factored { row, col } => vec![row, col],
-                    SecondMoment::Full(v) => vec![v],
-                };
-                assert_close(&format!("{what} parameter"), &got[0], &param, tolerance(dtype));
-                for (got, expected) in got[1..].iter().zip(moments.into_iter().chain(&first)) {
-                    assert_close(&format!("{what} moment"), got, expected, 2e-6);
-                }
-            }
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Parameter {
+    values: u64,
+    gradient: u64,
+    first_moment: u64,
+    noise: Noise,
+    rows: i32,
+    rows_each: i32,
+    width: i32,
+    first_part: i32,
+    is_bf16: u32,
+    has_bf16_gradient: u32,
+}
+
+/// A parameter that is updated.
+struct Case {
+    param: Tensor,
+    grad: Tensor,
+    first: Option<Tensor>,
+    second: SecondMoment,
+    rounding: Rounding,
+}
+
+impl Case {
+    /// Of this shape, with a second moment of Adafactor's, or of AdamW's where it is whole.
+    fn new(shape: &[usize], (dtype, grad_dtype): (DType, DType), first: bool, whole: bool, rounding: Rounding) -> Self {
+        let positive = |seed, shape: &[usize]| numbers(seed, shape, DType::F32).abs().unwrap();
+        let second = match *shape {
+            [rows, width] if !whole => SecondMoment::Factored { row: positive(3, &[rows]), col: positive(4, &[width]) },
+            _ => SecondMoment::Full(positive(3, shape)),
+        };
+        let (param, grad) = (numbers(1, shape, dtype), numbers(2, shape, grad_dtype));
+        Self { param, grad, first: first.then(|| numbers(5, shape, DType::F32)), second, rounding }
+    }
+
+    fn moments(&self) -> Vec<&Tensor> {
+        match &self.second {
+            SecondMoment::Factored { row, col } => [row, col].into_iter().chain(&self.first).collect(),
+            SecondMoment::Full(v) => [v].into_iter().chain(&self.first).collect(),
+        }
+    }
+}
+
+/// The memory of a case on the card: parameter and gradient, and the moments.
+struct OnCard {
+    param: Buffer,
+    grad: Buffer,
+    moments: Vec<Buffer>,
+}
+
+impl OnCard {
+    fn of(case: &Case) -> Self {
+        let moments = case.moments().into_iter().map(Buffer::of).collect();
+        Self { param: Buffer::of(&case.param), grad: Buffer::of(&case.grad), moments }
+    }
+
+    /// Its entry, whose blocks begin at `blocks`, which then are behind them.
+    fn parameter(&mut self, case: &Case, first_row: usize, blocks: &mut usize) -> Parameter {
+        let ((rows, width), rows_each) = (size_of_matrix(&case.param), 2);
+        let first_part = *blocks as i32;
+        *blocks += rows.div_ceil(rows_each);
+        Parameter {
+            values: self.param.address(),
+            gradient: self.grad.address(),
+            first_moment: case.first.as_ref().and(self.moments.last_mut()).map_or(0, Buffer::address),
+            noise: Noise::of(case.rounding, first_row),
+            rows: rows as i32,
+            rows_each: rows_each as i32,
+            width: width as i32,
+            first_part,
+            is_bf16: u32::from(case.param.dtype() == DType::BF16),
+            has_bf16_gradient: u32::from(case.grad.dtype() == DType::BF16),
         }
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Adamw {
+struct Factored {
+    parameter: Parameter,
+    hyper: Adafactor,
+    moments: [u64; 2],
+    sums: [u64; 2],
+    factors: [u64; 2],
+    partial: u64,
+    parts: i32,
+    first_factor: i32,
+}
+
+/// An update of each by the kernels: parameter and moments.
+fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: Schedule) -> Vec<Buffer> {
+    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
+    let mut gradients: Vec<_> = cases.iter().map(|case| (&case.grad, Buffer::of(&case.grad))).collect();
+    let mut sums = square_sums(&mut gradients, schedule);
+    let (mut of_factors, mut of_parts) = (0, 0);
+    let (mut entries, mut scratch) = (Vec::new(), Vec::new());
+    for ((case, on_card), sums) in cases.iter().zip(&mut on_card).zip(&mut sums) {
+        let (rows, width) = size_of_matrix(&case.param);
+        let first_factor = of_factors as i32;
+        let before = of_parts;
+        let parameter = on_card.parameter(case, 0, &mut of_parts);
+        let parts = of_parts - before;
+        let is_factored = matches!(case.second, SecondMoment::Factored { .. });
+        of_factors += width.div_ceil(THREADS) + usize::from(is_factored);
+        let [of_rows, of_columns, _] = sums;
+        let mut factors = [floats(rows), floats(width), doubles(2 * parts)];
+        let [row_factor, col_factor, partial] = factors.each_mut().map(Buffer::address);
+        let moments = match is_factored {
+            true => [on_card.moments[0].address(), on_card.moments[1].address()],
+            false => [0, on_card.moments[0].address()],
+        };
+        let hyper = Adafactor::of(&hyper(case));
+        let (sums, factors_at) = ([of_rows.address(), of_columns.address()], [row_factor, col_factor]);
+        let parts = parts as i32;
+        entries.push(Factored { parameter, hyper, moments, sums, factors: factors_at, partial, parts, first_factor });
+        scratch.extend(factors);
+    }
+    let mut table = Buffer::of_entries(&entries);
+    let arguments = [table.pointer(), int(entries.len())];
+    for (name, blocks) in
+        [("adafactor_factors", of_factors), ("adafactor_squares", of_parts), ("adafactor_apply", of_parts)]
+    {
+        launch(name, [blocks, 1, 1], THREADS as u32, 32 * 8, &arguments, schedule);
+    }
+    scratch.iter().for_each(|buffer| drop(buffer.tensor()));
+    on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
+}
+
+/// Compares parameters and moments after an update with those of the CPU.
+#[track_caller]
+fn assert_updated(cases: &[Case], got: &[Tensor]) {
+    let mut got = got.iter();
+    for case in cases {
+        let what = format!("{:?} {:?} {:?}", case.param.shape(), case.param.dtype(), case.grad.dtype());
+        let parameter = got.next().expect("a parameter");
+        assert_close(&format!("{what} parameter"), parameter, &case.param, tolerance(case.param.dtype()));
+        for expected in case.moments() {
+            assert_close(&format!("{what} moment"), got.next().expect("a moment"), expected, 2e-6);
+        }
+    }
+}
+
+#[test]
+fn adafactor_updates_as_the_cpu_does() {
+    let ways = [
+        (None, Rounding::Nearest),
+        (Some(0.9), Rounding::Stochastic { key: KEY }),
+        (None, Rounding::Stochastic { key: KEY + 1 }),
+    ];
+    for (beta1, rounding) in ways {
+        let hyper = |case: &Case| AdafactorHyper {
+            beta1,
+            rounding: case.rounding,
+            beta2: 0.4,
+            // Each has its own numbers.
+            learning_rate: 0.05 * case.param.elem_count() as f64,
+            weight_decay: 0.1,
+            gradient_scale: 0.7,
+            ..AdafactorHyper::default()
+        };
+        let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70]]
+            .iter()
+            .flat_map(|shape| DTYPES.map(|dtypes| Case::new(shape, dtypes, beta1.is_some(), false, rounding)))
+            .collect();
+        let got = in_every_schedule("adafactor", |schedule| adafactor(&cases, hyper, schedule));
+        for (i, case) in cases.iter().enumerate().step_by(3) {
+            let each = 1 + cases[i].moments().len();
+            let from: usize = cases[..i].iter().map(|case| 1 + case.moments().len()).sum();
+            let alone = adafactor(std::slice::from_ref(case), hyper, Schedule::all().next().expect("a schedule"));
+            for (alone, got) in alone.iter().zip(&got[from..from + each]) {
+                assert_same_bits(&alone.tensor(), got);
+            }
+        }
+        for case in &cases {
+            t5_ops::adafactor(&case.param, &case.grad, &case.second, case.first.as_ref(), &hyper(case)).unwrap();
+        }
+        assert_updated(&cases, &got);
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Decayed {
+    parameter: Parameter,
     numbers: [f32; 9],
+    unused: u32,
+    second_moment: u64,
+}
+
+fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
+    let corrections = [h.beta1, h.beta2].map(|beta| 1.0 - beta.powi(h.update as i32));
+    let numbers = [
+        h.gradient_scale,
+        h.beta1,
+        h.beta2,
+        1.0 - h.beta1,
+        1.0 - h.beta2,
+        h.learning_rate / corrections[0],
+        corrections[1].sqrt(),
+        h.eps,
+        1.0 - h.learning_rate * h.weight_decay,
+    ];
+    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
+    let mut blocks = 0;
+    let entry = |(case, on_card): (&Case, &mut OnCard)| Decayed {
+        parameter: on_card.parameter(case, h.first_row, &mut blocks),
+        numbers: numbers.map(|x| x as f32),
+        unused: 0,
+        second_moment: on_card.moments[0].address(),
+    };
+    let entries: Vec<Decayed> = cases.iter().zip(&mut on_card).map(entry).collect();
+    let mut table = Buffer::of_entries(&entries);
+    let arguments = [table.pointer(), int(entries.len())];
+    launch("adamw", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
+    on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
 }
 
 #[test]
 fn adamw_updates_as_the_cpu_does() {
-    for shape in [[1, 70], [7, 5]] {
-        for (dtype, grad_dtype) in DTYPES {
-            for rounding in [Rounding::Nearest, Rounding::Stochastic { key: KEY }] {
-                let (param, grad) = (numbers(1, &shape, dtype), numbers(2, &shape, grad_dtype));
-                let (first, second) = (numbers(3, &shape, DType::F32), numbers(4, &shape, DType::F32).abs().unwrap());
-                let h = AdamwHyper {
-                    rounding,
-                    update: 3,
-                    learning_rate: 0.05,
-                    gradient_scale: 0.7,
-                    first_row: 2,
-                    ..AdamwHyper::default()
-                };
-                let what = format!("{shape:?} {dtype:?} {grad_dtype:?} {rounding:?}");
-                let got = in_every_schedule(&what, |schedule| {
-                    let mut buffers = [&param, &grad, &first, &second].map(Buffer::of);
-                    let corrections = [h.beta1, h.beta2].map(|beta| 1.0 - beta.powi(3));
-                    let numbers = [
-                        h.gradient_scale,
-                        h.beta1,
-                        h.beta2,
-                        1.0 - h.beta1,
-                        1.0 - h.beta2,
-                        h.learning_rate / corrections[0],
-                        corrections[1].sqrt(),
-                        h.eps,
-                        1.0 - h.learning_rate * h.weight_decay,
-                    ];
-                    let hyper = Argument::of(Adamw { numbers: numbers.map(|x| x as f32) });
-                    let pointers = buffers.each_mut().map(Buffer::pointer);
-                    let sizes = [int(shape[0]), int(3), int(shape[1])];
-                    let noise = Argument::of(Noise::of(h.rounding, h.first_row));
-                    let arguments = [&[hyper, noise], &pointers[..], &sizes].concat();
-                    let name = format!("adamw_{}_{}", suffix(dtype), suffix(grad_dtype));
-                    launch(&name, [shape[0].div_ceil(3), 1, 1], 64, 0, &arguments, schedule);
-                    let [param, _, first, second] = buffers;
-                    vec![param, first, second]
-                });
-                t5_ops::adamw(&param, &grad, &first, &second, &h).unwrap();
-                for (got, (expected, within)) in
-                    got.iter().zip([(&param, tolerance(dtype)), (&first, 2e-6), (&second, 2e-6)])
-                {
-                    assert_close(&what, got, expected, within);
-                }
-            }
-        }
+    let ways = [Rounding::Nearest, Rounding::Stochastic { key: KEY }];
+    let cases: Vec<Case> = [[1, 70], [7, 5]]
+        .iter()
+        .flat_map(|shape| ways.map(|rounding| DTYPES.map(|dtypes| Case::new(shape, dtypes, true, true, rounding))))
+        .flatten()
+        .collect();
+    let h = AdamwHyper { update: 3, learning_rate: 0.05, gradient_scale: 0.7, first_row: 2, ..AdamwHyper::default() };
+    let got = in_every_schedule("adamw", |schedule| adamw(&cases, &h, schedule));
+    for Case { param, grad, first, second, rounding } in &cases {
+        let (Some(first), SecondMoment::Full(second)) = (first, second) else { unreachable!("two whole moments") };
+        let hyper = AdamwHyper { rounding: *rounding, ..h };
+        t5_ops::adamw(param, grad, first, second, &hyper).unwrap();
     }
+    assert_updated(&cases, &got);
 }
 
 #[test]

@@ -16,3 +16,4 @@ pub(crate) mod norm;
 pub(crate) mod reduce;
 pub(crate) mod relative_bias;
 pub(crate) mod rounding;
+pub(crate) mod together;

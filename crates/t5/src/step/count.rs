@@ -240,12 +240,12 @@ impl Counter {
         self.has_weights_elsewhere || levers.has_weights_on_disk()
     }
 
-    /// The same for tensors on a device, where every operation is a composition of candle's. `handed_over` are the bytes that
-    /// whoever trains holds while the gradient of a parameter is handed over: to be measured, and to be applied.
+    /// The same for tensors on a device. `handed_over` are the bytes that whoever trains holds while the gradients of these parameters
+    /// are handed over together: to be measured, and to be applied.
     #[must_use]
-    pub fn on_device(self, handed_over: &dyn Fn(&ParameterSpec) -> [u64; 2]) -> Counter {
+    pub fn on_device(self, handed_over: &dyn Fn(&[&ParameterSpec]) -> [u64; 2]) -> Counter {
         self.rehearsal.ledger().move_to_device();
-        let handed_over = HandedOver::new(self.trained.specs().iter().map(|spec| (spec.part, handed_over(spec))));
+        let handed_over = HandedOver::new(self.trained.specs(), handed_over);
         Counter { handed_over, ..self }
     }
 

@@ -82,6 +82,15 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
+    /// All gradients of an event have been handed over to be measured, or to be applied. Until then they stay as they are, so that an
+    /// observer may keep them and work on all of them together.
+    ///
+    /// # Errors
+    /// The caller's. Some parameters may be changed then, and others not.
+    fn handed_over(&mut self) -> Result<(), E> {
+        Ok(())
+    }
+
     /// In the place of [`Observer::apply`], where another process holds the gradient: all of them are here with this parameter.
     ///
     /// # Errors

@@ -468,7 +468,7 @@ impl<'a, T: Ops> Step<'a, T> {
                 Then::Free => drop(grads.take(index)),
             }
         }
-        Ok(())
+        observer.handed_over()
     }
 
     fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
@@ -508,6 +508,8 @@ impl<'a, T: Ops> Step<'a, T> {
             };
             let gradient = files.get(stored, waiting.peek().and_then(|(_, next)| next.as_ref()))?;
             observer.apply(index, &gradient)?;
+            // They come back one by one, and no two are in memory for longer than it takes to read one ahead.
+            observer.handed_over()?;
         }
         Ok(())
     }

@@ -1,22 +1,22 @@
-//! The update on a card: four kernels a parameter, and nothing is read back. What a step decides on the CPU, the clipping factor of the
-//! global norm, comes from sums that are measured before.
+//! Sums of squares and updates on a card: three kernels for the sums of many gradients, and three for the updates of many parameters.
+//! Nothing is read back. What a step decides on the CPU, the clipping factor of the global norm, comes from sums that are measured before.
 
 use std::cell::RefCell;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use super::{AdafactorHyper, COLUMNS, PARTS, SecondMoment, rows_of_part};
-use crate::cuda::{Kernel, Module, suffix, unwritten};
-use crate::ops::rounding::cuda::Noise;
-
-const THREADS: u32 = 256;
-/// Shared memory of a sum over a block.
-const OF_SUM: usize = 32 * size_of::<f64>();
+use super::{
+    AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, parts_of_columns,
+    rows_of_part, scratch_of_gradient, scratch_of_parameter,
+};
+use crate::cuda::{Kernel, Module, Scratch, address, count, table, unwritten};
+use crate::ops::together::cuda::{OF_SUM, Parameter, THREADS, contiguous};
+use crate::ops::together::{groups, of_piece, rows_of_block};
 
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSums {
-    /// By row (N), f32.
+    /// By row (N), f32: part of a list of many gradients.
     row: Tensor,
     /// By column (K), f32.
     col: Tensor,
@@ -31,15 +31,17 @@ struct Place {
     index: usize,
 }
 
+thread_local! {
+    /// The next number of this thread's list.
+    static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
+}
+
 impl Place {
     /// As many as a step of a large model needs.
     const LENGTH: usize = 1024;
 
     /// The next one of this thread's list.
     fn next(device: &Device) -> Result<Self> {
-        thread_local! {
-            static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
-        }
         NEXT.with_borrow_mut(|next| {
             let is_usable = |place: &Place| place.index < Self::LENGTH && place.list.device().same_device(device);
             let place = match next.take().filter(is_usable) {
@@ -51,17 +53,18 @@ impl Place {
         })
     }
 
-    fn tensor(&self) -> Result<Tensor> {
-        self.list.narrow(0, self.index, 1)
+    fn address(&self) -> Result<u64> {
+        address(&self.list.narrow(0, self.index, 1)?)
     }
 }
 
-/// The totals of some gradients.
+/// The totals of some gradients. The next ones begin a new list, so that each step reads as many lists as the others.
 pub(crate) fn totals<'a>(sums: impl IntoIterator<Item = &'a DeviceSums>) -> Result<Vec<f64>> {
     let mut read: Option<(&Tensor, Vec<f64>)> = None;
     let total = |sums: &'a DeviceSums| {
         let Place { list, index } = &sums.total;
         if read.as_ref().is_none_or(|(of, _)| of.id() != list.id()) {
+            NEXT.set(None);
             read = Some((list, list.to_vec1()?));
         }
         Ok(read.as_ref().map_or(f64::NAN, |(_, values)| values[*index]))
@@ -74,34 +77,83 @@ fn rows_and_width(t: &Tensor) -> (usize, usize) {
     t.dims2().unwrap_or((1, t.elem_count()))
 }
 
-pub(super) fn square_sums_of(grad: &Tensor) -> Result<DeviceSums> {
-    let (rows, width) = rows_and_width(grad);
-    let (grad, device) = (grad.contiguous()?, grad.device());
-    let rows_each = rows_of_part(rows);
-    let (parts, tiles) = (rows.div_ceil(rows_each), width.div_ceil(COLUMNS));
-    let of_rows = unwritten((rows, tiles), DType::F32, device)?;
-    let of_columns = unwritten((parts, width), DType::F64, device)?;
-    let kernel = Kernel::new(device, Module::Optimizer, format!("square_sums_{}", suffix(grad.dtype())))?;
-    let kernel =
-        kernel.tensor(&grad)?.tensor(&of_rows)?.tensor(&of_columns)?.size(rows)?.size(rows_each)?.size(width)?;
-    let shared = (2 * COLUMNS + 32) * size_of::<f64>();
-    // SAFETY: a block for each part of the rows and each tile of columns, with a place of its own in the partial sums.
-    unsafe { kernel.launch([parts, tiles, 1], THREADS, shared)? };
-    let (row, col) = (unwritten(rows, DType::F32, device)?, unwritten(width, DType::F32, device)?);
-    let kernel = Kernel::new(device, Module::Optimizer, "finish_square_sums")?;
-    let kernel = kernel.tensor(&of_rows)?.tensor(&of_columns)?.tensor(&row)?.tensor(&col)?;
-    let kernel = kernel.size(rows)?.size(tiles)?.size(parts)?.size(width)?;
-    // SAFETY: a thread for each sum.
-    unsafe { kernel.launch([(rows + width).div_ceil(THREADS as usize), 1, 1], THREADS, 0)? };
-    let total = Place::next(device)?;
-    let kernel = Kernel::new(device, Module::Optimizer, "total_of")?;
-    let kernel = kernel.tensor(&row)?.tensor(&total.tensor()?)?.size(rows)?;
-    // SAFETY: one block adds the sums of all rows.
-    unsafe { kernel.launch([1, 1, 1], THREADS, OF_SUM)? };
-    Ok(DeviceSums { row, col, total })
+/// `Gradient` of `optimizer.cu`, which has no padding.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Gradient {
+    values: u64,
+    of_rows: u64,
+    of_columns: u64,
+    row_sums: u64,
+    col_sums: u64,
+    total: u64,
+    rows: i32,
+    rows_each: i32,
+    width: i32,
+    row_parts: i32,
+    col_parts: i32,
+    first_tile: i32,
+    first_sum: i32,
+    is_bf16: u32,
 }
 
-/// What the kernels know of an update.
+/// The sums of gradients on one card, in their order.
+pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
+    let bytes = |gradient: &&Tensor| scratch_of_gradient(rows_and_width(gradient)) + GRADIENT_BYTES;
+    let groups = groups(&gradients.iter().map(bytes).collect::<Vec<_>>());
+    let sums: Vec<_> =
+        groups.into_iter().map(|group| square_sums_of_group(&gradients[group])).collect::<Result<_>>()?;
+    Ok(sums.concat())
+}
+
+fn square_sums_of_group(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
+    const { assert!(size_of::<Gradient>() as u64 == GRADIENT_BYTES) };
+    let device = gradients[0].device();
+    let sizes = gradients.iter().map(|gradient| rows_and_width(gradient));
+    let mut scratch = Scratch::new(sizes.clone().map(scratch_of_gradient).sum(), device)?;
+    let of_sums = |size: usize| of_piece((size * size_of::<f32>()) as u64);
+    let mut results = Scratch::new(sizes.map(|(rows, width)| of_sums(rows) + of_sums(width)).sum(), device)?;
+    let (mut tiles, mut blocks) = (0, 0);
+    let (mut entries, mut sums) = (Vec::new(), Vec::new());
+    let gradients = contiguous(gradients.iter().copied())?;
+    for gradient in &gradients {
+        let (rows, width) = rows_and_width(gradient);
+        let (row_parts, col_parts) = (width.div_ceil(COLUMNS), parts_of_columns(rows));
+        let of = DeviceSums { row: results.floats(rows)?, col: results.floats(width)?, total: Place::next(device)? };
+        entries.push(Gradient {
+            values: address(gradient)?,
+            of_rows: scratch.piece((rows * row_parts * size_of::<f32>()) as u64)?,
+            of_columns: scratch.piece((col_parts * width * size_of::<f64>()) as u64)?,
+            row_sums: address(&of.row)?,
+            col_sums: address(&of.col)?,
+            total: of.total.address()?,
+            rows: count(rows)?,
+            rows_each: count(rows_of_part(rows))?,
+            width: count(width)?,
+            row_parts: count(row_parts)?,
+            col_parts: count(col_parts)?,
+            first_tile: count(tiles)?,
+            first_sum: count(blocks)?,
+            is_bf16: u32::from(gradient.dtype() == DType::BF16),
+        });
+        tiles += row_parts * col_parts;
+        blocks += (rows + width).div_ceil(THREADS as usize);
+        sums.push(of);
+    }
+    // SAFETY: an entry has no padding.
+    let table = unsafe { table(&entries, device)? };
+    let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table);
+    let shared = (2 * COLUMNS + 32) * size_of::<f64>();
+    // SAFETY: a table of so many entries, and a block for each part of the rows and each tile of columns, with places of their own.
+    unsafe { kernel("square_sums")?.size(entries.len())?.launch([tiles, 1, 1], THREADS, shared)? };
+    // SAFETY: a thread for each sum.
+    unsafe { kernel("finish_square_sums")?.size(entries.len())?.launch([blocks, 1, 1], THREADS, 0)? };
+    // SAFETY: a block for each gradient adds the sums of all its rows.
+    unsafe { kernel("total_square_sums")?.launch([entries.len(), 1, 1], THREADS, OF_SUM)? };
+    Ok(sums)
+}
+
+/// What the kernels know of an update: `Adafactor` of `optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Hyper {
@@ -134,55 +186,88 @@ impl Hyper {
     }
 }
 
-pub(super) fn adafactor(
-    param: &Tensor,
-    grad: &Tensor,
-    sums: &DeviceSums,
-    second: &SecondMoment,
-    first: Option<&Tensor>,
-    h: &AdafactorHyper,
-) -> Result<()> {
-    let ((rows, width), device) = (rows_and_width(param), param.device());
-    let grad = grad.contiguous()?;
-    let hyper = Hyper::of(h);
-    let (row_factor, col_factor) = (unwritten(rows, DType::F32, device)?, unwritten(width, DType::F32, device)?);
-    match second {
-        SecondMoment::Factored { row, col } => {
-            if (sums.row.elem_count(), sums.col.elem_count()) != (rows, width) {
-                let got = (sums.row.elem_count(), sums.col.elem_count());
-                bail!("adafactor: expected the sums of this gradient, got those of {} x {}", got.0, got.1)
-            }
-            let kernel = Kernel::new(device, Module::Optimizer, "adafactor_factors")?.value(hyper);
-            let kernel = kernel.tensor(&sums.row)?.tensor(&sums.col)?.tensor(row)?.tensor(col)?;
-            let kernel = kernel.tensor(&row_factor)?.tensor(&col_factor)?.size(rows)?.size(width)?;
-            // SAFETY: one block for the rows, and a thread for each column.
-            unsafe { kernel.launch([1 + width.div_ceil(THREADS as usize), 1, 1], THREADS, OF_SUM)? };
-        }
-        SecondMoment::Full(v) => {
-            let name = format!("adafactor_factors_of_vector_{}", suffix(grad.dtype()));
-            let kernel = Kernel::new(device, Module::Optimizer, name)?.value(hyper);
-            let kernel = kernel.tensor(&grad)?.tensor(v)?.tensor(&row_factor)?.tensor(&col_factor)?.size(width)?;
-            // SAFETY: a thread for each element of the vector.
-            unsafe { kernel.launch([width.div_ceil(THREADS as usize), 1, 1], THREADS, 0)? };
-        }
-    }
-    let rows_each = rows_of_block(rows);
-    let parts = rows.div_ceil(rows_each);
-    let partial = unwritten((2, parts), DType::F64, device)?;
-    let suffixes = format!("{}_{}", suffix(param.dtype()), suffix(grad.dtype()));
-    let kernel = Kernel::new(device, Module::Optimizer, format!("adafactor_squares_{suffixes}"))?;
-    let kernel = kernel.tensor(param)?.tensor(&grad)?.tensor(&row_factor)?.tensor(&col_factor)?.tensor(&partial)?;
-    // SAFETY: parameter and gradient are matrices of these rows; each block has two partial sums.
-    unsafe { kernel.size(rows)?.size(rows_each)?.size(width)?.launch([parts, 1, 1], THREADS, OF_SUM)? };
-    let kernel = Kernel::new(device, Module::Optimizer, format!("adafactor_apply_{suffixes}"))?;
-    let kernel = kernel.value(hyper).value(Noise::of(h.rounding, 0)).tensor(&partial)?.tensor(param)?.tensor(&grad)?;
-    let kernel = kernel.tensor_or_null(first)?.tensor(&row_factor)?.tensor(&col_factor)?;
-    let kernel = kernel.size(parts)?.size(rows)?.size(rows_each)?.size(width)?;
-    // SAFETY: as above.
-    unsafe { kernel.launch([parts, 1, 1], THREADS, OF_SUM) }
+/// `Factored` of `optimizer.cu`, which has no padding.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Factored {
+    parameter: Parameter,
+    hyper: Hyper,
+    row: u64,
+    col: u64,
+    row_sums: u64,
+    col_sums: u64,
+    row_factor: u64,
+    col_factor: u64,
+    partial: u64,
+    parts: i32,
+    first_factor: i32,
 }
 
-/// Rows that a block updates: enough blocks for the largest card, and few enough that each can add all their sums.
-pub(crate) fn rows_of_block(rows: usize) -> usize {
-    rows.div_ceil(2 * PARTS).max(1)
+/// Updates parameters of one card.
+pub(super) fn adafactor(updates: &[AdafactorUpdate]) -> Result<()> {
+    let bytes = |update: &AdafactorUpdate| scratch_of_parameter(rows_and_width(update.param)) + PARAMETER_BYTES;
+    let groups = groups(&updates.iter().map(bytes).collect::<Vec<_>>());
+    groups.into_iter().try_for_each(|group| adafactor_of_group(&updates[group]))
+}
+
+fn adafactor_of_group(updates: &[AdafactorUpdate]) -> Result<()> {
+    const { assert!(size_of::<Factored>() as u64 == PARAMETER_BYTES) };
+    let device = updates[0].param.device();
+    let gradients = contiguous(updates.iter().map(|update| update.grad))?;
+    let sizes = updates.iter().map(|update| rows_and_width(update.param));
+    let mut scratch = Scratch::new(sizes.map(scratch_of_parameter).sum(), device)?;
+    let (mut of_factors, mut of_parts) = (0, 0);
+    let mut entries = Vec::new();
+    for (update, gradient) in updates.iter().zip(&gradients) {
+        let (rows, width) = rows_and_width(update.param);
+        let parts = rows.div_ceil(rows_of_block(rows));
+        let first_factor = count(of_factors)?;
+        of_factors += width.div_ceil(THREADS as usize);
+        let (row, col, [row_sums, col_sums]) = match update.second {
+            SecondMoment::Factored { row, col } => {
+                of_factors += 1;
+                (address(row)?, address(col)?, sums_of(update, (rows, width))?)
+            }
+            SecondMoment::Full(v) => (0, address(v)?, [0; 2]),
+        };
+        let of_f32 = |count: usize| (count * size_of::<f32>()) as u64;
+        let noise = (update.hyper.rounding, 0);
+        let pair = [update.param, gradient];
+        entries.push(Factored {
+            parameter: Parameter::next(pair, update.first, (rows, width), noise, &mut of_parts)?,
+            hyper: Hyper::of(&update.hyper),
+            row,
+            col,
+            row_sums,
+            col_sums,
+            row_factor: scratch.piece(of_f32(rows))?,
+            col_factor: scratch.piece(of_f32(width))?,
+            partial: scratch.piece((2 * parts * size_of::<f64>()) as u64)?,
+            parts: count(parts)?,
+            first_factor,
+        });
+    }
+    // SAFETY: an entry has no padding.
+    let table = unsafe { table(&entries, device)? };
+    for (name, blocks) in
+        [("adafactor_factors", of_factors), ("adafactor_squares", of_parts), ("adafactor_apply", of_parts)]
+    {
+        let kernel = Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(entries.len())?;
+        // SAFETY: a table of so many entries, each of matrices and moments of its size, in whose blocks every row and column is once.
+        unsafe { kernel.launch([blocks, 1, 1], THREADS, OF_SUM)? };
+    }
+    Ok(())
+}
+
+/// Where the sums by row and by column of an update's gradient lie.
+fn sums_of(update: &AdafactorUpdate, size: (usize, usize)) -> Result<[u64; 2]> {
+    match &update.sums.on_device {
+        Some(sums) if (sums.row.elem_count(), sums.col.elem_count()) == size => {
+            Ok([address(&sums.row)?, address(&sums.col)?])
+        }
+        sums => {
+            let got = sums.as_ref().map(|sums| (sums.row.elem_count(), sums.col.elem_count()));
+            bail!("adafactor: expected the sums of a gradient of {size:?}, got those of {got:?}")
+        }
+    }
 }

@@ -29,6 +29,7 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{Needs, elements};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
+use crate::ops::together::{most_of_a_group, of_piece, rows_of_block};
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
@@ -106,10 +107,28 @@ impl SquareSums {
             Path::Cpu => cpu::square_sums_of(grad),
             #[cfg(feature = "cuda")]
             Path::Device if grad.elem_count() > 0 && crate::cuda::takes([grad]) => {
-                Ok(Self { on_device: Some(cuda::square_sums_of(grad)?), ..Self::new(0.0, None) })
+                let sums = cuda::square_sums_of(&[grad])?.pop();
+                Ok(Self { on_device: sums, ..Self::new(0.0, None) })
             }
             Path::Reference | Path::Device => Ok(Self::new(square_sum(grad)?, None)),
         }
+    }
+
+    /// The sums of each gradient, in their order. A card works on all of them together.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn of_each(gradients: &[&Tensor]) -> Result<Vec<Self>> {
+        #[cfg(feature = "cuda")]
+        if !gradients.is_empty()
+            && gradients.iter().all(|g| g.elem_count() > 0)
+            && crate::cuda::takes(gradients.iter().copied())
+        {
+            let _span = tracing::debug_span!("square_sums").entered();
+            let on_device = cuda::square_sums_of(gradients)?.into_iter();
+            return Ok(on_device.map(|sums| Self { on_device: Some(sums), ..Self::new(0.0, None) }).collect());
+        }
+        gradients.iter().map(|gradient| Self::of(gradient)).collect()
     }
 
     fn new(total: f64, factored: Option<(Vec<f32>, Vec<f32>)>) -> Self {
@@ -177,26 +196,82 @@ pub fn adafactor_with_sums(
     first: Option<&Tensor>,
     h: &AdafactorHyper,
 ) -> Result<()> {
+    adafactor_of_each(&[AdafactorUpdate { param, grad, sums, second, first, hyper: *h }])
+}
+
+/// The update of one of several parameters, as [`adafactor_with_sums`] takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdafactorUpdate<'a> {
+    /// The parameter.
+    pub param: &'a Tensor,
+    /// Its gradient, of the same shape.
+    pub grad: &'a Tensor,
+    /// The sums of the gradient's squares.
+    pub sums: &'a SquareSums,
+    /// The second moment.
+    pub second: &'a SecondMoment,
+    /// The first moment, exactly where `beta1` is set.
+    pub first: Option<&'a Tensor>,
+    /// The numbers of this parameter's update.
+    pub hyper: AdafactorHyper,
+}
+
+/// [`adafactor_with_sums`] of each parameter. A card works on all of them together; no two may share memory.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit each other. Some parameters may be changed then, and others not.
+pub fn adafactor_of_each(updates: &[AdafactorUpdate]) -> Result<()> {
     let _span = tracing::debug_span!("adafactor").entered();
-    check(param, grad, second, first, h)?;
-    let moments: Vec<&Tensor> = match second {
-        SecondMoment::Factored { row, col } => [row, col].into_iter().chain(first).collect(),
-        SecondMoment::Full(v) => [v].into_iter().chain(first).collect(),
-    };
-    let is_full = matches!(second, SecondMoment::Full(_));
-    let are_taken =
-        moments.iter().all(|t| t.dtype() == DType::F32) && (is_full || param.rank() == 2) && param.elem_count() > 0;
-    let takes = are_taken && moments.iter().all(|t| t.device().is_cpu());
+    updates.iter().try_for_each(AdafactorUpdate::check)?;
     #[cfg(feature = "cuda")]
-    if let Some(sums) = &sums.on_device
-        && are_taken
-        && crate::cuda::takes([param, grad].into_iter().chain(moments))
-    {
-        return cuda::adafactor(param, grad, sums, second, first, h);
+    if updates.iter().all(AdafactorUpdate::is_for_card) && are_on_one_card(updates) {
+        return cuda::adafactor(updates);
     }
-    match Path::of(&[param, grad]).provided(takes) {
-        Path::Cpu => cpu::adafactor(param, grad, sums, second, first, h),
-        Path::Reference | Path::Device => reference::adafactor(param, grad, second, first, h),
+    updates.iter().try_for_each(AdafactorUpdate::make)
+}
+
+/// Whether kernels for a card take all of them together.
+#[cfg(feature = "cuda")]
+fn are_on_one_card(updates: &[AdafactorUpdate]) -> bool {
+    let tensors = updates.iter().flat_map(|update| [update.param, update.grad].into_iter().chain(update.moments()));
+    crate::cuda::takes(tensors)
+}
+
+impl AdafactorUpdate<'_> {
+    fn moments(&self) -> Vec<&Tensor> {
+        match self.second {
+            SecondMoment::Factored { row, col } => [row, col].into_iter().chain(self.first).collect(),
+            SecondMoment::Full(v) => [v].into_iter().chain(self.first).collect(),
+        }
+    }
+
+    /// Whether shapes and dtypes are those of kernels.
+    fn fits_kernels(&self) -> bool {
+        let is_full = matches!(self.second, SecondMoment::Full(_));
+        let are_f32 = self.moments().iter().all(|t| t.dtype() == DType::F32);
+        are_f32 && (is_full || self.param.rank() == 2) && self.param.elem_count() > 0
+    }
+
+    #[cfg(feature = "cuda")]
+    fn is_for_card(&self) -> bool {
+        self.fits_kernels() && self.sums.on_device.is_some()
+    }
+
+    fn make(&self) -> Result<()> {
+        let Self { param, grad, sums, second, first, hyper } = *self;
+        #[cfg(feature = "cuda")]
+        if self.is_for_card() && are_on_one_card(&[*self]) {
+            return cuda::adafactor(&[*self]);
+        }
+        let takes = self.fits_kernels() && self.moments().iter().all(|t| t.device().is_cpu());
+        match Path::of(&[param, grad]).provided(takes) {
+            Path::Cpu => cpu::adafactor(param, grad, sums, second, first, &hyper),
+            Path::Reference | Path::Device => reference::adafactor(param, grad, second, first, &hyper),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        check(self.param, self.grad, self.second, self.first, &self.hyper)
     }
 }
 
@@ -206,35 +281,62 @@ const COLUMNS: usize = 1024;
 const PARTS: usize = 512;
 /// Rows whose squares it adds in f32.
 const BLOCK_ROWS: usize = 32;
+/// The entry of a gradient in a card's table.
+const GRADIENT_BYTES: u64 = 80;
+/// The entry of a parameter.
+const PARAMETER_BYTES: u64 = 200;
 
 /// How a card cuts the rows of a gradient: rows of a part.
 fn rows_of_part(rows: usize) -> usize {
     rows.div_ceil(PARTS).next_multiple_of(BLOCK_ROWS)
 }
 
-/// What [`SquareSums::of`] a gradient (N, K) needs, a vector being one row.
-pub fn square_sums_needs(path: Path, (rows, width): (usize, usize)) -> Needs {
+/// In how many.
+fn parts_of_columns(rows: usize) -> usize {
+    rows.div_ceil(rows_of_part(rows).max(1))
+}
+
+/// Bytes of a card's sums on their way, of a gradient (N, K).
+fn scratch_of_gradient((rows, width): (usize, usize)) -> u64 {
+    of_piece(elements([rows, width.div_ceil(COLUMNS), size_of::<f32>()]))
+        + of_piece(elements([parts_of_columns(rows), width, size_of::<f64>()]))
+}
+
+/// Bytes of a factor for each row and column of a parameter (N, K), and of two sums for each block.
+fn scratch_of_parameter((rows, width): (usize, usize)) -> u64 {
+    let parts = rows.div_ceil(rows_of_block(rows));
+    let floats = |count| of_piece(elements([count, size_of::<f32>()]));
+    floats(rows) + floats(width) + of_piece(2 * elements([parts, size_of::<f64>()]))
+}
+
+/// What [`SquareSums::of_each`] needs for gradients (N, K), a vector being one row.
+pub fn square_sums_needs(path: Path, sizes: &[(usize, usize)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::square_sums_needs(elements([rows, width])),
-        Path::Device => {
-            let (tiles, parts) = (width.div_ceil(COLUMNS), rows.div_ceil(rows_of_part(rows).max(1)));
-            let by_row = elements([rows, tiles, size_of::<f32>()]);
-            Needs::bytes(by_row + elements([parts, width, size_of::<f64>()]))
+        Path::Reference => {
+            let needs = sizes.iter().map(|&(rows, width)| reference::square_sums_needs(elements([rows, width])));
+            Needs::most(needs)
         }
+        Path::Device => of_groups(sizes.iter().map(|&size| scratch_of_gradient(size)), GRADIENT_BYTES),
     }
 }
 
-/// What [`adafactor`] needs for a parameter (N, K), a vector being one row.
-pub fn adafactor_needs(path: Path, (rows, width): (usize, usize), param: DType) -> Needs {
+/// What [`adafactor_of_each`] needs for parameters (N, K) with their dtypes, a vector being one row.
+pub fn adafactor_needs(path: Path, parameters: &[((usize, usize), DType)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Reference => reference::needs(elements([rows, width]), param),
-        // A factor for each row and column, and two sums for each block.
-        Path::Device => Needs::bytes(
-            elements([rows + width, size_of::<f32>()]) + 2 * elements([rows.min(2 * PARTS), size_of::<f64>()]),
-        ),
+        Path::Reference => {
+            let one =
+                |&((rows, width), dtype): &((usize, usize), DType)| reference::needs(elements([rows, width]), dtype);
+            Needs::most(parameters.iter().map(one))
+        }
+        Path::Device => of_groups(parameters.iter().map(|&(size, _)| scratch_of_parameter(size)), PARAMETER_BYTES),
     }
+}
+
+/// Of the groups in which a card takes tensors that need so much scratch memory each, and an entry of a table.
+fn of_groups(scratch: impl Iterator<Item = u64>, entry: u64) -> Needs {
+    Needs::bytes(most_of_a_group(&scratch.map(|bytes| bytes + entry).collect::<Vec<_>>()))
 }
 
 fn check(

@@ -109,11 +109,15 @@ impl Factors {
     }
 }
 
-/// What [`adamw`] needs for a parameter of so many elements.
-pub fn adamw_needs(path: Path, elements: u64, param: DType) -> Needs {
+/// The entry of a parameter in a card's table.
+const TABLE_BYTES: u64 = 112;
+
+/// What [`adamw_of_each`] needs for parameters of so many elements, with their dtypes.
+pub fn adamw_needs(path: Path, parameters: &[(u64, DType)]) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
-        Path::Reference => reference::needs(elements, param),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::bytes(parameters.len() as u64 * TABLE_BYTES),
+        Path::Reference => Needs::most(parameters.iter().map(|&(elements, dtype)| reference::needs(elements, dtype))),
     }
 }
 
@@ -123,21 +127,71 @@ pub fn adamw_needs(path: Path, elements: u64, param: DType) -> Needs {
 /// # Errors
 /// Shapes or dtypes that do not fit each other; tensors that share memory.
 pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: &AdamwHyper) -> Result<()> {
+    adamw_of_each(&[AdamwUpdate { param, grad, first, second, hyper: *h }])
+}
+
+/// The update of one of several parameters, as [`adamw`] takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamwUpdate<'a> {
+    /// The parameter.
+    pub param: &'a Tensor,
+    /// Its gradient.
+    pub grad: &'a Tensor,
+    /// The first moment.
+    pub first: &'a Tensor,
+    /// The second moment.
+    pub second: &'a Tensor,
+    /// The numbers of this parameter's update.
+    pub hyper: AdamwHyper,
+}
+
+/// [`adamw`] of each parameter. A card works on all of them together; no two may share memory.
+///
+/// # Errors
+/// Those of [`adamw`]. Some parameters may be changed then, and others not.
+pub fn adamw_of_each(updates: &[AdamwUpdate]) -> Result<()> {
     let _span = tracing::debug_span!("adamw").entered();
-    let shape = param.dims();
-    check_accumulator("adamw", "param", param, shape)?;
-    check_shape("adamw", "grad", grad, shape)?;
-    check_accumulator("adamw", "first moment", first, shape)?;
-    check_accumulator("adamw", "second moment", second, shape)?;
-    let is_f32 = |t: &Tensor| t.dtype() == DType::F32;
-    let are_taken = is_f32(first) && is_f32(second) && param.elem_count() > 0;
-    let takes = are_taken && first.device().is_cpu() && second.device().is_cpu();
-    match Path::of(&[param, grad]).provided(takes) {
-        Path::Cpu => cpu::adamw(param, grad, first, second, h),
+    updates.iter().try_for_each(AdamwUpdate::check)?;
+    #[cfg(feature = "cuda")]
+    if are_for_card(updates) {
+        return cuda::adamw(updates);
+    }
+    updates.iter().try_for_each(AdamwUpdate::make)
+}
+
+/// Whether kernels for a card take all of them together.
+#[cfg(feature = "cuda")]
+fn are_for_card(updates: &[AdamwUpdate]) -> bool {
+    updates.iter().all(AdamwUpdate::fits_kernels)
+        && crate::cuda::takes(
+            updates.iter().flat_map(|update| [update.param, update.grad, update.first, update.second]),
+        )
+}
+
+impl AdamwUpdate<'_> {
+    fn check(&self) -> Result<()> {
+        let shape = self.param.dims();
+        check_accumulator("adamw", "param", self.param, shape)?;
+        check_shape("adamw", "grad", self.grad, shape)?;
+        check_accumulator("adamw", "first moment", self.first, shape)?;
+        check_accumulator("adamw", "second moment", self.second, shape)
+    }
+
+    /// Whether shapes and dtypes are those of kernels.
+    fn fits_kernels(&self) -> bool {
+        [self.first, self.second].iter().all(|t| t.dtype() == DType::F32) && self.param.elem_count() > 0
+    }
+
+    fn make(&self) -> Result<()> {
+        let Self { param, grad, first, second, hyper } = *self;
         #[cfg(feature = "cuda")]
-        Path::Device if are_taken && crate::cuda::takes([param, grad, first, second]) => {
-            cuda::adamw(param, grad, first, second, h)
+        if are_for_card(&[*self]) {
+            return cuda::adamw(&[*self]);
         }
-        Path::Reference | Path::Device => reference::adamw(param, grad, first, second, h),
+        let takes = self.fits_kernels() && first.device().is_cpu() && second.device().is_cpu();
+        match Path::of(&[param, grad]).provided(takes) {
+            Path::Cpu => cpu::adamw(param, grad, first, second, &hyper),
+            Path::Reference | Path::Device => reference::adamw(param, grad, first, second, &hyper),
+        }
     }
 }

@@ -2,36 +2,35 @@
 
 use std::collections::HashMap;
 
-use crate::parameters::Part;
+use crate::parameters::{ParameterSpec, Part};
 use crate::step::schedule::Stage;
 
 /// Bytes for gradients that are measured, and for those that are applied.
 type Bytes = [u64; 2];
 
-/// The most for a gradient of each part, and of all.
+/// The most for the gradients of each part, and for all.
 #[derive(Debug, Default)]
 pub(super) struct HandedOver {
     of_part: HashMap<Part, Bytes>,
-    of_any: Bytes,
+    of_all: Bytes,
 }
 
 impl HandedOver {
-    /// Of parameters with their parts.
-    pub fn new(parameters: impl Iterator<Item = (Part, Bytes)>) -> HandedOver {
-        let mut most = HandedOver::default();
-        for (part, bytes) in parameters {
-            for place in [most.of_part.entry(part).or_default(), &mut most.of_any] {
-                *place = [place[0].max(bytes[0]), place[1].max(bytes[1])];
-            }
+    /// Of these parameters, where those that are handed over together need so much.
+    pub fn new(parameters: &[ParameterSpec], bytes: &dyn Fn(&[&ParameterSpec]) -> Bytes) -> HandedOver {
+        let mut parts: HashMap<Part, Vec<&ParameterSpec>> = HashMap::new();
+        for spec in parameters {
+            parts.entry(spec.part).or_default().push(spec);
         }
-        most
+        let of_part = parts.into_iter().map(|(part, specs)| (part, bytes(&specs))).collect();
+        HandedOver { of_part, of_all: bytes(&parameters.iter().collect::<Vec<_>>()) }
     }
 
-    /// The most while the gradients of a part, or all, are handed over one after the other.
+    /// The most while the gradients of a part, or all, are handed over.
     pub fn bytes(&self, part: Option<Part>, stage: Stage) -> u64 {
         let [measured, applied] = match part {
             Some(part) => self.of_part.get(&part).copied().unwrap_or_default(),
-            None => self.of_any,
+            None => self.of_all,
         };
         if stage == Stage::Measure { measured } else { applied }
     }
