@@ -294,3 +294,55 @@ fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     );
     assert_eq!(eight["left_bytes"], 0, "memory of the card is left");
 }
+
+/// A model of one block a side, with another feed-forward and head.
+fn shaped(projection: &str, is_tied: bool) -> [String; 2] {
+    let shape = "num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96";
+    let head = format!("feed_forward_proj=\"{projection}\", tie_word_embeddings={is_tied}");
+    ["--set".to_owned(), format!("model.overrides={{{shape}, {head}}}")]
+}
+
+#[test]
+fn a_step_asks_the_card_for_what_its_plan_says() {
+    let scene = Scene::new();
+    let [major, minor] = ["layer-major", "micro-batch-major"].map(|order| format!("memory.accumulation={order}"));
+    let [major, minor] = [["--set", &major], ["--set", &minor]];
+    let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
+    let [relu, gated, untied] = [("relu", true), ("gated-gelu", true), ("gated-gelu", false)]
+        .map(|(projection, tied)| shaped(projection, tied));
+    let [relu, gated, untied] = [&relu, &gated, &untied].map(|shape| shape.each_ref().map(String::as_str));
+    let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
+    let adapter = ["--lora", "--set", "model.init_from=adafactor/model"];
+    let ways: [(&str, [&[&str]; 3]); 7] = [
+        ("adafactor", [&relu, &minor, &[]]),
+        ("adamw", [&untied, &minor, &adamw]),
+        ("layer-major", [&gated, &major, &["--set", "memory.micro_batch_samples=2"]]),
+        ("layer-major-adamw", [&untied, &major, &adamw]),
+        ("bf16", [&untied, &minor, &bf16]),
+        ("without-dropout", [&gated, &minor, &["--set", "train.dropout=0"]]),
+        ("adapter", [&adapter, &minor, &[]]),
+    ];
+    // Every sample is cut to the same lengths, as the plan assumes.
+    let whole =
+        ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2", "--set", "train.eval_samples=1"];
+    let quiet = ["--set", "train.eval_generate_samples=0", "--set", "checkpoint.every_steps=100"];
+    for (name, way) in ways {
+        let way = way.concat();
+        let counts = |steps: &str, run: &str| {
+            let one = ["--max-steps", steps, "--output", run, "--set", "memory.micro_batch_samples=4"];
+            on_card(&scene, &[("REPORT", "counts.json")], &[&one[..], &whole, &quiet, &way].concat()).expect_code(0);
+            report(&scene, "counts.json")
+        };
+        let (two, three) = (counts("2", &format!("{name}-two")), counts("3", name));
+        let counted = |key: &str| three[key].as_u64().expect("a count") - two[key].as_u64().expect("a count");
+        let plan = &scene.events(name, "plan")[0];
+        let predicted = |key: &str| plan["device_step"][key].as_u64().expect("a count");
+        for key in ["launches", "products", "downloads"] {
+            assert_eq!(counted(key), predicted(key), "{name}: {key} of {three}");
+        }
+        // Lists of lengths and of samples that a step before had are not uploaded again.
+        let micro_batches = 4 / plan["micro_batch_samples"].as_u64().expect("a count");
+        let (uploads, most) = (counted("uploads"), predicted("uploads"));
+        assert!(uploads <= most && most <= uploads + 3 * micro_batches, "{name}: {uploads} uploads of {most}");
+    }
+}

@@ -10,6 +10,9 @@
 
 #include "execution.h"
 
+// Of cuBLAS.
+extern size_t products;
+
 namespace {
 
 using Result = int;
@@ -73,9 +76,9 @@ void report() {
     Card& c = card();
     size_t launches = 0;
     for (auto& [name, count] : c.launches) launches += count;
-    fprintf(file, "{\"launches\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
+    fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
             "\"copies\":%zu,\"waits\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
-            launches, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.now->most_used,
+            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.now->most_used,
             c.now->most_reserved, c.now->used);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {

@@ -345,6 +345,11 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.timeline(self.batch(), levers)
     }
 
+    /// The requests of a step with these levers to a card.
+    pub fn calls(&self, levers: &Levers, options: &TrainerOptions) -> t5_ops::Calls {
+        self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
+    }
+
     /// How often a step moves gradients and weights between processes.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> t5::step::count::Moves {
         self.of_model.passes.moves(micro_batches, levers)

@@ -36,6 +36,7 @@ mod processes;
 #[cfg(feature = "datasets")]
 mod reading;
 mod rehearsal;
+mod requests;
 #[cfg(feature = "datasets")]
 mod rows;
 mod search;
@@ -63,6 +64,7 @@ pub use processes::Processes;
 #[cfg(feature = "datasets")]
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};
+pub use requests::device_calls;
 #[cfg(feature = "datasets")]
 pub use rows::Rows;
 pub use speed::{MachineSpeed, Speed};

@@ -10,6 +10,7 @@ use memory_policy::{Bytes, MemorySnapshot, plural};
 use planner::{Job, Pace, Plan, Prices};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
+use t5_ops::Calls;
 use trainer::TrainerOptions;
 
 use crate::config::Config;
@@ -42,6 +43,8 @@ pub struct RunPace {
     prices: Option<Prices>,
     /// A step from moment to moment.
     timeline: Option<planner::Timeline>,
+    /// The requests of a step to a card.
+    calls: Option<Calls>,
 }
 
 /// A few rows from all over a run.
@@ -121,6 +124,7 @@ impl RunPace {
             bf16_over_f32: priced.bf16_over_f32,
             prices: Some(priced.prices),
             timeline: planner::timeline(job, plan)?,
+            calls: planner::device_calls(job, plan)?,
             ..timed
         })
     }
@@ -156,7 +160,7 @@ impl RunPace {
         let lines = [("Truncation", self.truncation()), ("Time", self.time())]
             .into_iter()
             .chain(disk)
-            .chain([("Bus", self.bus()), ("Network", self.network())])
+            .chain([("Bus", self.bus()), ("Network", self.network()), ("Card", self.requests())])
             .chain([("Precision", self.precision())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
@@ -176,6 +180,14 @@ impl RunPace {
     fn network(&self) -> Option<String> {
         let bytes = self.pace.step_sent_bytes;
         (bytes > 0).then(|| format!("a process sends {} a step", Bytes(bytes)))
+    }
+
+    /// How often a step asks a card for something.
+    fn requests(&self) -> Option<String> {
+        let Calls { launches, products, uploads, downloads } = self.calls?;
+        let counts = [(launches, "kernel"), (products, "matrix product"), (uploads, "upload"), (downloads, "download")];
+        let [launches, products, uploads, downloads] = counts.map(|(count, of)| plural(count, of));
+        Some(format!("a step has {launches} and {products}, at most {uploads}, and {downloads}"))
     }
 
     /// How many texts are longer than the model will see them.
@@ -246,6 +258,10 @@ impl RunPace {
         json["prices"] = json!(self.prices);
         json["bf16_over_f32"] = json!(self.bf16_over_f32);
         json["timeline"] = json!(self.timeline);
+        if let Some(Calls { launches, products, uploads, downloads }) = self.calls {
+            json["device_step"] =
+                json!({"launches": launches, "products": products, "uploads": uploads, "downloads": downloads});
+        }
         json
     }
 }

@@ -315,8 +315,9 @@ pub(crate) fn multiply(
     .w()
 }
 
-/// Lists that were uploaded last: those of a micro-batch are asked for by every layer.
-const KEPT_LISTS: usize = 16;
+/// Lists that were uploaded last: those of a micro-batch are asked for by every layer. Layer by layer a step goes through the lists of
+/// all micro-batches again and again, so that fewer than these would never be found.
+const KEPT_LISTS: usize = 256;
 /// Longer lists are not kept.
 const KEPT_LIST: usize = 8192;
 

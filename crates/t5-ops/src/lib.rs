@@ -69,7 +69,7 @@ pub use device::{
 };
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
-pub use needs::{Kept, Needs};
+pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
     feed_forward_activation_needs,
@@ -97,8 +97,8 @@ pub use ops::linear::{
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
-pub use ops::reduce::{add_in_place, scaled, zero};
-pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward};
+pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero};
+pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};
 pub use ops::rounding::Rounding;
 pub use paging::{
     Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,

@@ -10,6 +10,44 @@ use candle_core::DType;
 #[cfg(doc)]
 use crate::{Path, linear, linear_needs};
 
+/// What a card is asked to do. Each is a request of the host to the driver, which takes microseconds however small the work is.
+///
+/// Elements that are set to zero when their memory is taken, and copies on the card, are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Kernels that are launched, but for those of matrix products.
+    pub launches: u64,
+    /// Matrix products.
+    pub products: u64,
+    /// Copies to the card. Lists that a step uses many times are not among them: who carries the step out counts them once.
+    pub uploads: u64,
+    /// Copies from the card, which are waited for.
+    pub downloads: u64,
+}
+
+impl std::ops::Add for Calls {
+    type Output = Calls;
+
+    fn add(self, other: Calls) -> Calls {
+        Calls {
+            launches: self.launches + other.launches,
+            products: self.products + other.products,
+            uploads: self.uploads + other.uploads,
+            downloads: self.downloads + other.downloads,
+        }
+    }
+}
+
+impl std::ops::Mul<u64> for Calls {
+    type Output = Calls;
+
+    fn mul(self, times: u64) -> Calls {
+        let Calls { launches, products, uploads, downloads } = self;
+        let [launches, products, uploads, downloads] = [launches, products, uploads, downloads].map(|n| n * times);
+        Calls { launches, products, uploads, downloads }
+    }
+}
+
 /// Bytes and arithmetic of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Needs {
@@ -21,6 +59,8 @@ pub struct Needs {
     pub kept: Kept,
     /// Multiply-adds of matrix products.
     pub multiply_adds: f64,
+    /// The requests to a card. Those of compositions of candle's operations are not stated.
+    pub calls: Calls,
 }
 
 impl Needs {
@@ -36,7 +76,23 @@ impl Needs {
             on_host: most.on_host.max(call.on_host),
             kept: most.kept.max(call.kept),
             multiply_adds: most.multiply_adds + call.multiply_adds,
+            calls: most.calls + call.calls,
         })
+    }
+
+    /// Of kernels of a card that hold nothing.
+    pub(crate) fn launches(launches: u64) -> Self {
+        Self::default().with_launches(launches)
+    }
+
+    /// With so many kernels of a card.
+    pub(crate) fn with_launches(self, launches: u64) -> Self {
+        self.with_calls(Calls { launches, ..Calls::default() })
+    }
+
+    /// With these requests to a card.
+    pub(crate) fn with_calls(self, calls: Calls) -> Self {
+        Self { calls, ..self }
     }
 
     /// With so many bytes on the host beside a device.

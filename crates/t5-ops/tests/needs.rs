@@ -107,13 +107,13 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         (
             "rms_norm_backward",
             held(|| rms_norm_backward(&x, &scale, &inv_rms, y.clone(), Some(&x), Some(&dscale))),
-            rms_norm_backward_needs(path, (ROWS as u64, d as u64), dtype),
+            rms_norm_backward_needs(path, (ROWS as u64, d as u64), dtype, true),
         ),
         ("attention", held(|| attention(&x, &y, &x, &settings)), attention_needs(path, &sizes, dtype, drops)),
         (
             "attention_backward",
             held(|| attention_backward(&of, &y, &settings, None)),
-            attention_backward_needs(path, &sizes, dtype, drops),
+            attention_backward_needs(path, &sizes, dtype, drops, true),
         ),
         (
             "feed_forward_activation",
@@ -135,7 +135,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         (
             "linear_cross_entropy_backward",
             held(|| linear_cross_entropy_backward(&rows, &table, &labels, &loss, Some((&dtable, true)))),
-            linear_cross_entropy_backward_needs(path, ROWS, head, [dtype, other], 300),
+            linear_cross_entropy_backward_needs(path, ROWS, head, [dtype, other], 300, true),
         ),
     ]
 }

@@ -90,13 +90,13 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
         linear_backward_weight(&dy, &x, &dw, true)
     });
     card.check("rms_norm", rms_norm_needs(CARD, elements, dtype), || rms_norm(&x, &scale, 1e-6));
-    card.check("rms_norm_backward", rms_norm_backward_needs(CARD, (ROWS as u64, d as u64), dtype), || {
+    card.check("rms_norm_backward", rms_norm_backward_needs(CARD, (ROWS as u64, d as u64), dtype, true), || {
         rms_norm_backward(&x, &scale, &inv_rms, y.clone(), Some(&x), Some(&dscale))
     });
     card.check("attention", attention_needs(CARD, &sizes, dtype, drops), || attention(&x, &y, &x, &settings));
     let dbias = card.tensor(&[heads, 2 * t - 1], F32);
     let [delta, partial] = [t, t.div_ceil(32) * (t + 31)].map(|each| (b * heads * each * 4) as u64);
-    let needs = attention_backward_needs(CARD, &sizes, dtype, drops);
+    let needs = attention_backward_needs(CARD, &sizes, dtype, drops, true);
     assert_eq!(needs.transient, delta + partial);
     // Blocks of tensor cores have twice the keys, and half the sums.
     if dtype == F32 {
@@ -117,7 +117,7 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
         card.check("linear_cross_entropy", linear_cross_entropy_needs(CARD, ROWS, head, both, chunk_rows), || {
             linear_cross_entropy(&rows, &table, &labels, &loss)
         });
-        let needs = linear_cross_entropy_backward_needs(CARD, ROWS, head, both, chunk_rows);
+        let needs = linear_cross_entropy_backward_needs(CARD, ROWS, head, both, chunk_rows, true);
         card.check("linear_cross_entropy_backward", needs, || {
             linear_cross_entropy_backward(&rows, &table, &labels, &loss, Some((&dtable, true)))
         });

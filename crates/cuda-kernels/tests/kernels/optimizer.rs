@@ -293,10 +293,23 @@ fn assert_updated(cases: &[Case], got: &[Tensor]) {
         let what = format!("{:?} {:?} {:?}", case.param.shape(), case.param.dtype(), case.grad.dtype());
         let parameter = got.next().expect("a parameter");
         assert_close(&format!("{what} parameter"), parameter, &case.param, tolerance(case.param.dtype()));
+        assert_rounded_alike(&what, parameter, &case.param);
         for expected in case.moments() {
             assert_close(&format!("{what} moment"), got.next().expect("a moment"), expected, 2e-6);
         }
     }
+}
+
+/// Fails where more than a few values in bf16 have other bits: those whose f32 was beside the border between two of them.
+#[track_caller]
+fn assert_rounded_alike(what: &str, got: &Tensor, expected: &Tensor) {
+    if got.dtype() != DType::BF16 {
+        return;
+    }
+    let bits = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<half::bf16>().unwrap();
+    let (got, expected) = (bits(got), bits(expected));
+    let differ = got.iter().zip(&expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    assert!(differ <= 1 + got.len() / 50, "{what}: {differ} of {} are rounded otherwise", got.len());
 }
 
 #[test]

@@ -4,173 +4,20 @@
 //! them its kernel states ([`t5_ops::Needs`]); here it is added up.
 
 mod files;
+mod ledger;
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use candle_core::DType;
-use t5_ops::{Activation, AttentionSizes, CrossEntropy, Dropout, Kept, Needs, Path, RelativePosition};
+use t5_ops::{Activation, AttentionSizes, Calls, CrossEntropy, Dropout, Needs, Path, RelativePosition};
 
 use super::compute::largest_bytes;
 use super::{Attended, AttentionSettings, Files, Matrix, Ops};
 use crate::error::Result;
 use files::{CountedFiles, CountedStretch};
-
-/// Multiply-adds of matrix products.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
-    /// Of all products.
-    pub all: f64,
-    /// Of these, in attention: scores and weighted values.
-    pub attention: f64,
-}
-
-impl std::ops::Sub for Work {
-    type Output = Work;
-
-    fn sub(self, other: Work) -> Work {
-        Work { all: self.all - other.all, attention: self.attention - other.attention }
-    }
-}
-
-/// What is added up.
-#[derive(Debug, Default)]
-struct Sums {
-    live: Cell<u64>,
-    peak: Cell<u64>,
-    /// The most that a loss held beside its operands and results. It is a part of `peak`.
-    loss: Cell<u64>,
-    work: Cell<Work>,
-    kept: Cell<Kept>,
-    /// The most that a call held in the host's memory for a device.
-    on_host: Cell<u64>,
-    /// Whether tensors lie on a device.
-    is_on_device: Cell<bool>,
-    /// Weights that were asked for where they lie in a file.
-    #[cfg(test)]
-    paged_in: Cell<u64>,
-}
-
-impl Sums {
-    fn add(&self, bytes: u64) {
-        self.live.set(self.live.get() + bytes);
-        self.peak.set(self.peak.get().max(self.live.get()));
-    }
-
-    fn take(&self, bytes: u64) {
-        self.live.set(self.live.get() - bytes);
-    }
-
-    /// Bytes that are held for the time of a call.
-    fn momentary(&self, bytes: u64) {
-        self.peak.set(self.peak.get().max(self.live.get() + bytes));
-    }
-}
-
-/// Where counted tensors are added up.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ledger {
-    sums: Rc<Sums>,
-}
-
-impl Ledger {
-    /// A tensor that counts.
-    pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
-        let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
-        self.sums.add(bytes);
-        self.of(bytes, None, dims, dtype)
-    }
-
-    /// A tensor whose memory is counted elsewhere: a parameter, token ids.
-    pub fn beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, None, dims, dtype)
-    }
-
-    /// A weight that lies in a file, and in memory from its first use until it is paged out.
-    #[cfg(test)]
-    pub fn in_file(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Some(Cell::new(false)), dims, dtype)
-    }
-
-    fn of(&self, bytes: u64, is_resident: Option<Cell<bool>>, dims: &[usize], dtype: DType) -> Counted {
-        let mut all = [1; 3];
-        all[..dims.len()].copy_from_slice(dims);
-        let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, is_resident });
-        Counted { memory, dims: all, rank: dims.len(), dtype }
-    }
-
-    /// Bytes that are alive.
-    pub fn live(&self) -> u64 {
-        self.sums.live.get()
-    }
-
-    /// The most that were alive at a time since the last [`Ledger::begin`].
-    pub fn peak(&self) -> u64 {
-        self.sums.peak.get()
-    }
-
-    /// What a loss held at its peak beside its operands and results.
-    pub fn loss(&self) -> u64 {
-        self.sums.loss.get()
-    }
-
-    /// The arithmetic so far.
-    pub fn work(&self) -> Work {
-        self.sums.work.get()
-    }
-
-    /// What threads keep from one product to the next.
-    pub fn kept(&self) -> Kept {
-        self.sums.kept.get()
-    }
-
-    /// The most that a call held in the host's memory for a device.
-    pub fn on_host(&self) -> u64 {
-        self.sums.on_host.get()
-    }
-
-    /// Whether tensors lie on a device.
-    pub fn is_on_device(&self) -> bool {
-        self.sums.is_on_device.get()
-    }
-
-    /// Bytes of weights that were asked for, each time that they were not in memory.
-    #[cfg(test)]
-    pub fn paged_in(&self) -> u64 {
-        self.sums.paged_in.get()
-    }
-
-    /// From now on tensors lie on a device.
-    pub fn move_to_device(&self) {
-        self.sums.is_on_device.set(true);
-    }
-
-    /// Begins a new count. Tensors that are alive stay so.
-    pub fn begin(&self) {
-        let Sums { live, peak, loss, work, kept, on_host, .. } = &*self.sums;
-        peak.set(live.get());
-        loss.set(0);
-        work.set(Work::default());
-        kept.set(Kept::default());
-        on_host.set(0);
-    }
-}
-
-/// The memory of counted tensors that share it.
-#[derive(Debug)]
-struct Memory {
-    sums: Rc<Sums>,
-    /// While it exists.
-    bytes: u64,
-    /// Of a weight in a file.
-    is_resident: Option<Cell<bool>>,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.sums.take(self.bytes);
-    }
-}
+pub(crate) use ledger::Ledger;
+pub use ledger::Work;
+use ledger::{Memory, Sums};
 
 /// A tensor of at most three dimensions without elements.
 #[derive(Clone, Debug)]
@@ -252,8 +99,28 @@ impl Counted {
         sums.momentary(needs.transient);
         sums.kept.set(sums.kept.get().max(needs.kept));
         sums.on_host.set(sums.on_host.get().max(needs.on_host));
+        sums.calls.set(sums.calls.get() + needs.calls);
         let work = sums.work.get();
         sums.work.set(Work { all: work.all + needs.multiply_adds, ..work });
+    }
+
+    /// Adds up the upload of a list of numbers where it is used for the first time. An empty one stands for lists that are not known.
+    fn uses_list(&self, list: impl Iterator<Item = u32>) {
+        let (sums, list) = (self.sums(), list.collect::<Vec<_>>());
+        if !list.is_empty() && self.path() == Path::Device && sums.lists.borrow_mut().insert(list) {
+            sums.calls.set(sums.calls.get() + Calls { uploads: 1, ..Calls::default() });
+        }
+    }
+
+    /// The samples of a dropout.
+    fn drops(&self, dropout: Option<&Dropout>) {
+        self.uses_list(dropout.into_iter().flat_map(|dropout| dropout.samples.iter().copied()));
+    }
+
+    /// The lists of attention.
+    fn attends_by(&self, settings: &AttentionSettings<Counted>) {
+        self.uses_list(settings.key_lengths.iter().map(|&length| length as u32));
+        self.drops(settings.dropout.as_ref());
     }
 
     /// Adds up the look at all elements, which takes so many bytes: on the host where it is done, and before that as f32 on a
@@ -320,10 +187,12 @@ impl Ops for Counted {
     }
 
     fn clear(&self) -> Result<()> {
+        self.calls(t5_ops::in_place_needs(self.path()));
         Ok(())
     }
 
     fn add_in_place(&self, _: &Self) -> Result<()> {
+        self.calls(t5_ops::in_place_needs(self.path()));
         Ok(())
     }
 
@@ -342,7 +211,11 @@ impl Ops for Counted {
     }
 
     fn scaled(&self, scale: f64) -> Result<Self> {
-        if scale == 1.0 { Ok(self.clone()) } else { Ok(self.like()) }
+        if scale == 1.0 {
+            return Ok(self.clone());
+        }
+        self.calls(t5_ops::scaled_needs(self.path(), self.dtype));
+        Ok(self.like())
     }
 
     fn spill(&self, _: &Files) -> Result<CountedFiles> {
@@ -429,17 +302,18 @@ impl Ops for Counted {
         _: &Self,
         dy: Self,
         _: Option<&Self>,
-        _: Option<&Self>,
+        dweight: Option<&Self>,
     ) -> Result<Self> {
         weight.used();
         let size = (x.rows() as u64, x.width() as u64);
-        x.calls(t5_ops::rms_norm_backward_needs(x.path(), size, x.dtype));
+        x.calls(t5_ops::rms_norm_backward_needs(x.path(), size, x.dtype, dweight.is_some()));
         Ok(dy)
     }
 
     fn attention(q: &Self, k: &Self, _: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)> {
         let sizes = q.attention_sizes(k, settings.heads);
         let results = (q.like(), q.ledger().tensor(&[q.dims[0], settings.heads, q.dims[1]], q.statistics()));
+        q.attends_by(settings);
         q.attends(t5_ops::attention_needs(q.path(), &sizes, q.dtype, settings.dropout.is_some()));
         Ok(results)
     }
@@ -448,17 +322,20 @@ impl Ops for Counted {
         of: &Attended<Self>,
         _: &Self,
         settings: &AttentionSettings<Self>,
-        _: Option<&Self>,
+        dbias: Option<&Self>,
     ) -> Result<(Self, Self, Self)> {
         let Attended { q, k, v, .. } = of;
         let sizes = q.attention_sizes(k, settings.heads);
         let results = (q.like(), k.like(), v.like());
-        q.attends(t5_ops::attention_backward_needs(q.path(), &sizes, q.dtype, settings.dropout.is_some()));
+        q.attends_by(settings);
+        let (drops, trains_bias) = (settings.dropout.is_some(), dbias.is_some());
+        q.attends(t5_ops::attention_backward_needs(q.path(), &sizes, q.dtype, drops, trains_bias));
         Ok(results)
     }
 
-    fn activation(gate: &Self, _: Option<&Self>, _: Activation, _: Option<&Dropout>) -> Result<Self> {
+    fn activation(gate: &Self, _: Option<&Self>, _: Activation, dropout: Option<&Dropout>) -> Result<Self> {
         let h = gate.like();
+        gate.drops(dropout);
         gate.calls(t5_ops::feed_forward_activation_needs(gate.path(), gate.elements(), gate.dtype));
         Ok(h)
     }
@@ -467,9 +344,10 @@ impl Ops for Counted {
         gate: Self,
         up: Option<Self>,
         _: Activation,
-        _: Option<&Dropout>,
+        dropout: Option<&Dropout>,
         dh: Self,
     ) -> Result<(Self, Self, Option<Self>)> {
+        gate.drops(dropout);
         gate.calls(t5_ops::feed_forward_activation_backward_needs(gate.path(), gate.elements(), gate.dtype));
         Ok((gate, dh, up))
     }
@@ -479,22 +357,26 @@ impl Ops for Counted {
             return Ok(x.clone());
         }
         let y = x.like();
+        x.drops(dropout);
         x.calls(t5_ops::dropout_needs(x.path(), x.elements(), x.dtype));
         Ok(y)
     }
 
-    fn dropout_add(residual: &Self, x: &Self, _: Option<&Dropout>) -> Result<Self> {
+    fn dropout_add(residual: &Self, x: &Self, dropout: Option<&Dropout>) -> Result<Self> {
         let sum = residual.like();
+        x.drops(dropout);
         x.calls(t5_ops::dropout_add_needs(x.path(), x.elements(), x.dtype));
         Ok(sum)
     }
 
     fn relative_bias(table: &Self, _: &RelativePosition, queries: usize, keys: usize, _: usize) -> Result<Self> {
         table.used();
+        table.calls(t5_ops::relative_bias_needs(table.path()));
         Ok(table.ledger().tensor(&[table.dims[1], queries + keys - 1], table.statistics()))
     }
 
-    fn relative_bias_backward(_: &Self, _: &RelativePosition, _: usize, _: usize, _: &Self) -> Result<()> {
+    fn relative_bias_backward(_: &Self, _: &RelativePosition, _: usize, _: usize, dtable: &Self) -> Result<()> {
+        dtable.calls(t5_ops::relative_bias_needs(dtable.path()));
         Ok(())
     }
 
@@ -510,12 +392,13 @@ impl Ops for Counted {
         weight: &Self,
         _: &[u32],
         settings: &CrossEntropy,
-        _: Option<(&Self, bool)>,
+        dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)> {
         let dx = x.like();
         weight.used();
         let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
-        x.loses(t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, weight.of_weight(), dtypes, chunk));
+        let (size, trains) = (weight.of_weight(), dweight.is_some());
+        x.loses(t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, size, dtypes, chunk, trains));
         Ok((0.0, dx))
     }
 

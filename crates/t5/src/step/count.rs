@@ -20,6 +20,7 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod calls;
 mod handed_over;
 mod live;
 mod moves;

@@ -52,7 +52,8 @@ pub fn feed_forward_activation(
 /// What [`feed_forward_activation`] of so many elements of `gate` needs.
 pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::launches(1),
         Path::Reference => reference::forward_needs(elements, dtype),
     }
 }
@@ -89,7 +90,8 @@ pub fn feed_forward_activation_backward(
 /// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
 pub fn feed_forward_activation_backward_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::launches(1),
         Path::Reference => reference::backward_needs(elements, dtype),
     }
 }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::{
-    AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, parts_of_columns,
+    AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, TOTALS, parts_of_columns,
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
 use crate::cuda::{Kernel, Module, Scratch, address, count, table, unwritten};
@@ -37,16 +37,13 @@ thread_local! {
 }
 
 impl Place {
-    /// As many as a step of a large model needs.
-    const LENGTH: usize = 1024;
-
     /// The next one of this thread's list.
     fn next(device: &Device) -> Result<Self> {
         NEXT.with_borrow_mut(|next| {
-            let is_usable = |place: &Place| place.index < Self::LENGTH && place.list.device().same_device(device);
+            let is_usable = |place: &Place| place.index < TOTALS && place.list.device().same_device(device);
             let place = match next.take().filter(is_usable) {
                 Some(place) => place,
-                None => Self { list: unwritten(Self::LENGTH, DType::F64, device)?, index: 0 },
+                None => Self { list: unwritten(TOTALS, DType::F64, device)?, index: 0 },
             };
             *next = Some(Self { list: place.list.clone(), index: place.index + 1 });
             Ok(place)

@@ -26,10 +26,10 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::{Needs, elements};
+use crate::needs::{Calls, Needs, elements};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
-use crate::ops::together::{most_of_a_group, of_piece, rows_of_block};
+use crate::ops::together::{groups, most_of_a_group, of_piece, rows_of_block};
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +166,16 @@ impl SquareSums {
         Ok(all.into_iter().map(total).collect())
     }
 
+    /// What [`SquareSums::totals`] of so many gradients needs.
+    pub fn totals_needs(path: Path, gradients: usize) -> Needs {
+        let downloads = gradients.div_ceil(TOTALS) as u64;
+        if path == Path::Device {
+            Needs::default().with_calls(Calls { downloads, ..Calls::default() })
+        } else {
+            Needs::default()
+        }
+    }
+
     /// Bytes that the sums of a gradient of this shape hold.
     pub fn bytes(shape: &[usize]) -> u64 {
         match *shape {
@@ -275,6 +285,8 @@ impl AdafactorUpdate<'_> {
     }
 }
 
+/// Totals of a list on a card, which are read at once: as many as a step of a large model needs.
+const TOTALS: usize = 1024;
 /// Columns that one block of a card's kernel works on, as there.
 const COLUMNS: usize = 1024;
 /// Parts in which a card adds the squares of rows, at most.
@@ -336,7 +348,9 @@ pub fn adafactor_needs(path: Path, parameters: &[((usize, usize), DType)]) -> Ne
 
 /// Of the groups in which a card takes tensors that need so much scratch memory each, and an entry of a table.
 fn of_groups(scratch: impl Iterator<Item = u64>, entry: u64) -> Needs {
-    Needs::bytes(most_of_a_group(&scratch.map(|bytes| bytes + entry).collect::<Vec<_>>()))
+    let bytes: Vec<u64> = scratch.map(|bytes| bytes + entry).collect();
+    let of_group = Calls { launches: 3, uploads: 1, ..Calls::default() };
+    Needs::bytes(most_of_a_group(&bytes)).with_calls(of_group * groups(&bytes).len() as u64)
 }
 
 fn check(

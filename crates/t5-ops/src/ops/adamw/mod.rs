@@ -22,7 +22,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::Needs;
+use crate::needs::{Calls, Needs};
 use crate::ops::rounding::Rounding;
 
 /// The numbers of one update.
@@ -116,7 +116,11 @@ const TABLE_BYTES: u64 = 112;
 pub fn adamw_needs(path: Path, parameters: &[(u64, DType)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Device => Needs::bytes(parameters.len() as u64 * TABLE_BYTES),
+        Path::Device => Needs::bytes(parameters.len() as u64 * TABLE_BYTES).with_calls(Calls {
+            launches: 1,
+            uploads: 1,
+            ..Calls::default()
+        }),
         Path::Reference => Needs::most(parameters.iter().map(|&(elements, dtype)| reference::needs(elements, dtype))),
     }
 }

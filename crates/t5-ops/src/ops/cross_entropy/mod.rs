@@ -17,7 +17,8 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::{self, Needs};
+use crate::needs::{self, Calls, Needs};
+use crate::ops::linear;
 use crate::quantised::Weight;
 use crate::storage::elements;
 
@@ -87,22 +88,24 @@ pub fn linear_cross_entropy_needs(
     match path {
         Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::loss_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, false),
+        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, 1),
     }
 }
 
-/// What [`linear_cross_entropy_backward`] needs, as for [`linear_cross_entropy_needs`].
+/// What [`linear_cross_entropy_backward`] needs, as for [`linear_cross_entropy_needs`]; `trains`: with the gradient of the weight. The
+/// arithmetic on the CPU counts it in either case.
 pub fn linear_cross_entropy_backward_needs(
     path: Path,
     rows: usize,
     weight: (usize, usize),
     dtypes: [DType; 2],
     chunk_rows: usize,
+    trains: bool,
 ) -> Needs {
     match path {
         Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], chunk_rows),
         Path::Reference => reference::gradients_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, true),
+        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, 2 + usize::from(trains)),
     }
 }
 
@@ -113,16 +116,22 @@ fn needs_on_device(
     (vocabulary, width): (usize, usize),
     [x, w]: [DType; 2],
     chunk_rows: usize,
-    with_gradients: bool,
+    products: usize,
 ) -> Needs {
+    let with_gradients = products > 1;
     let chunk = chunk_rows.min(rows);
     let cells = needs::elements([chunk, vocabulary]);
     let of_rows = needs::elements([chunk, width, x.size_in_bytes()]);
     let gradients = if with_gradients { needs::cast(cells, DType::F32, x) + of_rows } else { 0 };
     let logits = cells * size_of::<f32>() as u64;
-    let products = if with_gradients { 3 } else { 1 };
+    // Of a chunk: its rows, losses and their sum; and the rows of its gradient. Two lists say which rows these are, and their labels.
+    let of_chunk =
+        Calls { launches: 3 + u64::from(with_gradients), products: products as u64, uploads: 2, downloads: 0 };
+    let once = Calls { downloads: 1, ..linear::casts(w, x) };
+    let calls = of_chunk * rows.div_ceil(chunk_rows.max(1)) as u64 + once;
     Needs::bytes(needs::cast(needs::elements([vocabulary, width]), w, x) + of_rows + logits + gradients)
         .with_products(products, (rows, width, vocabulary))
+        .with_calls(calls)
 }
 
 /// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it

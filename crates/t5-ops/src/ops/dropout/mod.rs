@@ -135,7 +135,8 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
 /// What [`dropout`] of so many elements needs, if it drops any.
 pub fn dropout_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::launches(1),
         Path::Reference => reference::mask_needs(elements, dtype),
     }
 }

@@ -41,7 +41,8 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
 /// What [`embedding`] of `rows` ids needs: the width of the table, its dtype and that of the result.
 pub fn embedding_needs(path: Path, rows: usize, width: usize, dtypes: [DType; 2]) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::launches(1),
         Path::Reference => reference::forward_needs(rows, width, dtypes),
     }
 }
@@ -70,7 +71,7 @@ pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), 
     match path {
         Path::Cpu => Needs::default(),
         // The gradient of a table in bf16 is that of the composition.
-        Path::Device if dtypes[1] == DType::F32 => Needs::default(),
+        Path::Device if dtypes[1] == DType::F32 => Needs::launches(1),
         Path::Reference | Path::Device => reference::backward_needs(rows, table, dtypes),
     }
 }

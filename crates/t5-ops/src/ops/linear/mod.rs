@@ -13,7 +13,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
-use crate::needs::{Needs, cast, elements};
+use crate::needs::{Calls, Needs, cast, elements};
 use crate::quantised::Weight;
 
 /// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
@@ -170,13 +170,26 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     match path {
         Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
         Path::Reference => reference::backward_weight_needs(rows, (n, k), dtypes),
-        Path::Device => Needs::default().with_products(1, (rows, n, k)),
+        Path::Device => Needs::default().with_products(1, (rows, n, k)).with_calls(products(1)),
     }
 }
 
 /// A product on a card: the weight in the dtype of x.
 fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
-    Needs::bytes(cast(elements([k.max(beside), n]), w, x)).with_products(1, (rows, k + beside, n))
+    // The weight beside it is an adapter's, which may have another dtype: who has it knows.
+    let calls = products(1 + u64::from(beside > 0)) + casts(w, x);
+    let needs = Needs::bytes(cast(elements([k.max(beside), n]), w, x));
+    needs.with_products(1, (rows, k + beside, n)).with_calls(calls)
+}
+
+/// So many products on a card.
+fn products(products: u64) -> Calls {
+    Calls { products, ..Calls::default() }
+}
+
+/// The cast of a weight to the dtype of its product, on a card.
+pub(crate) fn casts(from: DType, to: DType) -> Calls {
+    Calls { launches: u64::from(from != to), ..Calls::default() }
 }
 
 fn check_weight(op: &str, expected: (usize, usize), got: (usize, usize)) -> Result<()> {

@@ -36,7 +36,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 /// What [`rms_norm`] of so many elements of `x` needs.
 pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
+        Path::Cpu => Needs::default(),
+        Path::Device => Needs::launches(1),
         Path::Reference => reference::forward_needs(elements, dtype),
     }
 }
@@ -83,10 +84,13 @@ pub fn rms_norm_backward(
 }
 
 /// The needs of [`rms_norm_backward`] for this number of rows, and their width.
-pub fn rms_norm_backward_needs(path: Path, (rows, width): (u64, u64), dtype: DType) -> Needs {
+pub fn rms_norm_backward_needs(path: Path, (rows, width): (u64, u64), dtype: DType, trains: bool) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
         Path::Reference => reference::backward_needs(rows * width, dtype),
-        Path::Device => Needs::bytes(rows.min(PARTS_ON_DEVICE) * width * size_of::<f32>() as u64),
+        Path::Device => {
+            let partial = rows.min(PARTS_ON_DEVICE) * width * size_of::<f32>() as u64;
+            Needs::bytes(partial).with_launches(1 + u64::from(trains))
+        }
     }
 }

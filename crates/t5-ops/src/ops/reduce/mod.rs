@@ -7,9 +7,10 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::Path;
+use crate::needs::Needs;
 
 /// The sum of the squares of all elements, accumulated in f64 in a fixed order.
 pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
@@ -52,4 +53,15 @@ pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
         Path::Cpu => cpu::scaled(x, scale),
         Path::Reference | Path::Device => reference::scaled(x, scale),
     }
+}
+
+/// What [`zero`] and [`add_in_place`] need.
+pub fn in_place_needs(path: Path) -> Needs {
+    if path == Path::Device { Needs::launches(1) } else { Needs::default() }
+}
+
+/// What [`scaled`] needs, beside the copies of a composition: on a card a cast before and after the product where values are not f32.
+pub fn scaled_needs(path: Path, dtype: DType) -> Needs {
+    let launches = if dtype == DType::F32 { 1 } else { 3 };
+    if path == Path::Device { Needs::launches(launches) } else { Needs::default() }
 }

@@ -13,7 +13,8 @@ mod tests;
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::dispatch::check_shape;
+use crate::dispatch::{Path, check_shape};
+use crate::needs::Needs;
 
 /// How relative positions are cut into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,11 @@ pub fn relative_bias(
         return cuda::relative_bias(table, &r.buckets_by_offset(queries, keys, first_query));
     }
     reference::relative_bias(table, r, queries, keys, first_query)
+}
+
+/// What [`relative_bias`] needs, and [`relative_bias_backward`]: on the CPU a few thousand values.
+pub fn relative_bias_needs(path: Path) -> Needs {
+    if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }
 
 /// Adds the gradient of the bias to that of the table: `dtable[bucket] += dbias` over all offsets.

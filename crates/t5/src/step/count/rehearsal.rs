@@ -146,6 +146,10 @@ impl Rehearsal {
         &self.network
     }
 
+    pub fn parameters(&self) -> &[Parameter<Counted>] {
+        &self.parameters
+    }
+
     pub fn cx(&self) -> &StepContext {
         &self.cx
     }

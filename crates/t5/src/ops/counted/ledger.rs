@@ -1,0 +1,176 @@
+//! What counted tensors add up.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use candle_core::DType;
+use t5_ops::{Calls, Kept};
+
+use super::Counted;
+
+/// Multiply-adds of matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Of all products.
+    pub all: f64,
+    /// Of these, in attention: scores and weighted values.
+    pub attention: f64,
+}
+
+impl std::ops::Sub for Work {
+    type Output = Work;
+
+    fn sub(self, other: Work) -> Work {
+        Work { all: self.all - other.all, attention: self.attention - other.attention }
+    }
+}
+
+/// What is added up.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    pub(super) live: Cell<u64>,
+    pub(super) peak: Cell<u64>,
+    /// The most that a loss held beside its operands and results. It is a part of `peak`.
+    pub(super) loss: Cell<u64>,
+    pub(super) work: Cell<Work>,
+    pub(super) kept: Cell<Kept>,
+    /// The most that a call held in the host's memory for a device.
+    pub(super) on_host: Cell<u64>,
+    /// The requests to a card, and the lists of numbers that are there.
+    pub(super) calls: Cell<Calls>,
+    pub(super) lists: RefCell<HashSet<Vec<u32>>>,
+    /// Whether tensors lie on a device.
+    pub(super) is_on_device: Cell<bool>,
+    /// Weights that were asked for where they lie in a file.
+    #[cfg(test)]
+    pub(super) paged_in: Cell<u64>,
+}
+
+impl Sums {
+    pub(super) fn add(&self, bytes: u64) {
+        self.live.set(self.live.get() + bytes);
+        self.peak.set(self.peak.get().max(self.live.get()));
+    }
+
+    pub(super) fn take(&self, bytes: u64) {
+        self.live.set(self.live.get() - bytes);
+    }
+
+    /// Bytes that are held for the time of a call.
+    pub(super) fn momentary(&self, bytes: u64) {
+        self.peak.set(self.peak.get().max(self.live.get() + bytes));
+    }
+}
+
+/// Where counted tensors are added up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ledger {
+    pub(super) sums: Rc<Sums>,
+}
+
+impl Ledger {
+    /// A tensor that counts.
+    pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
+        let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
+        self.sums.add(bytes);
+        self.of(bytes, None, dims, dtype)
+    }
+
+    /// A tensor whose memory is counted elsewhere: a parameter, token ids.
+    pub fn beside(&self, dims: &[usize], dtype: DType) -> Counted {
+        self.of(0, None, dims, dtype)
+    }
+
+    /// A weight that lies in a file, and in memory from its first use until it is paged out.
+    #[cfg(test)]
+    pub fn in_file(&self, dims: &[usize], dtype: DType) -> Counted {
+        self.of(0, Some(Cell::new(false)), dims, dtype)
+    }
+
+    fn of(&self, bytes: u64, is_resident: Option<Cell<bool>>, dims: &[usize], dtype: DType) -> Counted {
+        let mut all = [1; 3];
+        all[..dims.len()].copy_from_slice(dims);
+        let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, is_resident });
+        Counted { memory, dims: all, rank: dims.len(), dtype }
+    }
+
+    /// Bytes that are alive.
+    pub fn live(&self) -> u64 {
+        self.sums.live.get()
+    }
+
+    /// The most that were alive at a time since the last [`Ledger::begin`].
+    pub fn peak(&self) -> u64 {
+        self.sums.peak.get()
+    }
+
+    /// What a loss held at its peak beside its operands and results.
+    pub fn loss(&self) -> u64 {
+        self.sums.loss.get()
+    }
+
+    /// The arithmetic so far.
+    pub fn work(&self) -> Work {
+        self.sums.work.get()
+    }
+
+    /// What threads keep from one product to the next.
+    pub fn kept(&self) -> Kept {
+        self.sums.kept.get()
+    }
+
+    /// The most that a call held in the host's memory for a device.
+    pub fn on_host(&self) -> u64 {
+        self.sums.on_host.get()
+    }
+
+    /// The requests to a card so far.
+    pub fn calls(&self) -> Calls {
+        self.sums.calls.get()
+    }
+
+    /// Whether tensors lie on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.sums.is_on_device.get()
+    }
+
+    /// Bytes of weights that were asked for, each time that they were not in memory.
+    #[cfg(test)]
+    pub fn paged_in(&self) -> u64 {
+        self.sums.paged_in.get()
+    }
+
+    /// From now on tensors lie on a device.
+    pub fn move_to_device(&self) {
+        self.sums.is_on_device.set(true);
+    }
+
+    /// Begins a new count. Tensors that are alive stay so.
+    pub fn begin(&self) {
+        let Sums { live, peak, loss, work, kept, on_host, calls, lists, .. } = &*self.sums;
+        peak.set(live.get());
+        loss.set(0);
+        work.set(Work::default());
+        kept.set(Kept::default());
+        on_host.set(0);
+        calls.set(Calls::default());
+        lists.borrow_mut().clear();
+    }
+}
+
+/// The memory of counted tensors that share it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) sums: Rc<Sums>,
+    /// While it exists.
+    pub(super) bytes: u64,
+    /// Of a weight in a file.
+    pub(super) is_resident: Option<Cell<bool>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.sums.take(self.bytes);
+    }
+}

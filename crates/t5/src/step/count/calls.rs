@@ -1,0 +1,155 @@
+//! The requests of a step to a card: its events are carried out once on counted tensors, micro-batch by micro-batch.
+
+use std::collections::HashSet;
+
+use t5_ops::{Calls, Needs, Path, SquareSums};
+
+use super::{Counter, Shape};
+use crate::error::{Error, Result};
+use crate::levers::Levers;
+use crate::micro_batch::MicroBatch;
+use crate::ops::{Counted, Ledger};
+use crate::parameters::ParameterSpec;
+use crate::step::gradients::Gradients;
+use crate::step::observer::Observer;
+use crate::step::run::Step;
+
+/// What whoever trains needs for gradients that are handed over together: to be measured, and to be applied.
+type Needed<'a> = &'a dyn Fn(&[&ParameterSpec]) -> [Needs; 2];
+
+impl Counter {
+    /// The requests of a step to a card, over a batch of this shape, all samples as long as the longest. `needed` says those of an update.
+    ///
+    /// Uploads are the most that there are: a list of lengths or samples that a step before had is there already. Lists of positions are
+    /// not among them; they are uploaded once for each length.
+    pub fn calls(&self, batch: Shape, levers: &Levers, needed: Needed) -> Calls {
+        let (rehearsal, outline) =
+            (&self.rehearsal, self.outline(levers.recompute_blocks, levers.layer_major.as_ref()));
+        let ledger = rehearsal.ledger();
+        let samples = levers.micro_batch_samples.clamp(1, batch.samples.max(1));
+        let sizes = (0..batch.samples).step_by(samples).map(|first| samples.min(batch.samples - first));
+        let micro = |(number, samples)| of_micro_batch(ledger, Shape { samples, ..batch }, number);
+        let batches: Vec<MicroBatch<Counted>> = (0..).zip(sizes).map(micro).collect();
+        let trained: HashSet<&str> = self.trained.specs().iter().map(|spec| spec.name.as_str()).collect();
+        let mut gradients = Gradients::new(rehearsal.parameters(), self.precisions.gradients, &|parameter| {
+            trained.contains(parameter.name.as_str())
+        });
+        let cx = crate::context::StepContext {
+            loss_chunk_rows: levers.loss_chunk_rows,
+            recompute_blocks: levers.recompute_blocks,
+            ..*rehearsal.cx()
+        };
+        let specs = ParameterSpec::all(&self.config);
+        let mut update =
+            Update { specs: &specs, needed, is_decided: false, waiting: Vec::new(), calls: Calls::default() };
+        ledger.begin();
+        let step = Step::new(rehearsal.network(), rehearsal.parameters(), &cx, &batches, None);
+        let events = outline.training(batches.len());
+        let run = step.and_then(|mut step| step.run(&events, &mut gradients, &mut update));
+        run.expect("counting cannot fail");
+        // The ids of either stack.
+        let of_batches = Calls { uploads: 2, ..Calls::default() } * batches.len() as u64;
+        let totals = SquareSums::totals_needs(Path::Device, self.trained.specs().len()).calls;
+        ledger.calls() + of_batches + update.calls + totals
+    }
+}
+
+/// A micro-batch whose lists are like no other's.
+fn of_micro_batch(ledger: &Ledger, shape: Shape, number: u32) -> MicroBatch<Counted> {
+    let list = |kind: u32| vec![3 * number + kind; shape.samples];
+    let lengths = |kind| list(kind).into_iter().map(|length| length as usize).collect();
+    MicroBatch {
+        source_lengths: lengths(0),
+        target_lengths: lengths(1),
+        samples: list(2),
+        ..super::rehearsal::batch(ledger, shape)
+    }
+}
+
+/// Counts the requests of an update.
+struct Update<'a> {
+    specs: &'a [ParameterSpec],
+    needed: Needed<'a>,
+    is_decided: bool,
+    /// Numbers of parameters whose gradients have been handed over.
+    waiting: Vec<usize>,
+    calls: Calls,
+}
+
+impl Observer<Counted, Error> for Update<'_> {
+    fn measure(&mut self, index: usize, _: &Counted) -> Result<()> {
+        self.waiting.push(index);
+        Ok(())
+    }
+
+    fn decide(&mut self, _: f64) -> Result<bool> {
+        self.is_decided = true;
+        Ok(true)
+    }
+
+    fn apply(&mut self, index: usize, _: &Counted) -> Result<()> {
+        self.waiting.push(index);
+        Ok(())
+    }
+
+    fn handed_over(&mut self) -> Result<()> {
+        let together: Vec<&ParameterSpec> = self.waiting.drain(..).map(|index| &self.specs[index]).collect();
+        if !together.is_empty() {
+            self.calls = self.calls + (self.needed)(&together)[usize::from(self.is_decided)].calls;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::levers::LayerMajor;
+    use crate::step::count::Precisions;
+
+    const SHAPE: Shape = Shape { samples: 8, source_tokens: 64, target_tokens: 32 };
+
+    fn calls(config: &Config, micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> Calls {
+        let f32s = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+        let counter = Counter::new(config, f32s, 0.1, &|_| true).unwrap().on_device(&|_| [0; 2]);
+        let levers = Levers { micro_batch_samples, loss_chunk_rows: 1024, layer_major, ..Levers::default() };
+        // An update that asks for a launch for each parameter.
+        let one = |specs: &[&ParameterSpec]| {
+            [0, 1].map(|uploads| {
+                let launches = specs.len() as u64;
+                Needs { calls: Calls { launches, uploads, ..Calls::default() }, ..Needs::default() }
+            })
+        };
+        counter.calls(SHAPE, &levers, &one)
+    }
+
+    fn with_blocks(blocks: usize) -> Config {
+        Config { num_layers: blocks, num_decoder_layers: blocks, ..Config::preset("tiny").unwrap() }
+    }
+
+    #[test]
+    fn each_micro_batch_and_each_block_asks_for_as_much_as_the_others() {
+        let launches = |blocks, samples, layers| calls(&with_blocks(blocks), samples, layers).launches;
+        for layers in [None, Some(LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN })] {
+            let [one, two, four] = [8, 4, 2].map(|samples| launches(3, samples, layers));
+            assert_eq!(four - two, 2 * (two - one), "{layers:?}");
+            let [few, more, most] = [2, 3, 5].map(|blocks| launches(blocks, 8, layers));
+            assert_eq!(most - more, 2 * (more - few), "{layers:?}");
+        }
+    }
+
+    #[test]
+    fn an_update_is_asked_for_once_for_what_is_handed_over_together() {
+        let config = with_blocks(2);
+        let parameters = ParameterSpec::all(&config).len() as u64;
+        let major = calls(&config, 8, None);
+        // Ids of either stack, two lists of lengths, one of samples, two of the loss, and the update. Losses, and totals.
+        assert_eq!((major.uploads, major.downloads), (2 + 3 + 2 + 1, 2));
+        // Without an update.
+        let forward_and_backward = major.launches - 2 * parameters;
+        assert!(forward_and_backward > 100, "{forward_and_backward} launches");
+    }
+}
