@@ -19,6 +19,7 @@
 #include <vector>
 
 #define DEVICE inline
+#define CONSTANT static const
 #define __restrict__ __restrict
 #define BARRIER() emulation::wait(emulation::At::Barrier, __LINE__)
 #define WARP_BARRIER() emulation::wait(emulation::At::Warp, __LINE__)
@@ -109,6 +110,8 @@ DEVICE float float_of(uint32_t bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+DEVICE float times(float x, float y) { return x * y; }
+DEVICE float plus(float x, float y) { return x + y; }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 DEVICE float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 

@@ -14,6 +14,7 @@
 #define SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     type* name = reinterpret_cast<type*>(name##_bytes)
+#define CONSTANT static __constant__ const
 #define BARRIER() __syncthreads()
 #define WARP_BARRIER() __syncwarp()
 
@@ -23,6 +24,9 @@ DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return __shfl_xor_sync(0xFF
 DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
 DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+// Rounded by themselves: the compiler makes one operation of a product and a sum otherwise.
+DEVICE float times(float x, float y) { return __fmul_rn(x, y); }
+DEVICE float plus(float x, float y) { return __fadd_rn(x, y); }
 // 2^x, to two units in the last place.
 DEVICE float exp2_fast(float x) {
     float y;

@@ -1,4 +1,4 @@
-// RMS layer normalisation: y = weight * x / sqrt(mean(x^2) + eps), over rows of `width`.
+// RMS layer normalisation: y = weight * x / sqrt(mean(x^2) + eps), over rows of `width`; lengths of rows.
 #include "device.h"
 
 // A warp a row. `inv_rms` gets 1 / rms of each row.
@@ -78,6 +78,19 @@ RMS_NORM(f32_f32, float, float)
 RMS_NORM(f32_bf16, float, bf16)
 RMS_NORM(bf16_f32, bf16, float)
 RMS_NORM(bf16_bf16, bf16, bf16)
+
+// lengths[row] = the square root of the sum of x[row][i]^2; a warp a row.
+KERNEL(256, row_lengths, const float* x, float* lengths, int rows, int width) {
+    const int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    float squares = 0;
+    for (int i = lane; i < width; i += WARP) {
+        const float value = x[size_t(row) * width + i];
+        squares += value * value;
+    }
+    squares = warp_sum(squares);
+    if (lane == 0) lengths[row] = sqrtf(squares);
+}
 
 // sums[i] += partial[0][i] + partial[1][i] + .., in this order. A thread a column.
 KERNEL(256, add_partial_sums, const float* partial, float* sums, int parts, int width) {

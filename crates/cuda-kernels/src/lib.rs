@@ -37,6 +37,8 @@ pub mod ptx {
     pub const ATTENTION_FORWARD: &str = text!("attention_forward");
     /// The cross-entropy of logits.
     pub const CROSS_ENTROPY: &str = text!("cross_entropy");
+    /// Weights in codes as numbers.
+    pub const DEQUANTISE: &str = text!("dequantise");
     /// Dropout and activations.
     pub const DROPOUT: &str = text!("dropout");
     /// candle's operations on each element by itself.

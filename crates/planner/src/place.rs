@@ -1,11 +1,10 @@
 //! Where tensors lie, and what is carried out there.
 //!
-//! What multiplies codes, or hands bytes to other processes, exists on the CPU alone; what lies beside a device, on a device alone. The
-//! table of levers says which of their values do ([`crate::Lever::works_at`]); the search leaves the others out, and here a job that asks
-//! for one is refused.
+//! A device has kernels of its own. What hands bytes to other processes exists on the CPU alone; what lies beside a device, on a device
+//! alone. The table of levers says which of their values do ([`crate::Lever::works_at`]); the search leaves the others out, and here a job
+//! that asks for one is refused.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
-use t5::ParameterSpec;
 
 use crate::StepChoice;
 use crate::error::{Error, Result};
@@ -25,9 +24,6 @@ pub fn check(job: &Job<'_>) -> Result<()> {
         return Ok(());
     }
     let refused = |what: String| Err(Error::NotOnADevice { what });
-    if ParameterSpec::all(job.model).iter().any(|spec| spec.quantisation.is_some()) {
-        return refused("a base in codes (`model.base_precision`)".to_owned());
-    }
     match &job.work {
         Work::Training(training) if training.processes.buffers > 0 => {
             refused("training by several processes".to_owned())

@@ -12,6 +12,7 @@ use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKer
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
 use crate::ops::together::of_piece;
+use crate::quantised::Weight;
 
 /// A source of `cuda-kernels`.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,7 @@ pub(crate) enum Module {
     AttentionBackward,
     AttentionForward,
     CrossEntropy,
+    Dequantise,
     Dropout,
     Norm,
     Optimizer,
@@ -34,6 +36,7 @@ impl Module {
             Module::AttentionBackward => ("attention_backward", ptx::ATTENTION_BACKWARD),
             Module::AttentionForward => ("attention_forward", ptx::ATTENTION_FORWARD),
             Module::CrossEntropy => ("cross_entropy", ptx::CROSS_ENTROPY),
+            Module::Dequantise => ("dequantise", ptx::DEQUANTISE),
             Module::Dropout => ("dropout", ptx::DROPOUT),
             Module::Norm => ("norm", ptx::NORM),
             Module::Optimizer => ("optimizer", ptx::OPTIMIZER),
@@ -50,6 +53,18 @@ pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool 
     let mut cards = operands.into_iter().map(|t| if computes_in(t.dtype()) { card_number(t.device()) } else { None });
     let Some(Some(first)) = cards.next() else { return false };
     cards.all(|card| card == Some(first))
+}
+
+/// Whether there are kernels for this operand and a weight: numbers, or codes.
+pub(crate) fn takes_weight(operand: &Tensor, weight: Weight) -> bool {
+    match weight {
+        Weight::Dense(weight) => takes([operand, weight]),
+        Weight::Quantised(weight) => takes([operand]) && are_on_one_card(operand, weight.bytes()),
+    }
+}
+
+fn are_on_one_card(a: &Tensor, b: &Tensor) -> bool {
+    card_number(a.device()) == card_number(b.device())
 }
 
 /// Whether in addition they have one dtype.
@@ -103,7 +118,8 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
         DType::F64 => address!(f64),
         DType::BF16 => address!(half::bf16),
         DType::U32 => address!(u32),
-        other => bail!("expected F32, BF16, F64 or U32 on a card, got {other:?}"),
+        DType::U8 => address!(u8),
+        other => bail!("expected F32, BF16, F64, U32 or U8 on a card, got {other:?}"),
     };
     Ok(base + (start * t.dtype().size_in_bytes()) as u64)
 }
@@ -264,12 +280,27 @@ pub(crate) fn multiply(
     a: Factor,
     b: Factor,
     c: &Tensor,
+    size: (usize, usize, usize),
+    alpha: f32,
+    beta: f32,
+) -> Result<()> {
+    multiply_into_columns(a, b, (c, 0, size.2), size, alpha, beta)
+}
+
+/// The same into N columns of a wider c: that matrix, the first of the columns, and its width.
+pub(crate) fn multiply_into_columns(
+    a: Factor,
+    b: Factor,
+    (c, first, width): (&Tensor, usize, usize),
     (m, k, n): (usize, usize, usize),
     alpha: f32,
     beta: f32,
 ) -> Result<()> {
     if m == 0 || n == 0 {
         return Ok(());
+    }
+    if first + n > width || m * width > c.elem_count() {
+        bail!("expected {m} rows of {width}, with columns {first} to {}, got {:?}", first + n, c.dims())
     }
     if a.matrix.dtype() != b.matrix.dtype() || !multiplies(a.matrix.dtype(), c.dtype()) {
         let dtypes = [a.matrix, b.matrix, c].map(Tensor::dtype);
@@ -285,7 +316,8 @@ pub(crate) fn multiply(
     };
     let card = card(c.device())?;
     let (operands, result) = (kind(a.matrix.dtype()), kind(c.dtype()));
-    let [of_a, of_b, of_c] = [address(a.matrix)?, address(b.matrix)?, address(c)?].map(|at| at as *mut c_void);
+    let into = address(c)? + (first * c.dtype().size_in_bytes()) as u64;
+    let [of_a, of_b, of_c] = [address(a.matrix)?, address(b.matrix)?, into].map(|at| at as *mut c_void);
     let lead = |plain, other, is_transposed| count(if is_transposed { other } else { plain });
     // cuBLAS goes by columns: it is given the transposed product, cᵀ = bᵀ aᵀ, whose matrices are the same bytes.
     // SAFETY: three matrices on the card of as many elements as the sizes say; candle's handle has candle's stream.
@@ -307,7 +339,7 @@ pub(crate) fn multiply(
             (&raw const beta).cast(),
             of_c,
             result,
-            count(n)?,
+            count(width)?,
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
         )

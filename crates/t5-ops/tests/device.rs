@@ -4,12 +4,13 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, Precision, Quantised,
     RelativePosition, Rounding, SecondMoment, SquareSums,
 };
 
 const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
+const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Nf4];
 
 /// Tensors that a call gives, by name.
 type Results = Vec<(&'static str, Tensor)>;
@@ -33,6 +34,13 @@ impl Maker {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
         let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         tensor.to_device(&self.device).unwrap()
+    }
+
+    /// The same numbers in codes, which are made on the CPU.
+    fn quantised(&mut self, shape: &[usize], precision: Precision) -> Quantised {
+        let w = self.tensor(shape, F32).to_device(&Device::Cpu).unwrap();
+        let w = Quantised::of(&w, precision).unwrap();
+        Quantised::new(w.quantisation(), w.bytes().to_device(&self.device).unwrap()).unwrap()
     }
 
     fn ids(&self, ids: &[u32]) -> Tensor {
@@ -101,6 +109,48 @@ fn products_are_those_of_the_cpu() {
                 ("dw +=", dw),
                 ("dw", whole),
             ])
+        });
+    }
+}
+
+#[test]
+fn products_with_codes_are_those_of_the_cpu() {
+    // Widths that are not read eight at a time, too, and a weight of more bytes than are numbers at a time.
+    let shapes = [(18, 40, 24), (3, 33, 50), (1, 2_056, 4_104)];
+    for (dtype, precision) in [F32, BF16].into_iter().flat_map(|dtype| PRECISIONS.map(|precision| (dtype, precision))) {
+        for (rows, n, k) in shapes {
+            check(&format!("linear {dtype:?} by {precision:?} ({n}, {k})"), tolerance(dtype), |make| {
+                let (x, dy) = (make.tensor(&[rows, k], dtype), make.tensor(&[rows, n], dtype));
+                let w = make.quantised(&[n, k], precision);
+                let (u, b, a) = (make.tensor(&[rows, 4], dtype), make.tensor(&[n, 4], F32), make.tensor(&[4, k], F32));
+                let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::Beside { x: &u, w }));
+                let of_input = make.tensor(&[rows, k], dtype);
+                Ok(vec![
+                    ("y", t5_ops::linear(&x, &w)?),
+                    ("y beside", t5_ops::linear_beside(&x, &w, forward)?),
+                    ("dx beside", t5_ops::linear_backward_input_beside(&dy, &w, backward, None)?),
+                    ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
+                ])
+            });
+        }
+    }
+}
+
+#[test]
+fn lengths_of_adapted_rows_are_those_of_the_cpu() {
+    for (n, k) in [(40, 24), (33, 50), (2_056, 4_104)] {
+        check(&format!("lengths ({n}, {k})"), 1e-5, |make| {
+            let (a, b) = (make.tensor(&[4, k], F32), make.tensor(&[n, 4], F32));
+            let mut results = Vec::new();
+            for (name, dtype) in [("of f32", F32), ("of bf16", BF16)] {
+                let w = make.tensor(&[n, k], dtype);
+                results.push((name, t5_ops::adapted_lengths(&w, &a, &b, 0.7)?));
+            }
+            for precision in PRECISIONS {
+                let w = make.quantised(&[n, k], precision);
+                results.push((precision.name(), t5_ops::adapted_lengths(&w, &a, &b, 0.7)?));
+            }
+            Ok(results)
         });
     }
 }

@@ -3,15 +3,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
-    CrossEntropy, Dropout, Needs, Path, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each,
-    adamw_needs, adamw_of_each, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
-    dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
-    embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
-    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
-    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward,
-    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs, Path, Precision, Quantisation, Quantised, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths, adapted_lengths_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 const F32: DType = DType::F32;
@@ -183,6 +175,30 @@ fn updates_of(card: &Card, parameters: &[Parameter]) {
     }
 }
 
+/// Products with a weight in codes, whole and in parts; lengths of adapted rows.
+fn codes(card: &Card, dtype: DType) {
+    for (n, k) in [(600, 500), (2_056, 4_104)] {
+        let (x, dy) = (card.tensor(&[1, k], dtype), card.tensor(&[1, n], dtype));
+        let (a, b) = (card.tensor(&[4, k], F32), card.tensor(&[n, 4], F32));
+        let dense = card.tensor(&[n, k], dtype);
+        card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_lengths(&dense, &a, &b, 0.5));
+        for precision in [Precision::Int8, Precision::Nf4] {
+            let quantisation = Quantisation::new(precision, (n, k)).unwrap();
+            let bytes = Tensor::ones(quantisation.bytes(), DType::U8, &card.0).unwrap();
+            let w = Quantised::new(quantisation, bytes).unwrap();
+            let dtypes = [dtype, DType::U8];
+            card.check(precision.name(), linear_needs(CARD, 1, (n, k), dtypes, 0), || linear(&x, &w));
+            let needs = linear_backward_input_needs(CARD, 1, (n, k), dtypes, 0, false);
+            card.check(precision.name(), needs, || linear_backward_input(&dy, &w, None));
+            let beside = Some(Beside { x: &card.tensor(&[1, 4], dtype), w: &b });
+            let needs = linear_needs(CARD, 1, (n, k), dtypes, 4);
+            card.check(precision.name(), needs, || linear_beside(&x, &w, beside));
+            let needs = adapted_lengths_needs(CARD, (n, k), 4);
+            card.check(precision.name(), needs, || adapted_lengths(&w, &a, &b, 0.5));
+        }
+    }
+}
+
 /// One test: what others hold would count.
 #[test]
 fn an_operation_on_a_card_holds_what_it_states() {
@@ -192,5 +208,6 @@ fn an_operation_on_a_card_holds_what_it_states() {
             operations(&card, dtype, of_weight, drops);
         }
     }
+    [F32, BF16].into_iter().for_each(|dtype| codes(&card, dtype));
     updates(&card);
 }

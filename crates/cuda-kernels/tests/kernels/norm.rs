@@ -79,3 +79,19 @@ fn forward_and_backward_are_those_of_the_cpu() {
         }
     }
 }
+
+#[test]
+fn lengths_of_rows_are_those_of_candle() {
+    for (rows, width) in [(1, 1), (9, 33), (5, 516)] {
+        let x = numbers(6, &[rows, width], DType::F32);
+        let got = in_every_schedule(&format!("({rows}, {width})"), |schedule| {
+            let (mut x, mut lengths) = (Buffer::of(&x), Buffer::new(&[rows], DType::F32));
+            let sizes = [rows, width].map(|size| Argument::of(size as i32));
+            let arguments = [x.pointer(), lengths.pointer(), sizes[0].clone(), sizes[1].clone()];
+            launch("row_lengths", [rows.div_ceil(4), 1, 1], 128, 0, &arguments, schedule);
+            vec![lengths]
+        });
+        let expected = x.sqr().unwrap().sum(1).unwrap().sqrt().unwrap();
+        assert_close(&format!("({rows}, {width})"), &got[0], &expected, 2e-6);
+    }
+}

@@ -278,14 +278,25 @@ fn every_value_of_every_lever_is_offered_on_a_device() {
 }
 
 #[test]
-fn a_base_in_codes_and_several_processes_are_refused_on_a_device() {
+fn several_processes_are_refused_on_a_device() {
     let several = Processes { buffers: 1 << 20, ..Processes::default() };
     let text = refusal(training(&small(), &Pins::default(), several));
     assert!(text.starts_with("training by several processes"), "{text}");
-    let coded = t5::Config { base_precision: Some(t5::Precision::Int8), ..small() };
-    let coded = coded.with_adapter(t5::Lora::default()).expect("an adapter");
-    let text = refusal(training(&coded, &Pins::default(), Processes::default()));
-    assert!(text.contains("`model.base_precision`"), "{text}");
+}
+
+#[test]
+fn a_base_in_codes_takes_less_of_a_device() {
+    let parameters = |base_precision| {
+        let model = t5::Config { base_precision, ..small() }.with_adapter(t5::Lora::default()).expect("an adapter");
+        let offered = training(&model, &Pins::default(), Processes::default()).expect("there are choices");
+        let row = offered.steps[0].rows.iter().find(|row| row.name == crate::names::PARAMETERS);
+        row.filter(|row| row.place == Place::Device).expect("parameters on the device").bytes.0
+    };
+    let [whole, int8, nf4] = [None, Some(t5::Precision::Int8), Some(t5::Precision::Nf4)].map(parameters);
+    assert!(nf4 < int8 && int8 < whole, "{nf4} {int8} {whole}");
+    // Beside 16.4 million values of the table in f32.
+    let blocks = 44_040_192;
+    assert!(whole - int8 > 2 * blocks && whole - nf4 > 3 * blocks, "{nf4} {int8} {whole}");
 }
 
 #[test]

@@ -21,6 +21,9 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+#[cfg(feature = "cuda")]
+mod cuda;
+mod panels;
 mod quantiser;
 #[cfg(test)]
 mod tests;
@@ -29,6 +32,9 @@ mod weight;
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+pub(crate) use panels::in_panels;
+pub(crate) use panels::panel_bytes;
 pub use quantiser::Quantiser;
 pub use weight::Weight;
 
@@ -138,16 +144,15 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// The weight whose parts are in `bytes`: a vector of U8 on the CPU.
+    /// The weight whose parts are in `bytes`: a vector of U8.
     ///
     /// # Errors
     /// Another tensor, or as many bytes as the shape does not have.
     pub fn new(quantisation: Quantisation, bytes: Tensor) -> Result<Self> {
         let expected = quantisation.bytes();
-        let is_fit = bytes.dims() == [expected] && bytes.dtype() == DType::U8 && bytes.is_contiguous();
-        if !is_fit || !bytes.device().is_cpu() {
+        if bytes.dims() != [expected] || bytes.dtype() != DType::U8 || !bytes.is_contiguous() {
             let (got, dims) = (bytes.dtype(), bytes.dims());
-            bail!("a quantised weight: expected {expected} contiguous U8 on the CPU, got {got:?} {dims:?}")
+            bail!("a quantised weight: expected {expected} contiguous U8, got {got:?} {dims:?}")
         }
         Ok(Self { quantisation, bytes })
     }
@@ -179,23 +184,29 @@ impl Quantised {
         &self.bytes
     }
 
-    /// All of it in f32 (out, in), element by element from the codes' definition: for tests and references.
+    /// All of it in f32 (out, in), where it lies, element by element from the codes' definition: for tests and references.
     ///
     /// # Errors
     /// None in a tensor that can be read.
     pub fn dequantised(&self) -> Result<Tensor> {
         let (rows, cols) = self.quantisation.shape();
-        self.with_form(|form| {
+        let all = self.on_cpu()?.with_form(|form| {
             let value = |i: usize| match form {
                 Form::Int8(int8) => f32::from(int8.codes[i] as i8) * f32::from_le_bytes(int8.scales[i / cols]),
                 Form::Nf4(nf4) => NF4[code_at(nf4.codes, i)] * nf4.scale(absmax_map(), i / BLOCK),
                 Form::F16(data) => data[i].to_f32(),
             };
             Tensor::from_vec((0..rows * cols).map(value).collect::<Vec<f32>>(), (rows, cols), &Device::Cpu)
-        })
+        })?;
+        all.to_device(self.bytes.device())
     }
 
-    /// Some rows of it in f32.
+    /// The same bytes where kernels of the CPU read them.
+    fn on_cpu(&self) -> Result<Self> {
+        Ok(Self { bytes: self.bytes.to_device(&Device::Cpu)?, ..self.clone() })
+    }
+
+    /// Some rows of it in f32, on the CPU.
     ///
     /// # Errors
     /// Rows that it does not have.
@@ -204,7 +215,7 @@ impl Quantised {
         if rows.start > rows.end || rows.end > count {
             bail!("rows {rows:?} of a quantised weight of {count}")
         }
-        self.with_form(|form| {
+        self.on_cpu()?.with_form(|form| {
             filled::<f32>((rows.len(), cols), |to| {
                 Narrow::new(form, count * cols).widen(rows.start * cols, to);
                 Ok(())

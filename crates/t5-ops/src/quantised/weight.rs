@@ -58,7 +58,7 @@ impl<'a> Weight<'a> {
         Path::of(&[operand]).provided(takes && self.tensor().device().is_cpu())
     }
 
-    /// All of it as numbers of `dtype`.
+    /// All of it as numbers of `dtype`, where it lies.
     pub(crate) fn dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Weight::Dense(w) => w.to_dtype(dtype),

@@ -95,7 +95,7 @@ pub(crate) fn load(
             false => (place, file.as_ref()),
         };
         if spec.quantisation.is_some() {
-            let tensor = stored.quantised(directory, &spec, place, file)?;
+            let tensor = stored.quantised(directory, &spec, place, file)?.to_device(device)?;
             parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
             continue;
         }

@@ -4,6 +4,8 @@
 //! Shapes: weight (N, K), a (r, K), b (N, r), x and y (.., N), vectors (N).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -12,7 +14,7 @@ use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Needs, elements};
-use crate::quantised::Weight;
+use crate::quantised::{Weight, panel_bytes};
 
 /// The lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or F64 of F64.
 pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
@@ -23,6 +25,8 @@ pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor
     check_shape("adapted_lengths", "b", b, &[n, rank])?;
     match weight.path_beside(a).provided(Path::of(&[b]) == Path::Cpu) {
         Path::Cpu => cpu::adapted_lengths(weight, a, b, scale),
+        #[cfg(feature = "cuda")]
+        Path::Device if cuda::takes(weight, a, b) => cuda::adapted_lengths(weight, a, b, scale),
         Path::Reference | Path::Device => reference::adapted_lengths(weight, a, b, scale),
     }
 }
@@ -32,9 +36,9 @@ pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) ->
     match path {
         // The products of A with W and with itself.
         Path::Cpu => Needs::bytes(elements([rank, n + rank, size_of::<f32>()])).with_products(1, (rank, k, n)),
-        Path::Reference | Path::Device => {
-            Needs::bytes(elements([3, n, k, size_of::<f64>()])).with_products(1, (n, rank, k))
-        }
+        Path::Reference => Needs::bytes(elements([3, n, k, size_of::<f64>()])).with_products(1, (n, rank, k)),
+        // Rows of the weight in f32, to which those of the product are added.
+        Path::Device => Needs::bytes(panel_bytes(n, k, size_of::<f32>())).with_products(1, (n, rank, k)),
     }
 }
 

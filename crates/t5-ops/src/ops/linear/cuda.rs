@@ -1,16 +1,18 @@
 //! The linear map on a card, by cuBLAS: operands of bf16, sums in f32, added to what is there without another tensor.
+//!
+//! A weight in codes becomes numbers part by part. Each part gives whole columns of the result, so that it is rounded once.
 
 use candle_core::{Result, Tensor};
 
 use super::Beside;
-use crate::cuda::{Factor, multiplies, multiply, unwritten};
+use crate::cuda::{Factor, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
 use crate::dispatch::rows_and_width;
-use crate::quantised::Weight;
+use crate::quantised::{Weight, in_panels};
 
-/// Whether the operands of both products are on one card, the weight in numbers.
+/// Whether the operands of both products are on one card.
 pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<Beside>) -> bool {
     let takes_beside = |Beside { x, w }: Beside| crate::cuda::takes([x, w]);
-    matches!(w, Weight::Dense(_)) && crate::cuda::takes([x, w.tensor()]) && beside.is_none_or(takes_beside)
+    takes_weight(x, w) && beside.is_none_or(takes_beside)
 }
 
 /// Whether there is a product of these operands into this gradient.
@@ -19,10 +21,10 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
 }
 
 /// `x Wᵀ`, plus the product beside it.
-pub(super) fn linear(x: &Tensor, w: &Tensor, beside: Option<Beside>) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
     let y = output(x, w, None)?;
     match beside {
-        Some(Beside { x, w }) => output(x, w, Some(y)),
+        Some(Beside { x, w }) => output(x, w.into(), Some(y)),
         None => Ok(y),
     }
 }
@@ -30,38 +32,58 @@ pub(super) fn linear(x: &Tensor, w: &Tensor, beside: Option<Beside>) -> Result<T
 /// `dy W`, plus the product beside it, added to `sum` if that is given, in its memory.
 pub(super) fn linear_backward_input(
     dy: &Tensor,
-    w: &Tensor,
+    w: Weight,
     beside: Option<Beside>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
     let dx = gradient_of_input(dy, w, sum)?;
     match beside {
-        Some(Beside { x, w }) => gradient_of_input(x, w, Some(dx)),
+        Some(Beside { x, w }) => gradient_of_input(x, w.into(), Some(dx)),
         None => Ok(dx),
     }
 }
 
-fn output(x: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
+fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
-    let n = w.dim(0)?;
-    let (x, w) = (x.contiguous()?, w.to_dtype(x.dtype())?.contiguous()?);
-    let mut shape = x.dims().to_vec();
-    shape.pop();
-    shape.push(n);
-    let (y, beta) = target(sum, shape, &x)?;
-    multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
+    let (n, _) = w.dims2()?;
+    let x = x.contiguous()?;
+    let (y, beta) = target(sum, n, &x)?;
+    match w {
+        Weight::Dense(w) => {
+            let w = w.to_dtype(x.dtype())?.contiguous()?;
+            multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
+        }
+        Weight::Quantised(w) => {
+            for panel in in_panels(n, k, x.dtype().size_in_bytes()) {
+                let (first, size) = (panel.start, (rows, k, panel.len()));
+                let part = w.part_on_card(panel, 0..k, x.dtype())?;
+                let into = (&y, first, n);
+                multiply_into_columns(Factor::plain(&x), Factor::transposed(&part), into, size, 1.0, beta)?;
+            }
+        }
+    }
     Ok(y)
 }
 
-fn gradient_of_input(dy: &Tensor, w: &Tensor, sum: Option<Tensor>) -> Result<Tensor> {
+fn gradient_of_input(dy: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
-    let k = w.dim(1)?;
-    let (dy, w) = (dy.contiguous()?, w.to_dtype(dy.dtype())?.contiguous()?);
-    let mut shape = dy.dims().to_vec();
-    shape.pop();
-    shape.push(k);
-    let (dx, beta) = target(sum, shape, &dy)?;
-    multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), 1.0, beta)?;
+    let (_, k) = w.dims2()?;
+    let dy = dy.contiguous()?;
+    let (dx, beta) = target(sum, k, &dy)?;
+    match w {
+        Weight::Dense(w) => {
+            let w = w.to_dtype(dy.dtype())?.contiguous()?;
+            multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), 1.0, beta)?;
+        }
+        Weight::Quantised(w) => {
+            for panel in in_panels(k, n, dy.dtype().size_in_bytes()) {
+                let (first, size) = (panel.start, (rows, n, panel.len()));
+                let part = w.part_on_card(0..n, panel, dy.dtype())?;
+                let into = (&dx, first, k);
+                multiply_into_columns(Factor::plain(&dy), Factor::plain(&part), into, size, 1.0, beta)?;
+            }
+        }
+    }
     Ok(dx)
 }
 
@@ -74,10 +96,13 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
     multiply(Factor::transposed(&dy), Factor::plain(&x), dw, (n, rows, k), 1.0, beta)
 }
 
-/// What a product is written to, and the factor of what that holds already.
-fn target(sum: Option<Tensor>, shape: Vec<usize>, like: &Tensor) -> Result<(Tensor, f32)> {
+/// The tensor that a product of `x` with so many columns is written to, and the factor of what that holds already.
+fn target(sum: Option<Tensor>, width: usize, x: &Tensor) -> Result<(Tensor, f32)> {
+    let mut shape = x.dims().to_vec();
+    shape.pop();
+    shape.push(width);
     match sum {
         Some(sum) => Ok((sum.contiguous()?, 1.0)),
-        None => Ok((unwritten(shape, like.dtype(), like.device())?, 0.0)),
+        None => Ok((unwritten(shape, x.dtype(), x.device())?, 0.0)),
     }
 }

@@ -14,7 +14,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Calls, Needs, cast, elements};
-use crate::quantised::Weight;
+use crate::quantised::{Weight, in_panels, panel_bytes};
 
 /// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Be
     match w.path_beside(x).provided(are_on_cpu(beside)) {
         Path::Cpu => cpu::linear(x, w, beside),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w.tensor(), beside),
+        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w, beside),
         Path::Reference | Path::Device => reference::linear_beside(x, w, beside),
     }
 }
@@ -54,6 +54,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
+        // As many rows of the weight are numbers at a time as give whole columns of the result.
         Path::Device => product_needs_on_device(rows, size, dtypes),
     }
 }
@@ -97,7 +98,7 @@ pub fn linear_backward_input_beside<'a>(
     match w.path_beside(dy).provided(are_on_cpu(beside)) {
         Path::Cpu => cpu::linear_backward_input(dy, w, beside, accumulate),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w.tensor(), beside, accumulate),
+        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w, beside, accumulate),
         Path::Reference | Path::Device => reference::linear_backward_input_beside(dy, w, beside, accumulate),
     }
 }
@@ -174,12 +175,21 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     }
 }
 
-/// A product on a card: the weight in the dtype of x.
+/// A product on a card: the weight in the dtype of x, or a panel of it at a time where it is in codes. The weight beside it is of f32 then.
 fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
+    let size = x.size_in_bytes();
+    let (transient, calls) = match w {
+        DType::U8 => {
+            let panels = in_panels(n, k, size).count() as u64;
+            // Each panel is made numbers of.
+            let calls = Calls { launches: panels, ..products(panels) };
+            (panel_bytes(n, k, size).max(cast(elements([beside, n]), DType::F32, x)), calls)
+        }
+        _ => (cast(elements([k.max(beside), n]), w, x), products(1) + casts(w, x)),
+    };
     // The weight beside it is an adapter's, which may have another dtype: who has it knows.
-    let calls = products(1 + u64::from(beside > 0)) + casts(w, x);
-    let needs = Needs::bytes(cast(elements([k.max(beside), n]), w, x));
-    needs.with_products(1, (rows, k + beside, n)).with_calls(calls)
+    let calls = calls + products(u64::from(beside > 0));
+    Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
 }
 
 /// So many products on a card.

@@ -1,0 +1,38 @@
+//! The lengths of the rows of an adapted weight on a card: some rows of it at a time exist, in f32.
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::cuda::{Factor, Kernel, Module, address, multiply, takes_weight, unwritten};
+use crate::quantised::{Weight, in_panels};
+
+/// Whether all is on one card, the adapter in f32.
+pub(super) fn takes(weight: Weight, a: &Tensor, b: &Tensor) -> bool {
+    let are_wide = [a, b].iter().all(|t| t.dtype() == DType::F32);
+    are_wide && crate::cuda::takes([a, b]) && takes_weight(a, weight)
+}
+
+/// Rows of a block: a warp each.
+const ROWS: usize = 8;
+
+pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+    let (n, k) = weight.dims2()?;
+    let rank = a.dim(0)?;
+    let (a, b) = (a.contiguous()?, b.contiguous()?);
+    let lengths = unwritten(n, DType::F32, a.device())?;
+    for panel in in_panels(n, k, size_of::<f32>()) {
+        let (first, count) = (panel.start, panel.len());
+        let rows = match weight {
+            // A copy, because the product is added to it.
+            Weight::Dense(w) if w.dtype() == DType::F32 => w.narrow(0, first, count)?.force_contiguous()?,
+            Weight::Dense(w) => w.narrow(0, first, count)?.to_dtype(DType::F32)?.contiguous()?,
+            Weight::Quantised(w) => w.part_on_card(panel, 0..k, DType::F32)?,
+        };
+        let of_b = b.narrow(0, first, count)?;
+        multiply(Factor::plain(&of_b), Factor::plain(&a), &rows, (count, rank, k), scale as f32, 1.0)?;
+        let to = address(&lengths)? + (first * size_of::<f32>()) as u64;
+        let kernel = Kernel::new(a.device(), Module::Norm, "row_lengths")?.tensor(&rows)?.value(to);
+        // SAFETY: rows of this width, each of which has a length from `to` on.
+        unsafe { kernel.size(count)?.size(k)?.launch([count.div_ceil(ROWS), 1, 1], 32 * ROWS as u32, 0)? };
+    }
+    Ok(lengths)
+}
