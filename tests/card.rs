@@ -47,11 +47,18 @@ fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
 #[test]
 fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
     let scene = Scene::new();
-    let ways: [(&str, &[&str], f64); 5] = [
+    let of_run = "model.init_from=f32-cpu/model";
+    let in_codes = |precision| ["--lora", "--set", of_run, "--set", "lora.dropout=0.1", "--set", precision];
+    let (int8, nf4) = (in_codes("model.base_precision=int8"), in_codes("model.base_precision=nf4"));
+    let ways: [(&str, &[&str], f64); 9] = [
         ("f32", &[], 1e-5),
         ("layer-major", &["--set", "memory.accumulation=layer-major"], 1e-5),
         ("adamw", &["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"], 1e-5),
-        ("adapter", &["--lora", "--set", "model.init_from=f32-cpu/model"], 1e-5),
+        ("adapter", &["--lora", "--set", of_run], 1e-5),
+        ("int8", &int8, 1e-5),
+        ("nf4", &nf4, 1e-5),
+        ("nf4-dora", &[&nf4[..], &["--set", "lora.dora=true"]].concat(), 1e-5),
+        ("nf4-bf16", &[&nf4[..], &["--precision", "bf16"]].concat(), 2e-2),
         ("bf16", &["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"], 2e-2),
     ];
     for (name, way, tolerance) in ways {
@@ -181,17 +188,22 @@ fn weights_off_the_card_answer_as_those_on_it() {
 
 #[test]
 fn a_killed_run_on_a_card_goes_on_to_the_same_bits() {
-    let off = [&OFF_THE_CARD[..], &["--set", "memory.offload_to=host", "--set", "optimizer.name=adamw"]].concat();
-    for way in [&[][..], &off] {
-        let scene = Scene::new();
-        on_card(&scene, &[], &[way, &["--output", "whole"]].concat()).expect_code(0);
-        let mut running = scene.start(&arguments(&[&["--device", "cuda"], way].concat()));
+    let scene = Scene::new();
+    let check = |name: &str, way: &[&str], weights: &str| {
+        let [whole, killed] = ["whole", "killed"].map(|run| format!("{name}-{run}"));
+        on_card(&scene, &[], &[way, &["--output", &whole]].concat()).expect_code(0);
+        let mut running = scene.start(&arguments(&[way, &["--device", "cuda", "--output", &killed]].concat()));
         assert!(running.wait_for("saved"), "a checkpoint");
         running.kill();
-        on_card(&scene, &[], &[way, &["--keep-training"]].concat()).expect_code(0);
-        let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
-        assert!(model("run") == model("whole"), "{way:?}: the model has other bits after a kill");
-    }
+        on_card(&scene, &[], &[way, &["--output", &killed, "--keep-training"]].concat()).expect_code(0);
+        let of = |run: &str| scene.read(&format!("{run}/{weights}"));
+        assert!(of(&killed) == of(&whole), "{name} has other bits after a kill");
+    };
+    check("all", &[], "model/model.safetensors");
+    let adapter = ["--lora", "--set", "model.init_from=all-whole/model", "--set", "model.base_precision=nf4"];
+    let off = [&OFF_THE_CARD[..], &["--set", "memory.offload_to=host", "--set", "optimizer.name=adamw"]].concat();
+    check("off", &off, "model/model.safetensors");
+    check("nf4", &adapter, "adapter/adapter_model.safetensors");
 }
 
 /// The counts that an emulated card leaves.
