@@ -281,11 +281,21 @@ fn an_evaluation_on_a_card_stays_in_its_budget_there() {
 #[test]
 fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     let scene = Scene::new();
+    check_kernels_of_a_step(&scene, "all", &[]);
+    let adapter = ["--lora", "--set", "model.init_from=all-8/model", "--set", "lora.dropout=0.1"];
+    let in_codes = ["--set", "model.base_precision=nf4"];
+    let kernels = check_kernels_of_a_step(&scene, "nf4", &[&adapter[..], &in_codes].concat());
+    assert!(kernels["dequantise_nf4_f32"].as_u64() > Some(0), "products take codes");
+}
+
+/// Compares runs of four and of eight steps. The kernels of the longer one, by name.
+fn check_kernels_of_a_step(scene: &Scene, name: &str, way: &[&str]) -> serde_json::Map<String, Value> {
     let counts = |steps: &str| {
-        let file = format!("{steps}.json");
+        let run = format!("{name}-{steps}");
+        let file = format!("{run}.json");
         let one = ["--max-steps", steps, "--set", "train.eval_samples=1", "--set", "checkpoint.every_steps=100"];
-        on_card(&scene, &[("REPORT", &file)], &[&one[..], &["--output", steps]].concat()).expect_code(0);
-        report(&scene, &file)
+        on_card(scene, &[("REPORT", &file)], &[way, &one, &["--output", &run]].concat()).expect_code(0);
+        report(scene, &file)
     };
     let (four, eight) = (counts("4"), counts("8"));
     let more = |key: &str| eight[key].as_u64().expect("a count") - four[key].as_u64().expect("a count");
@@ -294,17 +304,18 @@ fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     // Names of candle's operations, of which four more steps need none.
     let of_candle =
         ["cast_", "badd_", "bsub_", "bmul_", "bdiv_", "ucopy_", "uexp_", "fast_", "is_u32", "ia_u32", "where_"];
-    for name in kernels.keys().filter(|name| of_candle.iter().any(|of_candle| name.starts_with(of_candle))) {
-        assert_eq!(of(&eight, name), of(&four, name), "{name} in a step");
+    for kernel in kernels.keys().filter(|kernel| of_candle.iter().any(|of_candle| kernel.starts_with(of_candle))) {
+        assert_eq!(of(&eight, kernel), of(&four, kernel), "{kernel} in a step of {name}");
     }
     println!(
-        "a step: {} launches, {} allocations, {} uploads, {} downloads",
+        "a step of {name}: {} launches, {} allocations, {} uploads, {} downloads",
         more("launches") / 4,
         more("allocations") / 4,
         more("uploads") / 4,
         more("downloads") / 4
     );
     assert_eq!(eight["left_bytes"], 0, "memory of the card is left");
+    kernels.clone()
 }
 
 /// A model of one block a side, with another feed-forward and head.

@@ -40,12 +40,15 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 /// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps.
-const OTHERS: [(&str, u32, u32, u32); 22] = [
+const OTHERS: [(&str, u32, u32, u32); 25] = [
     ("attention_delta_", 256, 0, 40),
     ("attention_add_bias_gradient", 256, 0, 40),
     ("rms_norm_backward_", 192, (MODEL + 32) * 4, 40),
     ("rms_norm_", 256, 0, 40),
     ("add_partial_sums", 64, 0, 40),
+    ("row_lengths", 256, 0, 40),
+    ("dequantise_int8_", 256, 0, 40),
+    ("dequantise_nf4_", 256, (16 + 256) * 4, 40),
     ("dropout_", 192, 0, 40),
     ("activation_", 256, 0, 40),
     ("cross_entropy_", 512, 32 * 4, 40),

@@ -55,8 +55,8 @@ const fn parameters() -> u64 {
 
 /// The kernels that matter.
 pub fn works() -> Vec<Work> {
-    let [attention, others] = [of_attention(), of_rows()];
-    attention.into_iter().chain(others).chain(of_updates()).collect()
+    let [attention, codes, others] = [of_attention(), of_codes(), of_rows()];
+    attention.into_iter().chain(codes).chain(others).chain(of_updates()).collect()
 }
 
 fn of_attention() -> Vec<Work> {
@@ -78,6 +78,17 @@ fn of_attention() -> Vec<Work> {
         work("attention_forward_64", 3 * matrix, matrix + statistic, 2),
         work("attention_backward_keys_64", 4 * matrix + 2 * statistic, 2 * matrix + partial, 4),
         work("attention_backward_queries_64", 4 * matrix + 2 * statistic, matrix, 3),
+    ]
+}
+
+/// Of the first weight of a feed-forward layer in codes: a product for each element, and for each block of NF4 a product and a sum.
+fn of_codes() -> Vec<Work> {
+    let n = MODEL * FEED_FORWARD;
+    let blocks = n / 64;
+    let work = |name, read, operations| Work { name, read, written: n * BF16, operations, is_on_tensor_cores: false };
+    vec![
+        work("dequantise_int8_bf16", n + FEED_FORWARD * F32, n),
+        work("dequantise_nf4_bf16", n / 2 + blocks + (blocks.div_ceil(256) + 1) * F32, n + 2 * blocks),
     ]
 }
 

@@ -1,6 +1,5 @@
 //! The parts of a weight that are numbers at a time where a product takes no codes: on a card.
 
-#[cfg(any(feature = "cuda", test))]
 use std::ops::Range;
 
 /// Bytes of a part, at most. It is read again right after it was written, and so much stays in the cache of a large card: 40 MB on an

@@ -6,10 +6,13 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use t5::safetensors::{Reader, write};
-use t5::{Error, EvalContext, Files, GenerateOptions, Gradients, Lora, Precision, StoredWeights, T5, quantise_with};
+use t5::{
+    Error, EvalContext, Files, GenerateOptions, Gradients, Lora, MicroBatch, Precision, StepContext, StoredWeights, T5,
+    quantise_with,
+};
 use t5_ops::Quantised;
 
-use crate::support::{case, context, distance, micro_batch, slices};
+use crate::support::{case, context, device, distance, micro_batch, slices};
 
 const CASES: [&str; 4] = ["v1_0_relu_tied", "v1_1_gated_gelu_untied", "odd_shapes_untied", "bf16_stored"];
 const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Nf4];
@@ -74,6 +77,43 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
             assert_eq!(got.0, expected.0, "{name} {precision:?}");
             assert_eq!(got.1.len(), expected.1.len());
             assert!(got.1.iter().zip(&expected.1).all(|(got, expected)| distance(got, expected) == 0.0));
+        }
+    }
+}
+
+#[test]
+fn codes_on_the_device_of_these_tests_have_the_losses_answers_and_gradients_of_the_cpu() {
+    for (name, precision) in CASES.into_iter().flat_map(|name| PRECISIONS.map(|precision| (name, precision))) {
+        let (source, golden, _) = case(name);
+        let codes = tempfile::tempdir().unwrap();
+        quantise(&source, precision, codes.path()).unwrap();
+        let samples: Vec<u32> = (0..golden.sources.len() as u32).collect();
+        let of = |device: &Device| {
+            let load = || T5::load(codes.path(), DType::F32, device).unwrap();
+            let options = GenerateOptions { max_new_tokens: 6, activations: DType::F32, ..Default::default() };
+            let answers = load().generate(&slices(&golden.sources), &options).unwrap();
+            let (sources, targets) = (slices(&golden.sources), slices(&golden.targets));
+            let batch = MicroBatch::new(&sources, &targets, &samples, load().config(), device).unwrap();
+            let (mut losses, mut all) = (Vec::new(), Vec::new());
+            for dora in [false, true] {
+                let lora = Lora { rank: 3, dora, ..Lora::default() };
+                let model = load().with_adapter(lora, 7).unwrap();
+                let mut grads = Gradients::new(model.parameters(), DType::F32, &|p| p.name.contains("lora"));
+                let cx = StepContext { adapter_dropout: 0.2, ..context(golden.target_tokens, DType::F32) };
+                losses.push(model.forward_backward(&batch, &cx, &mut grads).unwrap());
+                all.extend(grads.iter().map(|(_, grad)| grad.copy().unwrap()));
+            }
+            (answers, losses, all)
+        };
+        let (got, expected) = (of(&device()), of(&Device::Cpu));
+        assert_eq!(got.0, expected.0, "{name} {precision:?}");
+        for (got, expected) in got.1.iter().zip(&expected.1) {
+            assert!((got / expected - 1.0).abs() < 1e-5, "{name} {precision:?}: {got} and {expected}");
+        }
+        assert!(!got.2.is_empty() && got.2.len() == expected.2.len());
+        for (got, expected) in got.2.iter().zip(&expected.2) {
+            let far = distance(got, expected);
+            assert!(far < 1e-4, "{name} {precision:?}: a gradient differs by {far:e}");
         }
     }
 }
