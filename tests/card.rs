@@ -66,6 +66,10 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         scene.run(&arguments(&[way, &["--output", &cpu]].concat())).expect_code(0);
         on_card(&scene, &[], &[way, &["--output", &card]].concat()).expect_code(0);
         on_card(&scene, &[("ORDER", "random")], &[way, &["--output", &again]].concat()).expect_code(0);
+        let last = &scene.events(&card, "end")[0];
+        let [peak, predicted] =
+            ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+        assert!(peak <= predicted, "{name}: {peak} of {predicted} bytes");
         for key in ["loss", "grad_norm"] {
             let of = |run: &str| of_steps(&scene, run, key);
             assert_close(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
