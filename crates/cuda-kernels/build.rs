@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each becomes one module of PTX.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "attention",
     "attention_backward",
     "attention_forward",
     "cross_entropy",
+    "decoding",
     "dequantise",
     "dropout",
     "elementwise",

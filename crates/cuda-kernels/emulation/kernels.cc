@@ -3,6 +3,7 @@
 #include "../kernels/attention_backward.cu"
 #include "../kernels/attention_forward.cu"
 #include "../kernels/cross_entropy.cu"
+#include "../kernels/decoding.cu"
 #include "../kernels/dequantise.cu"
 #include "../kernels/dropout.cu"
 #include "../kernels/elementwise.cu"

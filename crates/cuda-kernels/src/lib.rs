@@ -37,6 +37,8 @@ pub mod ptx {
     pub const ATTENTION_FORWARD: &str = text!("attention_forward");
     /// The cross-entropy of logits.
     pub const CROSS_ENTROPY: &str = text!("cross_entropy");
+    /// The next tokens, and attention over a cache.
+    pub const DECODING: &str = text!("decoding");
     /// Weights in codes as numbers.
     pub const DEQUANTISE: &str = text!("dequantise");
     /// Dropout and activations.

@@ -40,7 +40,13 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 /// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps.
-const OTHERS: [(&str, u32, u32, u32); 25] = [
+const OTHERS: [(&str, u32, u32, u32); 31] = [
+    ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
+    ("largest_", 1024, 32 * 8, 40),
+    ("log_probabilities_", 1024, 32 * 8, 40),
+    ("candidates_", 1024, 32 * 8, 40),
+    ("append_", 256, 0, 40),
+    ("copy_rows_", 256, 0, 40),
     ("attention_delta_", 256, 0, 40),
     ("attention_add_bias_gradient", 256, 0, 40),
     ("rms_norm_backward_", 192, (MODEL + 32) * 4, 40),

@@ -10,14 +10,14 @@ use crate::dropout::Mask;
 /// As the kernels have it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Shape {
-    batches: [i64; 3],
-    rows: [i32; 3],
-    queries: i32,
-    keys: i32,
-    heads: i32,
-    head_size: i32,
-    is_causal: i32,
+pub struct Shape {
+    pub batches: [i64; 3],
+    pub rows: [i32; 3],
+    pub queries: i32,
+    pub keys: i32,
+    pub heads: i32,
+    pub head_size: i32,
+    pub is_causal: i32,
 }
 
 /// Which kernels.

@@ -5,6 +5,7 @@ mod attention;
 mod candle;
 mod card;
 mod cross_entropy;
+mod decoding;
 mod dequantise;
 mod dropout;
 mod norm;
