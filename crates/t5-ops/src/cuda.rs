@@ -21,6 +21,7 @@ pub(crate) enum Module {
     AttentionBackward,
     AttentionForward,
     CrossEntropy,
+    Decoding,
     Dequantise,
     Dropout,
     Norm,
@@ -36,6 +37,7 @@ impl Module {
             Module::AttentionBackward => ("attention_backward", ptx::ATTENTION_BACKWARD),
             Module::AttentionForward => ("attention_forward", ptx::ATTENTION_FORWARD),
             Module::CrossEntropy => ("cross_entropy", ptx::CROSS_ENTROPY),
+            Module::Decoding => ("decoding", ptx::DECODING),
             Module::Dequantise => ("dequantise", ptx::DEQUANTISE),
             Module::Dropout => ("dropout", ptx::DROPOUT),
             Module::Norm => ("norm", ptx::NORM),
@@ -97,10 +99,23 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
 
 /// Where the elements of a contiguous tensor begin.
 pub(crate) fn address(t: &Tensor) -> Result<u64> {
+    if !t.is_contiguous() {
+        bail!("expected a contiguous tensor, got strides {:?}", t.stride())
+    }
+    first_address(t)
+}
+
+/// Where the rows of a matrix begin, and how far they are apart. `None`: their elements do not follow each other.
+pub(crate) fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
+    match t.stride() {
+        &[row, 1] => Ok(Some((first_address(t)?, row))),
+        _ => Ok(None),
+    }
+}
+
+/// Where the first element of a tensor lies.
+fn first_address(t: &Tensor) -> Result<u64> {
     let (storage, layout) = t.storage_and_layout();
-    let Some((start, _)) = layout.contiguous_offsets() else {
-        bail!("expected a contiguous tensor, got strides {:?}", layout.stride())
-    };
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
     let stream = storage.device.cuda_stream();
     let end = start + t.elem_count();
@@ -121,7 +136,7 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
         DType::U8 => address!(u8),
         other => bail!("expected F32, BF16, F64, U32 or U8 on a card, got {other:?}"),
     };
-    Ok(base + (start * t.dtype().size_in_bytes()) as u64)
+    Ok(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64)
 }
 
 /// A tensor on the same device whose elements nobody has written.

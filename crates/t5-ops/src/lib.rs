@@ -87,7 +87,7 @@ pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
 };
-pub use ops::decoding::{copy_rows, scores};
+pub use ops::decoding::{append, candidates, copy_rows, largest, largest_needs, scores, scores_needs};
 pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};

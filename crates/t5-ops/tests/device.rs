@@ -406,10 +406,55 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
     for dtype in [F32, BF16] {
         check(&format!("decoding {dtype:?}"), tolerance(dtype), |make| {
             let (logits, cache) = (make.tensor(&[3, 50], dtype), make.tensor(&[4, 6, 8], dtype));
+            let [keys, values, other] = [[4, 1, 8], [4, 1, 8], [4, 6, 8]].map(|shape| make.tensor(&shape, dtype));
+            t5_ops::append([&cache, &other], [&keys, &values], 3)?;
             let scores = t5_ops::scores(&logits, true)?;
+            let largest = t5_ops::largest(&logits)?;
             t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;
             // What lies beyond these positions is nobody's.
-            Ok(vec![("scores", Tensor::new(scores, logits.device())?), ("cache", cache.narrow(1, 0, 4)?.contiguous()?)])
+            Ok(vec![
+                ("scores", Tensor::new(scores, logits.device())?),
+                ("largest", Tensor::new(largest, logits.device())?),
+                ("cache", cache.narrow(1, 0, 4)?.contiguous()?),
+                ("other cache", other),
+            ])
         });
+    }
+}
+
+#[test]
+fn candidates_of_a_card_have_the_scores_of_all_tokens_there() {
+    let mut make = Maker::new(&card());
+    for dtype in [F32, BF16] {
+        let logits = make.tensor(&[3, 500], dtype);
+        let scores = t5_ops::scores(&logits, true).unwrap();
+        let (tokens, of_tokens) =
+            t5_ops::candidates(&logits, &[0.0, -7.5, -1e9], 9).unwrap().expect("few are asked for");
+        for (place, (&token, &score)) in tokens.iter().zip(&of_tokens).enumerate() {
+            assert_eq!(scores[place / 9 * 500 + token as usize].to_bits(), score.to_bits());
+        }
+        // All scores vanish beside the last offset.
+        assert_eq!(tokens[18..], [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let worst = of_tokens[8];
+        assert!(scores[..500].iter().filter(|&&score| score > worst).count() < 9, "nothing else is likelier");
+        assert!(t5_ops::candidates(&logits, &[0.0; 3], 65).unwrap().is_none(), "each is a walk through the logits");
+        assert!(t5_ops::candidates(&logits, &[0.0; 2], 1).is_err());
+    }
+}
+
+#[test]
+fn few_queries_over_part_of_a_bias_are_those_of_the_cpu() {
+    for (dtype, queries) in [(F32, 1), (BF16, 1), (F32, 4), (F32, 9)] {
+        for lengths in [[12, 12], [12, 5]] {
+            check(&format!("{queries} queries {dtype:?} {lengths:?}"), tolerance(dtype), |make| {
+                let (heads, size, keys) = (2, 20, 16);
+                let mut tensor = |rows| make.tensor(&[2, rows, heads * size], dtype);
+                let (q, k, v) = (tensor(queries), tensor(keys), tensor(keys));
+                let bias = make.tensor(&[heads, 50], F32).narrow(1, 11, queries + keys - 1)?;
+                let a = Attention { heads, bias: Some(&bias), key_lengths: &lengths, causal: false, dropout: None };
+                let (out, lse) = t5_ops::attention(&q, &k, &v, &a)?;
+                Ok(vec![("out", out), ("lse", lse)])
+            });
+        }
     }
 }

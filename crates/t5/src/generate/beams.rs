@@ -63,7 +63,7 @@ pub struct BeamSearch {
 }
 
 /// An answer in the making.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Beam {
     /// The decoder's start token and the tokens so far.
     pub history: Vec<u32>,
@@ -78,6 +78,35 @@ struct Finished {
     tokens: Vec<u32>,
     score: f32,
     is_answer: bool,
+}
+
+/// The log-probabilities of the next token of each slot, after what forbids or favours any.
+#[derive(Clone, Copy, Debug)]
+pub enum Scores<'a> {
+    /// Of every token, (slots, V).
+    All(&'a [f32]),
+    /// Of the likeliest tokens, as many for each slot as a search wants: in the order of the sums with the beam's score; of equal ones
+    /// the first token comes first.
+    Likeliest(&'a [u32], &'a [f32]),
+}
+
+impl<'a> Scores<'a> {
+    /// Tokens of a slot and their scores.
+    fn of(self, slot: usize, slots: usize) -> impl Iterator<Item = (usize, f32)> + 'a {
+        let (Scores::All(scores) | Scores::Likeliest(_, scores)) = self;
+        let width = self.width(slots);
+        let token = move |place: usize| match self {
+            Scores::All(_) => place,
+            Scores::Likeliest(tokens, _) => tokens[slot * width + place] as usize,
+        };
+        scores[slot * width..][..width].iter().enumerate().map(move |(place, &score)| (token(place), score))
+    }
+
+    /// Scores of a slot.
+    fn width(self, slots: usize) -> usize {
+        let (Scores::All(scores) | Scores::Likeliest(_, scores)) = self;
+        scores.len() / slots
+    }
 }
 
 /// A beam that goes on with a token.
@@ -119,13 +148,23 @@ impl BeamSearch {
         self.is_done
     }
 
-    /// Goes on by one token. `scores` are the log-probabilities (slots, V) of the next token, after what forbids or favours
-    /// any. `is_end` says of a history whether it ends there for another reason than a token or its length. Returns the slots
+    /// How many candidates it looks at: where every other one ends, there are enough to go on.
+    pub fn wanted(count: usize, eos: &[u32]) -> usize {
+        count * (eos.len() + 1).max(2)
+    }
+
+    /// Writes the score of each beam to its slot of `scores`.
+    pub fn put_scores(&self, scores: &mut [f32]) {
+        for beam in &self.running {
+            scores[beam.slot] = beam.score;
+        }
+    }
+
+    /// Goes on by one token. `is_end` says of a history whether it ends there for another reason than a token or its length. Returns the slots
     /// that the cache has to copy, from and to.
-    pub fn advance(&mut self, scores: &[f32], ends: &Ends, is_end: &dyn Fn(&[u32]) -> bool) -> Vec<(usize, usize)> {
+    pub fn advance(&mut self, scores: Scores, ends: &Ends, is_end: &dyn Fn(&[u32]) -> bool) -> Vec<(usize, usize)> {
         let count = self.options.count;
-        let wanted = count * (ends.eos.len() + 1).max(2);
-        let mut candidates = self.candidates(scores, wanted, ends);
+        let mut candidates = self.candidates(scores, Self::wanted(count, ends.eos), ends);
         let length = self.running[0].history.len(); // of the answers with this token
         for candidate in &mut candidates {
             candidate.ends = ends.eos.contains(&candidate.token) || length >= ends.max_new_tokens || {
@@ -150,14 +189,13 @@ impl BeamSearch {
     }
 
     /// The best candidates, best first; drawn without replacement where beams are sampled.
-    fn candidates(&self, scores: &[f32], wanted: usize, ends: &Ends) -> Vec<Candidate> {
-        let width = scores.len() / self.options.count;
+    fn candidates(&self, scores: Scores, wanted: usize, ends: &Ends) -> Vec<Candidate> {
+        let width = scores.width(self.options.count);
         let position = self.running[0].history.len() as u64 - 1;
         let draw = Draw { source: ends.source, sequence: 0, position };
         let mut best: Vec<(f64, Candidate)> = Vec::with_capacity(wanted + 1);
         for (number, beam) in self.running.iter().enumerate() {
-            let row = &scores[beam.slot * width..][..width];
-            for (token, &score) in row.iter().enumerate() {
+            for (token, score) in scores.of(beam.slot, self.options.count) {
                 let score = if score.is_nan() { f32::NEG_INFINITY } else { score + beam.score };
                 let key = match &self.options.sampling {
                     Some(_) if score == f32::NEG_INFINITY => f64::NEG_INFINITY,
@@ -267,12 +305,34 @@ mod tests {
                 slots[beam.slot].clone_from(&beam.history);
                 scores[beam.slot * V..][..V].copy_from_slice(&model(&beam.history));
             }
-            for (from, to) in search.advance(&scores, &ends, &|_| false) {
+            // The likeliest tokens alone lead to the same beams.
+            let mut other = search.clone();
+            let (tokens, likeliest) = likeliest(&search, &scores, BeamSearch::wanted(options.count, &[1]));
+            let copies = search.advance(Scores::All(&scores), &ends, &|_| false);
+            if options.sampling.is_none() {
+                let of_other = other.advance(Scores::Likeliest(&tokens, &likeliest), &ends, &|_| false);
+                assert_eq!((&copies, &search.running), (&of_other, &other.running));
+            }
+            for (from, to) in copies {
                 slots[to] = slots[from].clone();
                 copied += 1;
             }
         }
         (search.into_answers().collect(), copied)
+    }
+
+    /// The likeliest tokens of each slot with their scores.
+    fn likeliest(search: &BeamSearch, scores: &[f32], wanted: usize) -> (Vec<u32>, Vec<f32>) {
+        let slots = search.running.len();
+        let mut offsets = vec![0.0; slots];
+        search.put_scores(&mut offsets);
+        let of_slot = |slot: usize| {
+            let row = &scores[slot * V..][..V];
+            let mut order: Vec<usize> = (0..V).collect();
+            order.sort_by(|&a, &b| (row[b] + offsets[slot]).total_cmp(&(row[a] + offsets[slot])));
+            order.into_iter().take(wanted.min(V)).map(|token| (token as u32, row[token])).collect::<Vec<_>>()
+        };
+        (0..slots).flat_map(of_slot).unzip()
     }
 
     /// Every answer of at most so many tokens, with the sum of its log-probabilities.
@@ -348,7 +408,7 @@ mod tests {
         let mut search = BeamSearch::new(Beams::default(), 0);
         let ends = Ends { eos: &[1], max_new_tokens: 3, source: 0 };
         while !search.is_done() {
-            search.advance(&[f32::NAN; 4 * V], &ends, &|_| false);
+            search.advance(Scores::All(&[f32::NAN; 4 * V]), &ends, &|_| false);
         }
         assert_eq!(search.into_answers().count(), 4);
     }

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::context::Noise;
 use crate::error::Result;
 use crate::layers::attention::Attention;
+use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::Ops;
@@ -54,6 +55,7 @@ impl<T: Ops> Decoding<'_, T> {
         let source_lengths = batch.lengths(false).to_vec();
         Ok(Some(Cache {
             blocks,
+            biases: Vec::new(),
             source_lengths,
             sources: samples,
             rows_of_source,
@@ -67,39 +69,32 @@ impl<T: Ops> Decoding<'_, T> {
     ///
     /// Each product with weights is one for all rows, and attention is apart for each cache, which has its own position.
     pub fn step(&self, ids: &T, caches: &mut [&mut Cache<T>]) -> Result<T> {
-        caches.iter_mut().try_for_each(|cache| cache.make_space())?;
         let Network { shared, decoder, head, .. } = self.network;
+        caches.iter_mut().try_for_each(|cache| cache.make_space(decoder))?;
         self.network.bring(shared)?;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
         self.network.page_out(shared)?;
-        // Of each cache, (H, capacity).
-        let bias_of = |cache: &&mut Cache<T>, block| decoder.position_bias(block, 1, cache.capacity, cache.position);
-        let mut biases = caches.iter().map(|cache| bias_of(cache, 0)).collect::<Result<Vec<T>>>()?;
         for (number, block) in decoder.blocks.iter().enumerate() {
             let after = decoder.blocks.get(number + 1);
             let soon = after.into_iter().flat_map(|after| after.linears());
             soon.for_each(|linear| self.network.read_ahead_of(&linear.weight));
             block.linears().try_for_each(|linear| self.network.page_in(&linear.weight))?;
-            if decoder.has_own_biases() && number > 0 {
-                biases = caches.iter().map(|cache| bias_of(cache, number)).collect::<Result<_>>()?;
-            }
             let own = &block.attention;
             let (n, _) = own.norm.forward(&x)?;
             let (k, v) = (own.k.forward(&n, &Noise::NONE)?, own.v.forward(&n, &Noise::NONE)?);
             let q = own.q.forward(&n, &Noise::NONE)?;
-            let heads = in_parts(caches, |rows, part, cache| {
-                let own_part = &cache.blocks[number].own;
-                own_part.k.set_positions(&rows.of(&k)?, cache.position)?;
-                own_part.v.set_positions(&rows.of(&v)?, cache.position)?;
+            let heads = in_parts(caches, |rows, cache| {
+                let KeysValues { k: keys, v: values } = &cache.blocks[number].own;
+                T::append([keys, values], [&rows.of(&k)?, &rows.of(&v)?], cache.position)?;
                 let lengths = vec![cache.position + 1; rows.count];
-                own.attend(&rows.of(&q)?, &own_part.k, &own_part.v, Some(&biases[part]), &lengths)
+                own.attend(&rows.of(&q)?, keys, values, Some(&cache.bias(number)?), &lengths)
             })?;
             x = own.add_to(&x, &heads)?;
             drop((n, k, v, q, heads));
             if let Some(cross) = &block.cross {
                 let (n, _) = cross.norm.forward(&x)?;
                 let q = cross.q.forward(&n, &Noise::NONE)?;
-                let heads = in_parts(caches, |rows, _, cache| {
+                let heads = in_parts(caches, |rows, cache| {
                     // The rows of a source are queries of one sample: (B, R / B, D).
                     let q = rows.of(&q)?;
                     let (sources, width) = (rows.count / cache.rows_of_source, q.dims()[2]);
@@ -135,13 +130,13 @@ impl PartRows {
 }
 
 /// What `f` makes of the rows of each cache, one after the other.
-fn in_parts<T: Ops>(caches: &[&mut Cache<T>], f: impl Fn(&PartRows, usize, &Cache<T>) -> Result<T>) -> Result<T> {
+fn in_parts<T: Ops>(caches: &[&mut Cache<T>], f: impl Fn(&PartRows, &Cache<T>) -> Result<T>) -> Result<T> {
     let (mut from, is_all) = (0, caches.len() == 1);
-    let parts = caches.iter().enumerate().map(|(part, cache)| {
+    let parts = caches.iter().map(|cache| {
         let count = cache.rows();
         let rows = PartRows { from, count, is_all };
         from += count;
-        f(&rows, part, cache)
+        f(&rows, cache)
     });
     T::joined(parts.collect::<Result<_>>()?)
 }
@@ -160,6 +155,9 @@ struct CachedBlock<T> {
 /// The keys and values of every decoder block.
 pub(crate) struct Cache<T> {
     blocks: Vec<CachedBlock<T>>,
+    /// The bias of `capacity` queries and as many keys, (H, 2 capacity - 1): that of all blocks, or one for each. None before the first
+    /// step.
+    biases: Vec<T>,
     source_lengths: Vec<usize>,
     sources: usize,
     rows_of_source: usize,
@@ -181,7 +179,12 @@ impl<T: Ops> Cache<T> {
         let tensors = |block: &CachedBlock<T>| {
             [&block.own.k, &block.own.v, &block.source.k, &block.source.v].map(T::bytes).iter().sum::<u64>()
         };
-        self.blocks.iter().map(tensors).sum()
+        self.blocks.iter().map(tensors).chain(self.biases.iter().map(T::bytes)).sum()
+    }
+
+    /// The bias of a block at the position of the next token, (H, capacity): a part of each row of that of all positions.
+    fn bias(&self, block: usize) -> Result<T> {
+        self.biases[block.min(self.biases.len() - 1)].columns(self.capacity - 1 - self.position, self.capacity)
     }
 
     /// Rows of all sources.
@@ -200,10 +203,23 @@ impl<T: Ops> Cache<T> {
     }
 
     /// Doubles the space when the next token is outside of it.
-    fn make_space(&mut self) -> Result<()> {
-        if self.position < self.capacity {
+    fn make_space(&mut self, decoder: &Stack<T>) -> Result<()> {
+        let has_space = self.position < self.capacity;
+        if has_space && !self.biases.is_empty() {
             return Ok(());
         }
+        if !has_space {
+            self.grow()?;
+        }
+        self.biases.clear();
+        let tables = if decoder.has_own_biases() { self.blocks.len() } else { 1 };
+        for block in 0..tables {
+            self.biases.push(decoder.position_bias(block, self.capacity, self.capacity, 0)?);
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self) -> Result<()> {
         self.capacity = (self.capacity * 2).min(self.most);
         for block in &mut self.blocks {
             for old in [&mut block.own.k, &mut block.own.v] {

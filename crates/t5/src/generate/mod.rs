@@ -15,7 +15,7 @@ mod together;
 
 use candle_core::Tensor;
 
-use self::beams::{BeamSearch, Beams, Ends};
+use self::beams::{BeamSearch, Beams, Ends, Scores};
 use self::cache::{Cache, Decoding};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
@@ -170,12 +170,13 @@ impl Answering<'_> {
                 searches[source].put_last_tokens(&mut tokens[place * beams.count..][..beams.count]);
             }
             let Some(logits) = self.logits(&tokens)? else { return Ok(None) };
-            let mut scores = logits.scores(true)?;
+            let looked_at = active.iter().map(|&source| &searches[source]);
+            let mut scores = NextScores::of(&logits, looked_at, self.options, config)?;
             drop(logits);
-            let width = scores.len() / tokens.len();
             let mut copies = Vec::new();
-            for ((place, &source), scores) in active.iter().enumerate().zip(scores.chunks_mut(beams.count * width)) {
+            for (place, &source) in active.iter().enumerate() {
                 let is_end = |answer: &[u32]| (self.watch.is_end)(answer);
+                let scores = scores.of_source(place, active.len());
                 let of_source =
                     advance(&mut searches[source], scores, self.options, config, (self.watch.number)(source), &is_end);
                 copies.extend(of_source.map(|(from, to)| (place * beams.count + from, place * beams.count + to)));
@@ -187,11 +188,61 @@ impl Answering<'_> {
     }
 }
 
-/// Takes a search a token further, by the log-probabilities (slots, V) of its rows. Returns the slots that the cache has to
-/// copy, from and to; of a search that is done, none.
+/// Log-probabilities of the next token of searches, as they come from where tensors lie.
+enum NextScores {
+    /// Of every token, (R, V).
+    All(Vec<f32>),
+    /// Of the likeliest tokens; see [`Scores::Likeliest`].
+    Likeliest(Vec<u32>, Vec<f32>),
+}
+
+/// The same of one search.
+enum SearchScores<'a> {
+    /// They may be changed.
+    All(&'a mut [f32]),
+    Likeliest(&'a [u32], &'a [f32]),
+}
+
+impl NextScores {
+    /// By the logits (R, V) of these searches. The likeliest tokens are enough where nothing forbids or draws any.
+    fn of<'a>(
+        logits: &Tensor,
+        searches: impl Iterator<Item = &'a BeamSearch>,
+        options: &GenerateOptions,
+        config: &Config,
+    ) -> Result<Self> {
+        if let Search::Beams(Beams { count, sampling: None, .. }) = options.search
+            && options.processors.are_off()
+        {
+            let mut offsets = vec![0.0; logits.dim(0)?];
+            searches.zip(offsets.chunks_mut(count)).for_each(|(search, offsets)| search.put_scores(offsets));
+            let wanted = BeamSearch::wanted(count, config.answer_ends()).min(logits.dim(1)?);
+            if let Some((tokens, scores)) = logits.candidates(&offsets, wanted)? {
+                return Ok(NextScores::Likeliest(tokens, scores));
+            }
+        }
+        logits.scores(true).map(NextScores::All)
+    }
+
+    /// Those of one of so many searches.
+    fn of_source(&mut self, place: usize, searches: usize) -> SearchScores<'_> {
+        let range = |len: usize| place * (len / searches)..(place + 1) * (len / searches);
+        match self {
+            NextScores::All(scores) => {
+                let range = range(scores.len());
+                SearchScores::All(&mut scores[range])
+            }
+            NextScores::Likeliest(tokens, scores) => {
+                SearchScores::Likeliest(&tokens[range(tokens.len())], &scores[range(scores.len())])
+            }
+        }
+    }
+}
+
+/// Takes a search a token further. Returns the slots that the cache has to copy, from and to; of a search that is done, none.
 fn advance(
     search: &mut BeamSearch,
-    scores: &mut [f32],
+    scores: SearchScores,
     options: &GenerateOptions,
     config: &Config,
     number: u64,
@@ -200,6 +251,19 @@ fn advance(
     if search.is_done() {
         return Vec::new().into_iter();
     }
+    let scores = match scores {
+        SearchScores::All(scores) => {
+            process(search, scores, options, config);
+            Scores::All(scores)
+        }
+        SearchScores::Likeliest(tokens, scores) => Scores::Likeliest(tokens, scores),
+    };
+    let ends = Ends { eos: config.answer_ends(), max_new_tokens: options.max_new_tokens, source: number };
+    search.advance(scores, &ends, &|history| is_end(&history[1..])).into_iter()
+}
+
+/// Changes the log-probabilities (slots, V) of a search as its options say.
+fn process(search: &BeamSearch, scores: &mut [f32], options: &GenerateOptions, config: &Config) {
     let width = scores.len() / search.running().len();
     for beam in search.running() {
         let row = &mut scores[beam.slot * width..][..width];
@@ -208,8 +272,6 @@ fn advance(
             sampling.filter(row, config.answer_ends().len() + 1);
         }
     }
-    let ends = Ends { eos: config.answer_ends(), max_new_tokens: options.max_new_tokens, source: number };
-    search.advance(scores, &ends, &|history| is_end(&history[1..])).into_iter()
 }
 
 /// The best answers of a search.

@@ -12,7 +12,7 @@ use super::beams::BeamSearch;
 use super::cache::{Cache, Decoding};
 use super::options::{GenerateOptions, Search};
 use super::rows::Rows;
-use super::{Answer, advance, best};
+use super::{Answer, NextScores, advance, best};
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
 use crate::model::T5;
@@ -176,10 +176,10 @@ impl Member {
                 }
             }
             Growing::Beams(search) => {
-                let mut scores = logits.scores(true)?;
+                let mut scores = NextScores::of(&logits, [&*search].into_iter(), &self.options, config)?;
                 let told = std::cell::RefCell::new(told);
                 let is_end = |answer: &[u32]| (told.borrow_mut())(key, 0, answer);
-                let copies = advance(search, &mut scores, &self.options, config, 0, &is_end);
+                let copies = advance(search, scores.of_source(0, 1), &self.options, config, 0, &is_end);
                 self.cache.copy_rows(&copies.collect::<Vec<_>>())?;
             }
         }

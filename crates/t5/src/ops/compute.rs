@@ -25,11 +25,6 @@ impl AttentionSettings<'_, Tensor> {
     }
 }
 
-/// Bytes that [`Ops::largest`] holds of (R, V): the logits as f32, and a copy by rows.
-pub(super) fn largest_bytes(rows: usize, width: usize) -> u64 {
-    rows as u64 * (width * 2 * size_of::<f32>()) as u64
-}
-
 /// As many rows are read from a table in a file one by one.
 const FEW_ROWS: usize = 256;
 
@@ -263,6 +258,14 @@ impl Ops for Tensor {
         Ok(self.slice_set(rows, 1, position)?)
     }
 
+    fn append(caches: [&Self; 2], new: [&Self; 2], position: usize) -> Result<()> {
+        Ok(t5_ops::append(caches, new, position)?)
+    }
+
+    fn columns(&self, from: usize, count: usize) -> Result<Self> {
+        Ok(self.narrow(1, from, count)?)
+    }
+
     fn part(&self, from: usize, count: usize) -> Result<Self> {
         Ok(self.narrow(0, from, count)?)
     }
@@ -287,12 +290,11 @@ impl Ops for Tensor {
         Ok(t5_ops::scores(self, normalised)?)
     }
 
+    fn candidates(&self, offsets: &[f32], count: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>> {
+        Ok(t5_ops::candidates(self, offsets, count)?)
+    }
+
     fn largest(&self) -> Result<Vec<u32>> {
-        let rows = self.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-        let argmax = |row: &Vec<f32>| {
-            let first = (0, f32::NEG_INFINITY);
-            row.iter().enumerate().fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best }).0 as u32
-        };
-        Ok(rows.iter().map(argmax).collect())
+        Ok(t5_ops::largest(self)?)
     }
 }

@@ -11,7 +11,6 @@ use std::rc::Rc;
 use candle_core::DType;
 use t5_ops::{Activation, AttentionSizes, Calls, CrossEntropy, Dropout, Needs, Path, RelativePosition};
 
-use super::compute::largest_bytes;
 use super::{Attended, AttentionSettings, Files, Matrix, Ops};
 use crate::error::Result;
 use files::{CountedFiles, CountedStretch};
@@ -121,16 +120,6 @@ impl Counted {
     fn attends_by(&self, settings: &AttentionSettings<Counted>) {
         self.uses_list(settings.key_lengths.iter().map(|&length| length as u32));
         self.drops(settings.dropout.as_ref());
-    }
-
-    /// Adds up the look at all elements, which takes so many bytes: on the host where it is done, and before that as f32 on a
-    /// device.
-    fn reads(&self, bytes: u64) {
-        if self.path() != Path::Device {
-            return self.sums().momentary(bytes);
-        }
-        let as_f32 = if self.dtype == DType::F32 { 0 } else { self.elements() * size_of::<f32>() as u64 };
-        self.calls(Needs { transient: as_f32, on_host: bytes, ..Needs::default() });
     }
 
     /// The same of attention.
@@ -440,6 +429,14 @@ impl Ops for Counted {
         Ok(())
     }
 
+    fn append(_: [&Self; 2], _: [&Self; 2], _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn columns(&self, _: usize, count: usize) -> Result<Self> {
+        self.shaped(&[self.dims[0], count])
+    }
+
     fn part(&self, _: usize, count: usize) -> Result<Self> {
         let mut dims = self.dims;
         dims[0] = count;
@@ -470,13 +467,17 @@ impl Ops for Counted {
     }
 
     /// Nothing is looked at, so there is nothing to return.
-    fn scores(&self, _: bool) -> Result<Vec<f32>> {
-        self.reads(self.elements() * size_of::<f32>() as u64);
+    fn scores(&self, normalised: bool) -> Result<Vec<f32>> {
+        self.calls(t5_ops::scores_needs(self.path(), (self.rows(), self.width()), self.dtype, normalised));
         Ok(Vec::new())
     }
 
+    fn candidates(&self, _: &[f32], _: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>> {
+        Ok(None)
+    }
+
     fn largest(&self) -> Result<Vec<u32>> {
-        self.reads(largest_bytes(self.rows(), self.width()));
+        self.calls(t5_ops::largest_needs(self.path(), (self.rows(), self.width())));
         Ok(vec![0; self.rows()])
     }
 }

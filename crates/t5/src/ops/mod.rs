@@ -213,6 +213,10 @@ pub trait Ops: Clone + Debug + Sized {
 
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
+    /// Writes keys and values (B, 1, D) over a position of two caches (B, T, D).
+    fn append(caches: [&Self; 2], new: [&Self; 2], position: usize) -> Result<()>;
+    /// Columns `from` to `from + count` of `self` (R, D), in the same memory.
+    fn columns(&self, from: usize, count: usize) -> Result<Self>;
     /// Samples `from` to `from + count` of `self` (B, ..), in the same memory.
     fn part(&self, from: usize, count: usize) -> Result<Self>;
     /// The samples of all parts, one part after the other.
@@ -223,6 +227,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn copy_rows(&self, pairs: &[(usize, usize)], positions: usize) -> Result<()>;
     /// The values of (R, V) as f32, row after row; normalised: their log-softmax.
     fn scores(&self, normalised: bool) -> Result<Vec<f32>>;
+    /// The likeliest tokens of each row of (R, V) with their log-probabilities; see [`t5_ops::candidates`].
+    fn candidates(&self, offsets: &[f32], count: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>>;
     /// The index of the largest value of each row of (R, V); of equal ones the first.
     fn largest(&self) -> Result<Vec<u32>>;
 }

@@ -387,7 +387,8 @@ impl Counter {
             cache.skip_to(position);
             let logits = decoding.step(&ids, &mut [&mut cache]).expect("counting cannot fail");
             match answer.looks_at_scores {
-                true => logits.scores(false).map(drop),
+                // Those of beams hold more than those that are drawn from.
+                true => logits.scores(true).map(drop),
                 false => logits.largest().map(drop),
             }
             .expect("counting cannot fail");

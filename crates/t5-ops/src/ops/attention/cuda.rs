@@ -1,10 +1,11 @@
-//! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them. The gradients of keys, values and
-//! bias come from blocks of keys, those of queries from blocks of queries, so that no two blocks add to one place.
+//! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them; few queries, as in generation, have a
+//! block each. The gradients of keys, values and bias come from blocks of keys, those of queries from blocks of queries, so that no two
+//! blocks add to one place.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
-use crate::cuda::{Kernel, Module, count, suffix, takes_alike, unwritten, uploaded};
+use crate::cuda::{Kernel, Module, count, rows_address, suffix, takes_alike, unwritten, uploaded};
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
 
@@ -81,6 +82,35 @@ impl Kind {
     }
 }
 
+/// Queries of a sequence for which a block has one alone: a block of tiles would compute rows that are not there.
+const FEW_QUERIES: usize = 8;
+/// Threads of such a block.
+const FEW_THREADS: u32 = 256;
+
+/// Attention of few queries without dropout.
+fn attention_of_few(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
+    let (device, dtype) = (q.device(), q.dtype());
+    let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
+    let bias = match a.bias {
+        Some(bias) if rows_address(bias)?.is_none() => Some(bias.contiguous()?),
+        bias => bias.cloned(),
+    };
+    let (of_bias, bias_row) = bias.as_ref().map(rows_address).transpose()?.flatten().unwrap_or_default();
+    let out = unwritten(q.shape(), dtype, device)?;
+    let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
+    // The rows of a cache have one length, which changes with each token.
+    let length = a.key_lengths.first().map_or(0, |&length| length.min(s.keys));
+    let are_alike = a.key_lengths.iter().all(|other| (*other).min(s.keys) == length);
+    let lengths = if are_alike { None } else { Some(lengths(a, s, device)?) };
+    let kernel = Kernel::new(device, Module::Decoding, format!("attention_few_{}", suffix(dtype)))?;
+    let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.value(of_bias).size(bias_row)?;
+    let kernel = kernel.tensor_or_null(lengths.as_ref())?.size(length)?.tensor(&out)?.tensor(&lse)?;
+    let shared = FEW_THREADS as usize / 32 * (s.head_size + 2) * size_of::<f32>();
+    // SAFETY: as in `attention`; each warp has room for a row and two numbers.
+    unsafe { kernel.value(Shape::of(s, a)?).launch([s.batch * s.queries, s.heads, 1], FEW_THREADS, shared)? };
+    Ok((out, lse))
+}
+
 /// As the kernels have it.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -118,16 +148,21 @@ struct Lists<'a> {
     samples: Option<Tensor>,
 }
 
+/// The keys of each sequence, on the card.
+fn lengths(a: &Attention, s: &Sizes, device: &Device) -> Result<Tensor> {
+    // More keys than there are count as all of them.
+    let lengths: Vec<u32> = a.key_lengths.iter().map(|&length| length.min(s.keys) as u32).collect();
+    uploaded(&lengths, device)
+}
+
 impl<'a> Lists<'a> {
     fn of(a: &'a Attention, s: &Sizes, device: &Device) -> Result<Self> {
-        // More keys than there are count as all of them.
-        let lengths: Vec<u32> = a.key_lengths.iter().map(|&length| length.min(s.keys) as u32).collect();
         let dropout = match &a.dropout {
             Some(d) => active("attention", Some(d), s.batch)?,
             None => None,
         };
         let samples = samples(dropout, device)?;
-        Ok(Self { lengths: uploaded(&lengths, device)?, dropout, samples })
+        Ok(Self { lengths: lengths(a, s, device)?, dropout, samples })
     }
 
     fn of_kernel<'k>(&self, kernel: Kernel<'k>) -> Result<Kernel<'k>> {
@@ -141,6 +176,9 @@ fn grid(s: &Sizes, rows: usize, tile: usize) -> [usize; 3] {
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
+    if s.queries <= FEW_QUERIES && a.dropout.is_none() {
+        return attention_of_few(q, k, v, a, s);
+    }
     let (device, dtype) = (q.device(), q.dtype());
     let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;

@@ -122,7 +122,7 @@ fn scores(q: &Tensor, k: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
     let dtype = wide_dtype(q);
     let mut scores = multiply(&split(q, s)?, &split(k, s)?.transpose(2, 3)?, q)?;
     if let Some(bias) = a.bias {
-        let full = bias.to_dtype(dtype)?.index_select(&diagonals(s, q.device())?, 1)?;
+        let full = bias.to_dtype(dtype)?.contiguous()?.index_select(&diagonals(s, q.device())?, 1)?;
         scores = scores.broadcast_add(&full.reshape((1, s.heads, s.queries, s.keys))?)?;
     }
     let mut hidden = vec![0f32; s.batch * s.queries * s.keys];

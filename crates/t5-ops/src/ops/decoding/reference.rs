@@ -20,3 +20,13 @@ pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)]) -> Result<()> {
     }
     Ok(())
 }
+
+/// The index of the largest of each row, on the host.
+pub fn largest(logits: &Tensor) -> Result<Vec<u32>> {
+    let rows = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let argmax = |row: &Vec<f32>| {
+        let first = (0, f32::NEG_INFINITY);
+        row.iter().enumerate().fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best }).0 as u32
+    };
+    Ok(rows.iter().map(argmax).collect())
+}

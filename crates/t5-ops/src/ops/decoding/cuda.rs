@@ -1,0 +1,75 @@
+//! The next tokens and the cache on a card: ids and scores of few tokens come to the host, or one number for each token.
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use crate::cuda::{Kernel, Module, suffix, unwritten, uploaded};
+
+/// Threads of a block that looks at a row of logits, and its shared memory: two numbers for each warp.
+const THREADS: u32 = 1024;
+const SHARED: usize = THREADS as usize / 32 * 8;
+/// Elements of a row that a block copies.
+const COPIED: usize = 4096;
+
+fn kernel<'a>(logits: &'a Tensor, name: &str) -> Result<Kernel<'a>> {
+    Kernel::new(logits.device(), Module::Decoding, format!("{name}_{}", suffix(logits.dtype())))?.tensor(logits)
+}
+
+pub(super) fn largest(logits: &Tensor) -> Result<Vec<u32>> {
+    let (rows, width) = logits.dims2()?;
+    let logits = logits.contiguous()?;
+    let tokens = unwritten(rows, DType::U32, logits.device())?;
+    // SAFETY: rows of this width, each of which gets a token.
+    unsafe { kernel(&logits, "largest")?.tensor(&tokens)?.size(width)?.launch([rows, 1, 1], THREADS, SHARED)? };
+    tokens.to_vec1()
+}
+
+pub(super) fn log_probabilities(logits: &Tensor) -> Result<Vec<f32>> {
+    let (rows, width) = logits.dims2()?;
+    let logits = logits.contiguous()?;
+    let scores = unwritten(rows * width, DType::F32, logits.device())?;
+    let kernel = kernel(&logits, "log_probabilities")?.tensor(&scores)?.size(width)?;
+    // SAFETY: rows of this width, each element of which gets a score.
+    unsafe { kernel.launch([rows, 1, 1], THREADS, SHARED)? };
+    scores.to_vec1()
+}
+
+pub(super) fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<(Vec<u32>, Vec<f32>)> {
+    let (rows, width) = logits.dims2()?;
+    let (logits, device) = (logits.contiguous()?, logits.device());
+    let offsets = Tensor::new(offsets, device)?;
+    let tokens = unwritten(rows * count, DType::U32, device)?;
+    let scores = unwritten(rows * count, DType::F32, device)?;
+    let kernel = kernel(&logits, "candidates")?.tensor(&offsets)?.tensor(&tokens)?.tensor(&scores)?;
+    // SAFETY: rows of this width, each of which has an offset and gets as many tokens and scores, no more than there are.
+    unsafe { kernel.size(width)?.size(count)?.launch([rows, 1, 1], THREADS, SHARED)? };
+    Ok((tokens.to_vec1()?, scores.to_vec1()?))
+}
+
+pub(super) fn append([of_keys, of_values]: [&Tensor; 2], [keys, values]: [&Tensor; 2], position: usize) -> Result<()> {
+    let (rows, capacity, width) = of_keys.dims3()?;
+    let (keys, values) = (keys.contiguous()?, values.contiguous()?);
+    let kernel = kernel(&keys, "append")?.tensor(&values)?.tensor(of_keys)?.tensor(of_values)?;
+    let kernel = kernel.size(capacity)?.size(width)?.size(position)?;
+    // SAFETY: both caches have a place at this position for each row of keys and of values.
+    unsafe { kernel.launch([rows, 2, 1], 256, 0) }
+}
+
+/// Whether no row is copied from that is copied to: then the order does not matter.
+pub(super) fn are_apart(pairs: &[(usize, usize)]) -> bool {
+    let is_target = |row: usize| pairs.iter().any(|&(_, to)| to == row);
+    let mut targets: Vec<usize> = pairs.iter().map(|&(_, to)| to).collect();
+    targets.sort_unstable();
+    targets.windows(2).all(|pair| pair[0] != pair[1]) && pairs.iter().all(|&(from, _)| !is_target(from))
+}
+
+pub(super) fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
+    let (_, capacity, width) = cache.dims3()?;
+    let numbers: Vec<u32> = pairs.iter().flat_map(|&(from, to)| [from as u32, to as u32]).collect();
+    let on_card = uploaded(&numbers, cache.device())?;
+    let device: &Device = cache.device();
+    let kernel = Kernel::new(device, Module::Decoding, format!("copy_rows_{}", suffix(cache.dtype())))?;
+    let (row, count) = (capacity * width, positions * width);
+    let kernel = kernel.tensor(&on_card)?.tensor(cache)?.value(row as i64).value(count as i64);
+    // SAFETY: rows are among those of the cache, and no more of their positions are copied than there are.
+    unsafe { kernel.launch([pairs.len(), count.div_ceil(COPIED), 1], 256, 0) }
+}
