@@ -282,6 +282,52 @@ fn an_evaluation_on_a_card_stays_in_its_budget_there() {
     eval("30MiB").expect_code(3);
 }
 
+/// Answers to two prompts on a device, as text and with the counts of an emulated card.
+fn answers(scene: &Scene, model: &str, device: &str, longest: usize, way: &[&str]) -> (String, Value) {
+    let file = format!("{model}-{device}-{longest}-{}.json", way.concat().replace(' ', ""));
+    let longest = longest.to_string();
+    let usual = ["generate", "--model", model, "--device", device, "--max-new-tokens", &longest];
+    let all = [&usual[..], &["--prompt", "after 75", "--prompt", "before 12"], way].concat();
+    let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
+    let file = file.replace('/', "-");
+    let ran = scene.run_under(&format!("env LOW_MEM_T5_EMULATED_REPORT={file}"), &all).expect_code(0);
+    (ran.out.clone(), if device == "cpu" { Value::Null } else { report(scene, &file) })
+}
+
+#[test]
+fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
+    let codes = ["convert-base", "--model", "run/model", "--precision", "nf4", "--output", "codes"].map(str::to_owned);
+    scene.run(&codes).expect_code(0);
+    // Scores of all tokens come to the host where some are drawn.
+    let ways: [(&str, &[&str], u64); 3] = [
+        ("greedy", &[], 8),
+        ("beams", &["--num-beams", "4"], 512),
+        ("sampled", &["--sample", "--seed", "3"], u64::MAX),
+    ];
+    for (name, way, most_bytes) in ways {
+        for model in ["run/model", "codes"] {
+            let expected = answers(&scene, model, "cpu", 24, way).0;
+            let (got, long) = answers(&scene, model, "cuda", 24, way);
+            assert_eq!(got, expected, "{model} {name}");
+            let (_, short) = answers(&scene, model, "cuda", 8, way);
+            let count = |counts: &Value, key: &str| counts[key].as_u64().expect("a count");
+            let more = |key: &str| (count(&long, key) - count(&short, key)) as f64 / 16.0;
+            let (uploads, bytes) = (more("uploads"), more("downloaded_bytes"));
+            println!(
+                "a token of {model}, {name}: {} launches, {} allocations, {uploads} uploads, {} downloads of {bytes} bytes",
+                more("launches"),
+                more("allocations"),
+                more("downloads")
+            );
+            // Ids; of beams their scores, and rows that are copied.
+            assert!(uploads <= 3.0 && bytes <= most_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
+            assert_eq!(long["left_bytes"], 0, "memory of the card is left");
+        }
+    }
+}
+
 #[test]
 fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     let scene = Scene::new();
