@@ -154,11 +154,10 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
 fn an_adapter_learns_beside_a_base_that_waits_in_its_own_files() {
     let scene = Scene::new();
     scene.run(&arguments(&["--output", "base"])).expect_code(0);
-    for dora in ["false", "true"] {
-        let key = format!("lora.dora={dora}");
-        let adapter = ["--lora", "--set", &key, "--set", "model.init_from=base/model"];
+    for (name, key) in [("lora", "lora.dora=false"), ("dora", "lora.dora=true"), ("nf4", "model.base_precision=nf4")] {
+        let adapter = ["--lora", "--set", key, "--set", "model.init_from=base/model"];
         let layers = ["--set", "memory.accumulation=layer-major"];
-        let [on, disk, host] = ["on", "disk", "host"].map(|place| format!("{place}-{dora}"));
+        let [on, disk, host] = ["on", "disk", "host"].map(|place| format!("{place}-{name}"));
         on_card(&scene, &[], &[&adapter[..], &layers, &["--output", &on]].concat()).expect_code(0);
         for (place, run) in [("disk", disk), ("host", host)] {
             let place_key = format!("memory.offload_to={place}");

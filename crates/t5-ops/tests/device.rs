@@ -4,8 +4,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, Precision, Quantised,
-    RelativePosition, Rounding, SecondMoment, SquareSums,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, Precision,
+    Quantised, RelativePosition, Rounding, SecondMoment, SquareSums,
 };
 
 const F32: DType = DType::F32;

@@ -3,7 +3,16 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs, Path, Precision, Quantisation, Quantised, Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths, adapted_lengths_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
+    CrossEntropy, Dropout, Needs, Path, Precision, Quantisation, Quantised, Rounding, SecondMoment, SquareSums,
+    adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths, adapted_lengths_needs, attention,
+    attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
+    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
+    feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
+    linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
+    linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
+    square_sums_needs,
 };
 
 const F32: DType = DType::F32;

@@ -32,9 +32,7 @@ mod weight;
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-#[cfg(feature = "cuda")]
-pub(crate) use panels::in_panels;
-pub(crate) use panels::panel_bytes;
+pub(crate) use panels::{in_panels, panel_bytes};
 pub use quantiser::Quantiser;
 pub use weight::Weight;
 
