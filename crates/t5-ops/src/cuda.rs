@@ -118,7 +118,7 @@ fn first_address(t: &Tensor) -> Result<u64> {
     let (storage, layout) = t.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
     let stream = storage.device.cuda_stream();
-    let end = start + t.elem_count();
+    let end = layout.start_offset() + t.elem_count();
     macro_rules! address {
         ($element:ty) => {{
             let slice = storage.as_cuda_slice::<$element>()?;
