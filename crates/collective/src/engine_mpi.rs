@@ -1,55 +1,64 @@
 //! Processes of MPI, on one host or many.
 //!
-//! MPI's own answer to a lost process is to end the others; an [`Error`](crate::Error) is for what it does report.
+//! Messages do not block: between two looks at one its thread leaves the processor to whoever computes. MPI's own answer to a lost
+//! process is to end the others; an [`Error`] is for what it does report.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 use mpi::datatype::{Partition, PartitionMut};
 use mpi::environment::Universe;
+use mpi::request::{Request, Scope, scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, CommunicatorCollectives as _, Root as _};
 use mpi::{Count, Threading};
 
-use crate::group::{Engine, Error, Group, Result};
+use crate::engine::{Engine, Error, Result};
+use crate::group::{Awaited, Group};
+use crate::throttled::{Rate, Throttled};
 
-/// MPI, from its start to its end. When it is dropped every process of the group waits for the others.
-pub struct Mpi {
-    universe: Universe,
-}
-
-impl fmt::Debug for Mpi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Mpi")
-    }
-}
-
-impl Mpi {
-    /// Joins the processes that a launcher started. Only the thread that calls this may use the group.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] where MPI was started before.
-    pub fn join() -> Result<Self> {
+/// Joins the processes that a launcher started. They talk to each other as fast as MPI does, or at a `rate` that is slower.
+///
+/// # Errors
+/// [`Error::Lost`] where MPI was started before.
+pub fn join(rate: Option<Rate>) -> Result<Group> {
+    Group::start(move |awaited| {
+        // Only this thread calls MPI.
         let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::Lost("MPI was started twice".into()))?;
-        Ok(Self { universe })
-    }
-
-    /// The group of all these processes.
-    pub fn group(&self) -> Group {
-        Group::new(World(self.universe.world()))
-    }
-
-    /// The name of this host.
-    pub fn host() -> String {
-        mpi::environment::processor_name().unwrap_or_default()
-    }
+        let world = universe.world();
+        Ok(Throttled::new(World { world, awaited, universe: Some(ManuallyDrop::new(universe)) }, rate))
+    })
 }
 
-struct World(SimpleCommunicator);
+/// The name of this host.
+pub fn host() -> String {
+    mpi::environment::processor_name().unwrap_or_default()
+}
+
+/// MPI, from its start to its end, where every process of the group waits for the others.
+struct World {
+    world: SimpleCommunicator,
+    awaited: Awaited,
+    /// Not dropped where the others may not end, too.
+    universe: Option<ManuallyDrop<Universe>>,
+}
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} of {} of MPI", self.0.rank(), self.0.size())
+        write!(f, "process {} of {} of MPI", self.world.rank(), self.world.size())
+    }
+}
+
+impl World {
+    /// Looks at a message until it is through.
+    fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, mut request: Request<'a, D, S>) {
+        let mut looks = 0_u32;
+        while let Err(again) = request.test() {
+            request = again;
+            self.awaited.pause(looks);
+            looks = looks.saturating_add(1);
+        }
     }
 }
 
@@ -69,11 +78,11 @@ fn counts_and_places(bytes: &[usize]) -> Result<(Vec<Count>, Vec<Count>)> {
 
 impl Engine for World {
     fn rank(&self) -> usize {
-        self.0.rank().cast_unsigned() as usize
+        self.world.rank().cast_unsigned() as usize
     }
 
     fn size(&self) -> usize {
-        self.0.size().cast_unsigned() as usize
+        self.world.size().cast_unsigned() as usize
     }
 
     fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()> {
@@ -84,17 +93,22 @@ impl Engine for World {
         let send = if send.is_empty() { &[0][..] } else { send };
         let received = if received.is_empty() { &mut nothing[..] } else { received };
         let send = Partition::new(send, send_counts, send_places);
-        self.0.all_to_all_varcount_into(&send, &mut PartitionMut::new(received, counts, places));
+        let mut received = PartitionMut::new(received, counts, places);
+        scope(|scope| self.finish(self.world.immediate_all_to_all_varcount_into(scope, &send, &mut received)));
         Ok(())
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()> {
         let root = i32::try_from(root).map_err(|_| Error::Lost(format!("there is no process {root}")))?;
-        self.0.process_at_rank(root).broadcast_into(bytes);
+        scope(|scope| self.finish(self.world.process_at_rank(root).immediate_broadcast_into(scope, bytes)));
         Ok(())
     }
 
+    fn end(&mut self) {
+        drop(self.universe.take().map(ManuallyDrop::into_inner));
+    }
+
     fn abort(&self, code: i32) -> ! {
-        self.0.abort(code)
+        self.world.abort(code)
     }
 }

@@ -1,80 +1,202 @@
 //! A process among others.
+//!
+//! A thread of its own owns the engine. Others hand it work through a bounded queue, and it does this in the order in which it came:
+//! so every process makes the same calls in the same order, and whoever handed work over may compute meanwhile.
 
-use std::cell::Cell;
-use std::fmt::Debug;
+use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
-/// Bytes that a process sends at a time, at most.
-pub const PIECE_BYTES: usize = 4 << 20;
+use crate::engine::{Alone, Engine, Error, Result};
+use crate::wire::{Counters, Wire};
 
-/// What can go wrong between processes.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The engine gave up: another process is gone, or the network between them.
-    #[error("the processes lost each other: {0}")]
-    Lost(String),
-    /// They say different things at one place of the program.
-    #[error("process {rank} sent {got} bytes where {expected} were expected; do all run the same program and config?")]
-    OutOfStep {
-        /// Who sent them.
-        rank: usize,
-        /// How many were sent.
-        got: usize,
-        /// How many were expected.
-        expected: usize,
+/// Work that may wait in the queue.
+const MOST_WAITING: usize = 1024;
+/// Between two looks of an engine whose messages nobody waits for.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+/// How long an engine that is in the middle of something may take to end all processes.
+const ABORTS_WITHIN: Duration = Duration::from_secs(3);
+
+enum Job {
+    Work(Box<dyn FnOnce(&Wire) + Send>),
+    End,
+}
+
+/// Who does the work.
+enum Worker {
+    /// Whoever hands it over: there are no others.
+    Here(Wire),
+    Thread {
+        jobs: SyncSender<Job>,
+        ended: Receiver<()>,
     },
 }
 
-/// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+struct Shared {
+    rank: usize,
+    size: usize,
+    worker: Worker,
+    counters: Arc<Counters>,
+    awaited: Awaited,
+}
 
-/// An engine that moves bytes between processes. Each call is made by all of them.
-pub trait Engine: Debug {
-    /// The number of this process, from 0.
-    fn rank(&self) -> usize;
-    /// How many processes there are.
-    fn size(&self) -> usize;
-    /// Sends to each process the next `send_bytes[process]` bytes of `send`, and puts what each sends here one behind the other
-    /// into `received`, `received_bytes[process]` bytes of each.
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of {}", self.rank, self.size)
+    }
+}
+
+/// Whether somebody waits for the end of what an engine does.
+#[derive(Clone, Debug, Default)]
+pub struct Awaited {
+    is_awaited: Arc<AtomicBool>,
+    worker: Arc<OnceLock<Thread>>,
+}
+
+impl Awaited {
+    /// Lets others compute for a moment, a short one where somebody waits. `looks`: how often this was called for a message.
+    pub fn pause(&self, looks: u32) {
+        const SPINS: u32 = 256;
+        if looks < SPINS && self.is_awaited.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        } else {
+            std::thread::park_timeout(LOOK_EVERY);
+        }
+    }
+
+    fn set(&self, is_awaited: bool) {
+        self.is_awaited.store(is_awaited, Ordering::Release);
+        if let (true, Some(worker)) = (is_awaited, self.worker.get()) {
+            worker.unpark();
+        }
+    }
+}
+
+/// What a process spent on the others so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Time in which something was on its way, or one process waited for another.
+    pub communication: Duration,
+    /// Of that, time in which nothing was computed because of it.
+    pub waited: Duration,
+}
+
+impl Spent {
+    /// The difference to an earlier count.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            sent_bytes: self.sent_bytes - earlier.sent_bytes,
+            communication: self.communication.saturating_sub(earlier.communication),
+            waited: self.waited.saturating_sub(earlier.waited),
+        }
+    }
+
+    /// The share of communication behind which something was computed. None where there was none.
+    pub fn hidden(self) -> Option<f64> {
+        let all = self.communication.as_secs_f64();
+        (all > 0.0).then(|| (1.0 - self.waited.as_secs_f64() / all).max(0.0))
+    }
+}
+
+/// Work that was handed over.
+#[derive(Debug)]
+pub struct Pending<T> {
+    answer: Receiver<T>,
+    shared: Rc<Shared>,
+}
+
+impl<T> Pending<T> {
+    /// Waits for its end.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::OutOfStep`].
-    fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()>;
-    /// Makes `bytes` everywhere what they are at process `root`.
-    ///
-    /// # Errors
-    /// [`Error::Lost`].
-    fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()>;
-    /// Ends every process, this one with `code`.
-    fn abort(&self, code: i32) -> !;
+    /// [`Error::Lost`] where the thread that does it is gone.
+    pub fn wait(self) -> Result<T> {
+        match self.answer.try_recv() {
+            Ok(answer) => return Ok(answer),
+            Err(TryRecvError::Disconnected) => return Err(gone()),
+            Err(TryRecvError::Empty) => {}
+        }
+        let answer = self.shared.while_awaited(|| self.answer.recv());
+        answer.map_err(|_| gone())
+    }
+}
+
+fn gone() -> Error {
+    Error::Lost("the thread that talks to the others has ended".into())
+}
+
+impl Shared {
+    /// Waits in `wait`.
+    fn while_awaited<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        self.awaited.set(true);
+        let waited = wait();
+        self.awaited.set(false);
+        note(&self.counters.waited_ns, began);
+        waited
+    }
+}
+
+fn note(counter: &std::sync::atomic::AtomicU64, began: Instant) {
+    counter.fetch_add(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 /// This process and the others. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Group {
-    engine: Rc<dyn Engine>,
-    sent: Rc<Cell<u64>>,
+    shared: Rc<Shared>,
 }
 
 impl Group {
-    /// The group that an engine connects.
-    pub fn new(engine: impl Engine + 'static) -> Self {
-        Self { engine: Rc::new(engine), sent: Rc::default() }
+    /// The group that an engine connects. It is made by the thread that then makes all calls of it.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn start<E: Engine + 'static>(make: impl FnOnce(Awaited) -> Result<E> + Send + 'static) -> Result<Self> {
+        let (jobs, queue) = sync_channel(MOST_WAITING);
+        let (started, first) = channel();
+        let (ending, ended) = channel();
+        let (counters, awaited) = (Arc::new(Counters::default()), Awaited::default());
+        let (of_thread, paused) = (Arc::clone(&counters), awaited.clone());
+        let work = move || {
+            let _ = paused.worker.set(std::thread::current());
+            let wire = match make(paused) {
+                Ok(engine) => Wire::new(Box::new(engine), Arc::clone(&of_thread)),
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            let _ = started.send(Ok((wire.rank(), wire.size())));
+            work_on(wire, &queue, &of_thread);
+            let _ = ending.send(());
+        };
+        let spawned = std::thread::Builder::new().name("communication".into()).spawn(work);
+        spawned.map_err(|error| Error::Lost(format!("no thread for the others: {error}")))?;
+        let (rank, size) = first.recv().map_err(|_| gone())??;
+        let worker = Worker::Thread { jobs, ended };
+        Ok(Self { shared: Rc::new(Shared { rank, size, worker, counters, awaited }) })
     }
 
     /// A group of this process alone.
     pub fn alone() -> Self {
-        Self::new(Alone)
+        let counters = Arc::new(Counters::default());
+        let worker = Worker::Here(Wire::new(Box::new(Alone), Arc::clone(&counters)));
+        Self { shared: Rc::new(Shared { rank: 0, size: 1, worker, counters, awaited: Awaited::default() }) }
     }
 
     /// The number of this process, from 0.
     pub fn rank(&self) -> usize {
-        self.engine.rank()
+        self.shared.rank
     }
 
     /// How many processes there are.
     pub fn size(&self) -> usize {
-        self.engine.size()
+        self.shared.size
     }
 
     /// Whether this is the process that prints and writes.
@@ -82,66 +204,50 @@ impl Group {
         self.rank() == 0
     }
 
-    /// Bytes that this process has sent to others so far.
-    pub fn sent_bytes(&self) -> u64 {
-        self.sent.get()
+    /// Bytes that this process has sent to others, and its time.
+    pub fn spent(&self) -> Spent {
+        let Counters { sent, busy_ns, waited_ns } = &*self.shared.counters;
+        let [sent_bytes, busy, waited] = [sent, busy_ns, waited_ns].map(|counter| counter.load(Ordering::Relaxed));
+        Spent { sent_bytes, communication: Duration::from_nanos(busy), waited: Duration::from_nanos(waited) }
     }
 
-    /// See [`Engine::exchange`].
-    ///
-    /// # Errors
-    /// [`Error::Lost`], [`Error::OutOfStep`].
-    pub fn exchange(
-        &self,
-        send: &[u8],
-        send_bytes: &[usize],
-        received: &mut [u8],
-        received_bytes: &[usize],
-    ) -> Result<()> {
-        let to_others = send_bytes.iter().sum::<usize>() - send_bytes[self.rank()];
-        self.sent.set(self.sent.get() + to_others as u64);
-        self.engine.exchange(send, send_bytes, received, received_bytes)
+    /// Hands work over, to be done after what was handed over before. Every process hands the same work over in the same order.
+    pub fn hand_over<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
+        let (sender, answer) = channel();
+        let pending = Pending { answer, shared: Rc::clone(&self.shared) };
+        match &self.shared.worker {
+            Worker::Here(wire) => drop(sender.send(work(wire))),
+            Worker::Thread { jobs, .. } => {
+                let job = Job::Work(Box::new(move |wire| drop(sender.send(work(wire)))));
+                // A thread that is gone shows when its answer is waited for.
+                if let Err(std::sync::mpsc::TrySendError::Full(job)) = jobs.try_send(job) {
+                    let _ = self.shared.while_awaited(|| jobs.send(job));
+                }
+            }
+        }
+        pending
     }
 
-    /// Gathers `mine` of every process, one behind the other: `bytes[process]` of each.
-    ///
-    /// # Errors
-    /// [`Error::Lost`], [`Error::OutOfStep`].
-    pub fn gather_into(&self, mine: &[u8], gathered: &mut [u8], bytes: &[usize]) -> Result<()> {
-        let send = mine.repeat(self.size());
-        self.exchange(&send, &vec![mine.len(); self.size()], gathered, bytes)
+    fn call<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> Result<T> + Send + 'static) -> Result<T> {
+        self.hand_over(work).wait()?
     }
 
-    /// What every process says, in the order of their numbers. For short messages.
+    /// See [`Wire::gather`].
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
     pub fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let (size, width) = (self.size(), size_of::<u64>());
-        let mut lengths = vec![0; size * width];
-        self.gather_into(&(mine.len() as u64).to_le_bytes(), &mut lengths, &vec![width; size])?;
-        let lengths: Vec<usize> = numbers(&lengths).map(|length| length as usize).collect();
-        let mut gathered = vec![0; lengths.iter().sum()];
-        self.gather_into(mine, &mut gathered, &lengths)?;
-        let mut rest = gathered.as_slice();
-        let parts = lengths.iter().map(|&length| {
-            let (part, left) = rest.split_at(length);
-            rest = left;
-            part.to_vec()
-        });
-        Ok(parts.collect())
+        let mine = mine.to_vec();
+        self.call(move |wire| wire.gather(&mine))
     }
 
-    /// Some numbers of every process, as many of each.
+    /// See [`Wire::gather_numbers`].
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
     pub fn gather_numbers(&self, mine: &[u64]) -> Result<Vec<Vec<u64>>> {
-        let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let mut gathered = vec![0; bytes.len() * self.size()];
-        self.gather_into(&bytes, &mut gathered, &vec![bytes.len(); self.size()])?;
-        let all: Vec<u64> = numbers(&gathered).collect();
-        Ok(all.chunks(mine.len().max(1)).map(<[u64]>::to_vec).collect())
+        let mine = mine.to_vec();
+        self.call(move |wire| wire.gather_numbers(&mine))
     }
 
     /// Whether any process says yes.
@@ -152,26 +258,12 @@ impl Group {
         Ok(self.gather_numbers(&[u64::from(mine)])?.iter().any(|said| said[0] != 0))
     }
 
-    /// Makes `bytes` everywhere what they are at process `root`, a piece at a time.
-    ///
-    /// # Errors
-    /// [`Error::Lost`].
-    pub fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()> {
-        if self.rank() == root {
-            self.sent.set(self.sent.get() + bytes.len() as u64 * (self.size() as u64 - 1));
-        }
-        bytes.chunks_mut(PIECE_BYTES).try_for_each(|piece| self.engine.broadcast(root, piece))
-    }
-
-    /// What process 0 says. The others may say anything.
+    /// See [`Wire::of_first`].
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
     pub fn of_first(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
-        let length = self.gather_numbers(&[mine.len() as u64])?[0][0];
-        let mut said = if self.is_first() { mine } else { vec![0; length as usize] };
-        self.broadcast(0, &mut said)?;
-        Ok(said)
+        self.call(move |wire| wire.of_first(mine))
     }
 
     /// Waits until every process is here.
@@ -182,42 +274,39 @@ impl Group {
         self.any(false).map(drop)
     }
 
+    /// Leaves, as every process does now: the engine is let go of, and nothing can be said any more.
+    pub fn end(&self) {
+        if let Worker::Thread { jobs, ended } = &self.shared.worker
+            && jobs.send(Job::End).is_ok()
+        {
+            // An error is a thread that has ended already.
+            let _ = ended.recv();
+        }
+    }
+
     /// Ends every process, this one with `code`.
     pub fn abort(&self, code: i32) -> ! {
-        self.engine.abort(code)
-    }
-}
-
-/// One process has nobody to talk to but itself.
-#[derive(Debug)]
-struct Alone;
-
-impl Engine for Alone {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn size(&self) -> usize {
-        1
-    }
-
-    fn exchange(&self, send: &[u8], _: &[usize], received: &mut [u8], _: &[usize]) -> Result<()> {
-        if send.len() != received.len() {
-            return Err(Error::OutOfStep { rank: 0, got: send.len(), expected: received.len() });
+        let Worker::Thread { jobs, ended } = &self.shared.worker else { std::process::exit(code) };
+        let job = Job::Work(Box::new(move |wire| wire.abort(code)));
+        if jobs.try_send(job).is_ok() {
+            self.shared.awaited.set(true);
+            let _ = ended.recv_timeout(ABORTS_WITHIN);
         }
-        received.copy_from_slice(send);
-        Ok(())
-    }
-
-    fn broadcast(&self, _: usize, _: &mut [u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn abort(&self, code: i32) -> ! {
+        // It is in the middle of a message that will not come. A launcher ends the others when one of them leaves like this.
         std::process::exit(code)
     }
 }
 
-fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    bytes.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number))
+/// Does what comes, in its order.
+fn work_on(wire: Wire, queue: &Receiver<Job>, counters: &Counters) {
+    while let Ok(job) = queue.recv() {
+        match job {
+            Job::Work(work) => {
+                let began = Instant::now();
+                work(&wire);
+                note(&counters.busy_ns, began);
+            }
+            Job::End => return wire.end(),
+        }
+    }
 }

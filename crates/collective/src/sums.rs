@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::group::{Group, PIECE_BYTES, Result};
+use crate::engine::{PIECE_BYTES, Result};
 use crate::shards::{Shards, Stretch};
+use crate::wire::Wire;
 
 /// The elements of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +69,9 @@ pub fn buffers(shards: Shards) -> u64 {
 /// afterwards `whole` is the whole sum wherever it is wanted, and elsewhere it means nothing.
 ///
 /// # Errors
-/// Those of [`Group::exchange`].
-pub fn sum(group: &Group, shards: Shards, element: Element, whole: &mut [u8], rest: &[&[u8]], to: To) -> Result<()> {
-    let (size, rank) = (group.size(), group.rank());
+/// Those of [`Wire::exchange`].
+pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest: &[&[u8]], to: To) -> Result<()> {
+    let (size, rank) = (wire.size(), wire.rank());
     if size == 1 && rest.is_empty() {
         return Ok(());
     }
@@ -92,14 +93,14 @@ pub fn sum(group: &Group, shards: Shards, element: Element, whole: &mut [u8], re
         let received_bytes: Vec<usize> = stretches.iter().map(|stretches| stretches.len() * mine).collect();
         // Where nothing is added up here, `received` is empty.
         received.resize(received_bytes.iter().sum(), 0);
-        group.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
+        wire.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
         let nodes = stretches.iter().flatten().copied();
         let sum = fold(element, nodes.zip(received.chunks_mut(mine.max(1))));
         match to {
             To::One(_) => whole[of(rank)].copy_from_slice(sum),
             To::All => {
                 let bytes: Vec<usize> = (0..size).map(|process| of(process).len()).collect();
-                group.gather_into(sum, &mut whole[here], &bytes)?;
+                wire.gather_into(sum, &mut whole[here], &bytes)?;
             }
         }
     }
@@ -171,10 +172,12 @@ mod tests {
             }
             let stretches: Vec<Stretch> = parts.iter().map(|(stretch, _)| *stretch).collect();
             assert_eq!(stretches, shards.stretches(group.rank()));
-            let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
-            let mut whole = parts[0].1.clone();
-            sum(&group, shards, Element::F32, &mut whole, &rest, to).expect("threads do not get lost");
-            whole
+            let summed = group.hand_over(move |wire| {
+                let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
+                let mut whole = parts[0].1.clone();
+                sum(wire, shards, Element::F32, &mut whole, &rest, to).map(|()| whole)
+            });
+            summed.wait().expect("the thread lives").expect("threads do not get lost")
         })
     }
 

@@ -2,7 +2,9 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::group::{Engine, Error, Group, Result};
+use crate::engine::{Engine, Error, Result};
+use crate::group::Group;
+use crate::throttled::{Rate, Throttled};
 
 /// One of the threads.
 #[derive(Debug)]
@@ -17,6 +19,14 @@ struct Thread {
 /// # Panics
 /// If one of them does.
 pub fn run<T: Send>(processes: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    run_at(processes, None, work)
+}
+
+/// [`run`] with a network of this rate between the processes.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_at<T: Send>(processes: usize, rate: Option<Rate>, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let mut ends: Vec<Thread> = (0..processes).map(|rank| Thread { rank, to: Vec::new(), from: Vec::new() }).collect();
     for from in 0..processes {
         for to in 0..processes {
@@ -25,8 +35,13 @@ pub fn run<T: Send>(processes: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T
             ends[to].from.push(receiver);
         }
     }
+    let work = |end: Thread| {
+        let group = Group::start(move |_| Ok(Throttled::new(end, rate))).expect("a thread");
+        work(group)
+    };
+    let work = &work;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ends.into_iter().map(|end| scope.spawn(|| work(Group::new(end)))).collect();
+        let threads: Vec<_> = ends.into_iter().map(|end| scope.spawn(move || work(end))).collect();
         let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         ended.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })

@@ -3,11 +3,11 @@
 //! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
 //! it makes files that all of them read. A failure of one process ends all of them.
 
-use collective::Group;
 use collective::launcher::{self, Launched};
+use collective::{Group, network};
 use dataloader::BatchShare;
 use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot};
-use planner::{Costs, Plan};
+use planner::{Costs, Network, Plan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use trainer::Parallel;
@@ -19,8 +19,6 @@ use crate::{output, report};
 /// The processes of this run; one alone where no launcher started several.
 #[derive(Debug, Default)]
 pub struct Processes {
-    #[cfg(feature = "mpi")]
-    mpi: Option<std::mem::ManuallyDrop<collective::Mpi>>,
     group: Option<Group>,
 }
 
@@ -67,8 +65,7 @@ impl Processes {
 
     #[cfg(feature = "mpi")]
     fn join_launched(launched: Launched) -> Outcome<Self> {
-        let mpi = collective::Mpi::join()?;
-        let group = mpi.group();
+        let group = collective::engine_mpi::join(rate_of_tests()?)?;
         if group.size() != launched.processes {
             let Launched { by, processes, .. } = launched;
             return Err(Failure::usage(format!(
@@ -80,7 +77,7 @@ impl Processes {
         if !group.is_first() {
             output::be_silent(group.rank());
         }
-        Ok(Self { mpi: Some(std::mem::ManuallyDrop::new(mpi)), group: Some(group) })
+        Ok(Self { group: Some(group) })
     }
 
     /// The group, where there are several.
@@ -99,10 +96,7 @@ impl Processes {
             group.abort(failure.exit as i32);
         }
         group.meet()?;
-        #[cfg(feature = "mpi")]
-        if let Some(mpi) = self.mpi {
-            drop(std::mem::ManuallyDrop::into_inner(mpi));
-        }
+        group.end();
         ended
     }
 }
@@ -152,12 +146,22 @@ impl Together<'_> {
         Ok(Some(Parallel::new(group, shards)?))
     }
 
+    /// Measures the network between the processes, unless the config says how fast it is. With virtual shards it is not measured: plans,
+    /// and with them bits, would depend on it.
+    pub fn measure_network(self, config: &mut Config) -> Outcome<()> {
+        let Some(group) = self.0 else { return Ok(()) };
+        if config.parallel.network.is_none() && config.parallel.virtual_shards.is_none() {
+            config.parallel.network = Some(Network::measured(network::bits_per_second(group)?));
+        }
+        Ok(())
+    }
+
     /// Checks that the budgets of the processes on a host are no more than it has, and without a budget gives each an equal share.
     pub fn share_memory(self, config: &mut Config, now: &MemorySnapshot) -> Outcome<()> {
         let Some(group) = self.0 else { return Ok(()) };
         let budget = planner::budget_of(config.memory.budget).resolve(now);
         let own_group = now.group.as_ref().map_or("", |group| group.path.as_str());
-        let here = host();
+        let here = host(group)?;
         let message = serde_json::to_vec(&(budget.0, &here, own_group));
         let said = group.gather(&message.map_err(|error| Failure::internal(error.to_string()))?)?;
         let said = said.iter().map(|said| serde_json::from_slice::<(u64, String, String)>(said));
@@ -243,12 +247,26 @@ pub fn batch_share(parallel: Option<&Parallel>) -> BatchShare {
     })
 }
 
+/// The name of this host.
 #[cfg(feature = "mpi")]
-fn host() -> String {
-    collective::Mpi::host()
+fn host(group: &Group) -> Outcome<String> {
+    Ok(group.hand_over(|_| collective::engine_mpi::host()).wait()?)
 }
 
 #[cfg(not(feature = "mpi"))]
-fn host() -> String {
-    "this host".into()
+fn host(_: &Group) -> Outcome<String> {
+    Ok("this host".into())
+}
+
+/// For tests and benchmarks: the bits a second of a network that processes on one host are to behave as if they had.
+#[cfg(feature = "mpi")]
+const NETWORK_VARIABLE: &str = "LOW_MEM_T5_NETWORK_BITS_PER_SECOND";
+
+#[cfg(feature = "mpi")]
+fn rate_of_tests() -> Outcome<Option<collective::Rate>> {
+    let Ok(text) = std::env::var(NETWORK_VARIABLE) else { return Ok(None) };
+    match text.parse() {
+        Ok(bits_per_second) if bits_per_second > 0.0 => Ok(Some(collective::Rate { bits_per_second })),
+        _ => Err(Failure::usage(format!("`{NETWORK_VARIABLE}`: expected a number above 0, got `{text}`"))),
+    }
 }

@@ -12,7 +12,7 @@ mod together;
 
 use std::time::{Duration, Instant};
 
-use collective::Group;
+use collective::{Group, Spent};
 use dataloader::{DataLoader, Position};
 use memory_policy::{Budget, Budgets, Bytes, Change, MemorySnapshot, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
@@ -89,6 +89,8 @@ pub struct Session {
     /// The processes of this run, where there are several.
     group: Option<Group>,
     agreed: together::Agreed,
+    /// What was sent to them until the last step.
+    spent: Spent,
     /// Its memory among other runs, if it waited for it.
     reserved: Option<Reserved>,
 }
@@ -150,6 +152,7 @@ impl Session {
         let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
+        together.measure_network(&mut config)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
         together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
@@ -277,6 +280,7 @@ impl Session {
             shown_peak: Bytes::ZERO,
             group,
             agreed: together::Agreed::default(),
+            spent: Spent::default(),
             reserved,
         };
         session.stop.can_leave_in_order();
@@ -425,7 +429,12 @@ impl Session {
             line[kind] = json!(true);
         }
         if let Some(group) = &self.group {
-            line["sent_bytes"] = json!(group.sent_bytes());
+            let spent = group.spent();
+            let of_step = spent.since(std::mem::replace(&mut self.spent, spent));
+            line["sent_bytes"] = json!(spent.sent_bytes);
+            line["communication_ms"] = json!(milliseconds(of_step.communication));
+            line["communication_wait_ms"] = json!(milliseconds(of_step.waited));
+            line["communication_hidden"] = json!(of_step.hidden());
         }
         self.note_event("step", line);
         self.note_skipped(&stats, kind)?;

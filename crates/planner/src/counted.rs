@@ -427,8 +427,9 @@ fn among(
     options: &TrainerOptions,
     processes: &Processes,
 ) -> Result<t5::step::count::Counter> {
-    let &Processes { sharding, owners, gradient_sums, .. } = processes;
+    let &Processes { number, sharding, owners, gradient_sums, .. } = processes;
     let passes = passes.with_sums(gradient_sums);
+    let passes = if number > 1 { passes.with_others() } else { passes };
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }

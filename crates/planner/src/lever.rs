@@ -160,6 +160,8 @@ pub struct Space<'a> {
     pub has_large_moments: bool,
     /// The blocks whose weights may stay in memory while others lie in files. None where these weights are trained.
     pub frozen: Option<FrozenBlocks>,
+    /// Whether other processes train the same model, and what they are sent has a price.
+    pub has_others: bool,
 }
 
 /// The blocks of a model that is not trained itself.

@@ -507,7 +507,7 @@ fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 13] = [
+pub static LEVERS: [&Lever; 14] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -521,6 +521,7 @@ pub static LEVERS: [&Lever; 13] = [
     &RECOMPUTE_BLOCKS,
     &BLOCKS_IN_MEMORY,
     &OFFLOAD_TO,
+    &COMMUNICATION_OVERLAP,
 ];
 
 /// Levers of what feeds a step: pins alone, because they are offered together.
@@ -630,6 +631,9 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
     let words = std::iter::once(value.shown()).chain(next.filter_map(|next| (next.words)(levers)));
     words.collect::<Vec<_>>().join(", ")
 }
+
+mod overlap;
+pub use overlap::COMMUNICATION_OVERLAP;
 
 #[cfg(test)]
 mod tests;

@@ -60,7 +60,7 @@ pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
 pub use prices::Prices;
-pub use processes::Processes;
+pub use processes::{Network, Processes};
 #[cfg(feature = "datasets")]
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::files::{Written, memory_beside};
 use crate::job::{Job, Work};
 use crate::prices::{Prices, moving_time, relative_time};
-use crate::traffic;
+use crate::traffic::{Computed, Traffic};
 
 /// The pace of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,6 +28,11 @@ pub struct Pace {
     pub step_bus_bytes: u64,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
+    /// The seconds that these take.
+    pub step_sent_seconds: f64,
+    /// Those of them in which nothing is computed meanwhile: a part of [`Pace::step_seconds`]. Without measured prices they are counted
+    /// for a processor of usual speed.
+    pub step_waited_seconds: f64,
 }
 
 /// The pace of a plan. `lengths` are source and target tokens of some of the samples of a step; without any, all samples are as
@@ -54,14 +59,15 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let written = of_mean.at(job.place, training.options).written(&levers);
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
-    let step_sent_bytes = traffic::sent(job.model, training, &counter, job.samples, &levers)?;
-    Ok(Pace {
+    let of_step = Pace {
         step_seconds: step.seconds(lengths),
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
         step_bus_bytes: written.over_the_bus,
-        step_sent_bytes,
-    })
+        ..Pace::default()
+    };
+    let traffic = Traffic::of(job.model, training)?;
+    Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic)))
 }
 
 struct StepOf<'a> {
@@ -93,9 +99,36 @@ impl StepOf<'_> {
             let tokens = micro_batch.len() * tokens(longest);
             relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
         };
-        let multiply_adds = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;
+        let of_shard = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;
+        let multiply_adds = of_shard * self.shards() as f64;
         let update = parameter_ps * self.counter.trained_elements() as f64;
         Some((multiply_adds * multiply_add_ps + update) * 1e-12)
+    }
+
+    fn shards(&self) -> usize {
+        if let Work::Training(training) = &self.job.work { training.processes.shards_of_a_process() } else { 1 }
+    }
+
+    /// The pace with what is sent to other processes meanwhile.
+    fn with_sent(&self, pace: Pace, traffic: &Traffic) -> Pace {
+        let Self { job, counter, ref levers, .. } = *self;
+        let sent = traffic.sent(counter, job.samples, levers);
+        let arithmetic = &counter.arithmetic(levers.micro_batch_samples);
+        let micro_batches = traffic.micro_batches(job.samples, levers);
+        let tokens = levers.micro_batch_samples * (job.longest.0 + job.longest.1);
+        let time = relative_time(&job.prices, levers, tokens, arithmetic, 0.0);
+        #[expect(clippy::cast_precision_loss, reason = "micro-batches of a step")]
+        let all_longest = traffic.seconds(1) / traffic.byte(&job.prices) * arithmetic.training * micro_batches as f64;
+        let unit = pace.step_seconds.map_or(all_longest, |seconds| seconds / time);
+        let step = Computed { time, arithmetic, levers, micro_batches };
+        let step_waited_seconds = unit * step.exposed(sent, traffic.seconds(1) / unit);
+        Pace {
+            step_seconds: pace.step_seconds.map(|seconds| seconds + step_waited_seconds),
+            step_sent_bytes: sent.total(),
+            step_sent_seconds: traffic.seconds(sent.total()),
+            step_waited_seconds,
+            ..pace
+        }
     }
 }
 

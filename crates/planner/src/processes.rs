@@ -2,8 +2,10 @@
 
 use trainer::Sharding;
 
+use crate::speed::significant;
+
 /// One of several processes that train together. The default is one alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processes {
     /// How many they are.
     pub number: usize,
@@ -21,6 +23,36 @@ pub struct Processes {
     pub owners: usize,
     /// What each holds of what all of them need.
     pub sharding: Sharding,
+    /// The network between them.
+    pub network: Network,
+}
+
+/// A network between processes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Network {
+    /// The rate at which a process sends to all others, in each direction.
+    pub bits_per_second: f64,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { bits_per_second: 1e10 }
+    }
+}
+
+impl Network {
+    /// Of a measured rate: rounded to halves of powers of two, because what decides a plan is not to hang on the noise of a measurement.
+    pub fn measured(bits_per_second: f64) -> Self {
+        let rounded = ((bits_per_second.max(1.0).log2() * 2.0).round() / 2.0).exp2();
+        Self { bits_per_second: significant(rounded) }
+    }
+}
+
+impl Processes {
+    /// Shards whose gradients a process sums one after the other.
+    pub(crate) fn shards_of_a_process(&self) -> usize {
+        if self.closes_shards { self.most_shards } else { 1 }
+    }
 }
 
 impl Default for Processes {
@@ -34,6 +66,20 @@ impl Default for Processes {
             closes_shards: false,
             owners: 1,
             sharding: Sharding::None,
+            network: Network::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_of_a_measurement_rarely_moves_the_rate_of_a_network() {
+        let of = |rate| Network::measured(rate).bits_per_second;
+        for (rate, rounded) in [(1e8, 9.49e7), (9e7, 9.49e7), (1e9, 1.07e9), (9.4e9, 8.59e9), (0.0, 1.0)] {
+            assert_eq!(of(rate), rounded, "{rate}");
         }
     }
 }

@@ -62,8 +62,17 @@ mod tests {
     }
 
     fn space(pins: &Pins) -> Space<'_> {
-        let (place, has_large_moments) = (Place::Host, false);
-        Space { pins, place, blocks: 3, batch_samples: 8, target_tokens: 16, has_large_moments, frozen: None }
+        let (place, has_large_moments, has_others) = (Place::Host, false, false);
+        Space {
+            pins,
+            place,
+            blocks: 3,
+            batch_samples: 8,
+            target_tokens: 16,
+            has_large_moments,
+            frozen: None,
+            has_others,
+        }
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
@@ -90,6 +99,18 @@ mod tests {
         );
         // Weights that are trained in their file are never kept.
         assert!(!ways(&pins).into_iter().filter_map(|way| way.layer_major).any(|layers| kept(&layers)));
+    }
+
+    #[test]
+    fn memory_for_what_is_on_its_way_is_offered_where_there_are_others() {
+        let pins = Pins::default();
+        let overlaps = |has_others| {
+            let ways = Space { has_others, ..space(&pins) }.ways_and_cuts().0;
+            ways.into_iter().filter_map(|way| way.layer_major).filter(|layers| layers.overlaps).count()
+        };
+        assert_eq!(overlaps(false), 0);
+        let by_layer = ways(&pins).into_iter().filter(|way| way.layer_major.is_some()).count();
+        assert_eq!(overlaps(true), by_layer);
     }
 
     #[test]

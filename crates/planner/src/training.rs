@@ -18,6 +18,7 @@ use crate::names::{
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
 use crate::search::halvings;
+use crate::traffic::{Computed, Traffic};
 use crate::{Job, StepChoice, place};
 
 /// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
@@ -42,6 +43,8 @@ pub(crate) fn offer(
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer {
         state: counter.state_on_disk().map(|_| state.clone()),
+        // With virtual shards bits are those of any number of processes, and so is the plan.
+        traffic: Traffic::of(job.model, training)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)
     };
     let steps = match training.wanted {
@@ -71,6 +74,8 @@ struct Offer<'a> {
     loading: Vec<CostRow>,
     /// The optimizer's state in memory, where it may lie in a file.
     state: Option<CostRow>,
+    /// What is sent to other processes, where there are any.
+    traffic: Option<Traffic>,
 }
 
 impl<'a> Offer<'a> {
@@ -96,6 +101,7 @@ impl<'a> Offer<'a> {
             gradients_note: format!("{gradients}{frozen}"),
             loading: loading.iter().flat_map(|held| held.in_transit(job.place)).collect(),
             state: None,
+            traffic: None,
         }
     }
 
@@ -109,6 +115,7 @@ impl<'a> Offer<'a> {
             target_tokens: self.job.longest.1,
             has_large_moments: self.state.is_some(),
             frozen: self.training.base.map(|_| FrozenBlocks { blocks: self.job.model.blocks(), most_counts: PARTS }),
+            has_others: self.traffic.is_some(),
         };
         let (ways, cuts) = space.ways_and_cuts();
         // The sums of several shards are kept apart until all of them are there.
@@ -180,7 +187,16 @@ impl<'a> Offer<'a> {
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
         let moved = moving_time(prices, written, self.memory_for_files) * of_a_micro_batch;
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
-        relative_time(prices, levers, tokens, arithmetic, moved)
+        let computing = relative_time(prices, levers, tokens, arithmetic, moved);
+        let Some(traffic) = &self.traffic else { return computing };
+        let sent = traffic.sent(self.counter, self.job.samples, levers);
+        let step = Computed {
+            time: computing,
+            arithmetic,
+            levers,
+            micro_batches: traffic.micro_batches(self.job.samples, levers),
+        };
+        computing + step.exposed(sent, traffic.byte(prices) / (arithmetic.training * step.micro_batches as f64))
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {

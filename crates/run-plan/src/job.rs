@@ -84,7 +84,18 @@ impl<'a> RunJob<'a> {
         let buffers = collective::sums::buffers(self.shards);
         let closes_shards = self.config.parallel.virtual_shards.is_some();
         let gradient_sums = of_each(|shards, rank| shards.most_sums(rank));
-        Processes { number: processes, most_shards, sent_sums, buffers, gradient_sums, closes_shards, owners, sharding }
+        let network = self.config.parallel.network.unwrap_or_default();
+        Processes {
+            number: processes,
+            most_shards,
+            sent_sums,
+            buffers,
+            gradient_sums,
+            closes_shards,
+            owners,
+            sharding,
+            network,
+        }
     }
 
     fn feed(&self) -> Feed<'a> {

@@ -178,8 +178,12 @@ impl RunPace {
 
     /// How much of a step goes to other processes.
     fn network(&self) -> Option<String> {
-        let bytes = self.pace.step_sent_bytes;
-        (bytes > 0).then(|| format!("a process sends {} a step", Bytes(bytes)))
+        let Pace { step_sent_bytes: bytes, step_sent_seconds: seconds, step_waited_seconds: waited, .. } = self.pace;
+        let hidden = 100.0 * (1.0 - waited / seconds.max(f64::MIN_POSITIVE));
+        let rate = bytes as f64 * 8e-6 / seconds.max(f64::MIN_POSITIVE);
+        let took =
+            || format!("{} at {rate:.0} Mbit/s, {hidden:.0} % of it while something is computed", in_words(seconds));
+        (bytes > 0).then(|| format!("a process sends {} a step: {}", Bytes(bytes), took()))
     }
 
     /// How often a step asks a card for something.
@@ -250,6 +254,8 @@ impl RunPace {
         json["step_bus_bytes"] = json!(self.pace.step_bus_bytes);
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
+            json["step_sent_seconds"] = json!(self.pace.step_sent_seconds);
+            json["step_waited_seconds"] = json!(self.pace.step_waited_seconds);
         }
         json["run_written_bytes"] = json!(in_all(self.pace.step_written_bytes));
         json["checkpoint_bytes"] = json!(self.checkpoint_bytes);

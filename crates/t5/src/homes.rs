@@ -110,14 +110,17 @@ impl Homes {
     ///
     /// # Errors
     /// What `f` returns; those of the device and of a file.
-    pub fn change<E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+    pub fn change<R, E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let Some(values) = self.of(tensor) else { return f(tensor) };
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
-        f(tensor)?;
+        let result = f(tensor)?;
         let changed = tensor.to_device(&Device::Cpu).map_err(Error::from)?;
         self.file.overwrite(&values, &changed)?;
-        if was_here { Ok(()) } else { Ok(self.page_out(0, tensor)?) }
+        if !was_here {
+            self.page_out(0, tensor)?;
+        }
+        Ok(result)
     }
 }
 

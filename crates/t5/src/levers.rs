@@ -54,6 +54,10 @@ pub struct LayerMajor {
     /// Whether what is said to lie in files lies in the host's memory instead: that of a device.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_host_memory: bool,
+    /// Whether a block's gradients on their way to other processes, and its weights on their way from them, have memory of their own, so
+    /// that another block is computed meanwhile.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overlaps: bool,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -72,6 +76,7 @@ impl LayerMajor {
         weight_blocks_in_memory: 0,
         optimizer_on_disk: false,
         in_host_memory: false,
+        overlaps: false,
     };
 
     /// Whether a part keeps its weights in memory where `blocks` blocks do. Blocks of the decoder are kept first, because each token of

@@ -408,11 +408,11 @@ impl T5 {
         T5::assemble(config, dtype, parameters, (file, homes.map(Rc::new)))
     }
 
-    /// Has `f` change the values of parameter `index`, wherever they lie.
+    /// Has `f` change the values of parameter `index`, wherever they lie. Returns what `f` does.
     ///
     /// # Errors
-    /// What `f` returns; a file that cannot be read or written.
-    pub fn change<E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+    /// Those of `f`; a file that cannot be read or written.
+    pub fn change<R, E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let tensor = &self.parameters[index].tensor;
         match (&self.homes, &self.file) {
             (Some(homes), _) => homes.change(tensor, f),
@@ -501,6 +501,8 @@ impl T5 {
         let outline = self.outline(grads, &tables, cx, layer_major);
         let idle = observer.most_micro_batches().saturating_sub(batches.len());
         let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
+        let outline =
+            Outline { overlaps: observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps), ..outline };
         let events = outline.training_of_shards(batches.len(), &shards, idle);
         let offload = layer_major.map(|layers| Offload {
             files,
@@ -527,7 +529,8 @@ impl T5 {
         let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
         let trains_tables = tables.each_ref().map(Vec::as_slice);
         let recompute_blocks = cx.recompute_blocks;
-        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights: self.has_paged_weights() }
+        let has_paged_weights = self.has_paged_weights();
+        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights, overlaps: false }
     }
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.

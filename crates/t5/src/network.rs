@@ -75,6 +75,15 @@ impl<T: Ops> Network<T> {
         }
     }
 
+    /// Begins to bring the weights of a part that are somewhere else.
+    ///
+    /// # Errors
+    /// Those of [`Pager::fetch`].
+    pub fn fetch(&self, part: Part) -> Result<()> {
+        let Some(pager) = &self.pager else { return Ok(()) };
+        self.weights_of(part).try_for_each(|weight| pager.fetch(weight.index, &weight.tensor))
+    }
+
     /// Makes a weight resident that lies in a file, or has it brought from where it is.
     ///
     /// # Errors

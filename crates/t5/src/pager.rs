@@ -9,6 +9,12 @@ use crate::error::Result;
 /// Passes ask for a block's weights before they use them, in an order that depends on the model and the shapes alone, and let go
 /// of them after it.
 pub trait Pager<T>: Debug {
+    /// Begins to bring the values of parameter `index`, which will be asked for soon. Nobody looks at them before that.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn fetch(&self, index: usize, weight: &T) -> Result<()>;
+
     /// Makes the values of parameter `index` be here. Nothing is done where they are, or always are.
     ///
     /// # Errors

@@ -6,11 +6,12 @@
 //! * Every decision of a step (interrupted, not finite, empty) is made from what all processes say, by all of them alike.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 use collective::sums::{self, Element, To};
-use collective::{Group, Shards};
+use collective::{Group, Pending, Shards};
 use serde::{Deserialize, Serialize};
 use t5::{Pager, Parameter};
 
@@ -150,12 +151,12 @@ impl Parallel {
                 t5_ops::absent::release(&parameter.tensor).map_err(t5::Error::from)?;
             }
         }
-        let is_here = RefCell::new(vec![false; parameters.len()]);
         Ok(Brought {
             group: self.group.clone(),
             owners: self.owners.clone(),
             is_shared: self.is_shared.clone(),
-            is_here,
+            is_here: RefCell::new(vec![false; parameters.len()]),
+            coming: RefCell::default(),
         })
     }
 
@@ -188,29 +189,37 @@ impl Parallel {
         })
     }
 
-    /// Adds the gradient of a parameter up over all processes, into the first of `parts`.
-    pub(crate) fn sum(&self, index: usize, parts: &[Tensor]) -> Result<()> {
-        let [whole, rest @ ..] = parts else { return Ok(()) };
-        let element = match whole.dtype() {
-            DType::BF16 => Element::Bf16,
-            DType::F64 => Element::F64,
-            _ => Element::F32,
-        };
+    /// Begins to add the gradient of a parameter up over all processes, into the first of `parts`. Until it is through nobody may look at
+    /// any of them.
+    pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> OnItsWay {
+        let (parts, shards) = (parts.to_vec(), self.shards);
         let to = self.owner(index).map_or(To::All, To::One);
-        let mut summed = Ok(());
-        let changed = with_bytes_of_all(rest, &[], &mut |rest| {
-            t5_ops::change_bytes(whole, |whole| {
-                summed = sums::sum(&self.group, self.shards, element, whole, rest, to);
-            })
-        });
-        changed.map_err(t5::Error::from)?;
-        Ok(summed?)
+        OnItsWay(self.group.hand_over(move |wire| {
+            let [whole, rest @ ..] = parts.as_slice() else { return Ok(()) };
+            let element = match whole.dtype() {
+                DType::BF16 => Element::Bf16,
+                DType::F64 => Element::F64,
+                _ => Element::F32,
+            };
+            let mut summed = Ok(());
+            let changed = with_bytes_of_all(rest, &[], &mut |rest| {
+                t5_ops::change_bytes(whole, |whole| {
+                    summed = sums::sum(wire, shards, element, whole, rest, to);
+                })
+            });
+            changed.map_err(t5::Error::from)?;
+            Ok(summed?)
+        }))
+    }
+
+    /// Begins to make a tensor everywhere what it is at process `root`. Until it is through nobody may look at it.
+    pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> OnItsWay {
+        begin_broadcast(&self.group, root, tensor)
     }
 
     /// Makes a tensor everywhere what it is at process `root`.
     pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
-        let sent = t5_ops::change_bytes(tensor, |bytes| self.group.broadcast(root, bytes)).map_err(t5::Error::from)?;
-        Ok(sent?)
+        self.begin_broadcast(root, tensor).arrive()
     }
 
     /// The loss sums of all shards in their order, whether anybody wants to stop, and the square sums of the parameters: of each
@@ -235,6 +244,25 @@ impl Parallel {
     }
 }
 
+/// Values that processes send each other, while this one does something else.
+#[derive(Debug)]
+pub(crate) struct OnItsWay(Pending<Result<()>>);
+
+impl OnItsWay {
+    /// Waits until they are here.
+    pub fn arrive(self) -> Result<()> {
+        self.0.wait()?
+    }
+}
+
+fn begin_broadcast(group: &Group, root: usize, tensor: &Tensor) -> OnItsWay {
+    let tensor = tensor.clone();
+    OnItsWay(group.hand_over(move |wire| {
+        let sent = t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
+        Ok(sent?)
+    }))
+}
+
 /// Matrices of which each process holds its own. Every process asks for the same ones in the same order.
 #[derive(Debug)]
 pub(crate) struct Brought {
@@ -243,22 +271,37 @@ pub(crate) struct Brought {
     is_shared: Vec<bool>,
     /// Those that were brought and not let go of. The same in all processes.
     is_here: RefCell<Vec<bool>>,
+    /// Those on their way, which nobody has asked for yet.
+    coming: RefCell<HashMap<usize, OnItsWay>>,
 }
 
 impl Brought {
     fn is_own(&self, index: usize) -> bool {
         self.owners[index] == self.group.rank()
     }
+
+    fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<OnItsWay> {
+        t5_ops::absent::provide(weight)?;
+        Ok(begin_broadcast(&self.group, self.owners[index], weight))
+    }
 }
 
 impl Pager<Tensor> for Brought {
+    fn fetch(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
+        if self.is_shared[index] && !self.is_here.borrow()[index] && !self.coming.borrow().contains_key(&index) {
+            let coming = self.begin(index, weight)?;
+            self.coming.borrow_mut().insert(index, coming);
+        }
+        Ok(())
+    }
+
     fn page_in(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
         if !self.is_shared[index] || std::mem::replace(&mut self.is_here.borrow_mut()[index], true) {
             return Ok(());
         }
-        t5_ops::absent::provide(weight)?;
-        let sent = t5_ops::change_bytes(weight, |bytes| self.group.broadcast(self.owners[index], bytes))?;
-        sent.map_err(|error| t5::Error::Elsewhere(error.to_string()))
+        let fetched = self.coming.borrow_mut().remove(&index);
+        let coming = fetched.map_or_else(|| self.begin(index, weight), Ok)?;
+        coming.arrive().map_err(|error| t5::Error::Elsewhere(error.to_string()))
     }
 
     fn page_out(&self, index: usize, weight: &Tensor) -> t5::Result<()> {

@@ -271,6 +271,7 @@ impl Trainer {
         }
         let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
         let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
+        let result = result.and_then(|is_made| update.arrive().map(|()| is_made));
         let (verdict, is_changed) = (update.verdict, update.is_changed);
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         if layers.is_some() {

@@ -1,12 +1,14 @@
 //! The update of a step, as its events reach the optimizer: gradients are measured, a decision is made, gradients are applied.
 
+use std::collections::HashMap;
+
 use candle_core::Tensor;
 use t5::{Observer, OwnShards, T5};
 use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
-use crate::parallel::Parallel;
+use crate::parallel::{OnItsWay, Parallel};
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,9 @@ pub(crate) struct Update<'a> {
     /// Other processes, and the micro-batches of each shard of this one.
     parallel: Option<(&'a Parallel, OwnShards)>,
     most_micro_batches: usize,
+    /// Gradients that are summed meanwhile, and parameters that their owners send.
+    sums_on_their_way: HashMap<usize, OnItsWay>,
+    parameters_on_their_way: Vec<OnItsWay>,
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
@@ -64,6 +69,8 @@ impl<'a> Update<'a> {
             interrupted,
             parallel: None,
             most_micro_batches: 0,
+            sums_on_their_way: HashMap::new(),
+            parameters_on_their_way: Vec::new(),
             losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
             waiting: Vec::new(),
@@ -88,6 +95,29 @@ impl<'a> Update<'a> {
     fn waits(&self, index: usize, gradient: &Tensor) -> bool {
         let values = self.model.parameters()[index].tensor.device();
         self.parallel.is_none() && !values.is_cpu() && values.same_device(gradient.device())
+    }
+
+    /// Waits for parameters that other processes update.
+    pub fn arrive(&mut self) -> Result<()> {
+        self.parameters_on_their_way.drain(..).try_for_each(OnItsWay::arrive)
+    }
+
+    /// Has a parameter changed, and brought from its owner to all if it has one that sends it. One in a file is there at once, others when
+    /// the step is over.
+    fn change(&mut self, index: usize, change: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
+        self.is_changed = true;
+        let all = self.parallel.as_ref().map(|(parallel, _)| *parallel).filter(|all| all.sends(index));
+        let sender = all.and_then(|all| Some((all, all.owner(index)?)));
+        let is_in_file = self.model.is_in_file();
+        let sent = self.model.change(index, |values| {
+            change(values)?;
+            match sender.map(|(all, owner)| all.begin_broadcast(owner, values)) {
+                Some(sent) if is_in_file => sent.arrive().map(|()| None),
+                sent => Ok(sent),
+            }
+        })?;
+        self.parameters_on_their_way.extend(sent);
+        Ok(())
     }
 
     /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
@@ -130,8 +160,19 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.losses.push(loss_sum);
     }
 
-    fn sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
-        self.parallel.as_ref().map_or(Ok(()), |(parallel, _)| parallel.sum(index, parts))
+    fn overlaps(&self) -> bool {
+        self.parallel.as_ref().is_some_and(|(parallel, _)| parallel.group().size() > 1)
+    }
+
+    fn begin_sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
+        if let Some((parallel, _)) = &self.parallel {
+            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts));
+        }
+        Ok(())
+    }
+
+    fn end_sum(&mut self, index: usize) -> Result<()> {
+        self.sums_on_their_way.remove(&index).map_or(Ok(()), OnItsWay::arrive)
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
@@ -172,12 +213,10 @@ impl Observer<Tensor, Error> for Update<'_> {
         if self.sums[index].is_none() && owner.is_none() {
             return Ok(());
         }
-        self.is_changed = true;
-        self.model.change(index, |values| {
-            if let Some(sums) = &self.sums[index] {
-                self.optimizer.update_one(index, values, gradient, sums, self.learning_rate, self.scale)?;
-            }
-            owner.filter(|(all, _)| all.sends(index)).map_or(Ok(()), |(all, owner)| all.broadcast(owner, values))
+        let (optimizer, rate, scale, sums) = (self.optimizer, self.learning_rate, self.scale, self.sums[index].take());
+        self.change(index, &|values| match &sums {
+            Some(sums) => optimizer.update_one(index, values, gradient, sums, rate, scale),
+            None => Ok(()),
         })
     }
 
@@ -201,12 +240,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
-        self.is_changed = true;
-        match self.parallel.as_ref().and_then(|(all, _)| Some((*all, all.owner(index)?))) {
-            Some((all, owner)) if all.sends(index) => self.model.change(index, |values| all.broadcast(owner, values)),
-            // Its values come when they are needed.
-            _ => Ok(()),
-        }
+        self.change(index, &|_| Ok(()))
     }
 }
 

@@ -19,10 +19,18 @@ fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan
 }
 
 /// A trainer's numbers after some steps, and every bit of it.
-#[derive(Debug, PartialEq)]
+#[derive(PartialEq)]
 struct Ended {
     stats: Vec<StepStats>,
     parameters: Vec<Vec<u32>>,
+}
+
+impl std::fmt::Debug for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Values are too many to be read.
+        let sums = self.parameters.iter().map(|values| values.iter().map(|value| u64::from(*value)).sum::<u64>());
+        f.debug_struct("Ended").field("stats", &self.stats).field("sums", &sums.collect::<Vec<_>>()).finish()
+    }
 }
 
 fn parameters(trainer: &Trainer) -> Vec<Vec<u32>> {
@@ -102,10 +110,18 @@ fn adamw() -> TrainerOptions {
     TrainerOptions { optimizer, ..support::options() }
 }
 
+/// What a block's gradients and weights have memory for on their way.
+const OVERLAPS: LayerMajor = LayerMajor { overlaps: true, ..LayerMajor::PLAIN };
+
 #[test]
 fn several_processes_have_the_losses_of_one() {
     let options = support::options();
-    let layers = [None, Some(LayerMajor::PLAIN), Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN })];
+    let layers = [
+        None,
+        Some(LayerMajor::PLAIN),
+        Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN }),
+        Some(LayerMajor { kept_gradient_blocks: 1, ..OVERLAPS }),
+    ];
     for layer_major in layers {
         let plan = plan(2, layer_major);
         let expected = alone(&options, &plan, 9);
@@ -124,11 +140,15 @@ fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
         Some(LayerMajor::PLAIN),
         Some(LayerMajor { kept_gradient_blocks: 1, boundaries_on_disk: true, ..LayerMajor::PLAIN }),
         Some(LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN }),
+        Some(OVERLAPS),
+        Some(LayerMajor { kept_gradient_blocks: 1, ..OVERLAPS }),
     ];
     let cases = layers.map(|layers| (support::options(), layers)).into_iter().chain([(adamw(), layers[2])]);
     for (options, layer_major) in cases {
+        // Alone nothing is on its way, so the order of events is the plain one.
+        let at_once = layer_major.map(|layers| LayerMajor { overlaps: false, ..layers });
+        let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, at_once), 9)).swap_remove(0);
         let plan = plan(2, layer_major);
-        let expected = run(&options, (1, Some(4)), Sharding::None, (&plan, 9)).swap_remove(0);
         assert_close(&expected, &alone(&options, &plan, 9), 1e-5);
         for (processes, sharding) in [(2, Sharding::None), (4, Sharding::None), (2, Sharding::Gradients)] {
             for ended in run(&options, (processes, Some(4)), sharding, (&plan, 9)) {
@@ -154,9 +174,14 @@ fn owners_of_optimizer_state_and_gradients_change_no_bit() {
             Some(LayerMajor { kept_gradient_blocks: 1, ..LayerMajor::PLAIN }),
             Some(LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN }),
             Some(LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..LayerMajor::PLAIN }),
+            Some(OVERLAPS),
+            Some(LayerMajor { kept_gradient_blocks: 1, ..OVERLAPS }),
+            Some(LayerMajor { gradients_on_disk: true, weights_on_disk: true, ..OVERLAPS }),
+            Some(LayerMajor { weights_on_disk: true, ..OVERLAPS }),
         ] {
+            let at_once = layer_major.map(|layers| LayerMajor { overlaps: false, ..layers });
+            let expected = run(&options, (3, None), Sharding::None, (&plan(2, at_once), 8));
             let plan = plan(2, layer_major);
-            let expected = run(&options, (3, None), Sharding::None, (&plan, 8));
             for sharding in [Sharding::Optimizer, Sharding::Gradients] {
                 assert_eq!(run(&options, (3, None), sharding, (&plan, 8)), expected, "{sharding:?} {layer_major:?}");
             }
@@ -175,11 +200,17 @@ fn owners_of_optimizer_state_and_gradients_change_no_bit() {
 #[test]
 fn a_process_without_samples_goes_along() {
     let options = support::options();
-    for layer_major in [None, Some(LayerMajor::PLAIN)] {
+    for layer_major in [None, Some(LayerMajor::PLAIN), Some(OVERLAPS)] {
         let plan = plan(2, layer_major);
         let ended = run(&options, (4, None), Sharding::None, (&plan, 3));
         assert!(ended.iter().all(|other| *other == ended[0]));
         assert_close(&ended[0], &alone(&options, &plan, 3), 1e-5);
+        // Of six shards of three samples some of each process are empty.
+        let expected = run(&options, (1, Some(6)), Sharding::None, (&plan, 3)).swap_remove(0);
+        for sharding in [Sharding::None, Sharding::Gradients] {
+            assert_eq!(run(&options, (3, Some(6)), sharding, (&plan, 3))[1], expected, "{layer_major:?}");
+        }
+        assert_eq!(run(&options, (2, Some(6)), Sharding::Weights, (&plan, 3)).swap_remove(0), expected);
     }
 }
 

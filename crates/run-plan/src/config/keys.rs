@@ -163,6 +163,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
 
     key("parallel.virtual_shards", Integer(1, 1 << 16), AUTO, "\"auto\"", "parts of a batch whose gradients are summed by themselves: as many give the same bits on any number of processes; auto: one for each process"),
     key("parallel.shard", OneOf(&["none", "optimizer", "gradients", "weights"]), &[], "\"none\"", "what each of several processes holds a share of"),
+    key("parallel.network_mbit", Number(0.001, 1e9), AUTO, "\"auto\"", "Mbit a second that a process can send to others, by which plans weigh what they send; auto: measured by the processes of a run, 10,000 in plans of others and with virtual shards"),
     key("lora.rank", Integer(1, 1 << 16), NONE, "\"none\"", "rank of a LoRA adapter beside the frozen weights of model.init_from; none: train the weights themselves"),
     key("lora.alpha", Number(1e-6, 1e9), AUTO, "\"auto\"", "the adapter is scaled by alpha / rank; auto: twice the rank"),
     key("lora.dropout", Number(0.0, 0.99), &[], "0.0", "dropout of the adapter's input"),

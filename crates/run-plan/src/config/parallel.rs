@@ -1,17 +1,20 @@
 //! `parallel.*`: several processes that train together.
 
+use planner::Network;
 use trainer::Sharding;
 
 use super::{Config, Values};
 use crate::failure::{Failure, Outcome};
 
 /// How several processes divide the work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Division {
     /// Parts of a batch whose gradients are summed by themselves; none: one for each process.
     pub virtual_shards: Option<usize>,
     /// What each process holds of what all of them need.
     pub sharding: Sharding,
+    /// The rate of the network between processes, where it is known.
+    pub network: Option<Network>,
 }
 
 impl Division {
@@ -23,7 +26,8 @@ impl Division {
             _ => Sharding::None,
         };
         let virtual_shards = values.integer("parallel.virtual_shards");
-        Self { virtual_shards: virtual_shards.and_then(|count| usize::try_from(count).ok()), sharding }
+        let network = values.number("parallel.network_mbit").map(|mbit| Network { bits_per_second: 1e6 * mbit });
+        Self { virtual_shards: virtual_shards.and_then(|count| usize::try_from(count).ok()), sharding, network }
     }
 }
 

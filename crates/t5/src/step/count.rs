@@ -160,6 +160,8 @@ pub struct Counter {
     weights_beside: RefCell<HashMap<usize, Rc<WeightsOnDisk>>>,
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,
+    /// Whether gradients are summed over several processes.
+    has_others: bool,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     sums: usize,
     rehearsal: Rehearsal,
@@ -204,6 +206,7 @@ impl Counter {
             weights: Rc::new(WeightsOnDisk::new(config, precisions.parameters)),
             weights_beside: RefCell::default(),
             has_weights_elsewhere: false,
+            has_others: false,
             sums: 1,
             config: config.clone(),
             precisions,
@@ -219,6 +222,12 @@ impl Counter {
         self.trained = self.trained.among(is_held);
         self.tallies = RefCell::default();
         self
+    }
+
+    /// Counts for one of several processes, which sum their gradients.
+    #[must_use]
+    pub fn with_others(self) -> Counter {
+        Counter { has_others: true, tallies: RefCell::default(), ..self }
     }
 
     /// Counts for steps over several shards of a batch, so many sums of whose gradients exist at a time.
@@ -319,6 +328,7 @@ impl Counter {
             recompute_blocks,
             layer_major,
             has_paged_weights: self.has_weights_elsewhere || layer_major.is_some_and(|layers| layers.weights_on_disk),
+            overlaps: self.has_others && layer_major.is_none_or(|layers| layers.overlaps),
         }
     }
 

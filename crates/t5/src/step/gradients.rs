@@ -95,9 +95,10 @@ impl<T: Ops> Gradients<T> {
     }
 
     /// Says that a shard of a gradient is complete: what is added from here on belongs to the next. Sums of shards that are the halves
-    /// of one node of their tree are added up.
+    /// of one node of their tree are added up. One that was complete already stays as it is.
     pub(crate) fn close(&mut self, shard: usize, index: usize, weight: &T) -> Result<()> {
-        if !self.slots[index].trainable {
+        let is_closed = |(closed, _): &(Stretch, T)| shard < closed.first + closed.count;
+        if !self.slots[index].trainable || self.slots[index].closed.last().is_some_and(is_closed) {
             return Ok(());
         }
         let sum = self.complete(index, weight)?;

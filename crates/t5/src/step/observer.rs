@@ -16,7 +16,7 @@ pub trait Observer<T, E> {
     }
 
     /// The shards that this process has of an optimizer batch, each with its micro-batches, where gradients are sums over several:
-    /// then every gradient is handed to [`Observer::sum`] before it is anything else. Empty: a gradient is the sum of what was added.
+    /// then every gradient is handed to [`Observer::begin_sum`] before it is anything else. Empty: a gradient is the sum of what was added.
     fn shards(&self) -> OwnShards {
         Vec::new()
     }
@@ -37,14 +37,28 @@ pub trait Observer<T, E> {
         let _ = loss_sum;
     }
 
-    /// The sums of this process that the gradient of parameter `index` consists of, in the order of the shards. Afterwards the first is
-    /// the gradient. Called for every trained parameter, in the same order by every process; once more where a gradient is
+    /// Whether sums take a while that is worth computing in: then they begin as soon as they can, and the list of events leaves them time.
+    fn overlaps(&self) -> bool {
+        false
+    }
+
+    /// The sums of this process that the gradient of parameter `index` consists of, in the order of the shards, which nobody looks at until
+    /// [`Observer::end_sum`]. Called for every trained parameter, in the same order by every process; once more where a gradient is
     /// computed once more.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
-    fn sum(&mut self, index: usize, parts: &[T]) -> Result<(), E> {
+    fn begin_sum(&mut self, index: usize, parts: &[T]) -> Result<(), E> {
         let _ = (index, parts);
+        Ok(())
+    }
+
+    /// From here on the first of these sums is the gradient.
+    ///
+    /// # Errors
+    /// The caller's; the step ends with them.
+    fn end_sum(&mut self, index: usize) -> Result<(), E> {
+        let _ = index;
         Ok(())
     }
 

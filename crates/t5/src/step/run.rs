@@ -67,6 +67,8 @@ pub(crate) struct Step<'a, T: Ops> {
     entering: Vec<Entering<T>>,
     /// Parameters whose update by another process is here.
     received: HashSet<usize>,
+    /// Parameters whose gradients are summed meanwhile.
+    on_their_way: HashSet<usize>,
     loss_sum: f64,
 }
 
@@ -116,6 +118,7 @@ impl<'a, T: Ops> Step<'a, T> {
             tables: Vec::new(),
             entering: Vec::new(),
             received: HashSet::new(),
+            on_their_way: HashSet::new(),
             loss_sum: 0.0,
         })
     }
@@ -200,6 +203,7 @@ impl<'a, T: Ops> Step<'a, T> {
         match event {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
             Event::ReadAhead(part) => self.network.read_ahead(*part),
+            Event::Fetch(part) => self.network.fetch(*part)?,
             Event::PageIn(part) => {
                 self.network.weights_of(*part).try_for_each(|weight| self.network.page_in(weight))?
             }
@@ -241,13 +245,26 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::SumHead => {
                 // A head of its own has all of its gradient, and is handed over with it.
                 let index = self.network.head.weight.index;
-                if index == self.network.shared.index && grads.is_trainable(index) {
-                    let parts = grads.parts(index, &self.parameters[index].tensor)?;
-                    observer.sum(index, &parts)?;
-                    grads.keep_first(index)?;
+                if index == self.network.shared.index {
+                    self.begin_sum(index, grads, observer)?;
+                }
+            }
+            Event::EndHead => {
+                let index = self.network.head.weight.index;
+                if self.on_their_way.contains(&index) {
+                    self.end_sum(index, grads, observer)?;
                     match observer.holds(index) {
                         true => grads.keep_for_later(index),
                         false => grads.put_aside(index),
+                    }
+                }
+            }
+            Event::Send { part, closes } => {
+                if !observer.shards().is_empty() {
+                    for index in indices(self.parameters, |other| *part == other) {
+                        let weight = &self.parameters[index].tensor;
+                        closes.iter().try_for_each(|shard| grads.close(*shard, index, weight))?;
+                        self.begin_sum(index, grads, observer)?;
                     }
                 }
             }
@@ -443,10 +460,9 @@ impl<'a, T: Ops> Step<'a, T> {
         let is_new = stage == Stage::Measure || part.is_some();
         let is_summed = is_new && !observer.shards().is_empty();
         for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
-            if is_summed && grads.is_trainable(index) {
-                let parts = grads.parts(index, &self.parameters[index].tensor)?;
-                observer.sum(index, &parts)?;
-                grads.keep_first(index)?;
+            if is_summed {
+                self.begin_sum(index, grads, observer)?;
+                self.end_sum(index, grads, observer)?;
             }
             let is_held = observer.holds(index);
             match (stage, grads.get(index)) {
@@ -469,6 +485,33 @@ impl<'a, T: Ops> Step<'a, T> {
             }
         }
         observer.handed_over()
+    }
+
+    /// Begins to sum a gradient over all shards, unless it is on its way.
+    fn begin_sum<E: From<Error>>(
+        &mut self,
+        index: usize,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<(), E> {
+        if grads.is_trainable(index) && self.on_their_way.insert(index) {
+            let parts = grads.parts(index, &self.parameters[index].tensor)?;
+            observer.begin_sum(index, &parts)?;
+        }
+        Ok(())
+    }
+
+    fn end_sum<E: From<Error>>(
+        &mut self,
+        index: usize,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<(), E> {
+        if self.on_their_way.remove(&index) {
+            observer.end_sum(index)?;
+            grads.keep_first(index)?;
+        }
+        Ok(())
     }
 
     fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {

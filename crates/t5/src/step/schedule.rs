@@ -119,6 +119,8 @@ pub(crate) enum Event {
         decoder: bool,
         of: Range<usize>,
     },
+    /// Weights that come from somewhere else: they are on their way while others are worked on.
+    Fetch(Part),
     /// Weights in a file: begin to read, make resident, let go.
     ReadAhead(Part),
     PageIn(Part),
@@ -143,8 +145,15 @@ pub(crate) enum Event {
         shard: usize,
         part: Option<Part>,
     },
-    /// The gradient that the head has added to the table is summed over all shards, before the table's rows add theirs.
+    /// The gradient that the head has added to the table begins to be summed over all shards, before the table's rows add theirs.
     SumHead,
+    /// That sum is needed.
+    EndHead,
+    /// The gradients of a part are complete, those of these shards with them, and begin to be summed. They are handed over later.
+    Send {
+        part: Part,
+        closes: Vec<usize>,
+    },
     /// The tables' gradients go to a file until backward is through.
     WriteTables,
     /// The gradient of the decoder's output starts on its way down.
@@ -204,8 +213,10 @@ pub(crate) struct Outline<'a> {
     pub recompute_blocks: usize,
     /// Layer-major, or else micro-batch-major.
     pub layer_major: Option<&'a LayerMajor>,
-    /// Whether weights lie in a file.
+    /// Whether weights lie in a file, or come from other processes.
     pub has_paged_weights: bool,
+    /// Whether what is sent to other processes, or comes from them, is on its way while something else is computed.
+    pub overlaps: bool,
 }
 
 /// One backward pass through `units`.
@@ -216,8 +227,15 @@ struct Pass<'a> {
     again: usize,
     /// What becomes of gradients that are complete; `None` where they are not, because other micro-batches follow.
     hand_over: Option<HandOver>,
+    /// Shards that this pass over all units completes, and with them all gradients. None where other micro-batches follow.
+    completes: Option<&'a [usize]>,
     /// Shards whose gradients are summed by themselves, or none.
     shards: &'a [(usize, Range<usize>)],
+}
+
+/// The gradients of a part are complete, and with them some shards.
+fn send(part: Part, closes: &[usize]) -> Event {
+    Event::Send { part, closes: closes.to_vec() }
 }
 
 /// What becomes of the gradients of the first units, until `dropped`. The others stay.
@@ -231,7 +249,8 @@ impl Outline<'_> {
     /// A pass that trains nothing.
     pub fn inference(config: &Config, has_paged_weights: bool) -> Self {
         let reach = Reach::nothing(config);
-        Outline { reach, trains_tables: [&[]; 2], recompute_blocks: 0, layer_major: None, has_paged_weights }
+        let trains_tables = [&[][..]; 2];
+        Outline { reach, trains_tables, recompute_blocks: 0, layer_major: None, has_paged_weights, overlaps: false }
     }
 
     /// The encoder, or both stacks, without keeping anything.
@@ -259,34 +278,51 @@ impl Outline<'_> {
     /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. Micro-batch-major the events of
     /// `idle` more micro-batches follow, which have nothing to compute: all processes ask for weights as often as the one that has most.
     pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)], idle: usize) -> Vec<Event> {
-        let with_idle = |mut events: Vec<Event>| {
-            events.extend((0..idle).flat_map(|_| self.round(n..n)));
-            self.micro_batch_major_step(events)
-        };
-        match (self.layer_major, shards) {
-            (Some(layers), shards) => self.layer_major_step(layers, n, shards),
-            (None, []) => with_idle(self.accumulation(0..n)),
-            (None, shards) => {
-                let of_shard = |(shard, of): &(usize, Range<usize>)| {
-                    let close = Event::Close { shard: *shard, part: None };
-                    self.accumulation(of.clone()).into_iter().chain([close]).collect::<Vec<_>>()
-                };
-                with_idle(shards.iter().flat_map(of_shard).collect())
+        if let Some(layers) = self.layer_major {
+            return self.layer_major_step(layers, n, shards);
+        }
+        let (rounds, mut events, mut open) = (n + idle, Vec::new(), shards.iter().peekable());
+        let close = |(shard, _): &(usize, Range<usize>)| Event::Close { shard: *shard, part: None };
+        for m in 0..rounds {
+            while let Some(complete) = open.next_if(|(_, of)| of.end <= m) {
+                events.push(close(complete));
             }
+            let of = if m < n { m..m + 1 } else { n..n };
+            let is_last = self.overlaps && m + 1 == rounds;
+            let completes: Vec<usize> = open.clone().map(|(shard, _)| *shard).collect();
+            self.round(of, is_last.then_some(completes.as_slice()), &mut events);
+        }
+        events.extend(open.map(close));
+        if rounds == 0 {
+            // What others begin to sum in their last round.
+            self.send_all(&mut events);
+        }
+        self.micro_batch_major_step(events)
+    }
+
+    fn send_all(self, events: &mut Vec<Event>) {
+        let parts = Unit::entered(self.reach).into_iter().map(Unit::part);
+        if self.overlaps {
+            events.extend(std::iter::once(Part::LmHead).chain(parts).map(|part| send(part, &[])));
         }
     }
 
     /// Forward and backward of each micro-batch. Gradients add up, and none is handed over.
     pub fn accumulation(self, of: Range<usize>) -> Vec<Event> {
-        of.flat_map(|m| self.round(m..m + 1)).collect()
+        let mut events = Vec::new();
+        of.for_each(|m| self.round(m..m + 1, None, &mut events));
+        events
     }
 
-    fn round(self, of: Range<usize>) -> Vec<Event> {
-        let (units, mut events) = (Unit::entered(self.reach), Vec::new());
-        self.forward(of.clone(), &units, units.len(), &mut events);
-        let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None, shards: &[] };
-        self.backward(of, &pass, &mut events);
-        events
+    /// Forward and backward of some micro-batches. `completes`: these shards, and each gradient with its unit.
+    fn round(self, of: Range<usize>, completes: Option<&[usize]>, events: &mut Vec<Event>) {
+        let units = Unit::entered(self.reach);
+        self.forward(of.clone(), &units, units.len(), events);
+        if let Some(shards) = completes {
+            events.push(send(Part::LmHead, shards));
+        }
+        let pass = Pass { units: &units, stage: Stage::Measure, again: 0, hand_over: None, completes, shards: &[] };
+        self.backward(of, &pass, events);
     }
 
     fn micro_batch_major_step(self, mut events: Vec<Event>) -> Vec<Event> {
@@ -317,15 +353,28 @@ impl Outline<'_> {
             [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
         };
         outline.head(head.into_iter().chain(shards.iter().flat_map(of_shard)), &mut events);
-        if !shards.is_empty() {
+        // Tables that go to a file are summed when they are back.
+        let sends_head = self.overlaps && !layers.gradients_on_disk;
+        if sends_head {
+            events.push(send(Part::LmHead, &[]));
+        }
+        let sums_head = !shards.is_empty();
+        if sums_head {
             events.push(Event::SumHead);
+        }
+        if sums_head && !sends_head {
+            events.push(Event::EndHead);
         }
         let then = if layers.gradients_on_disk { Then::Write } else { Then::Reuse };
         if layers.gradients_on_disk {
             events.push(Event::WriteTables);
         }
         let hand_over = Some(HandOver { dropped, then });
-        outline.backward(0..n, &Pass { units: &units, stage: Stage::Measure, again, hand_over, shards }, &mut events);
+        let pass = Pass { units: &units, stage: Stage::Measure, again, hand_over, completes: None, shards };
+        outline.backward(0..n, &pass, &mut events);
+        if sums_head && sends_head {
+            events.push(Event::EndHead);
+        }
         events.push(Event::EnterEmbedding);
         for part in [Part::Shared, Part::LmHead] {
             events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
@@ -334,8 +383,8 @@ impl Outline<'_> {
         events.push(Event::ReleaseSpare);
         events.push(Event::Decide);
         if again > 0 {
-            let units = &units[..again];
-            outline.backward(0..n, &Pass { units, stage: Stage::Apply, again, hand_over, shards }, &mut events);
+            let pass = Pass { units: &units[..again], stage: Stage::Apply, ..pass };
+            outline.backward(0..n, &pass, &mut events);
         }
         if layers.gradients_on_disk {
             events.push(Event::ReadBack);
@@ -374,7 +423,7 @@ impl Outline<'_> {
                 self.paging(Event::PageIn(unit.part()), events);
             }
             if let Some(next) = next {
-                self.paging(Event::ReadAhead(next), events);
+                self.read_ahead(next, events);
             }
             let in_memory = place(unit).is_none_or(|place| place < in_memory);
             events.push(Event::Forward { unit, of: of.clone(), keep: self.keep(unit), in_memory });
@@ -406,6 +455,13 @@ impl Outline<'_> {
         self.paging(Event::PageOut(Part::LmHead), events);
     }
 
+    fn read_ahead(self, part: Part, events: &mut Vec<Event>) {
+        self.paging(Event::ReadAhead(part), events);
+        if self.overlaps {
+            self.paging(Event::Fetch(part), events);
+        }
+    }
+
     fn paging(self, event: Event, events: &mut Vec<Event>) {
         if self.has_paged_weights {
             events.push(event);
@@ -423,18 +479,20 @@ impl Outline<'_> {
     }
 
     fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
-        let &Pass { units, stage, again, hand_over, shards } = pass;
+        let &Pass { units, stage, again, hand_over, completes, shards } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
         let wants_source = units.iter().any(|unit| !unit.is_decoder());
+        // A unit whose gradients are summed while the next is computed.
+        let (lag, mut behind) = (usize::from(self.overlaps), None);
         events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });
         for (position, &unit) in units.iter().enumerate() {
             let (decoder, next) = (unit.is_decoder(), units.get(position + 1).copied());
-            if hand_over.is_some_and(|hand_over| position == hand_over.dropped) {
+            if hand_over.is_some_and(|hand_over| position == hand_over.dropped + lag) {
                 events.push(Event::ReleaseSpare);
             }
             self.paging(Event::PageIn(unit.part()), events);
             if let Some(next) = next {
-                self.paging(Event::ReadAhead(next.part()), events);
+                self.read_ahead(next.part(), events);
             }
             let is_first_block = matches!(unit, Unit::Block { block: 0, .. });
             let enters = is_first_block && stage == Stage::Measure && self.reach.enters_embedding(decoder);
@@ -463,12 +521,23 @@ impl Outline<'_> {
             if shards.is_empty() {
                 events.push(Event::Backward(backward));
             }
-            if let Some(HandOver { dropped, then }) = hand_over {
-                let then = if position < dropped { then } else { Then::Keep };
-                events.push(Event::HandOver { part: Some(unit.part()), stage, then });
+            if let Some(shards) = completes {
+                events.push(send(unit.part(), shards));
             }
-            self.paging(Event::PageOut(unit.part()), events);
+            let handed_over = hand_over.map(|HandOver { dropped, then }| {
+                let then = if position < dropped { then } else { Then::Keep };
+                Event::HandOver { part: Some(unit.part()), stage, then }
+            });
+            if self.overlaps {
+                events.extend(handed_over.is_some().then(|| send(unit.part(), &[])));
+                self.paging(Event::PageOut(unit.part()), events);
+                events.extend(std::mem::replace(&mut behind, handed_over));
+            } else {
+                events.extend(handed_over);
+                self.paging(Event::PageOut(unit.part()), events);
+            }
         }
+        events.extend(behind);
         if is_last_pass {
             events.push(Event::Finish { of });
         }
@@ -485,8 +554,14 @@ mod tests {
     fn events(layer_major: Option<&LayerMajor>, n: usize) -> Vec<Event> {
         let config = Config { num_layers: 1, num_decoder_layers: 1, ..Config::default() };
         let reach = Reach::to(&config, [Part::Shared].into_iter());
-        let outline =
-            Outline { reach, trains_tables: [&[true]; 2], recompute_blocks: 0, layer_major, has_paged_weights: false };
+        let outline = Outline {
+            reach,
+            trains_tables: [&[true]; 2],
+            recompute_blocks: 0,
+            layer_major,
+            has_paged_weights: false,
+            overlaps: false,
+        };
         outline.training(n)
     }
 

@@ -135,11 +135,12 @@ impl WeightFile {
     }
 
     /// Has `f` change a tensor, which is out of memory then if it lies in the file.
-    pub fn change<E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<(), E>) -> Result<(), E> {
+    pub fn change<R, E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         t5_ops::page_out(x);
         let Some(copy) = t5_ops::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
-        f(&copy)?;
-        Ok(self.overwrite(x, &copy)?)
+        let result = f(&copy)?;
+        self.overwrite(x, &copy)?;
+        Ok(result)
     }
 
     /// Puts other values in the place of a weight's, in the file or in the host's memory.

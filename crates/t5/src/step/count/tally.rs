@@ -99,6 +99,8 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
+    /// Weights of the next part, on their way from other processes.
+    fetched: u64,
     /// Every moment, where they are asked for.
     noted: Option<Noted>,
 }
@@ -153,6 +155,7 @@ impl<'a> Tally<'a> {
             has_embedding: false,
             entering: 0,
             waiting: Vec::new(),
+            fetched: 0,
             noted,
         };
         let events = match levers.layer_major {
@@ -192,11 +195,14 @@ impl<'a> Tally<'a> {
     fn add(&mut self, event: &Event) {
         match event {
             &Event::Embed { decoder, .. } => {
-                self.live.weights = self.weights_of(Part::Shared);
+                self.live.weights = self.weights_of(Part::Shared) + self.fetched;
                 self.all_through(Scene::Embed { decoder }, |_, _| 0);
             }
-            &Event::PageIn(part) => self.live.weights = self.weights_of(self.table(part)),
-            Event::PageOut(_) => self.live.weights = 0,
+            &Event::PageIn(part) => {
+                self.fetched = 0;
+                self.live.weights = self.weights_of(self.table(part));
+            }
+            Event::PageOut(_) => self.live.weights = self.fetched,
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
@@ -227,6 +233,12 @@ impl<'a> Tally<'a> {
             }
             Event::Backward(way) => self.backward(way),
             &Event::HandOver { part: Some(part), stage, then } => {
+                if stage == Stage::Apply && self.levers.has_weights_on_disk() && self.live.weights == 0 {
+                    // Those of the part were let go of while its gradients were summed.
+                    self.live.weights = self.weights.largest_of(std::iter::once(part));
+                    self.moment(0);
+                    self.live.weights = 0;
+                }
                 self.hands_over(Some(part), stage);
                 self.hand_over(part, then);
             }
@@ -242,7 +254,13 @@ impl<'a> Tally<'a> {
             }
             Event::EnterEmbedding => self.enter_embedding(),
             Event::ReadBack => self.read_back(),
+            &Event::Fetch(part) => {
+                self.fetched = self.weights_of(self.table(part));
+                self.live.weights += self.fetched;
+            }
             Event::ReadAhead(_)
+            | Event::Send { .. }
+            | Event::EndHead
             | Event::Loss { .. }
             | Event::Finish { .. }
             | Event::Close { .. }

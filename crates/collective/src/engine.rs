@@ -1,0 +1,80 @@
+//! Engines: whoever moves bytes between processes, and what can go wrong between these.
+
+use std::fmt::Debug;
+
+/// Bytes that a process sends at a time, at most.
+pub const PIECE_BYTES: usize = 4 << 20;
+
+/// What can go wrong between processes.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The engine gave up: another process is gone, or the network between them.
+    #[error("the processes lost each other: {0}")]
+    Lost(String),
+    /// They say different things at one place of the program.
+    #[error("process {rank} sent {got} bytes where {expected} were expected; do all run the same program and config?")]
+    OutOfStep {
+        /// Who sent them.
+        rank: usize,
+        /// How many were sent.
+        got: usize,
+        /// How many were expected.
+        expected: usize,
+    },
+}
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An engine that moves bytes between processes. Each call is made by all of them, and all calls by one thread.
+pub trait Engine: Debug {
+    /// The number of this process, from 0.
+    fn rank(&self) -> usize;
+    /// How many processes there are.
+    fn size(&self) -> usize;
+    /// Sends to each process the next `send_bytes[process]` bytes of `send`, and puts what each sends here one behind the other
+    /// into `received`, `received_bytes[process]` bytes of each.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::OutOfStep`].
+    fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()>;
+    /// Makes `bytes` everywhere what they are at process `root`.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()>;
+    /// Leaves, as every process does now.
+    fn end(&mut self) {}
+    /// Ends every process, this one with `code`.
+    fn abort(&self, code: i32) -> !;
+}
+
+/// One process has nobody to talk to but itself.
+#[derive(Debug)]
+pub(crate) struct Alone;
+
+impl Engine for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn exchange(&self, send: &[u8], _: &[usize], received: &mut [u8], _: &[usize]) -> Result<()> {
+        if send.len() != received.len() {
+            return Err(Error::OutOfStep { rank: 0, got: send.len(), expected: received.len() });
+        }
+        received.copy_from_slice(send);
+        Ok(())
+    }
+
+    fn broadcast(&self, _: usize, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&self, code: i32) -> ! {
+        std::process::exit(code)
+    }
+}

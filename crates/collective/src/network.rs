@@ -1,0 +1,67 @@
+//! The rate of the network between processes, measured by a short exchange.
+
+use std::time::Instant;
+
+use crate::engine::{PIECE_BYTES, Result};
+use crate::group::Group;
+use crate::wire::Wire;
+
+/// Bytes of the exchange that says whether longer ones would take long.
+const FEW_BYTES: usize = 64 << 10;
+/// A longer exchange takes about so many seconds at most.
+const MOST_SECONDS: f64 = 0.2;
+/// Exchanges that are timed: what else goes on only ever takes away.
+const TIMES: usize = 3;
+
+/// Bits a second that a process sends to the others, as the slowest of them sees it: the same number in all of them.
+///
+/// # Errors
+/// Those of the engine.
+pub fn bits_per_second(group: &Group) -> Result<f64> {
+    group.hand_over(measure).wait()?
+}
+
+fn measure(wire: &Wire) -> Result<f64> {
+    // Connections are made by the first.
+    shortest(wire, wire.size())?;
+    let few = shortest(wire, FEW_BYTES)?;
+    #[expect(clippy::cast_precision_loss, reason = "some MiB")]
+    let enough = (MOST_SECONDS / few * FEW_BYTES as f64) as usize;
+    let bytes = enough.clamp(FEW_BYTES, PIECE_BYTES);
+    #[expect(clippy::cast_precision_loss, reason = "some MiB")]
+    Ok(8.0 * bytes as f64 / shortest(wire, bytes)?)
+}
+
+/// The shortest time of some exchanges in which each process sends so many bytes, at least a little; that of the slowest process.
+fn shortest(wire: &Wire, bytes: usize) -> Result<f64> {
+    let (size, rank) = (wire.size(), wire.rank());
+    let to_each = (bytes / (size - 1).max(1)).max(1);
+    let counts: Vec<usize> = (0..size).map(|process| if process == rank { 0 } else { to_each }).collect();
+    let (send, mut received) = (vec![0; to_each * (size - 1)], vec![0; to_each * (size - 1)]);
+    let mut shortest = f64::INFINITY;
+    for _ in 0..TIMES {
+        // All of them begin together.
+        wire.gather_numbers(&[0])?;
+        let began = Instant::now();
+        wire.exchange(&send, &counts, &mut received, &counts)?;
+        shortest = shortest.min(began.elapsed().as_secs_f64());
+    }
+    let said = wire.gather_numbers(&[shortest.to_bits()])?;
+    Ok(said.iter().map(|said| f64::from_bits(said[0])).fold(1e-9, f64::max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+    use crate::throttled::Rate;
+
+    #[test]
+    fn all_processes_measure_the_rate_of_the_slowest() {
+        let rate = 1e8;
+        let measured =
+            threads::run_at(3, Some(Rate { bits_per_second: rate }), |group| bits_per_second(&group).unwrap());
+        assert!(measured.iter().all(|other| *other == measured[0]), "{measured:?}");
+        assert!(measured[0] > 0.0 && measured[0] <= rate, "no exchange is faster than its network: {measured:?}");
+    }
+}
