@@ -51,6 +51,14 @@ fn ways() -> Vec<(usize, Option<LayerMajor>)> {
     plain.into_iter().chain(by_layer).collect()
 }
 
+/// The same for one of several processes: a block on its way may have memory of its own.
+fn ways_among() -> Vec<(usize, Option<LayerMajor>)> {
+    let overlaps = |(blocks, layers): (usize, Option<LayerMajor>)| {
+        (blocks, layers.map(|layers| LayerMajor { overlaps: true, ..layers }))
+    };
+    ways().into_iter().flat_map(|way| [way, overlaps(way)]).collect()
+}
+
 const TRAINED: [Trains; 5] = [
     &|_| true,
     &|part| part.is_decoder(),
@@ -161,6 +169,7 @@ fn rehearse_among(
         target_tokens: 1,
     };
     let counter = Counter::new(config, precisions, dropout, &|spec| is_trained(&spec.name, spec.part)).unwrap();
+    let counter = counter.with_others();
     let outline = counter.outline(levers.recompute_blocks, levers.layer_major.as_ref());
     let files = Files::in_directory(std::path::Path::new("."));
     let offload = levers.layer_major.map(|layers| Offload {
@@ -228,8 +237,8 @@ fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
         for (trains, held) in TRAINED.into_iter().flat_map(|trains| halves.map(|held| (trains, held))) {
             let all = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
             let some = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
-            let some = some.among(&|spec| held(&spec.name));
-            for (recompute_blocks, layer_major) in ways().into_iter().filter(|(_, layers)| layers.is_some()) {
+            let some = some.among(&|spec| held(&spec.name)).with_others();
+            for (recompute_blocks, layer_major) in ways_among().into_iter().filter(|(_, layers)| layers.is_some()) {
                 let levers = Levers { micro_batch_samples: 2, recompute_blocks, loss_chunk_rows: 8, layer_major };
                 let Rehearsed { peak, written, .. } =
                     rehearse_among(&config, precisions, 0.1, (trains, held, 1), shape, &levers);
@@ -252,8 +261,8 @@ fn the_sums_of_several_shards_are_counted_layer_by_layer() {
     for config in [relu(), gated_untied()] {
         // Of 4 shards, three sums exist while the fourth is computed but for the half that is added up.
         for (shards, sums) in [(2, 2), (4, 3)] {
-            let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().with_sums(sums);
-            for (recompute_blocks, layer_major) in ways() {
+            let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().with_sums(sums).with_others();
+            for (recompute_blocks, layer_major) in ways_among() {
                 let Some(layers) = layer_major.filter(|layers| !layers.gradients_on_disk) else { continue };
                 let layer_major = Some(layers);
                 let levers = Levers { micro_batch_samples: 1, recompute_blocks, loss_chunk_rows: 8, layer_major };
