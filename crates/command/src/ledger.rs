@@ -141,9 +141,19 @@ impl Resource {
     }
 }
 
+/// The disk space of one way to carry out a step.
+type Known = (planner::Step, DiskNeed);
+
+/// What was found beside other runs.
+enum Found {
+    Fit(Fit),
+    /// A plan whose disk space has to be known first, on the machine as the others leave it.
+    Unknown(Box<(MemorySnapshot, Plan)>),
+}
+
 impl Needs<'_> {
     /// How the run fits beside these others.
-    fn beside(&self, now: &MemorySnapshot, others: &[Line], output: &Path) -> Outcome<Fit> {
+    fn beside(&self, now: &MemorySnapshot, others: &[Line], output: &Path, known: Option<&Known>) -> Found {
         let left = beside(now, others, self.card.as_deref());
         let mut fit = Fit { left, memory: Bytes::ZERO, card: None, disk: None, waits_for: None };
         let plan = match memory_policy::plan(&fit.left, self.costs, self.budgets) {
@@ -160,15 +170,18 @@ impl Needs<'_> {
                 } else if refusal.limited_by == Limit::Available || fits_alone() {
                     fit.waits_for = Some(Resource::Memory(fit.memory, fit.left.ceiling()));
                 }
-                return Ok(fit);
+                return Found::Fit(fit);
             }
+        };
+        let Some((_, disk)) = known.filter(|(step, _)| *step == plan.step) else {
+            return Found::Unknown(Box::new((fit.left, plan)));
         };
         fit.memory = plan.required();
         fit.card = on_card(self.card.as_deref(), &plan);
-        fit.disk = OnDisk::of(&(self.disk)(&fit.left, &plan)?, output);
+        fit.disk = OnDisk::of(disk, output);
         fit.waits_for =
             fit.disk.as_ref().zip(free_bytes(output)).and_then(|(disk, free)| disk.waits_beside(others, free));
-        Ok(fit)
+        Found::Fit(fit)
     }
 }
 
@@ -254,11 +267,12 @@ impl Ledger {
         let pid = std::process::id();
         let output = std::path::absolute(output).unwrap_or_else(|_| output.to_owned());
         let arrived = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let reserved = Reserved { ledger: self.clone(), pid, card: needs.card.clone(), seen: Seen::default() };
-        let mut has_said = false;
+        let (ledger, card, seen) = (self.clone(), needs.card.clone(), Seen::default());
+        let reserved = Reserved { ledger, pid, output: output.clone(), card, seen };
+        let (mut has_said, mut known) = (false, None);
         loop {
             let now = needs.machine.snapshot()?;
-            let (fit, before) = self.change(|lines| {
+            let found = self.change(|lines| {
                 let number = lines.iter().map(|line| line.number + 1).max().unwrap_or(0);
                 let mine = Line {
                     pid,
@@ -273,8 +287,12 @@ impl Ledger {
                     waits_for_memory: false,
                 };
                 let mut mine = lines.iter().find(|line| line.pid == pid).cloned().unwrap_or(mine);
-                lines.retain(|line| line.pid != pid);
-                let mut fit = needs.beside(&now, lines, &output)?;
+                let others: Vec<Line> = lines.iter().filter(|line| line.pid != pid).cloned().collect();
+                let mut fit = match needs.beside(&now, &others, &output, known.as_ref()) {
+                    Found::Fit(fit) => fit,
+                    Found::Unknown(plan) => return Err(plan),
+                };
+                *lines = others;
                 let free = fit.left.ceiling();
                 // One that waits for another card or for a disk keeps nobody from memory.
                 let goes_first = |line: &&Line| line.waits && line.number < mine.number && line.bytes <= free.0;
@@ -288,8 +306,17 @@ impl Ledger {
                 mine.waits_for_memory = matches!(fit.waits_for, Some(Resource::Memory(..)));
                 lines.push(mine);
                 lines.sort_by_key(|line| line.number);
-                Ok::<_, Failure>((fit, before))
-            })??;
+                Ok((fit, before))
+            })?;
+            let (fit, before) = match found {
+                Ok(found) => found,
+                Err(plan) => {
+                    // It takes a while: other runs need not wait for it.
+                    let (left, plan) = *plan;
+                    known = Some(((plan.step.clone()), (needs.disk)(&left, &plan)?));
+                    continue;
+                }
+            };
             let Some(resource) = fit.waits_for else { return Ok((fit.left, reserved)) };
             if !has_said {
                 has_said = true;
@@ -315,20 +342,23 @@ type Seen = Arc<Mutex<Option<(Instant, (u64, u64))>>>;
 pub struct Reserved {
     ledger: Ledger,
     pid: u32,
+    output: PathBuf,
     card: Option<String>,
     seen: Seen,
 }
 
 impl Reserved {
-    /// Another plan: so many bytes are reserved from here on, and so many on the card.
+    /// Another plan: its bytes are reserved from here on, in memory, on the card and on the disk.
     ///
     /// # Errors
     /// The ledger cannot be used.
-    pub fn set(&self, plan: &Plan) -> Outcome<()> {
+    pub fn set(&self, plan: &Plan, disk: &DiskNeed) -> Outcome<()> {
+        let disk = OnDisk::of(disk, &self.output);
         self.ledger.change(|lines| {
             for line in lines.iter_mut().filter(|line| line.pid == self.pid) {
                 line.bytes = plan.required().0;
                 line.card = on_card(self.card.as_deref(), plan);
+                line.disk.clone_from(&disk);
             }
         })
     }
@@ -497,6 +527,39 @@ mod tests {
         let left = beside(&now, &others, None).ceiling();
         let expected = now.ceiling().saturating_sub(Bytes::gib(1));
         assert!(left.0.abs_diff(expected.0) < 64 << 20, "{left} of {}", now.ceiling());
+    }
+
+    /// Plans of one way to carry out a step.
+    fn costs() -> Costs {
+        let step = memory_policy::Choice::new(planner::Step::default(), Vec::new(), 1.0);
+        let feeding = memory_policy::Choice::new(planner::Feeding::default(), Vec::new(), 1.0);
+        Costs { task: String::new(), fixed: Vec::new(), steps: vec![step], loaders: vec![feeding] }
+    }
+
+    #[test]
+    fn disk_space_is_counted_while_others_may_use_the_ledger_and_follows_the_plan() {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = Ledger::in_directory(directory.path().to_owned()).unwrap();
+        let available = MemorySnapshot { total: Bytes::gib(8), available: Bytes::gib(8), ..MemorySnapshot::default() };
+        let machine = memory_policy::ScriptedProbe::new(vec![available; 4]);
+        let counted = std::cell::Cell::new(0);
+        let disk = |_: &MemorySnapshot, _: &Plan| {
+            counted.set(counted.get() + 1);
+            let lock = File::open(directory.path().join("lock")).unwrap();
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("nobody holds the lock meanwhile");
+            Ok(DiskNeed { files: 5, checkpoints: 7, model: 11 })
+        };
+        let budgets = memory_policy::Budget::Explicit(Bytes::gib(1)).into();
+        let costs = costs();
+        let needs = Needs { machine: &machine, costs: &costs, budgets, card: None, disk: &disk };
+        let (left, reserved) = ledger.admit(&directory.path().join("run"), &needs, &Stop::default(), &|_| ()).unwrap();
+        let on_disk = || ledger.lines().unwrap()[0].disk.as_ref().map(|disk| (disk.files, disk.kept));
+        assert_eq!((counted.get(), on_disk()), (1, Some((5, 18))));
+        let plan = memory_policy::plan(&left, &costs, budgets).unwrap();
+        reserved.set(&plan, &DiskNeed { files: 0, checkpoints: 7, model: 11 }).unwrap();
+        assert_eq!(on_disk(), Some((0, 18)));
+        drop(reserved);
+        assert_eq!(ledger.lines().unwrap(), []);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
 //! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
 
+mod disk_needs;
 mod evaluating;
 mod first_model;
 mod prediction;
@@ -38,6 +39,7 @@ use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
 use crate::{base, device, disk, options, run_data, setup, speed, start_screen, ways_out};
+use disk_needs::DiskNeeds;
 use prediction::Prediction;
 
 /// Of the tensors of a plan that a device had no memory for, the part that the next plan may hold.
@@ -91,8 +93,8 @@ pub struct Session {
     agreed: together::Agreed,
     /// What was sent to them until the last step.
     spent: Spent,
-    /// Its memory among other runs, if it waited for it.
-    reserved: Option<Reserved>,
+    /// Its memory and disk space among other runs, if it waited for them.
+    reserved: Option<(Reserved, DiskNeeds)>,
 }
 
 /// The parts of a session.
@@ -172,14 +174,14 @@ impl Session {
         let (now, reserved) = match ledger {
             Some(ledger) => {
                 let say = |text: &str| report.line(text);
-                let of = Of { config: &config, options: &options, rows: None, steps: left_steps, priced: &priced };
-                let disk =
-                    |now: &MemorySnapshot, plan: &Plan| Ok(RunPace::new(&of, &job.job(), now, plan)?.disk_need());
+                let (config, model, options) = (config.clone(), opened.model.clone(), options.clone());
                 let card = device::card(&opened.device, &config.run.device);
-                let needs = Needs { machine: machine.as_ref(), costs: &costs, budgets, card, disk: &disk };
+                let disk = DiskNeeds { config, model, options, priced, shards: share.shards, steps: left_steps };
+                let disk_of = |now: &MemorySnapshot, plan: &Plan| disk.of(now, plan);
+                let needs = Needs { machine: machine.as_ref(), costs: &costs, budgets, card, disk: &disk_of };
                 let (left, reserved) = ledger.admit(run.root(), &needs, &stop, &say)?;
                 machine = reserved.left_of(machine);
-                (left, Some(reserved))
+                (left, Some((reserved, disk)))
             }
             None => (now, None),
         };
@@ -198,8 +200,8 @@ impl Session {
                 warning: None,
             },
         };
-        if let Some(reserved) = &reserved {
-            reserved.set(&plan)?;
+        if let Some((reserved, disk)) = &reserved {
+            reserved.set(&plan, &disk.of(&now, &plan)?)?;
         }
         let plan = together.one_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {
@@ -333,8 +335,8 @@ impl Session {
             let text = "the machine is swapping even with the smallest plan; the run saves and stops, so resume when memory is free";
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
-        if let (Some(_), Some(reserved)) = (&replanned.change, &self.reserved) {
-            reserved.set(&self.plan)?;
+        if let (Some(_), Some((reserved, disk))) = (&replanned.change, &self.reserved) {
+            reserved.set(&self.plan, &disk.of(&self.machine.snapshot()?, &self.plan)?)?;
         }
         if let Some(change) = replanned.change {
             let differences = bits::of_levers(&was.step.levers, &self.plan.step.levers, self.scope);
@@ -428,14 +430,7 @@ impl Session {
         if kind != "done" {
             line[kind] = json!(true);
         }
-        if let Some(group) = &self.group {
-            let spent = group.spent();
-            let of_step = spent.since(std::mem::replace(&mut self.spent, spent));
-            line["sent_bytes"] = json!(spent.sent_bytes);
-            line["communication_ms"] = json!(milliseconds(of_step.communication));
-            line["communication_wait_ms"] = json!(milliseconds(of_step.waited));
-            line["communication_hidden"] = json!(of_step.hidden());
-        }
+        self.add_communication(&mut line);
         self.note_event("step", line);
         self.note_skipped(&stats, kind)?;
         self.note_bad_rows(batch)?;

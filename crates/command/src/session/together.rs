@@ -1,8 +1,9 @@
 //! What a run does together with other processes between two steps: it agrees on the next, and counts what all of them read.
 
 use memory_policy::{Change, MemorySnapshot};
+use serde_json::{Value, json};
 
-use super::{Replanned, Session};
+use super::{Replanned, Session, milliseconds};
 use crate::failure::Outcome;
 use crate::processes::Together;
 
@@ -39,6 +40,17 @@ impl Session {
             replanned.plan = plan;
         }
         Ok(())
+    }
+
+    /// Adds what was spent on other processes to the event of a step: bytes so far, and the time since the step before.
+    pub(super) fn add_communication(&mut self, event: &mut Value) {
+        let Some(group) = &self.group else { return };
+        let spent = group.spent();
+        let of_step = spent.since(std::mem::replace(&mut self.spent, spent));
+        event["sent_bytes"] = json!(spent.sent_bytes);
+        event["communication_ms"] = json!(milliseconds(of_step.communication));
+        event["communication_wait_ms"] = json!(milliseconds(of_step.waited));
+        event["communication_hidden"] = json!(of_step.hidden());
     }
 
     /// Whether this process writes the files of the run.

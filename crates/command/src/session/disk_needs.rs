@@ -1,0 +1,37 @@
+//! The disk space that the plans of a run need, for the ledger of runs.
+
+use collective::Shards;
+use memory_policy::MemorySnapshot;
+use planner::{Plan, Wanted};
+use run_plan::pace::{DiskNeed, Of, RunPace};
+use run_plan::priced::Priced;
+use trainer::TrainerOptions;
+
+use crate::config::Config;
+use crate::failure::Outcome;
+use crate::job::RunJob;
+
+/// What the disk space of a plan follows from.
+pub(super) struct DiskNeeds {
+    pub config: Config,
+    pub model: t5::Config,
+    pub options: TrainerOptions,
+    pub priced: Priced,
+    pub shards: Shards,
+    /// Steps that are left.
+    pub steps: Option<u64>,
+}
+
+impl DiskNeeds {
+    /// The disk space of a plan.
+    ///
+    /// # Errors
+    /// The planner refuses the options.
+    pub fn of(&self, now: &MemorySnapshot, plan: &Plan) -> Outcome<DiskNeed> {
+        let Self { config, model, options, priced, shards, steps } = self;
+        let wanted = Wanted::Undominated(None);
+        let job = RunJob { config, model, options, data: None, wanted, prices: priced.prices, shards: *shards };
+        let of = Of { config, options, rows: None, steps: *steps, priced };
+        Ok(RunPace::new(&of, &job.job(), now, plan)?.disk_need())
+    }
+}
