@@ -37,6 +37,7 @@ mod processes;
 mod reading;
 mod rehearsal;
 mod requests;
+mod rounding;
 #[cfg(feature = "datasets")]
 mod rows;
 mod search;

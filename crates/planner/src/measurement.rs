@@ -17,7 +17,8 @@ use t5_ops::{
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
-use crate::speed::{MachineSpeed, Speed, significant};
+use crate::rounding::significant;
+use crate::speed::{MachineSpeed, Speed};
 
 /// The sizes that are measured: those of a model, as far as larger ones would be no faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use trainer::Sharding;
 
-use crate::speed::significant;
+use crate::rounding::significant;
 
 /// One of several processes that train together. The default is one alone.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,6 +12,7 @@ use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
 use crate::prices::Prices;
 use crate::processes::Processes;
+use crate::rounding::significant;
 
 /// The speed of a machine with activations of one dtype. Times are picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -180,14 +181,6 @@ fn sums(arithmetic: &Arithmetic) -> [f64; 3] {
 fn coarse(value: f64) -> f64 {
     let rounded = ((value.max(1e-9).log2() * 8.0).round() / 8.0).exp2();
     if value < 1e-3 { 0.0 } else { significant(rounded) }
-}
-
-/// Rounded to three significant digits, for reading.
-pub(crate) fn significant(value: f64) -> f64 {
-    if value == 0.0 || !value.is_finite() {
-        return value;
-    }
-    format!("{value:.2e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]

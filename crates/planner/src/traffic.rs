@@ -3,7 +3,10 @@
 //! What is on its way while something is computed is hidden, as far as that lasts: gradients of a block behind the backward of the blocks
 //! after it, weights behind the work on those before them. The rest has to be waited for.
 
-use t5::{Levers, ParameterSpec, Part};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use t5::{LayerMajor, Levers, ParameterSpec, Part};
 use trainer::Sharding;
 
 use crate::counted::{Arithmetic, StepCounter};
@@ -33,14 +36,23 @@ impl Sent {
     }
 }
 
+/// The parameters of a part, or its matrices, by owner.
+struct Owned {
+    part: Part,
+    are_matrices: bool,
+    gradient_bytes: Vec<u64>,
+    weight_bytes: Vec<u64>,
+}
+
 /// What several processes send each other.
 pub struct Traffic {
     processes: Processes,
-    weight_bytes: u64,
     has_tied_head: bool,
-    dealt: Vec<(ParameterSpec, usize)>,
+    owned: Vec<Owned>,
     /// Numbers that all say to all.
     numbers: u64,
+    /// Many choices send the same, by their order of a step and its micro-batches.
+    known: RefCell<HashMap<(Option<LayerMajor>, usize), Sent>>,
 }
 
 impl Traffic {
@@ -49,19 +61,28 @@ impl Traffic {
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
     pub fn of(model: &t5::Config, training: &Training<'_>) -> Result<Option<Self>> {
-        let processes = training.processes;
+        let (processes, options) = (training.processes, training.options);
         if processes.number == 1 {
             return Ok(None);
         }
+        let weight_bytes = options.parameter_dtype().size_in_bytes() as u64;
+        let mut owned: Vec<Owned> = Vec::new();
+        for (spec, owner) in trainer::costs::dealt_out(model, options, processes.number)? {
+            let are_matrices = t5::is_matrix(&spec.name, spec.shape.len());
+            let is_here = |owned: &Owned| owned.part == spec.part && owned.are_matrices == are_matrices;
+            let place = owned.iter().position(is_here).unwrap_or_else(|| {
+                let none = vec![0; processes.number];
+                owned.push(Owned { part: spec.part, are_matrices, gradient_bytes: none.clone(), weight_bytes: none });
+                owned.len() - 1
+            });
+            owned[place].gradient_bytes[owner] += spec.gradient_bytes(options.gradient_dtype());
+            owned[place].weight_bytes[owner] += weight_bytes * spec.elements();
+        }
         // Samples and tokens, the sums of losses, and the square sums of all parameters with their length.
         let all = processes.shards_of_a_process() + ParameterSpec::all(model).len();
-        Ok(Some(Self {
-            processes,
-            weight_bytes: training.options.parameter_dtype().size_in_bytes() as u64,
-            has_tied_head: model.tie_word_embeddings,
-            dealt: trainer::costs::dealt_out(model, training.options, processes.number)?,
-            numbers: 6 * 8 + 8 + 1 + 8 * all as u64,
-        }))
+        let numbers = 6 * 8 + 8 + 1 + 8 * all as u64;
+        let has_tied_head = model.tie_word_embeddings;
+        Ok(Some(Self { processes, has_tied_head, owned, numbers, known: RefCell::default() }))
     }
 
     /// Micro-batches of a process, a shard of whose batch has so many samples.
@@ -74,38 +95,47 @@ impl Traffic {
     /// A sum for all is added up by all processes, each its share of the elements, which it then sends to the others. One for an owner goes
     /// there, and the changed weights come back: at once, or where each process holds its own ([`Sharding::Weights`]) when they are used.
     pub fn sent(&self, counter: &StepCounter<'_>, samples: usize, levers: &Levers) -> Sent {
-        let Processes { number, sent_sums, sharding, closes_shards, .. } = self.processes;
-        let moves = counter.moves(self.micro_batches(samples, levers), levers);
-        let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
-        let add = |rank: usize, sent: &mut Sent, spec: &ParameterSpec, owner: usize| {
-            // The head's part in the sums of a table is summed by itself.
-            let is_twice = closes_shards && self.has_tied_head && levers.layer_major.is_some();
-            let of_head = if is_twice && spec.part == Part::Shared { 1 } else { 0 };
-            let (gradient, sums) = (spec.gradient_bytes(counter.gradients()), moves.sums(spec.part));
-            let of_gradient = match sharding {
-                Sharding::None => gradient * others / processes * (parts + 1),
-                _ if owner != rank => gradient * parts,
-                _ => 0,
-            };
-            sent.behind_backward += of_head * of_gradient;
-            *(if spec.part == Part::Shared { &mut sent.alone } else { &mut sent.behind_backward }) +=
-                sums * of_gradient;
-            if sharding == Sharding::None || owner != rank {
-                return;
-            }
-            let weights = self.weight_bytes * spec.elements() * others;
-            if sharding == Sharding::Weights && t5::is_matrix(&spec.name, spec.shape.len()) {
-                sent.behind_all += moves.brought(spec.part) * weights;
-            } else {
-                sent.alone += weights;
-            }
-        };
+        // Layer by layer a step sends the same however it is cut.
+        let micro_batches = if levers.layer_major.is_some() { 1 } else { self.micro_batches(samples, levers) };
+        let mut known = self.known.borrow_mut();
+        *known.entry((levers.layer_major, micro_batches)).or_insert_with(|| self.count(counter, micro_batches, levers))
+    }
+
+    fn count(&self, counter: &StepCounter<'_>, micro_batches: usize, levers: &Levers) -> Sent {
+        let moves = counter.moves(micro_batches, levers);
         let of_rank = |rank: usize| {
-            let mut sent = Sent { alone: others * self.numbers, ..Sent::default() };
-            self.dealt.iter().for_each(|(spec, owner)| add(rank, &mut sent, spec, *owner));
+            let mut sent = Sent { alone: (self.processes.number as u64 - 1) * self.numbers, ..Sent::default() };
+            for owned in &self.owned {
+                self.add(rank, owned, (moves.sums(owned.part), moves.brought(owned.part)), levers, &mut sent);
+            }
             sent
         };
-        (0..number).map(of_rank).max_by_key(|sent| sent.total()).unwrap_or_default()
+        // Where each holds everything they send the same.
+        let ranks = if self.processes.sharding == Sharding::None { 1 } else { self.processes.number };
+        (0..ranks).map(of_rank).max_by_key(|sent| sent.total()).unwrap_or_default()
+    }
+
+    /// Adds what a process sends of the gradients and weights of a part, which are summed and brought so often.
+    fn add(&self, rank: usize, owned: &Owned, (sums, brought): (u64, u64), levers: &Levers, sent: &mut Sent) {
+        let Processes { number, sent_sums, sharding, closes_shards, .. } = self.processes;
+        let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
+        let all: u64 = owned.gradient_bytes.iter().sum();
+        let of_gradients = match sharding {
+            Sharding::None => all * others / processes * (parts + 1),
+            _ => (all - owned.gradient_bytes[rank]) * parts,
+        };
+        let is_table = owned.part == Part::Shared;
+        // The head's part in the sums of a table is summed by itself.
+        if is_table && closes_shards && self.has_tied_head && levers.layer_major.is_some() {
+            sent.behind_backward += of_gradients;
+        }
+        *(if is_table { &mut sent.alone } else { &mut sent.behind_backward }) += sums * of_gradients;
+        let of_weights = owned.weight_bytes[rank] * others;
+        match sharding {
+            Sharding::None => {}
+            Sharding::Weights if owned.are_matrices => sent.behind_all += brought * of_weights,
+            _ => sent.alone += of_weights,
+        }
     }
 
     /// The time of a byte in multiply-adds.
@@ -154,3 +184,6 @@ impl Computed<'_> {
         if self.levers.layer_major.is_some() { all } else { all / self.micro_batches.max(1) as f64 }
     }
 }
+
+#[cfg(test)]
+mod tests;

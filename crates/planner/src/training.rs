@@ -210,12 +210,17 @@ impl<'a> Offer<'a> {
         let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
         if *row == PARAMETERS {
             let file = match (&self.training.base, levers.has_weights_on_disk()) {
+                (_, false) if levers.layer_major.is_none_or(|layers| layers.overlaps) => {
+                    "those of others with other processes, the next block's on their way"
+                }
                 (_, false) => "those of others with other processes",
                 (Some(_), true) => "in the model's own files",
                 (None, true) if levers.has_host_memory() => "in the host's memory",
                 (None, true) => "in a file",
             };
             note_of_weights(&format!("{}, {file}", self.parameters_note), self.job.place, levers)
+        } else if *row == GRADIENTS && levers.layer_major.is_some_and(|layers| layers.overlaps) {
+            "a block's on their way to other processes among them".into()
         } else if *row == ACTIVATIONS && recomputed > 0 {
             format!("{}, {recomputed} of {} blocks recomputed", of(), self.counter.blocks())
         } else if *row == ACTIVATIONS {

@@ -3,15 +3,17 @@
 //! It is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. Whoever trains sees the step
 //! through an [`Observer`]: gradients to be measured, the decision, gradients to be applied.
 
+mod sums;
+
 use std::collections::HashSet;
 use std::ops::Range;
 
 use candle_core::DType;
 
 use super::gradients::Gradients;
-use super::observer::{Interrupts, Observer, OwnShards};
+use super::observer::{Interrupts, Observer};
 use super::reach::Keep;
-use super::schedule::{Backward, Event, Stage, Then, ToEmbedding, Unit};
+use super::schedule::{Backward, Event, ToEmbedding, Unit};
 use super::store::{Store, Stored};
 use crate::context::{LayerContext, Noise, StepContext};
 use crate::error::{Error, Result};
@@ -446,120 +448,6 @@ impl<'a, T: Ops> Step<'a, T> {
             }
         }
         Ok(())
-    }
-
-    fn hand_over<E: From<Error>>(
-        &mut self,
-        part: Option<Part>,
-        stage: Stage,
-        then: Then,
-        grads: &mut Gradients<T>,
-        observer: &mut dyn Observer<T, E>,
-    ) -> Result<(), E> {
-        // What is handed over for good at the end was summed when it was measured.
-        let is_new = stage == Stage::Measure || part.is_some();
-        let is_summed = is_new && !observer.shards().is_empty();
-        for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
-            if is_summed {
-                self.begin_sum(index, grads, observer)?;
-                self.end_sum(index, grads, observer)?;
-            }
-            let is_held = observer.holds(index);
-            match (stage, grads.get(index)) {
-                (Stage::Measure, Some(gradient)) if is_held => observer.measure(index, gradient)?,
-                (Stage::Apply, Some(gradient)) if is_held => observer.apply(index, gradient)?,
-                (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
-                _ => {}
-            }
-            match then {
-                Then::Keep if is_held => {}
-                Then::Keep | Then::Reuse => grads.put_aside(index),
-                Then::Write => {
-                    if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
-                        let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
-                        self.waiting.push((index, stored));
-                    }
-                    grads.put_aside(index);
-                }
-                Then::Free => drop(grads.take(index)),
-            }
-        }
-        observer.handed_over()
-    }
-
-    /// Begins to sum a gradient over all shards, unless it is on its way.
-    fn begin_sum<E: From<Error>>(
-        &mut self,
-        index: usize,
-        grads: &mut Gradients<T>,
-        observer: &mut dyn Observer<T, E>,
-    ) -> Result<(), E> {
-        if grads.is_trainable(index) && self.on_their_way.insert(index) {
-            let parts = grads.parts(index, &self.parameters[index].tensor)?;
-            observer.begin_sum(index, &parts)?;
-        }
-        Ok(())
-    }
-
-    fn end_sum<E: From<Error>>(
-        &mut self,
-        index: usize,
-        grads: &mut Gradients<T>,
-        observer: &mut dyn Observer<T, E>,
-    ) -> Result<(), E> {
-        if self.on_their_way.remove(&index) {
-            observer.end_sum(index)?;
-            grads.keep_first(index)?;
-        }
-        Ok(())
-    }
-
-    fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
-        if let Some(files) = &mut self.gradients {
-            for (index, stored) in std::mem::take(&mut self.tables) {
-                grads.put_back(index, files.get(stored, None)?);
-            }
-        }
-        let mut entering = std::mem::take(&mut self.entering);
-        let Some(shards) = shards else { return self.enter(entering, grads) };
-        let index = self.network.shared.index;
-        for (shard, of) in shards {
-            let (of_shard, rest) = entering.into_iter().partition(|entering| of.contains(&entering.number));
-            entering = rest;
-            self.enter(of_shard, grads)?;
-            grads.close(shard, index, &self.parameters[index].tensor)?;
-        }
-        Ok(())
-    }
-
-    fn enter(&mut self, entering: Vec<Entering<T>>, grads: &mut Gradients<T>) -> Result<()> {
-        let mut entering = entering.into_iter().peekable();
-        while let Some(Entering { number, decoder, dx }) = entering.next() {
-            let dx = self.activations.get(dx, entering.peek().map(|next| &next.dx))?;
-            let (stack, noise) = (self.network.stack(decoder), self.noise(number));
-            stack.embed_backward(self.batches[number].ids(decoder), &self.network.shared, dx, &noise, grads)?;
-        }
-        Ok(())
-    }
-
-    fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
-        let mut waiting = std::mem::take(&mut self.waiting).into_iter().peekable();
-        while let Some((index, stored)) = waiting.next() {
-            let (Some(files), Some(stored)) = (&mut self.gradients, stored) else {
-                self.receive(index, observer)?;
-                continue;
-            };
-            let gradient = files.get(stored, waiting.peek().and_then(|(_, next)| next.as_ref()))?;
-            observer.apply(index, &gradient)?;
-            // They come back one by one, and no two are in memory for longer than it takes to read one ahead.
-            observer.handed_over()?;
-        }
-        Ok(())
-    }
-
-    /// The update of a parameter by another process, once.
-    fn receive<E>(&mut self, index: usize, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
-        if self.received.insert(index) { observer.receive(index) } else { Ok(()) }
     }
 }
 

@@ -1,0 +1,9 @@
+//! Numbers for reading.
+
+/// Rounded to three significant digits, for reading.
+pub(crate) fn significant(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    format!("{value:.2e}").parse().unwrap_or(value)
+}
