@@ -40,8 +40,10 @@ impl<E: Engine> Throttled<E> {
     fn taking<T>(&self, bytes: usize, move_them: impl FnOnce() -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let moved = move_them()?;
-        if let Some(rate) = self.rate {
-            std::thread::sleep(rate.time(bytes as u64).saturating_sub(began.elapsed()));
+        let takes = self.rate.map_or(Duration::ZERO, |rate| rate.time(bytes as u64));
+        while let Some(left) = takes.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
+            // Whoever waits for the end of a message wakes this thread.
+            std::thread::park_timeout(left);
         }
         Ok(moved)
     }

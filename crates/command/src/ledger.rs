@@ -146,7 +146,7 @@ type Known = (planner::Step, DiskNeed);
 
 /// What was found beside other runs.
 enum Found {
-    Fit(Fit),
+    Fit(Box<Fit>),
     /// A plan whose disk space has to be known first, on the machine as the others leave it.
     Unknown(Box<(MemorySnapshot, Plan)>),
 }
@@ -170,7 +170,7 @@ impl Needs<'_> {
                 } else if refusal.limited_by == Limit::Available || fits_alone() {
                     fit.waits_for = Some(Resource::Memory(fit.memory, fit.left.ceiling()));
                 }
-                return Found::Fit(fit);
+                return Found::Fit(Box::new(fit));
             }
         };
         let Some((_, disk)) = known.filter(|(step, _)| *step == plan.step) else {
@@ -181,7 +181,7 @@ impl Needs<'_> {
         fit.disk = OnDisk::of(disk, output);
         fit.waits_for =
             fit.disk.as_ref().zip(free_bytes(output)).and_then(|(disk, free)| disk.waits_beside(others, free));
-        Found::Fit(fit)
+        Found::Fit(Box::new(fit))
     }
 }
 
@@ -289,7 +289,7 @@ impl Ledger {
                 let mut mine = lines.iter().find(|line| line.pid == pid).cloned().unwrap_or(mine);
                 let others: Vec<Line> = lines.iter().filter(|line| line.pid != pid).cloned().collect();
                 let mut fit = match needs.beside(&now, &others, &output, known.as_ref()) {
-                    Found::Fit(fit) => fit,
+                    Found::Fit(fit) => *fit,
                     Found::Unknown(plan) => return Err(plan),
                 };
                 *lines = others;
@@ -313,7 +313,7 @@ impl Ledger {
                 Err(plan) => {
                     // It takes a while: other runs need not wait for it.
                     let (left, plan) = *plan;
-                    known = Some(((plan.step.clone()), (needs.disk)(&left, &plan)?));
+                    known = Some((plan.step, (needs.disk)(&left, &plan)?));
                     continue;
                 }
             };
