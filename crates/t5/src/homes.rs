@@ -133,6 +133,12 @@ fn bring(tensor: &Tensor, values: &Tensor) -> Result<()> {
 }
 
 impl Pager<Tensor> for Homes {
+    fn fetch(&self, index: usize, weight: &Tensor) -> Result<()> {
+        // There is room on the device when it is asked for.
+        self.read_ahead(index, weight);
+        Ok(())
+    }
+
     fn page_in(&self, _: usize, weight: &Tensor) -> Result<()> {
         match self.homes.borrow_mut().get_mut(&weight.id()) {
             Some(home) if !home.is_here => {
