@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Plants bugs into copies of the kernels, one at a time, and runs the tests of `cuda-kernels`: each has to fail.
+
+    python3 scripts/planted_bugs.py [--only PART] [--target DIRECTORY]
+
+Takes Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. The copy of the repository is made in a
+temporary directory. Before the bugs the tests run as they are, and have to pass. Prints a table in Markdown; ends with 1 where a bug
+was not caught.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KERNELS = "crates/cuda-kernels/kernels"
+
+# Kind, file, text that occurs once, text in its place.
+BUGS = [
+    ("missing barrier", "device.h", "sum += shared[warp];\n    BARRIER();\n", "sum += shared[warp];\n"),
+    ("missing barrier", "norm.cu", "sums[i] = 0;\n    BARRIER();\n", "sums[i] = 0;\n"),
+    ("missing barrier", "cross_entropy.cu", "overwritten below by another.\n    BARRIER();\n", "overwritten below.\n"),
+    ("missing barrier", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER();\n", "wait_for_copies<0>();\n"),
+    ("missing barrier", "rows.cu", "found[threadIdx.x] = earlier;\n    BARRIER();\n", "found[threadIdx.x] = earlier;\n"),
+    ("copy not waited for", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER", "wait_for_copies<1>();\n        BARRIER"),
+    ("race between two tiles", "attention_forward.cu", "tiles_v + (stage ^ 1) * KEYS", "tiles_v + stage * KEYS"),
+    ("mask one key too wide", "attention_forward.cu", ">= see[c / 2]) scores", "> see[c / 2]) scores"),
+    ("causal mask one key too narrow", "attention.h", "query + 1 + s.keys", "query + s.keys"),
+    ("first tile left out", "attention_backward.cu", "- s.keys, 0) / TILE : 0", "- s.keys, 0) / TILE + 1 : 0"),
+    ("row behind the last", "norm.cu", "if (row >= rows) return;", "if (row > rows) return;"),
+    ("label off by one", "cross_entropy.cu", "uint32_t(i) == label ?", "uint32_t(i) == label + 1 ?"),
+    ("last rows not added", "optimizer.cu", "BLOCK_ROWS - 1 && row != end - 1) continue", "BLOCK_ROWS - 1) continue"),
+    ("block of another tensor", "optimizer.cu", ".*first <= block) from", ".*first < block) from"),
+    ("wrong noise of rounding", "optimizer.cu", "hash(key, column) >> 16", "hash(key, column) >> 17"),
+    ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
+    ("wrong stride", "dropout.cu", "size_t(blockIdx.y) * gridDim.x + blockIdx.x", "size_t(blockIdx.x) * gridDim.y + blockIdx.y"),
+    ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
+]
+
+
+def copied(to):
+    """The files of the repository as they are."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, to / name)
+
+
+def tested(copy, target):
+    """Whether the tests pass, and the names of those that fail; a build that fails is an error."""
+    command = ["cargo", "test", "--release", "--locked", "-p", "cuda-kernels", "--test", "kernels", "--target-dir", target, "--no-fail-fast"]
+    # The C++ compiler takes most of the time.
+    environment = {**os.environ, "CXXFLAGS": "-O1"}
+    build = subprocess.run([*command, "--no-run"], cwd=copy, capture_output=True, text=True, env=environment)
+    if build.returncode != 0:
+        sys.exit(f"the kernels do not compile:\n{build.stderr[-2000:]}")
+    ran = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
+    failed = re.findall(r"^test (\S+) \.\.\. FAILED", ran.stdout, re.MULTILINE)
+    # A signal ends the tests without a word.
+    return ran.returncode == 0, failed or ([] if ran.returncode == 0 else ["a signal"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="bugs whose kind or file contains this")
+    parser.add_argument("--target", default=str(ROOT / "target"), help="where cargo builds")
+    options = parser.parse_args()
+    bugs = [bug for bug in BUGS if options.only in bug[0] or options.only in bug[1]]
+    missed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        copy = pathlib.Path(directory)
+        copied(copy)
+        passes, failed = tested(copy, options.target)
+        if not passes:
+            sys.exit(f"the tests fail without a bug: {', '.join(failed)}")
+        print("| bug | file | tests that fail |\n| --- | --- | --- |", flush=True)
+        for kind, name, old, new in bugs:
+            path = copy / KERNELS / name
+            text = path.read_text()
+            if text.count(old) != 1:
+                sys.exit(f"{name}: {text.count(old)} places for `{old}`, expected one")
+            path.write_text(text.replace(old, new))
+            passes, failed = tested(copy, options.target)
+            path.write_text(text)
+            missed += passes
+            names = "**none**" if passes else ", ".join(f"`{test}`" for test in failed[:2])
+            more = f" and {len(failed) - 2} more" if len(failed) > 2 else ""
+            print(f"| {kind} | `{name}` | {names}{more} |", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
