@@ -23,7 +23,7 @@ KERNELS = "crates/cuda-kernels/kernels"
 # Kind, file, text that occurs once, text in its place.
 BUGS = [
     ("missing barrier", "device.h", "sum += shared[warp];\n    BARRIER();\n", "sum += shared[warp];\n"),
-    ("missing barrier", "norm.cu", "sums[i] = 0;\n    BARRIER();\n", "sums[i] = 0;\n"),
+    ("missing barrier", "norm.cu", "    BARRIER();\n    for (int i = threadIdx.x; i < width; i += blockDim.x) partial", "    for (int i = threadIdx.x; i < width; i += blockDim.x) partial"),
     ("missing barrier", "cross_entropy.cu", "overwritten below by another.\n    BARRIER();\n", "overwritten below.\n"),
     ("missing barrier", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER();\n", "wait_for_copies<0>();\n"),
     ("missing barrier", "rows.cu", "found[threadIdx.x] = earlier;\n    BARRIER();\n", "found[threadIdx.x] = earlier;\n"),
