@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Bytes of a part, at most. It is read again right after it was written, and so much stays in the cache of a large card: 40 MB on an
-/// A100, 50 on an H100. Only the largest models (T5-3B, flan-t5-xl in f32, T5-11B) have weights that are larger.
+/// A100, 50 on an H100. Only T5-3B and flan-t5-xl in f32, and larger models, have weights that are larger.
 const PANEL_BYTES: usize = 32 << 20;
 
 /// Lines of a part are a multiple of this, unless it is the last one: codes are read eight at a time.
