@@ -72,20 +72,29 @@ fn layer_by_layer_every_stage_of_sharding_has_the_bits_of_none() {
     scene.run(&short(&[&settings[..], &["--output", "one"]].concat())).expect_code(0);
     let expected = losses(&scene, "one");
     let mut files = Vec::new();
-    for shard in ["none", "optimizer", "gradients", "weights"] {
-        let sharding = format!("parallel.shard={shard}");
-        let arguments = [&settings[..], &["--set", &sharding, "--output", shard]].concat();
+    let cases = ["none", "optimizer", "gradients", "weights"].map(|shard| [(shard, "none"), (shard, "block")]);
+    for (shard, overlap) in cases.into_iter().flatten() {
+        let [sharding, overlapped] =
+            [format!("parallel.shard={shard}"), format!("memory.communication_overlap={overlap}")];
+        let run = &format!("{shard}-{overlap}");
+        let arguments = [&settings[..], &["--set", &sharding, "--set", &overlapped, "--output", run]].concat();
         together(&scene, 2, &short(&arguments)).expect_code(0);
-        for ((step, loss), (_, one)) in losses(&scene, shard).iter().zip(&expected) {
-            assert!((loss - one).abs() <= 1e-5, "{shard}, step {step}: {loss} instead of {one}");
+        for ((step, loss), (_, one)) in losses(&scene, run).iter().zip(&expected) {
+            assert!((loss - one).abs() <= 1e-5, "{run}, step {step}: {loss} instead of {one}");
+        }
+        for line in scene.events(run, "step") {
+            let of = |key: &str| line[key].as_f64().expect("a number");
+            let (all, waited, hidden) =
+                (of("communication_ms"), of("communication_wait_ms"), of("communication_hidden"));
+            assert!(all > 0.0 && waited >= 0.0 && (0.0..=1.0).contains(&hidden), "{line}");
         }
         // Answers and losses of an evaluation, where weights come from each other.
         let evaluated = |run: &str| {
             let of = &scene.events(run, "eval")[0];
             [of["loss"].clone(), of["bleu"].clone(), of["exact_match"].clone()]
         };
-        assert_eq!(evaluated(shard)[1..], evaluated("none")[1..], "{shard}");
-        files.push(scene.read(&format!("{shard}/model/model.safetensors")));
+        assert_eq!(evaluated(run)[1..], evaluated("none-none")[1..], "{run}");
+        files.push(scene.read(&format!("{run}/model/model.safetensors")));
     }
     assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
 }

@@ -133,7 +133,12 @@ impl Traffic {
         let of_weights = owned.weight_bytes[rank] * others;
         match sharding {
             Sharding::None => {}
-            Sharding::Weights if owned.are_matrices => sent.behind_all += brought * of_weights,
+            Sharding::Weights if owned.are_matrices => {
+                // An embedding asks for the table when it is needed, and a head for its own ahead.
+                let ahead = if is_table { brought.min(u64::from(self.has_tied_head)) } else { brought };
+                sent.behind_all += ahead * of_weights;
+                sent.alone += (brought - ahead) * of_weights;
+            }
             _ => sent.alone += of_weights,
         }
     }

@@ -179,7 +179,7 @@ impl RunPace {
     /// How much of a step goes to other processes.
     fn network(&self) -> Option<String> {
         let Pace { step_sent_bytes: bytes, step_sent_seconds: seconds, step_waited_seconds: waited, .. } = self.pace;
-        let hidden = 100.0 * (1.0 - waited / seconds.max(f64::MIN_POSITIVE));
+        let hidden = 100.0 * (1.0 - waited / seconds.max(f64::MIN_POSITIVE)).max(0.0);
         let rate = bytes as f64 * 8e-6 / seconds.max(f64::MIN_POSITIVE);
         let took =
             || format!("{} at {rate:.0} Mbit/s, {hidden:.0} % of it while something is computed", in_words(seconds));
