@@ -30,6 +30,9 @@ pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading
     Ok(choices)
 }
 
+/// A copy to a device takes some ten microseconds before its first byte: the time of so many, at 10 GB/s.
+const COPY_BYTES: u64 = 100_000;
+
 /// The part that all choices share.
 struct Offer<'a> {
     job: &'a Job<'a>,
@@ -155,12 +158,14 @@ impl Offer<'_> {
         LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), part, self.job.model)
     }
 
-    /// Bytes of the weights of such parts: those that a pass of the encoder reads, and those that each token of an answer needs.
-    fn weights(&self, is_one: impl Fn(Part) -> bool) -> [u64; 2] {
+    /// Bytes of the weights of such parts, and the bytes whose time their way to a device takes: those that a pass of the encoder reads, and
+    /// those that each token of an answer needs.
+    fn weights(&self, is_one: impl Fn(Part) -> bool) -> [(u64, u64); 2] {
         let bytes = |is_of_encoder: bool| {
             let is_of = |part: Part| matches!(part, Part::Encoder { .. } | Part::EncoderNorm) == is_of_encoder;
             let specs = self.specs.iter().filter(|spec| is_of(spec.part) && is_one(spec.part));
-            specs.map(|spec| spec.bytes(self.inference.parameters)).sum()
+            let bytes = specs.map(|spec| spec.bytes(self.inference.parameters));
+            bytes.fold((0, 0), |(bytes, copied), of_one| (bytes + of_one, copied + of_one + COPY_BYTES))
         };
         [bytes(true), bytes(false)]
     }
@@ -172,9 +177,10 @@ impl Offer<'_> {
         let new_tokens = self.inference.answer.max_new_tokens.max(1) as f64;
         let samples = levers.micro_batch_samples as f64;
         let read = self.weights(|part| levers.has_weights_on_disk() && !self.stays(levers, part));
-        let price = if read[0] + read[1] <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
+        let price = if read[0].0 + read[1].0 <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
         let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
-        let [encoder, decoder] = read.map(|bytes| (price * prices.file_byte + bus) * bytes as f64);
+        let time = |(bytes, copied): (u64, u64)| price * prices.file_byte * bytes as f64 + bus * copied as f64;
+        let [encoder, decoder] = read.map(time);
         // As in a step, a product takes the time of so many tokens beside its arithmetic.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
@@ -185,8 +191,15 @@ impl Offer<'_> {
         } else {
             0.0
         };
+        // The encoder has all tokens of a source at once, the decoder those of one position. They share the arithmetic by weights and tokens.
+        let [of_encoder, of_decoder] = self.weights(|_| true).map(|(bytes, _)| bytes as f64);
+        let rows = self.inference.answer.rows as f64;
+        let by_tokens = [of_encoder * source_tokens as f64, of_decoder * new_tokens * rows];
+        let in_encoder = by_tokens[0] / (by_tokens[0] + by_tokens[1]).max(1.0);
+        let encoding = pass(generation * in_encoder, samples * source_tokens.max(1) as f64);
+        let decoding = pass(generation * (1.0 - in_encoder), samples * rows);
         // The decoder is read for each token.
-        let answers = pass(generation, samples * self.inference.answer.rows as f64) + encoder + decoder * new_tokens;
+        let answers = encoding + decoding + encoder + decoder * new_tokens;
         (loss + answers) / samples
     }
 }
