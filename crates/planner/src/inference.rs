@@ -170,6 +170,18 @@ impl Offer<'_> {
         [bytes(true), bytes(false)]
     }
 
+    /// The share of an answer's arithmetic that is the encoder's, by weights and tokens. A card's fixed costs are large: the encoder has all
+    /// tokens of a source at once, and they are its own. Of the processor's, which are small, the decoder's few rows stand for all.
+    #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
+    fn share_of_encoder(&self, source_tokens: f64, new_rows: f64) -> f64 {
+        if self.job.place == Place::Host {
+            return 0.0;
+        }
+        let [encoder, decoder] = self.weights(|_| true).map(|(bytes, _)| bytes as f64);
+        let (encoder, decoder) = (encoder * source_tokens, decoder * new_rows);
+        encoder / (encoder + decoder).max(1.0)
+    }
+
     /// The time of the losses and answers of a sample, in multiply-adds.
     #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
     fn time_of_a_sample(&self, levers: &Levers, [evaluation, generation]: [f64; 2]) -> f64 {
@@ -191,13 +203,10 @@ impl Offer<'_> {
         } else {
             0.0
         };
-        // The encoder has all tokens of a source at once, the decoder those of one position. They share the arithmetic by weights and tokens.
-        let [of_encoder, of_decoder] = self.weights(|_| true).map(|(bytes, _)| bytes as f64);
         let rows = self.inference.answer.rows as f64;
-        let by_tokens = [of_encoder * source_tokens as f64, of_decoder * new_tokens * rows];
-        let in_encoder = by_tokens[0] / (by_tokens[0] + by_tokens[1]).max(1.0);
-        let encoding = pass(generation * in_encoder, samples * source_tokens.max(1) as f64);
-        let decoding = pass(generation * (1.0 - in_encoder), samples * rows);
+        let in_encoder = generation * self.share_of_encoder(source_tokens as f64, new_tokens * rows);
+        let encoding = pass(in_encoder, samples * source_tokens.max(1) as f64);
+        let decoding = pass(generation - in_encoder, samples * rows);
         // The decoder is read for each token.
         let answers = encoding + decoding + encoder + decoder * new_tokens;
         (loss + answers) / samples

@@ -144,8 +144,8 @@ impl Prices {
 
     /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
     /// of about 5 microseconds each, in which a card would multiply one to five thousand tokens; tens of thousands keep its units
-    /// busy. Scores lie in memory, and each chunk of the loss waits for the device. Where a card makes 10^13 multiply-adds a second, 10 GB/s of
-    /// its bus are a thousand for a byte, and a file's 2 GB/s are five thousand.
+    /// busy. Scores lie in memory, and each chunk of the loss waits for the device. Where a card makes 4 * 10^13 multiply-adds a second, 10 GB/s of
+    /// its bus are four thousand for a byte, and a file's 2 GB/s are twenty thousand.
     pub fn card() -> Self {
         Self {
             overhead_tokens: 2048.0,
@@ -154,8 +154,8 @@ impl Prices {
             heads: 4.0,
             second: 1.4,
             overhead_rows: 64.0,
-            file_byte: 5000.0,
-            bus_byte: 1000.0,
+            file_byte: 20_000.0,
+            bus_byte: 4000.0,
             never_keeps_logits: true,
             ..Self::vectors()
         }
