@@ -42,7 +42,7 @@ def run(args, stage, rate, overlap, directory):
         "data.validation": "[]", "data.max_source_tokens": 64, "data.max_target_tokens": 64, "model.config": args.model,
         "model.vocab_size": 32128, "train.batch_size": args.batch_size, "train.max_steps": args.steps,
         "optimizer.name": "adamw", "optimizer.learning_rate": 1e-4, "memory.accumulation": "layer-major",
-        "memory.kept_gradient_blocks": 99, "memory.micro_batch_samples": 16, "memory.prices": "built-in",
+        "memory.kept_gradient_blocks": 99, "memory.micro_batch_samples": 16, "memory.loss_chunk_rows": 256, "memory.prices": "built-in",
         "memory.communication_overlap": overlap, "parallel.shard": stage, "checkpoint.keep_last": 1,
     }
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(args.processes), args.binary,
