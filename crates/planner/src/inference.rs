@@ -13,7 +13,6 @@ use crate::job::Inference;
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
     LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
-    note_of_weights,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
@@ -150,7 +149,7 @@ impl Offer<'_> {
             copied if levers.has_host_memory() => format!("{} copied to the host's memory", Bytes(copied)),
             copied => format!("in files, {} of them copied", Bytes(copied)),
         };
-        note_of_weights(&format!("{kept_in}, {file}"), self.job.place, levers)
+        place::note_of_weights(&format!("{kept_in}, {file}"), self.job.place, levers)
     }
 
     /// Whether a part's weights stay in memory although those of others lie in files.

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
 use crate::lever::{Flag, FrozenBlocks, Lever, Pins, Space, Takes, Value, Values};
-use crate::place;
 
 /// Rows of logits at a time. The last: logits are computed again.
 const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
@@ -45,13 +44,8 @@ fn with_words(levers: &Levers, words: impl FnOnce(&LayerMajor) -> Option<String>
     levers.layer_major.as_ref().and_then(words)
 }
 
-/// Words for tensors that lie in files, or beside the device.
-fn off(what: &str, is_off: bool, layers: &LayerMajor) -> Option<String> {
-    is_off.then(|| if layers.in_host_memory { format!("{what} off the card") } else { format!("{what} on disk") })
-}
-
 /// `1 block`, `2 blocks`.
-fn in_blocks(count: usize) -> String {
+pub(crate) fn in_blocks(count: usize) -> String {
     memory_policy::plural(count as u64, "block")
 }
 
@@ -323,15 +317,6 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
 }
 
-/// Words about weights that are `kept` in files, and how many of them are in memory.
-pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
-    let here = place::in_memory(place);
-    match levers.weight_blocks_in_memory() {
-        0 => format!("{kept}; one block at a time {here}"),
-        blocks => format!("{kept}; {} {here}, and one at a time of the others", in_blocks(blocks)),
-    }
-}
-
 /// The optimizer's moments in a file.
 pub static OPTIMIZER_OFFLOAD: Lever = Lever {
     name: "optimizer_offload",
@@ -475,37 +460,6 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     counts_or(pinned_blocks(space, &BLOCKS_IN_MEMORY), (0..end).step_by(part))
 }
 
-/// Where lies what is off a device.
-pub static OFFLOAD_TO: Lever = Lever {
-    name: "offload_to",
-    values: Values::Words(&["disk", "host"]),
-    meaning: "on a card: keep what the four keys above take off it in files in the output directory, or in the host's memory",
-    flag: Some(Flag {
-        long: "offload-to",
-        takes: Takes::Value("PLACE"),
-        help: "On a card: keep what is off it on disk or in the host's memory: disk, host [default: disk]",
-        usual: |_| Some(Value::Word("disk")),
-    }),
-    layer_major: Some(|value| value.is("host")),
-    device_only: Some(|value| value.is("host")),
-    get: |levers| {
-        let in_files = levers.layer_major.filter(|_| levers.keeps_anything_elsewhere());
-        in_files.map(|layers| Value::Word(if layers.in_host_memory { "host" } else { "disk" }))
-    },
-    set: |levers, value| layer_major(levers, |layers| layers.in_host_memory = value.is("host")),
-    offered: offload_to,
-    words: |levers| with_words(levers, |layers| layers.in_host_memory.then(|| "in the host's memory".to_owned())),
-    moves_the_next: false,
-};
-
-fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
-    if !levers.keeps_anything_elsewhere() {
-        return Vec::new();
-    }
-    let offered: &[_] = if space.place == Place::Device { &["host", "disk"] } else { &["disk"] };
-    words_or(space, &OFFLOAD_TO, offered)
-}
-
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
 pub static LEVERS: [&Lever; 14] = [
     &MICRO_BATCH_SAMPLES,
@@ -632,7 +586,10 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
+mod off_the_card;
 mod overlap;
+pub use off_the_card::OFFLOAD_TO;
+use off_the_card::off;
 pub use overlap::COMMUNICATION_OVERLAP;
 
 #[cfg(test)]

@@ -5,10 +5,12 @@
 //! that asks for one is refused.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
+use t5::Levers;
 
 use crate::StepChoice;
 use crate::error::{Error, Result};
 use crate::job::{Job, Work};
+use crate::levers::in_blocks;
 use crate::names::{CONTEXT, OFF_THE_CARD, POOL, STAGING};
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
@@ -43,6 +45,15 @@ pub fn in_memory(place: Place) -> &'static str {
     match place {
         Place::Host => "in memory",
         Place::Device => "on the card",
+    }
+}
+
+/// Words about weights that are `kept` in files, and how many of them are `here`.
+pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
+    let here = in_memory(place);
+    match levers.weight_blocks_in_memory() {
+        0 => format!("{kept}; one block at a time {here}"),
+        blocks => format!("{kept}; {} {here}, and one at a time of the others", in_blocks(blocks)),
     }
 }
 

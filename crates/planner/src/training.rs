@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::files::Written;
 use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
-use crate::levers::{PARTS, Step, note_of_weights};
+use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
     SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
@@ -218,7 +218,7 @@ impl<'a> Offer<'a> {
                 (None, true) if levers.has_host_memory() => "in the host's memory",
                 (None, true) => "in a file",
             };
-            note_of_weights(&format!("{}, {file}", self.parameters_note), self.job.place, levers)
+            place::note_of_weights(&format!("{}, {file}", self.parameters_note), self.job.place, levers)
         } else if *row == GRADIENTS && levers.layer_major.is_some_and(|layers| layers.overlaps) {
             "a block's on their way to other processes among them".into()
         } else if *row == ACTIVATIONS && recomputed > 0 {

@@ -1,0 +1,43 @@
+//! The lever of a card that is smaller than what it works on.
+
+use memory_policy::Place;
+use t5::{LayerMajor, Levers};
+
+use super::{layer_major, with_words, words_or};
+use crate::lever::{Flag, Lever, Space, Takes, Value, Values};
+
+/// Where lies what is off a device.
+pub static OFFLOAD_TO: Lever = Lever {
+    name: "offload_to",
+    values: Values::Words(&["disk", "host"]),
+    meaning: "on a card: keep what the four keys above take off it in files in the output directory, or in the host's memory",
+    flag: Some(Flag {
+        long: "offload-to",
+        takes: Takes::Value("PLACE"),
+        help: "On a card: keep what is off it on disk or in the host's memory: disk, host [default: disk]",
+        usual: |_| Some(Value::Word("disk")),
+    }),
+    layer_major: Some(|value| value.is("host")),
+    device_only: Some(|value| value.is("host")),
+    get: |levers| {
+        let in_files = levers.layer_major.filter(|_| levers.keeps_anything_elsewhere());
+        in_files.map(|layers| Value::Word(if layers.in_host_memory { "host" } else { "disk" }))
+    },
+    set: |levers, value| layer_major(levers, |layers| layers.in_host_memory = value.is("host")),
+    offered: offload_to,
+    words: |levers| with_words(levers, |layers| layers.in_host_memory.then(|| "in the host's memory".to_owned())),
+    moves_the_next: false,
+};
+
+fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    if !levers.keeps_anything_elsewhere() {
+        return Vec::new();
+    }
+    let offered: &[_] = if space.place == Place::Device { &["host", "disk"] } else { &["disk"] };
+    words_or(space, &OFFLOAD_TO, offered)
+}
+
+/// Words for tensors that lie in files, or beside the device.
+pub(super) fn off(what: &str, is_off: bool, layers: &LayerMajor) -> Option<String> {
+    is_off.then(|| if layers.in_host_memory { format!("{what} off the card") } else { format!("{what} on disk") })
+}
