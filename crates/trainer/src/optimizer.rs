@@ -129,7 +129,8 @@ enum Of {
 }
 
 impl Optimizer {
-    /// Zeroed moments for the parameters that `trainable` has `true` for.
+    /// Zeroed moments for the parameters that `trainable` has `true` for. Those of AdamW are on the CPU: where parameters are on a device,
+    /// [`Optimizer::move_moments`] comes before the first update.
     ///
     /// # Errors
     /// Contradictory options; a failed allocation.

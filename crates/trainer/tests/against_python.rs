@@ -173,6 +173,7 @@ fn adamw_is_that_of_torch_over_fifty_steps() {
         let parameters: Vec<Parameter> = names.iter().map(parameter).collect();
         let gradients: Vec<Tensor> = names.iter().map(|name| read(&format!("gradient.{name}"))).collect();
         let mut adamw = Optimizer::new(options, &parameters, &vec![true; names.len()]).unwrap();
+        adamw.move_moments(None).unwrap();
         for (step, rate) in rates.into_iter().enumerate() {
             for (index, all) in gradients.iter().enumerate() {
                 let gradient = all.get(step).unwrap().contiguous().unwrap();
