@@ -219,14 +219,22 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_computes_is_billed_and_a_file_is_refused_there() {
+    fn a_device_that_computes_is_billed_and_so_is_the_host_for_what_waits_there() {
         let plan = on_a_device(&[]).expect("it fits");
         // Parameters and gradients in f32.
         assert!(plan.predicted_device_peak > Bytes(2 * 4 * 60_506_624), "{}", plan.bill);
         assert!(plan.predicted_peak < Bytes::mib(64), "{}", plan.bill);
-        for flag in ["--offload", "--offload-gradients", "--offload-weights", "--offload-optimizer"] {
-            let failure = on_a_device(&["--accumulation", "layer-major", flag, "."]).expect_err("a file").to_string();
-            assert!(failure.contains(&format!("`bench {flag}`")) && failure.contains("hint: "), "{failure}");
+        for flag in ["--offload", "--offload-gradients", "--offload-weights"] {
+            let [disk, host] = ["disk", "host"].map(|place| {
+                on_a_device(&["--accumulation", "layer-major", flag, ".", "--offload-to", place]).expect("it fits")
+            });
+            assert!(disk.step.levers.uses_files() && !host.step.levers.uses_files(), "{flag}: {}", host.bill);
+            let waits = host.bill.rows.iter().any(|row| row.name == planner::names::OFF_THE_CARD);
+            assert!(
+                waits && host.predicted_peak > disk.predicted_peak.min(plan.predicted_peak),
+                "{flag}: {}",
+                host.bill
+            );
         }
         let failure = on_a_device(&["--device-memory-budget", "100MiB"]).expect_err("too little").to_string();
         assert!(failure.contains("device memory budget"), "{failure}");
