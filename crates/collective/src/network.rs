@@ -8,7 +8,7 @@ use crate::wire::Wire;
 
 /// Bytes of the exchange that says whether longer ones would take long.
 const FEW_BYTES: usize = 64 << 10;
-/// A longer exchange takes about so many seconds at most.
+/// The seconds that a longer exchange takes, at most and about.
 const MOST_SECONDS: f64 = 0.2;
 /// Exchanges that are timed: what else goes on only ever takes away.
 const TIMES: usize = 3;
@@ -32,7 +32,7 @@ fn measure(wire: &Wire) -> Result<f64> {
     Ok(8.0 * bytes as f64 / shortest(wire, bytes)?)
 }
 
-/// The shortest time of some exchanges in which each process sends so many bytes, at least a little; that of the slowest process.
+/// The shortest time of some exchanges in which each process sends `bytes` bytes, or a little more. The slowest process counts.
 fn shortest(wire: &Wire, bytes: usize) -> Result<f64> {
     let (size, rank) = (wire.size(), wire.rank());
     let to_each = (bytes / (size - 1).max(1)).max(1);

@@ -15,7 +15,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The time of so many bytes.
+    /// The time that a message of `bytes` bytes takes.
     pub fn time(self, bytes: u64) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a message")]
         let bits = bytes as f64 * 8.0;

@@ -75,6 +75,7 @@ pub struct Counter<'a> {
     /// The longest source and target in tokens.
     longest: (usize, usize),
     passes: t5::step::count::Counter,
+    place: Place,
     /// Many choices ask for the same, by samples and rows of logits at a time.
     evaluated: RefCell<HashMap<(usize, usize, AnswerShape), EvaluationRows>>,
 }
@@ -96,14 +97,14 @@ impl<'a> Counter<'a> {
         longest: (usize, usize),
         passes: t5::step::count::Counter,
     ) -> Self {
-        Self { model, activations, longest, passes, evaluated: RefCell::default() }
+        Self { model, activations, longest, passes, place: Place::Host, evaluated: RefCell::default() }
     }
 
     /// The same for tensors at `place`.
     pub fn at(self, place: Place) -> Self {
         match place {
             Place::Host => self,
-            Place::Device => Self { passes: self.passes.on_device(&|_| [0; 2]), ..self },
+            Place::Device => Self { passes: self.passes.on_device(&|_| [0; 2]), place, ..self },
         }
     }
 
@@ -156,7 +157,12 @@ impl<'a> Counter<'a> {
     /// The same of a model that stays where it is stored.
     pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers) -> Resident {
         let weights = self.passes.weights_on_disk(levers);
-        let loading = weights.loading_in_place(stored);
+        self.resident_paged(&weights, weights.loading_in_place(stored))
+    }
+
+    /// Of weights that are there a part at a time. Those of a device are loaded on the host, where `loading` is billed.
+    fn resident_paged(&self, weights: &WeightsOnDisk, loading: u64) -> Resident {
+        let loading = if self.place == Place::Device { weights.always() } else { loading };
         Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
     }
 
@@ -175,7 +181,6 @@ pub struct StepCounter<'a> {
     gradients: DType,
     freezes: bool,
     state_on_disk: Option<StateOnDisk>,
-    place: Place,
     /// Bytes of the host's memory that the update of a parameter on a device takes, at most.
     update_on_host: u64,
 }
@@ -229,7 +234,6 @@ impl<'a> StepCounter<'a> {
             gradients: options.gradient_dtype(),
             freezes: !frozen.is_empty(),
             state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
-            place: Place::Host,
             update_on_host: 0,
         })
     }
@@ -248,8 +252,8 @@ impl<'a> StepCounter<'a> {
         let specs: Vec<&ParameterSpec> = self.of_model.passes.trained().specs().iter().collect();
         let on_host = update(&specs).iter().map(|needs| needs.on_host).max().unwrap_or(0);
         let passes = self.of_model.passes.on_device(&|specs| update(specs).map(|needs| needs.transient));
-        let of_model = Counter { passes, ..self.of_model };
-        Self { of_model, place, update_on_host: on_host, ..self }
+        let of_model = Counter { passes, place, ..self.of_model };
+        Self { of_model, update_on_host: on_host, ..self }
     }
 
     pub fn of_model(&self) -> &Counter<'a> {
@@ -304,7 +308,7 @@ impl<'a> StepCounter<'a> {
     /// Bytes in the host's memory of the largest tensor on its way between a device and where it waits. One that waits in memory is there
     /// already, and of others the next one is read ahead.
     fn in_transit(&self, levers: &Levers) -> u64 {
-        let Some(layers) = levers.layer_major.filter(|_| self.place == Place::Device) else { return 0 };
+        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
         let passes = &self.of_model.passes;
         let weights = if layers.weights_on_disk { passes.weights_on_disk(levers).largest() } else { 0 };
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.resident);
@@ -369,7 +373,7 @@ impl<'a> StepCounter<'a> {
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
         // What is written is copied from the device, and read back to it.
-        let over_the_bus = if self.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
         match layers.in_host_memory {
             true => Written { over_the_bus, ..Written::default() },
             false => Written { once, weights, frozen, read, over_the_bus },
@@ -382,13 +386,9 @@ impl<'a> StepCounter<'a> {
             let weights = self.of_model.passes.weights_on_disk(levers);
             if let Some(base) = base {
                 // What is saved is the adapter.
-                let resident = Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
-                let loading = if self.place == Place::Device { weights.always() } else { resident.loading };
-                return Resident { loading, ..resident };
+                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
             }
-            // On a device they are put in their place on the host.
-            let loading = if self.place == Place::Device { weights.always() } else { weights.loading() };
-            return Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() };
+            return self.of_model.resident_paged(&weights, weights.loading());
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }

@@ -29,7 +29,7 @@ pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading
     Ok(choices)
 }
 
-/// A copy to a device takes some ten microseconds before its first byte: the time of so many, at 10 GB/s.
+/// A copy to a device takes some ten microseconds before its first byte. At 10 GB/s this many bytes take that long.
 const COPY_BYTES: u64 = 100_000;
 
 /// The part that all choices share.
@@ -127,12 +127,7 @@ impl Offer<'_> {
     /// Bytes of the parameters in memory.
     fn resident(&self, levers: &Levers) -> Resident {
         match &self.inference.stored {
-            Some(stored) if levers.has_weights_on_disk() => {
-                let resident = self.counter.resident_in_place(stored, levers);
-                let is_on_host = self.job.place == Place::Device;
-                let loading = if is_on_host { self.counter.paged(levers).always() } else { resident.loading };
-                Resident { loading, ..resident }
-            }
+            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored, levers),
             _ => self.counter.resident(self.inference.parameters),
         }
     }

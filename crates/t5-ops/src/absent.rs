@@ -5,7 +5,9 @@
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
+
+use crate::dispatch::overwrite;
 
 /// Frees the memory of a tensor, of all its views and of all that share its storage. Until [`provide`] or [`bring`] nobody may use its
 /// values.
@@ -27,16 +29,16 @@ pub fn provide(x: &Tensor) -> Result<()> {
     x.inplace_op1(&Resize { name: "provide", elements: x.elem_count() })
 }
 
-/// A tensor without values, of the shape of `home`.
+/// A tensor without values, of the shape and dtype of `home`.
 ///
 /// # Errors
 /// Those of the device.
-pub fn absent_like(home: &Tensor, dtype: DType, device: &Device) -> Result<Tensor> {
+pub fn absent_like(home: &Tensor, device: &Device) -> Result<Tensor> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(card) => cuda::absent(home.shape(), dtype, card),
+        Device::Cuda(card) => cuda::absent(home.shape(), home.dtype(), card),
         _ => {
-            let x = Tensor::zeros(home.shape(), dtype, device)?;
+            let x = Tensor::zeros(home.shape(), home.dtype(), device)?;
             release(&x)?;
             Ok(x)
         }
@@ -57,7 +59,7 @@ pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
         Device::Cuda(_) => cuda::bring(x, home),
         _ => {
             provide(x)?;
-            crate::with_bytes(home, |values| crate::change_bytes(x, |bytes| bytes.copy_from_slice(values)))?
+            overwrite(x, home)
         }
     }
 }
@@ -205,7 +207,7 @@ mod tests {
             release(&x).unwrap();
             bring(&other, &home).unwrap();
             assert_eq!(sum(&x), 21_000.0);
-            let absent = absent_like(&home, dtype, &Device::Cpu).unwrap();
+            let absent = absent_like(&home, &Device::Cpu).unwrap();
             bring(&absent, &home).unwrap();
             assert_eq!((sum(&absent), absent.dims()), (21_000.0, &[300, 70][..]));
             assert!(bring(&absent, &home.narrow(0, 0, 7).unwrap()).is_err());

@@ -11,7 +11,7 @@ use std::ops::Range;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
-use crate::dispatch::Path;
+use crate::dispatch::{Path, overwrite};
 use crate::storage::{as_they_are, elements, filled, share_storage, with_element};
 use heap::{FileMemory, Stretch, StretchMut};
 
@@ -166,6 +166,14 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
         bail!("overwrite_in_file: the values share their storage with the tensor to be changed")
     }
     with_bytes(values, |values| x.inplace_op1(&Overwrite { values, waits: writes == Writes::Now }))?
+}
+
+/// Writes the values of a tensor of the same shape and dtype in the place of `x`, which lies on the CPU: in a file, or in memory.
+///
+/// # Errors
+/// Those of [`overwrite_in_file`].
+pub fn overwrite_where_it_lies(x: &Tensor, values: &Tensor, writes: Writes) -> Result<()> {
+    if is_in_file(x) { overwrite_in_file(x, values, writes) } else { overwrite(x, values) }
 }
 
 /// Calls `f` with where the tensor's elements lie in a file, if they do; all of its storage if it is a view of strides.

@@ -58,7 +58,7 @@ impl Homes {
     /// # Errors
     /// Those of the device.
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
-        let tensor = absent::absent_like(&values, values.dtype(), device)?;
+        let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
         self.homes.borrow_mut().insert(tensor.id(), Home { values, is_here: false });
         Ok(tensor)
@@ -101,7 +101,7 @@ impl Homes {
     /// Those of the device.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(values) = self.of(tensor) else { return Ok(tensor.clone()) };
-        let copy = absent::absent_like(&values, values.dtype(), tensor.device())?;
+        let copy = absent::absent_like(&values, tensor.device())?;
         bring(&copy, &values)?;
         Ok(copy)
     }

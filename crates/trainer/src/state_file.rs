@@ -124,14 +124,9 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        let overwrite = || -> candle_core::Result<()> {
-            let changed = changed.to_device(&Device::Cpu)?;
-            if t5_ops::is_in_file(moment) {
-                return t5_ops::overwrite_in_file(moment, &changed, self.writes);
-            }
-            t5_ops::with_bytes(&changed, |values| t5_ops::change_bytes(moment, |bytes| bytes.copy_from_slice(values)))?
-        };
-        overwrite().map_err(|error| self.error(error))
+        let changed = changed.to_device(&Device::Cpu);
+        let written = changed.and_then(|changed| t5_ops::overwrite_where_it_lies(moment, &changed, self.writes));
+        written.map_err(|error| self.error(error))
     }
 
     /// An error of the file is told apart from those of tensors.

@@ -17,6 +17,10 @@ fn machine() -> MemorySnapshot {
 
 /// The choices of training t5-small on a device, where a run may write as much as it likes.
 fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
+    training_at(Place::Device, model, pins, processes)
+}
+
+fn training_at(place: Place, model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
     let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
     let training = Training {
         options: &options,
@@ -31,7 +35,7 @@ fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Cos
         work: Work::Training(training),
         samples: 8,
         longest: (64, 64),
-        place: Place::Device,
+        place,
         budgets: Budgets { process: budget_of(None), device: budget_of(None) },
         pins,
         feed: Feed::Given,
@@ -234,30 +238,8 @@ fn what_is_off_a_card_lies_in_files_or_is_billed_to_the_host() {
 #[test]
 fn a_lever_of_cards_is_refused_on_the_processor_by_its_names() {
     let pins = Pins::default().with("offload_to", Value::Word("host"));
-    let model = small();
-    let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
-    let training = Training {
-        options: &options,
-        disk_writes: 1 << 60,
-        evaluation: None,
-        wanted: Wanted::All,
-        base: None,
-        processes: Processes::default(),
-    };
-    let job = Job {
-        model: &model,
-        work: Work::Training(training),
-        samples: 8,
-        longest: (64, 64),
-        place: Place::Host,
-        budgets: Budgets { process: budget_of(None), device: budget_of(None) },
-        pins: &pins,
-        feed: Feed::Given,
-        process_note: "",
-        prices: Prices::vectors(),
-    };
     let expected = "`memory.offload_to = \"host\"` (`bench --offload-to`) is for cards, and tensors are on the CPU";
-    assert_eq!(refusal(costs(&job, &machine())), expected);
+    assert_eq!(refusal(training_at(Place::Host, &small(), &pins, Processes::default())), expected);
 }
 
 #[test]

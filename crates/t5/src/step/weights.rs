@@ -145,9 +145,6 @@ impl WeightFile {
 
     /// Puts other values in the place of a weight's, in the file or in the host's memory.
     pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<()> {
-        if t5_ops::is_in_file(x) {
-            return t5_ops::overwrite_in_file(x, values, self.writes).map_err(|error| self.error(error));
-        }
-        Ok(t5_ops::with_bytes(values, |values| t5_ops::change_bytes(x, |bytes| bytes.copy_from_slice(values)))??)
+        t5_ops::overwrite_where_it_lies(x, values, self.writes).map_err(|error| self.error(error))
     }
 }
