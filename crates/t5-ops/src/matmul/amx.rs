@@ -227,6 +227,11 @@ impl Kernel for Amx {
         }
     }
 
+    unsafe fn turn_block(block: *const f32, to: *mut f32) {
+        // SAFETY: by the caller's promise.
+        unsafe { pairs::turn_block(block, to) }
+    }
+
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
         // SAFETY: by the caller's promise.
         unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }

@@ -49,6 +49,11 @@ impl Kernel for Avx512Bf16 {
         unsafe { block(a.data, b, depth, c, stride, accumulate) }
     }
 
+    unsafe fn turn_block(block: *const f32, to: *mut f32) {
+        // SAFETY: by the caller's promise.
+        unsafe { pairs::turn_block(block, to) }
+    }
+
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
         // SAFETY: as above.
         unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }

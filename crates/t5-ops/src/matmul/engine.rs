@@ -19,6 +19,7 @@ use super::geometry;
 use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
+use super::turned;
 use crate::cache;
 use crate::parallel::{Shared, for_each_part};
 use crate::storage::{Element, Target};
@@ -138,17 +139,19 @@ pub(super) unsafe fn multiply<K: Kernel>(
     match c.data {
         Target::Bf16(target) if is_cut => {
             // Sums are f32 to the end.
-            let mut sums = Buffer::apart::<f32>(c.rows * c.cols);
+            let (lines, length) = c.lines();
+            let mut sums = Buffer::apart::<f32>(lines * length);
             for (number, k) in slices {
-                slice(&MatrixMut::new(sums.cells::<f32>(), c.rows, c.cols), false, number, k);
+                let sums = MatrixMut::new(sums.cells::<f32>(), lines, length);
+                slice(&if c.turned { sums.t() } else { sums }, false, number, k);
             }
             let sums = sums.read::<f32>();
-            let rows = |i: usize| {
-                // SAFETY: the matrix is handed over to this product, which alone writes it; one task a row.
-                let row = unsafe { c.row(target, i) };
-                write_row(&sums[i * c.cols..][..c.cols], row, accumulate);
+            let write = |i: usize| {
+                // SAFETY: the matrix is handed over to this product, which alone writes it; one task a line.
+                let line = unsafe { c.line(target, i) };
+                write_line(&sums[i * length..][..length], line, accumulate);
             };
-            run(threads.count(), c.rows, 8, rows);
+            run(threads.count(), lines, 8, write);
         }
         _ => slices.for_each(|(number, k)| slice(c, accumulate, number, k)),
     }
@@ -337,7 +340,8 @@ impl<K: Kernel> Product<'_, K> {
         let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
         let mut own = [(); 2].map(|()| Buffer::new::<K::Cell>(own));
         let block = K::ROWS * K::COLS;
-        let mut sums = Buffer::new::<f32>(columns.len() * block);
+        let turned = if self.c.turned { turned::ELEMENTS } else { 0 };
+        let mut sums = Buffer::new::<f32>(columns.len() * block + turned);
         let of_first = first_depth.div_ceil(slice);
         let slices = of_first + (depth - first_depth).div_ceil(slice);
         let piece = |number: usize| {
@@ -392,10 +396,10 @@ impl<K: Kernel> Product<'_, K> {
                 let at = (panel * K::ROWS, column * K::COLS);
                 let place = column - columns.start;
                 let b = &run.panels[place * right.cells + k.start * K::COLS..][..k.len() * K::COLS];
-                let sums = &mut sums.cells()[place * block..][..block];
+                let sums = &mut sums.cells()[place * block..];
                 let whole = self.c.whole_block(at, (K::ROWS, K::COLS));
                 let (c, stride, accumulate) = match whole {
-                    Some(to) => (to, self.c.row_stride, self.accumulate || !first),
+                    Some(to) => (to, self.c.stride, self.accumulate || !first),
                     None => (sums.as_mut_ptr(), K::COLS, !first),
                 };
                 let beside = copying.as_mut().and_then(Copying::next);
@@ -500,30 +504,41 @@ fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Se
 }
 
 impl MatrixMut<'_> {
-    /// The block at (i, j) if it lies inside and its elements are f32.
+    /// The block at (i, j) if it lies inside, its elements are f32, and its rows are lines of memory.
     fn whole_block(&self, (i, j): (usize, usize), (rows, cols): (usize, usize)) -> Option<*mut f32> {
         match self.data {
-            Target::F32(target) if i + rows <= self.rows && j + cols <= self.cols => {
-                Some(target.pointer(self.start + i * self.row_stride + j))
+            Target::F32(target) if !self.turned && i + rows <= self.rows && j + cols <= self.cols => {
+                Some(target.pointer(self.start + i * self.stride + j))
             }
             _ => None,
         }
     }
 }
 
-/// Writes what lies inside C of the block at (i, j).
+/// Writes what lies inside C of the block at (i, j), which is the first of `sums`.
 ///
 /// # Safety
 ///
 /// The block of C belongs to the caller, and the machine has the kernel's instructions.
-unsafe fn write_block<K: Kernel>(kernel: &K, c: &MatrixMut, (i, j): (usize, usize), block: &[f32], accumulate: bool) {
+unsafe fn write_block<K: Kernel>(
+    kernel: &K,
+    c: &MatrixMut,
+    (i, j): (usize, usize),
+    sums: &mut [f32],
+    accumulate: bool,
+) {
     let (rows, cols) = (K::ROWS.min(c.rows - i), K::COLS.min(c.cols - j));
-    let start = c.start + i * c.row_stride + j;
+    if c.turned {
+        // SAFETY: by the caller's promise.
+        return unsafe { turned::write::<K>(c, (i, j), sums, accumulate) };
+    }
+    let block = &sums[..K::ROWS * K::COLS];
+    let start = c.start + i * c.stride + j;
     match c.data {
         Target::F32(target) => {
             for (row, block) in block.chunks_exact(K::COLS).take(rows).enumerate() {
                 // SAFETY: inside C, and this task's alone.
-                let to = unsafe { target.slice(start + row * c.row_stride, cols) };
+                let to = unsafe { target.slice(start + row * c.stride, cols) };
                 for (to, from) in to.iter_mut().zip(block) {
                     *to = if accumulate { *to + from } else { *from };
                 }
@@ -531,14 +546,14 @@ unsafe fn write_block<K: Kernel>(kernel: &K, c: &MatrixMut, (i, j): (usize, usiz
         }
         // SAFETY: inside C by the constructor's check, and this task's alone.
         Target::Bf16(target) => unsafe {
-            kernel.write_bf16(block, target.pointer(start), c.row_stride, (rows, cols), accumulate);
+            kernel.write_bf16(block, target.pointer(start), c.stride, (rows, cols), accumulate);
         },
     }
 }
 
 crate::vector::vectorized! {
-    /// Writes or adds a row of sums to a result.
-    fn write_row(from: &[f32], to: &mut [bf16], accumulate: bool) {
+    /// Writes or adds a line of sums to a result.
+    fn write_line(from: &[f32], to: &mut [bf16], accumulate: bool) {
         if accumulate {
             for (to, from) in to.iter_mut().zip(from) {
                 *to = Element::from_f32(Element::to_f32(*to) + from);

@@ -78,7 +78,7 @@ impl Part<'_> {
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
         dots(a, w, stride, columns.len(), &mut sums);
         for (i, sums) in sums[..a.rows].iter().enumerate() {
-            let start = self.c.start + i * self.c.row_stride + columns.start;
+            let start = self.c.start + i * self.c.stride + columns.start;
             match self.c.data {
                 // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
                 Target::F32(data) => put(unsafe { data.slice(start, columns.len()) }, *sums, self.accumulate),

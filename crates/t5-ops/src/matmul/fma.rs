@@ -22,6 +22,7 @@ use half::bf16;
 use super::kernel::{Kernel, Rows, Side};
 use super::lanes::{Four, Lanes};
 use super::matrix::Matrix;
+use super::turned::turn;
 use crate::storage::{Element, Operand};
 
 /// Most of K in a panel: with AVX-512 a panel of B then has 192 KiB, the rows of A 32 KiB.
@@ -439,6 +440,16 @@ macro_rules! kernel {
                 }
                 // SAFETY: by the caller's promise.
                 unsafe { with_features(a, b, depth, c, stride, accumulate) }
+            }
+
+            unsafe fn turn_block(block: *const f32, to: *mut f32) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn with_features(block: *const f32, to: *mut f32) {
+                    // SAFETY: by the caller's promise.
+                    unsafe { turn::<$vector, $rows, { $vectors * <$vector>::WIDTH }>(block, to) }
+                }
+                // SAFETY: by the caller's promise.
+                unsafe { with_features(block, to) }
             }
 
             unsafe fn write_bf16(

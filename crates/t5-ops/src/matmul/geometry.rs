@@ -1,8 +1,7 @@
 //! The sizes of kernels, from which the bytes of a product follow: also of kernels that this machine cannot run.
 
-#[cfg(test)]
 use super::kernel::Kernel;
-use super::{fma, tiles};
+use super::{fma, tiles, turned};
 use crate::needs::elements;
 use crate::processor::{InstructionSet, Processor};
 
@@ -20,7 +19,6 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// Those of a kernel that is compiled here.
-    #[cfg(test)]
     pub(super) const fn of<K: Kernel>() -> Self {
         Self {
             rows: K::ROWS,
@@ -70,6 +68,16 @@ impl Geometry {
         Self::chosen(set, rounds, has_wide && super::is_wide_enough(n))
     }
 
+    /// Rows of a block.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of a block.
+    pub(super) fn columns(&self) -> usize {
+        self.cols
+    }
+
     /// The longest sum (K) in one piece.
     pub(super) fn depth(&self) -> usize {
         self.depth
@@ -98,17 +106,35 @@ impl Geometry {
     /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed on the way, and beside it another of
     /// (K₂, N).
     pub(super) fn product(&self, (k, beside, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
-        let first_depth = self.slice_of(k).min(k);
-        let depth = if beside > 0 { first_depth.next_multiple_of(self.step) + beside } else { first_depth };
-        let (count, cells) = self.panels(depth, n);
+        let (count, cells) = self.panels(self.depth_of(k, beside), n);
         let threads = processor.threads.min(count.max(1));
         let fitting = (run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes)).clamp(1, count.max(1));
         let runs = count.div_ceil(fitting).next_multiple_of(threads);
         let panels = count.div_ceil(runs.max(1));
-        let rows = self.slice.min(first_depth.next_multiple_of(self.step)) + self.between_rows;
-        let a = 2 * rows * self.rows * self.cell_bytes;
         let sums = if sums { self.rows * self.cols * size_of::<f32>() } else { 0 };
-        elements([threads, a + panels * (cells * self.cell_bytes + sums)])
+        elements([threads, self.own_rows(k) + panels * (cells * self.cell_bytes + sums)])
+    }
+
+    /// Bytes that all threads hold for the transpose of a product of `m` rows with a weight whose rows lie along K: rows are packed by all
+    /// together, and the weight is read where it lies.
+    pub(super) fn turned(&self, (k, beside, m): (usize, usize, usize), processor: &Processor) -> u64 {
+        let (count, cells) = self.panels(self.depth_of(k, beside), m);
+        let fitting = (run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes)).clamp(1, count.max(1));
+        let panels = count.div_ceil(count.div_ceil(fitting).max(1));
+        let sums = (panels * self.rows * self.cols + turned::ELEMENTS) * size_of::<f32>();
+        elements([count, cells, self.cell_bytes]) + elements([processor.threads, self.own_rows(k) + sums])
+    }
+
+    /// The depth of the panels of a product, and of one beside it.
+    fn depth_of(&self, k: usize, beside: usize) -> usize {
+        let first = self.slice_of(k).min(k);
+        if beside > 0 { first.next_multiple_of(self.step) + beside } else { first }
+    }
+
+    /// Bytes in which a thread packs rows of A.
+    fn own_rows(&self, k: usize) -> usize {
+        let rows = self.slice.min(self.slice_of(k).min(k).next_multiple_of(self.step)) + self.between_rows;
+        2 * rows * self.rows * self.cell_bytes
     }
 }
 

@@ -131,6 +131,13 @@ pub(crate) trait Kernel: Sized {
         unsafe { self.block(a, b, depth, c, stride, accumulate) }
     }
 
+    /// Turns a computed block, see [`super::turned::turn`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn turn_block(block: *const f32, to: *mut f32);
+
     /// Writes or adds a computed block, `COLS` elements a row, to rows of C in bf16.
     ///
     /// # Safety

@@ -160,13 +160,16 @@ fn reach(rows: usize, cols: usize, row_stride: usize) -> Option<usize> {
     if rows == 0 || cols == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols) }
 }
 
-/// A matrix to write: element (i, j) is `data[start + i * row_stride + j]`. Nothing else reaches its elements while it lives.
+/// A matrix to write: element (i, j) is `data[start + i * stride + j]`, or `data[start + j * stride + i]` where it is turned.
+/// Nothing else reaches its elements while it lives.
 pub(crate) struct MatrixMut<'a> {
     pub(super) data: Target,
     pub(super) start: usize,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    pub(super) row_stride: usize,
+    /// From one line of memory to the next: a row, or a column where it is turned.
+    pub(super) stride: usize,
+    pub(super) turned: bool,
     elements: PhantomData<&'a mut ()>,
 }
 
@@ -175,7 +178,15 @@ impl<'a> MatrixMut<'a> {
     pub(crate) fn new<T: Element>(data: &'a mut [T], rows: usize, cols: usize) -> Self {
         let is_inside = rows.checked_mul(cols).is_some_and(|needed| needed <= data.len());
         assert!(is_inside, "a matrix of {rows} rows of {cols} in {} elements", data.len());
-        Self { data: T::target(Shared::new(data)), start: 0, rows, cols, row_stride: cols, elements: PhantomData }
+        Self {
+            data: T::target(Shared::new(data)),
+            start: 0,
+            rows,
+            cols,
+            stride: cols,
+            turned: false,
+            elements: PhantomData,
+        }
     }
 
     /// Rows of `cols` elements, `row_stride` apart, from element `start` of a buffer that other threads
@@ -194,29 +205,39 @@ impl<'a> MatrixMut<'a> {
         let end = reach(rows, cols, row_stride).and_then(|needed| needed.checked_add(start));
         let is_inside = end.is_some_and(|end| end <= data.len());
         assert!(is_inside, "{rows} rows of {cols} at {start} of {} elements", data.len());
-        Self { data: T::target(data), start, rows, cols, row_stride, elements: PhantomData }
+        Self { data: T::target(data), start, rows, cols, stride: row_stride, turned: false, elements: PhantomData }
+    }
+
+    /// The transpose, without moving anything.
+    pub(super) fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
+    }
+
+    /// How many lines of memory, and how many elements there are in each.
+    pub(super) fn lines(&self) -> (usize, usize) {
+        if self.turned { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
 
     /// Sets every element to zero.
     pub(super) fn clear(&self) {
-        for i in 0..self.rows {
+        for i in 0..self.lines().0 {
             match self.data {
-                // SAFETY: nothing else reaches the elements while the matrix lives; one row at a time.
-                Target::F32(data) => unsafe { self.row(data, i).fill(0.0) },
+                // SAFETY: nothing else reaches the elements while the matrix lives; one line at a time.
+                Target::F32(data) => unsafe { self.line(data, i).fill(0.0) },
                 // SAFETY: as above.
-                Target::Bf16(data) => unsafe { self.row(data, i).fill(bf16::ZERO) },
+                Target::Bf16(data) => unsafe { self.line(data, i).fill(bf16::ZERO) },
             }
         }
     }
 
-    /// Row `i`, as a slice.
+    /// Line `i` of memory, as a slice.
     ///
     /// # Safety
     ///
-    /// Nothing else reaches this row while the result lives.
-    pub(super) unsafe fn row<'r, T>(&self, data: Shared<T>, i: usize) -> &'r mut [T] {
-        // SAFETY: the row was checked to be inside the buffer; alone by the caller's promise.
-        unsafe { data.slice(self.start + i * self.row_stride, self.cols) }
+    /// Nothing else reaches this line while the result lives.
+    pub(super) unsafe fn line<'r, T>(&self, data: Shared<T>, i: usize) -> &'r mut [T] {
+        // SAFETY: the line was checked to be inside the buffer; alone by the caller's promise.
+        unsafe { data.slice(self.start + i * self.stride, self.lines().1) }
     }
 }
 

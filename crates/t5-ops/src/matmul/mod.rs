@@ -17,6 +17,7 @@
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
 //! | `tiles` | how panels of bf16 lie, and single blocks, for an operation that packs by itself |
 //! | `software` | a kernel of tiles on any machine, for tests |
+//! | `turned` | blocks of a product that is computed as its transpose |
 //! | `rate` | what the kernels alone reach |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
@@ -40,6 +41,7 @@ mod rate;
 pub(crate) mod software;
 mod thin;
 pub(crate) mod tiles;
+mod turned;
 
 use candle_core::DType;
 use engine::{Beside, PACKED_BYTES, Right};
@@ -50,6 +52,7 @@ pub(crate) use panels::Buffer;
 use crate::isa::{Isa, isa};
 use crate::needs::elements;
 use crate::processor::processor;
+use crate::storage::Target;
 
 /// Whether AVX-512 multiplies rows of A as they lie in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block
 /// may be emptier. Both sum in the same order: the choice shows in no bit of a product.
@@ -118,12 +121,19 @@ pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, r
     if result == DType::BF16 && k > longest { elements([m, n, size_of::<f32>()]) } else { 0 }
 }
 
-/// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product with a weight of (K, N), whose
-/// result is of the dtype of the `operands`, and beside it one with a weight of (`beside`, N). They keep it for the next product.
-pub(crate) fn product_bytes((k, beside, n): (usize, usize, usize), operands: DType) -> u64 {
+/// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product of so many rows with a weight of (K, N),
+/// whose result is of the dtype of the `operands`, and beside it one with a weight of (`beside`, N). They keep it for the next product.
+pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> u64 {
     let is_bf16 = operands == DType::BF16;
     let processor = processor();
-    Geometry::of_product(processor.instruction_set, is_bf16, n).product((k, beside, n), is_bf16, &processor)
+    let of = |columns| Geometry::of_product(processor.instruction_set, is_bf16, columns);
+    let packed = of(n).product((k, beside, n), is_bf16, &processor);
+    // A weight that lies across K, or in codes, is packed.
+    if is_better_turned(rows, n, of(n), of(rows)) {
+        packed.max(of(rows).turned((k, beside, rows), &processor))
+    } else {
+        packed
+    }
 }
 
 /// Bytes that all threads hold of an operand of so many elements that lies across K, as those of a weight's gradient do. They
@@ -196,6 +206,28 @@ fn multiply_with<'a>(
     multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, (a, b), None, accumulate, threads);
 }
 
+/// The most rows of A with which a product of what lies along K is computed as its transpose: a weight is then read where it lies, and
+/// rows of A are packed in its place. With more of them packing the weight takes a small part of the time, and turning the result more.
+const MOST_TURNED: usize = 128;
+
+/// Rows of A that take about as long as packing the weight: so many more a turned product may be filled up with.
+const ROWS_OF_PACKING: usize = 12;
+
+/// Whether a product (M, K) times (K, N) is computed as its transpose, if its operands lie along K: by the blocks that M fills up.
+fn is_better_turned(m: usize, n: usize, of_rows: Geometry, of_columns: Geometry) -> bool {
+    let (rows, columns) = (m.next_multiple_of(of_rows.rows()), m.next_multiple_of(of_columns.columns()));
+    (1..=MOST_TURNED).contains(&m) && m < n && columns <= rows + ROWS_OF_PACKING
+}
+
+/// Whether a product can be computed as its transpose. No bit depends on it without one beside it: each element is the same sum. With
+/// one, both sums are added to an element one after the other, or together.
+fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), beside: Option<&Beside>, accumulate: bool) -> bool {
+    let along = |m: &Factor| m.wide().is_some_and(|m| m.col_stride == 1);
+    // Products that round have sums in pieces of K, which would be added to an f32 result in the same two ways.
+    let is_one_sum = !b.rounds || beside.is_none() && !(accumulate && matches!(c.data, Target::F32(_)));
+    is_one_sum && along(a) && along(&b.t()) && beside.is_none_or(|(a, b)| along(a) && along(&b.t()))
+}
+
 fn multiply_rounding(
     isa: Isa,
     rounds: bool,
@@ -209,6 +241,13 @@ fn multiply_rounding(
     let beside = beside.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
     // From a packed panel of A narrow blocks take as few instructions, and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
+    let geometry = |wide| with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
+    let is_better = is_better_turned(a.rows, b.cols, geometry(wide), geometry(is_wide(a.rows)));
+    if is_better && can_be_turned(&c, (&a, &b), beside.as_ref(), accumulate) {
+        let beside = beside.map(|(a, b)| (b.t(), a.t()));
+        let right = Right::Factor(Factor { rounds, ..a }.t());
+        return product((isa, rounds, is_wide(a.rows)), c.t(), b.t(), (right, beside), accumulate, threads);
+    }
     product((isa, b.rounds, wide), c, a, (Right::Factor(b), beside), accumulate, threads);
 }
 

@@ -12,8 +12,10 @@ use half::bf16;
 
 use super::fma;
 use super::kernel::{Block, Copied, Kernel, Rows, Side};
+use super::lanes::Four;
 use super::matrix::Matrix;
 use super::tiles::{BLOCK, DEPTH, LINE, Left, SLICE, TILE, Tiles};
+use super::turned::turn;
 use crate::storage::{Element, Operand};
 
 /// Pairs along K of a step.
@@ -69,6 +71,11 @@ impl Kernel for SoftwareTiles {
         }
         // SAFETY: by the caller's promise.
         unsafe { self.block(a, b, depth, c, stride, accumulate) }
+    }
+
+    unsafe fn turn_block(block: *const f32, to: *mut f32) {
+        // SAFETY: by the caller's promise.
+        unsafe { turn::<Four, BLOCK, BLOCK>(block, to) }
     }
 
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {

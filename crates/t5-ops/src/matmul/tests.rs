@@ -300,6 +300,48 @@ fn narrow_operands_give_the_bits_of_wide_ones() {
 }
 
 #[test]
+fn a_product_that_is_computed_as_its_transpose_has_the_same_bits_but_for_one_beside_it() {
+    for isa in instruction_sets() {
+        for rounds in [false, true] {
+            bits_of_transposes::<f32>(isa, rounds);
+            bits_of_transposes::<bf16>(isa, rounds);
+        }
+    }
+}
+
+/// The same product in both ways, with one beside it (where sums may be rounded in another order) and without, written and added.
+fn bits_of_transposes<C: Element>(isa: Isa, rounds: bool) {
+    let mut turned = 0;
+    for (case, (m, n, k)) in [(32, 200, 70), (96, 130, 2100), (127, 515, 600)].into_iter().enumerate() {
+        let seeds = |first: u64| first + case as u64;
+        let (x, w) =
+            (Stored::<f32>::random(m, k, false, 3, seeds(1)), Stored::<f32>::random(n, k, false, 0, seeds(10)));
+        let (x2, w2) =
+            (Stored::<f32>::random(m, 9, false, 0, seeds(20)), Stored::<f32>::random(n, 9, false, 0, seeds(30)));
+        let before = Stored::<C>::random(m, n, false, 0, seeds(40));
+        for (accumulate, has_beside) in [(false, false), (true, false), (false, true), (true, true)] {
+            let factor = |matrix| Factor { rounds, ..Factor::from(matrix) };
+            let (a, b) = (factor(x.matrix()), factor(w.matrix().t()));
+            let beside = has_beside.then(|| (factor(x2.matrix()), factor(w2.matrix().t())));
+            let (mut one, mut other) = (before.data.clone(), before.data.clone());
+            let c = MatrixMut::new(&mut one, m, n);
+            turned += usize::from(can_be_turned(&c, (&a, &b), beside.as_ref(), accumulate));
+            multiply_rounding(isa, rounds, c, (a, b), beside, accumulate, Threads::All);
+            let c = MatrixMut::new(&mut other, m, n);
+            super::product((isa, rounds, is_wide(n)), c, a, (Right::Factor(b), beside), accumulate, Threads::All);
+            let ulp = if size_of::<C>() == 2 { 1.0 / 128.0 } else { 1.0 / (1 << 20) as f32 };
+            let is_same = |one: &C, other: &C| {
+                let (one, other) = (one.to_f32(), other.to_f32());
+                one.to_bits() == other.to_bits() || has_beside && (one - other).abs() <= ulp * (1.0 + one.abs())
+            };
+            let are_same = one.iter().zip(&other).all(|(one, other)| is_same(one, other));
+            assert!(are_same, "{isa:?} {rounds} ({m}, {n}, {k}) {accumulate} {has_beside}");
+        }
+    }
+    assert!(turned >= 3, "{isa:?} {rounds}: {turned} products were computed as their transposes");
+}
+
+#[test]
 fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
     for isa in crate::isa::ALL {
         let set = InstructionSet::of_name(isa.name()).expect("it has a name");

@@ -63,7 +63,7 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
             let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
             for (number, row) in rows.enumerate() {
                 let sums = (0..cols.len()).map(|col| if is_turned { sums[col][number] } else { sums[number][col] });
-                let start = c.start + row * c.row_stride + cols.start;
+                let start = c.start + row * c.stride + cols.start;
                 match c.data {
                     // SAFETY: inside C by the constructor's check; rows or columns of a block are that block's alone.
                     Target::F32(data) => put(unsafe { data.slice(start, cols.len()) }, sums, accumulate),

@@ -1,5 +1,5 @@
 //! Attention on the CPU: what is cut into tasks, and for whom. What a task does is a [`Forward`] or a [`Backward`]: with
-//! vectors ([`super::vectors`]), or in bf16 on tile registers ([`super::tiles`]).
+//! vectors ([`super::vectors`]), for few queries ([`super::few`]), or in bf16 on tile registers ([`super::tiles`]).
 //!
 //! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence; its queries
 //! are cut into parts where there are few heads, as many on every number of threads, and each part sums its own dk and dv
@@ -10,7 +10,7 @@ use candle_core::{DType, Result, Tensor};
 use half::bf16;
 
 use super::task::{Backward, Forward, Head, Input, Output, Queries};
-use super::{Attended, Attention, Sizes, tiles, vectors};
+use super::{Attended, Attention, Sizes, few, tiles, vectors};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 use crate::isa::isa;
@@ -43,7 +43,9 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
             Isa::Amx => forward::<bf16, tiles::Forward<Amx>>(q, k, v, a, s),
             _ => forward::<bf16, tiles::Forward<SoftwareTiles>>(q, k, v, a, s),
         },
+        DType::BF16 if few::applies_to(s) => forward::<bf16, few::Forward<bf16>>(q, k, v, a, s),
         DType::BF16 => forward::<bf16, vectors::Forward<bf16>>(q, k, v, a, s),
+        _ if few::applies_to(s) => forward::<f32, few::Forward<f32>>(q, k, v, a, s),
         _ => forward::<f32, vectors::Forward<f32>>(q, k, v, a, s),
     }
 }

@@ -10,6 +10,7 @@ mod ahead;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod few;
 pub(crate) mod reference;
 mod rows;
 mod task;

@@ -84,6 +84,10 @@ fn kernels_agree_with_the_reference() {
         (2, 65, 40, 2, 16),
         (2, 300, 300, 2, 64),
         (1, 20, 5000, 1, 4),
+        // Few queries: heads of one vector and less, of four and of five, groups of one, two and four queries.
+        (2, 3, 40, 2, 16),
+        (3, 4, 130, 2, 64),
+        (1, 6, 20, 2, 80),
         // In bf16 on tile registers, where there are any: strips, groups and tiles that are not whole, and one of several parts.
         (1, 8, 2, 2, 32),
         (2, 9, 33, 2, 32),
@@ -95,6 +99,10 @@ fn kernels_agree_with_the_reference() {
             let case = Case::new(size, dtype);
             for a in case.variants() {
                 agrees_with_the_reference(&case, &a, dtype, cpu::attention, cpu::attention_backward);
+                if dtype == DType::F32 {
+                    let forward = cpu::forward::<f32, vectors::Forward<f32>>;
+                    agrees_with_the_reference(&case, &a, dtype, forward, cpu::attention_backward);
+                }
                 if dtype == DType::BF16 {
                     let forward = cpu::forward::<bf16, vectors::Forward<bf16>>;
                     let backward = cpu::backward::<bf16, vectors::Backward<bf16>>;

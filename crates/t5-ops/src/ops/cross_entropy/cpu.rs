@@ -141,7 +141,7 @@ fn stride(rows: usize) -> usize {
 /// Without a second pass there is nothing to keep logits for.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
-    let weights = product_bytes((width, 0, vocabulary), x);
+    let weights = product_bytes(rows, (width, 0, vocabulary), x);
     let kept = Kept { weights, loss: cut.bytes_of_workers(), ..Kept::default() };
     let transient = cut.bytes(vocabulary, width, x, false);
     Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, width, vocabulary))

@@ -70,7 +70,7 @@ fn product(
 
 /// A product of `rows` rows with a weight, (R, K) times (K, N), and beside it one with (`beside`, N).
 pub(super) fn product_needs(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> Needs {
-    let kept = Kept { weights: product_bytes((k, beside, n), operands), ..Kept::default() };
+    let kept = Kept { weights: product_bytes(rows, (k, beside, n), operands), ..Kept::default() };
     let transient = bytes_of_sums((rows, k, n), operands, operands);
     Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k + beside, n))
 }

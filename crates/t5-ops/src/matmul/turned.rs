@@ -1,0 +1,108 @@
+//! Blocks of a product that is computed as its transpose, turned back as they are written.
+
+use half::bf16;
+
+use super::kernel::Kernel;
+use super::lanes::Lanes;
+use super::matrix::MatrixMut;
+use crate::parallel::Shared;
+use crate::storage::{Element, Target};
+use crate::vector::vectorized;
+
+/// Elements from one row of a turned block to the next: as many as any kernel has rows.
+const APART: usize = 32;
+/// Elements of a turned block of the kernel with the most columns.
+pub(super) const ELEMENTS: usize = 48 * APART;
+
+/// Turns a block of `ROWS` rows of `COLS` elements.
+///
+/// # Safety
+///
+/// The machine has the instructions of `V`. There is a row more at `block` for each that is missing to a multiple of its width, and
+/// there are [`ELEMENTS`] at `to`.
+#[inline(always)]
+pub(super) unsafe fn turn<V: Lanes, const ROWS: usize, const COLS: usize>(block: *const f32, to: *mut f32) {
+    for i in (0..ROWS).step_by(V::WIDTH) {
+        for j in (0..COLS).step_by(V::WIDTH) {
+            // SAFETY: by the caller's promise.
+            unsafe { V::turn(block.add(i * COLS + j), COLS, to.add(j * APART + i), APART) };
+        }
+    }
+}
+
+/// Writes what lies inside C, whose columns are lines of memory, of the block at (i, j). The block is the first of `sums`, whose
+/// last [`ELEMENTS`] are for its transpose.
+///
+/// # Safety
+///
+/// The block of C belongs to the caller, and the machine has the kernel's instructions.
+pub(super) unsafe fn write<K: Kernel>(c: &MatrixMut, (i, j): (usize, usize), sums: &mut [f32], accumulate: bool) {
+    assert!(c.turned && sums.len() >= K::ROWS * K::COLS + ELEMENTS);
+    let (rows, cols) = (K::ROWS.min(c.rows - i), K::COLS.min(c.cols - j));
+    let (block, place) = (sums.as_mut_ptr(), sums.len() - ELEMENTS);
+    // SAFETY: a block and its transpose, both inside. Rows that are missing to a vector are read from what follows the block.
+    unsafe { K::turn_block(block, block.add(place)) };
+    let (turned, start) = (&sums[place..], c.start + j * c.stride + i);
+    match c.data {
+        // SAFETY: inside C, and this task's alone.
+        Target::F32(to) => {
+            write_lines::<K, f32>(turned, unsafe { Lines::new(to, start, c.stride, rows) }, cols, accumulate)
+        }
+        // SAFETY: as above.
+        Target::Bf16(to) => {
+            write_lines::<K, bf16>(turned, unsafe { Lines::new(to, start, c.stride, rows) }, cols, accumulate)
+        }
+    }
+}
+
+/// Parts of lines of memory.
+struct Lines<T> {
+    to: Shared<T>,
+    start: usize,
+    stride: usize,
+    length: usize,
+}
+
+impl<T> Lines<T> {
+    /// `length` elements of each line; the first begin at `start`, those of the next line `stride` after them.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches them while the result lives.
+    unsafe fn new(to: Shared<T>, start: usize, stride: usize, length: usize) -> Self {
+        Self { to, start, stride, length }
+    }
+
+    fn line(&mut self, number: usize) -> &mut [T] {
+        // SAFETY: by the promise of `new`.
+        unsafe { self.to.slice(self.start + number * self.stride, self.length) }
+    }
+}
+
+vectorized! {
+    fn write_lines<K: Kernel, T: Element>(turned: &[f32], to: Lines<T>, lines: usize, accumulate: bool) {
+        let mut to = to;
+        for (number, sums) in turned.chunks_exact(APART).take(lines).enumerate() {
+            let to = to.line(number);
+            if to.len() == K::ROWS {
+                // Of a length that the compiler knows.
+                put(&sums[..K::ROWS], &mut to[..K::ROWS], accumulate);
+            } else {
+                put(&sums[..to.len()], to, accumulate);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn put<T: Element>(sums: &[f32], to: &mut [T], accumulate: bool) {
+    if accumulate {
+        for (to, sum) in to.iter_mut().zip(sums) {
+            *to = T::from_f32(to.to_f32() + sum);
+        }
+    } else {
+        for (to, sum) in to.iter_mut().zip(sums) {
+            *to = T::from_f32(*sum);
+        }
+    }
+}
