@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants bugs into copies of the kernels, one at a time, and runs the tests of `cuda-kernels`: each has to fail.
+"""Plants bugs into copies of the kernels and of what copies beside them, one at a time, and runs their tests: each has to fail.
 
     python3 scripts/planted_bugs.py [--only PART] [--target DIRECTORY]
 
@@ -19,6 +19,14 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = "crates/cuda-kernels/kernels"
+OPERATIONS = "crates/t5-ops/src"
+
+# Tests of what lies in a folder, and their environment.
+SUITES = {
+    # The C++ compiler takes most of the time.
+    KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+}
 
 # Kind, file, text that occurs once, text in its place.
 BUGS = [
@@ -40,7 +48,16 @@ BUGS = [
     ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
     ("wrong stride", "dropout.cu", "size_t(blockIdx.y) * gridDim.x + blockIdx.x", "size_t(blockIdx.x) * gridDim.y + blockIdx.y"),
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
+    ("copy into memory that is in use", "copies.rs", "self.copying.wait(is_free)?;", "let _ = is_free;"),
+    ("copy not waited for", "copies.rs", "self.lane.borrow().computing.wait(&done)", "Ok(drop(done))"),
+    ("copy of values that are not there", "copies.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),
+    ("pinned memory filled before it was copied", "copies.rs", "copy(piece.wait()?, bytes)", "copy(piece.of(PIECE), bytes)"),
+    ("pinned memory read before it was filled", "copies.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
 ]
+
+
+def folder(name):
+    return OPERATIONS if name.endswith(".rs") else KERNELS
 
 
 def copied(to):
@@ -52,14 +69,14 @@ def copied(to):
             shutil.copyfile(ROOT / name, to / name)
 
 
-def tested(copy, target):
-    """Whether the tests pass, and the names of those that fail; a build that fails is an error."""
-    command = ["cargo", "test", "--release", "--locked", "-p", "cuda-kernels", "--test", "kernels", "--target-dir", target, "--no-fail-fast"]
-    # The C++ compiler takes most of the time.
-    environment = {**os.environ, "CXXFLAGS": "-O1"}
+def tested(copy, target, of):
+    """Whether the tests of a folder pass, and the names of those that fail; a build that fails is an error."""
+    tests, variables = SUITES[of]
+    command = ["cargo", "test", "--release", "--locked", *tests, "--target-dir", target, "--no-fail-fast"]
+    environment = {**os.environ, **variables}
     build = subprocess.run([*command, "--no-run"], cwd=copy, capture_output=True, text=True, env=environment)
     if build.returncode != 0:
-        sys.exit(f"the kernels do not compile:\n{build.stderr[-2000:]}")
+        sys.exit(f"{of} does not compile:\n{build.stderr[-2000:]}")
     ran = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
     failed = re.findall(r"^test (\S+) \.\.\. FAILED", ran.stdout, re.MULTILINE)
     # A signal ends the tests without a word.
@@ -76,17 +93,18 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         copy = pathlib.Path(directory)
         copied(copy)
-        passes, failed = tested(copy, options.target)
-        if not passes:
-            sys.exit(f"the tests fail without a bug: {', '.join(failed)}")
+        for of in {folder(name) for _, name, _, _ in bugs}:
+            passes, failed = tested(copy, options.target, of)
+            if not passes:
+                sys.exit(f"the tests fail without a bug: {', '.join(failed)}")
         print("| bug | file | tests that fail |\n| --- | --- | --- |", flush=True)
         for kind, name, old, new in bugs:
-            path = copy / KERNELS / name
+            path = copy / folder(name) / name
             text = path.read_text()
             if text.count(old) != 1:
                 sys.exit(f"{name}: {text.count(old)} places for `{old}`, expected one")
             path.write_text(text.replace(old, new))
-            passes, failed = tested(copy, options.target)
+            passes, failed = tested(copy, options.target, folder(name))
             path.write_text(text)
             missed += passes
             names = "**none**" if passes else ", ".join(f"`{test}`" for test in failed[:2])

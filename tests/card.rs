@@ -103,23 +103,73 @@ fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
     let scene = Scene::new();
     let layers: &[&str] = &["--set", "memory.accumulation=layer-major", "--set", "optimizer.learning_rate=1e-3"];
     for (name, optimizer) in [("adamw", &["--set", "optimizer.name=adamw"][..]), ("adafactor", &[])] {
-        let run = |place: &str, more: &[&[&str]]| {
+        let run_with = |variables: &[(&str, &str)], place: &str, more: &[&[&str]]| {
             let run = format!("{name}-{place}");
-            on_card(&scene, &[], &[&more.concat()[..], optimizer, &["--output", &run]].concat()).expect_code(0);
+            on_card(&scene, variables, &[&more.concat()[..], optimizer, &["--output", &run]].concat()).expect_code(0);
             let last = &scene.events(&run, "end")[0];
             let [peak, predicted] =
                 ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
             assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
             (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), (peak, predicted))
         };
+        let run = |place: &str, more: &[&[&str]]| run_with(&[], place, more);
         let on_card = run("card", &[layers]);
         let on_disk = run("disk", &[&OFF_THE_CARD]);
         let on_host = run("host", &[&OFF_THE_CARD, &["--set", "memory.offload_to=host"]]);
-        for (what, off) in [("disk", on_disk), ("host", on_host)] {
+        // Copies beside what is computed, on a card whose streams do their work as early, and as late, as their order allows.
+        let beside = |place: &str, streams| {
+            let of_place = format!("memory.offload_to={place}");
+            let more = ["--set", &of_place, "--set", "memory.copy_overlap=block"];
+            run_with(&[("STREAMS", streams)], &format!("{place}-{streams}"), &[&OFF_THE_CARD, &more])
+        };
+        let [early, late] = [beside("disk", "early"), beside("host", "late")];
+        for (what, off) in [("disk", on_disk), ("host", on_host), ("disk, early", early), ("host, late", late)] {
             assert_eq!(off.0, on_card.0, "{name}, {what}");
             assert!(off.1 == on_card.1, "{name}, {what}: the model has other bits");
             let ((peak, predicted), (most, all)) = (off.2, on_card.2);
             assert!(peak <= most && predicted < all, "{name}, {what}: {peak}, {predicted} bytes of {most}, {all}");
+        }
+    }
+}
+
+#[test]
+fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are() {
+    let scene = Scene::new();
+    // Blocks after blocks, and micro-batches after micro-batches.
+    let deeper =
+        "model.overrides={num_layers=2, num_decoder_layers=3, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}";
+    let deeper = [
+        "--set",
+        deeper,
+        "--set",
+        "memory.micro_batch_samples=2",
+        "--set",
+        "memory.offload_to=host",
+        "--max-steps",
+        "3",
+    ];
+    for (name, more) in [("once", &[][..]), ("twice", &["--set", "memory.gradient_offload=none"])] {
+        let run = |streams: &str, overlap: &str| {
+            let (run, file) = (format!("{name}-{overlap}-{streams}"), format!("{name}-{overlap}-{streams}.json"));
+            let overlap = format!("memory.copy_overlap={overlap}");
+            let way = [&OFF_THE_CARD[..], &deeper, more, &["--set", &overlap, "--output", &run]].concat();
+            on_card(&scene, &[("STREAMS", streams), ("REPORT", &file)], &way).expect_code(0);
+            let (last, report) = (&scene.events(&run, "end")[0], report(&scene, &file));
+            let [peak, predicted] =
+                ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+            assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
+            let bytes = ["uploaded_bytes", "downloaded_bytes", "most_pinned_bytes"]
+                .map(|key| report[key].as_u64().expect("bytes"));
+            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), bytes)
+        };
+        let waits = run("late", "none");
+        assert_eq!(waits.2[2], 0, "{name}: nothing is pinned where nobody needs it");
+        for streams in ["early", "late"] {
+            let beside = run(streams, "block");
+            assert_eq!(beside.0, waits.0, "{name}, {streams}");
+            assert!(beside.1 == waits.1, "{name}, {streams}: the model has other bits");
+            assert_eq!(beside.2[..2], waits.2[..2], "{name}, {streams}: other bytes crossed the bus");
+            assert_eq!(beside.2[2], 16 << 20, "{name}, {streams}");
         }
     }
 }
@@ -132,6 +182,7 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
         ("adafactor", &[]),
         ("once", &["--set", "memory.kept_gradient_blocks=9"]),
         ("twice", &["--set", "memory.gradient_offload=none"]),
+        ("beside", &["--set", "memory.copy_overlap=block"]),
     ] {
         let counts = |steps: &str| {
             let (file, run) = (format!("{name}-{steps}.json"), format!("{name}-{steps}"));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../kernels/device.h"
+#include "streams.h"
 
 // Products so far, which the driver reports.
 size_t products = 0;
@@ -59,34 +60,44 @@ void multiply(bool a_is_transposed, bool b_is_transposed, int m, int n, int k, d
 
 extern "C" {
 
+// A handle is the stream that it has.
 int cublasCreate_v2(void** handle) {
-    *handle = reinterpret_cast<void*>(4);
+    *handle = new void*(nullptr);
     return 0;
 }
-int cublasDestroy_v2(void*) { return 0; }
-int cublasSetStream_v2(void*, void*) { return 0; }
+int cublasDestroy_v2(void* handle) {
+    delete static_cast<void**>(handle);
+    return 0;
+}
+int cublasSetStream_v2(void* handle, void* stream) {
+    *static_cast<void**>(handle) = stream;
+    return 0;
+}
 int cublasSetWorkspace_v2(void*, void*, size_t) { return 0; }
 int cublasSetMathMode(void*, int) { return 0; }
 
-int cublasGemmStridedBatchedEx(void*, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
+int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
                                long long stride_a, const void* b, int type_b, int ldb, long long stride_b, const void* beta, void* c,
                                int type_c, int ldc, long long stride_c, int batch, int, int) {
     if (type_a != type_b) return NOT_SUPPORTED;
     products++;
-    for (int i = 0; i < batch; i++) {
-        auto run = [&](auto* of, auto* to, auto scalar) {
-            using T = std::remove_pointer_t<decltype(of)>;
-            using R = std::remove_pointer_t<decltype(to)>;
-            using A = decltype(scalar);
-            multiply(transa != 0, transb != 0, m, n, k, *static_cast<const A*>(alpha), static_cast<const T*>(a) + i * stride_a, lda,
-                     static_cast<const T*>(b) + i * stride_b, ldb, *static_cast<const A*>(beta), static_cast<R*>(c) + i * stride_c, ldc);
-        };
-        if (type_a == F32 && type_c == F32) run((float*)0, (float*)0, 0.0f);
-        else if (type_a == BF16 && type_c == BF16) run((bf16*)0, (bf16*)0, 0.0f);
-        else if (type_a == BF16 && type_c == F32) run((bf16*)0, (float*)0, 0.0f);
-        else if (type_a == F64 && type_c == F64) run((double*)0, (double*)0, 0.0);
-        else return NOT_SUPPORTED;
-    }
+    auto run = [&](auto* of, auto* to, auto scalar) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        using R = std::remove_pointer_t<decltype(to)>;
+        using A = decltype(scalar);
+        // The host's scalars are read before the call returns.
+        const double by = *static_cast<const A*>(alpha), with = *static_cast<const A*>(beta);
+        emulation::give(*static_cast<void**>(handle), [=] {
+            for (int i = 0; i < batch; i++)
+                multiply(transa != 0, transb != 0, m, n, k, by, static_cast<const T*>(a) + i * stride_a, lda,
+                         static_cast<const T*>(b) + i * stride_b, ldb, with, static_cast<R*>(c) + i * stride_c, ldc);
+        });
+    };
+    if (type_a == F32 && type_c == F32) run((float*)0, (float*)0, 0.0f);
+    else if (type_a == BF16 && type_c == BF16) run((bf16*)0, (bf16*)0, 0.0f);
+    else if (type_a == BF16 && type_c == F32) run((bf16*)0, (float*)0, 0.0f);
+    else if (type_a == F64 && type_c == F64) run((double*)0, (double*)0, 0.0);
+    else return NOT_SUPPORTED;
     return 0;
 }
 

@@ -2,13 +2,16 @@
 // host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
 //
 // Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); ORDER, `last` or `random` for another
-// order of threads and blocks; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the end.
+// order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order
+// allows, where calls otherwise do it; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in
+// the end.
 #include <stdio.h>
 
 #include <mutex>
 #include <new>
 
 #include "execution.h"
+#include "streams.h"
 
 // Of cuBLAS.
 extern size_t products;
@@ -24,6 +27,7 @@ enum : Result {
     OUT_OF_MEMORY = 2,
     INVALID_DEVICE = 101,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     LAUNCH_FAILED = 719,
 };
 
@@ -46,7 +50,11 @@ struct Card {
         Pool* pool;
     };
     std::map<Address, Block> blocks;
-    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0, handles = 16;
+    emulation::Streams streams;
+    std::map<const char*, size_t> pinned; // of the host, by their ends
+    size_t pinned_bytes = 0, most_pinned = 0;
+    bool has_failed = false;
+    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
     std::map<std::string, size_t> launches;
     emulation::Schedule schedule;
 
@@ -58,7 +66,16 @@ struct Card {
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
+        const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
+        using Late = emulation::Streams::Late;
+        if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;
     }
+    // Whether the driver knows these bytes of the host, so that copies do not wait for them.
+    bool is_pinned(const void* at, size_t bytes) const {
+        auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
+        return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
+    }
+    Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
     size_t held() const { return (is_open ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved); }
 };
 
@@ -77,8 +94,8 @@ void report() {
     size_t launches = 0;
     for (auto& [name, count] : c.launches) launches += count;
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
-            "\"copies\":%zu,\"waits\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.now->most_used,
+            "\"copies\":%zu,\"waits\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
+            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.most_pinned, c.now->most_used,
             c.now->most_reserved, c.now->used);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
@@ -98,6 +115,18 @@ struct Function {
 };
 
 } // namespace
+
+namespace emulation {
+Streams& streams() { return card().streams; }
+void give(void* stream, std::function<void()> work) {
+    std::lock_guard guard(card().lock);
+    streams().give(streams().of(stream), std::move(work));
+}
+} // namespace emulation
+using emulation::Event;
+using emulation::give;
+using emulation::Stream;
+using emulation::streams;
 
 extern "C" {
 
@@ -164,36 +193,66 @@ Result cuCtxGetDevice(int* device) {
     return SUCCESS;
 }
 Result cuCtxSynchronize() {
+    std::lock_guard guard(card().lock);
     card().waits++;
-    return SUCCESS;
+    streams().finish_all();
+    return card().state();
 }
 
 Result cuStreamCreate(void** stream, unsigned) {
-    *stream = reinterpret_cast<void*>(card().handles++);
+    std::lock_guard guard(card().lock);
+    *stream = streams().make();
     return SUCCESS;
 }
-Result cuStreamDestroy_v2(void*) { return SUCCESS; }
-Result cuStreamSynchronize(void*) {
+Result cuStreamSynchronize(void* stream) {
+    std::lock_guard guard(card().lock);
     card().waits++;
+    streams().finish(streams().of(stream));
+    return card().state();
+}
+Result cuStreamDestroy_v2(void* stream) {
+    std::lock_guard guard(card().lock);
+    streams().finish(streams().of(stream));
     return SUCCESS;
 }
-Result cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
+Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    std::lock_guard guard(card().lock);
+    streams().wait(streams().of(stream), *static_cast<Event*>(event));
+    return SUCCESS;
+}
 Result cuStreamIsCapturing(void*, int* is_capturing) {
     *is_capturing = 0;
     return SUCCESS;
 }
 Result cuEventCreate(void** event, unsigned) {
-    *event = reinterpret_cast<void*>(card().handles++);
+    *event = new Event;
     return SUCCESS;
 }
-Result cuEventRecord(void*, void*) { return SUCCESS; }
-Result cuEventSynchronize(void*) { return SUCCESS; }
-Result cuEventQuery(void*) { return SUCCESS; }
+Result cuEventRecord(void* event, void* stream) {
+    std::lock_guard guard(card().lock);
+    Stream& of = streams().of(stream);
+    *static_cast<Event*>(event) = {&of, of.given};
+    return SUCCESS;
+}
+Result cuEventSynchronize(void* event) {
+    std::lock_guard guard(card().lock);
+    const Event& e = *static_cast<Event*>(event);
+    if (e.stream) streams().finish(*e.stream, e.place);
+    return card().state();
+}
+Result cuEventQuery(void* event) {
+    std::lock_guard guard(card().lock);
+    const Event& e = *static_cast<Event*>(event);
+    return e.stream && e.stream->done < e.place ? NOT_READY : SUCCESS;
+}
 Result cuEventElapsedTime_v2(float* ms, void*, void*) {
     *ms = 0;
     return SUCCESS;
 }
-Result cuEventDestroy_v2(void*) { return SUCCESS; }
+Result cuEventDestroy_v2(void* event) {
+    delete static_cast<Event*>(event);
+    return SUCCESS;
+}
 
 Result cuDeviceGetDefaultMemPool(void** pool, int) {
     *pool = &card().own;
@@ -251,7 +310,7 @@ Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
     return SUCCESS;
 }
 
-Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
+Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
     Card& c = card();
     Pool& pool = *c.now;
@@ -260,10 +319,11 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
     const size_t more = reserved - pool.reserved;
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
-    void* block = aligned_alloc(ALIGNMENT, size);
+    void* block = c.streams.again(c.streams.of(stream), size);
+    if (!block) block = aligned_alloc(ALIGNMENT, size);
     if (!block) return OUT_OF_MEMORY;
     // NaN, so that a value that nobody wrote shows.
-    memset(block, 0xFF, size);
+    give(stream, [=] { memset(block, 0xFF, size); });
     *to = reinterpret_cast<Address>(block);
     c.blocks[*to] = {size, &pool};
     pool.used += size;
@@ -272,48 +332,73 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void*) {
     pool.most_reserved = std::max(pool.most_reserved, pool.reserved);
     return SUCCESS;
 }
-Result cuMemFreeAsync(Address at, void*) {
+Result cuMemFreeAsync(Address at, void* stream) {
     std::lock_guard guard(card().lock);
     auto found = card().blocks.find(at);
     if (found == card().blocks.end()) return INVALID_VALUE;
-    found->second.pool->used -= found->second.bytes;
-    free(reinterpret_cast<void*>(at));
+    const size_t size = found->second.bytes;
+    found->second.pool->used -= size;
+    void* block = reinterpret_cast<void*>(at);
+    give(stream, [=] { memset(block, 0xFF, size); });
     card().blocks.erase(found);
+    streams().release(streams().of(stream), block, size);
     return SUCCESS;
 }
 Result cuMemAlloc_v2(Address* to, size_t bytes) { return cuMemAllocAsync(to, bytes, nullptr); }
-Result cuMemFree_v2(Address at) { return cuMemFreeAsync(at, nullptr); }
+Result cuMemFree_v2(Address at) {
+    cuCtxSynchronize();
+    return cuMemFreeAsync(at, nullptr);
+}
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
+    std::lock_guard guard(card().lock);
+    Card& c = card();
     *to = malloc(bytes);
-    return *to ? SUCCESS : OUT_OF_MEMORY;
+    if (!*to) return OUT_OF_MEMORY;
+    c.pinned[static_cast<char*>(*to) + bytes] = bytes;
+    c.pinned_bytes += bytes;
+    c.most_pinned = std::max(c.most_pinned, c.pinned_bytes);
+    return SUCCESS;
 }
 Result cuMemFreeHost(void* at) {
+    std::lock_guard guard(card().lock);
+    auto found = card().pinned.upper_bound(static_cast<char*>(at));
+    if (found == card().pinned.end() || found->first - found->second != at) return INVALID_VALUE;
+    card().pinned_bytes -= found->second;
+    card().pinned.erase(found);
     free(at);
     return SUCCESS;
 }
 
-Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void*) {
-    memset(reinterpret_cast<void*>(to), value, bytes);
+Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
+    give(stream, [=] { memset(reinterpret_cast<void*>(to), value, bytes); });
     return SUCCESS;
 }
-Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
-    memcpy(reinterpret_cast<void*>(to), from, bytes);
     card().uploads++;
     card().uploaded += bytes;
+    if (card().is_pinned(from, bytes) || !streams().of(stream).is_late) {
+        give(stream, [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); });
+        return SUCCESS;
+    }
+    // Of memory that the driver does not know it makes a copy before it returns.
+    auto copy = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    give(stream, [=] { memcpy(reinterpret_cast<void*>(to), copy->data(), bytes); });
     return SUCCESS;
 }
-Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
-    memcpy(to, reinterpret_cast<const void*>(from), bytes);
     card().downloads++;
     card().downloaded += bytes;
-    return SUCCESS;
+    give(stream, [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    // Memory that the driver does not know has the bytes when it returns.
+    if (!card().is_pinned(to, bytes)) streams().finish(streams().of(stream));
+    return card().state();
 }
-Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
-    memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     card().copies++;
+    give(stream, [=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
     return SUCCESS;
 }
 Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, void* stream) {
@@ -337,15 +422,26 @@ Result cuModuleGetFunction(void** function, void*, const char* name) {
 }
 Result cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
-                      unsigned shared_bytes, void*, void** arguments, void**) {
+                      unsigned shared_bytes, void* stream, void** arguments, void**) {
     std::lock_guard guard(card().lock);
     const Function& f = *static_cast<Function*>(function);
     card().launches[f.name]++;
-    std::string problem = threads_y != 1 || threads_z != 1 || !x || !y || !z ? "a grid that no kernel here has" : "";
-    if (problem.empty()) problem = emulation::launch(*f.kernel, {x, y, z}, threads, shared_bytes, arguments, card().schedule);
-    if (problem.empty()) return SUCCESS;
-    fprintf(stderr, "emulated card: %s: %s\n", f.name.c_str(), problem.c_str());
-    return LAUNCH_FAILED;
+    // Arguments are taken when the kernel is launched, not when it runs.
+    auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
+    for (size_t i = 0; i < f.kernel->sizes.size(); i++) {
+        values->emplace_back((f.kernel->sizes[i] + 7) / 8);
+        memcpy(values->back().data(), arguments[i], f.kernel->sizes[i]);
+    }
+    give(stream, [=, &f] {
+        std::vector<void*> taken;
+        for (auto& value : *values) taken.push_back(value.data());
+        std::string problem = threads_y != 1 || threads_z != 1 || !x || !y || !z ? "a grid that no kernel here has" : "";
+        if (problem.empty()) problem = emulation::launch(*f.kernel, {x, y, z}, threads, shared_bytes, taken.data(), card().schedule);
+        if (problem.empty()) return;
+        fprintf(stderr, "emulated card: %s: %s\n", f.name.c_str(), problem.c_str());
+        card().has_failed = true;
+    });
+    return card().state();
 }
 
 Result cuGetErrorName(Result error, const char** name) {

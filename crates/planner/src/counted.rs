@@ -300,7 +300,7 @@ impl<'a> StepCounter<'a> {
             (WORKSPACE, count.workspace),
             (PACKED, count.packed),
         ]));
-        let on_host = count.on_host.max(self.update_on_host).max(self.in_transit(levers));
+        let on_host = count.on_host.max(self.update_on_host).max(self.in_transit(levers)) + pinned(levers);
         let waiting = if levers.has_host_memory() { self.of_model.passes.waiting(self.batch(), levers) } else { 0 };
         Step { tensors, on_host, waiting }
     }
@@ -374,10 +374,20 @@ impl<'a> StepCounter<'a> {
         let once = passes.written(self.batch(), &levers) + moments;
         // What is written is copied from the device, and read back to it.
         let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
         match layers.in_host_memory {
-            true => Written { over_the_bus, ..Written::default() },
-            false => Written { once, weights, frozen, read, over_the_bus },
+            true => Written { over_the_bus, behind, ..Written::default() },
+            false => Written { once, weights, frozen, read, over_the_bus, behind },
         }
+    }
+
+    /// Bytes that are copied between the host and a device while a block is computed: weights that passes need, activations both ways, and
+    /// gradients to the host. What an update needs is copied when nothing else is done.
+    fn copied_behind(&self, levers: &Levers) -> u64 {
+        let passes = &self.of_model.passes;
+        let (written, gradients) =
+            (passes.written(self.batch(), levers), passes.gradients_written(self.batch(), levers));
+        passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
     }
 
     /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
@@ -417,6 +427,11 @@ impl<'a> StepCounter<'a> {
     fn batch(&self) -> Shape {
         self.of_model.shape(self.batch_samples)
     }
+}
+
+/// Bytes of the host's memory that copies go through beside what a device computes.
+pub fn pinned(levers: &Levers) -> u64 {
+    if levers.copies_overlap() { t5_ops::copies::STAGING_BYTES } else { 0 }
 }
 
 /// The counter of one of several processes, each of which holds its own of gradients or weights. Shares are about as large, and all

@@ -21,6 +21,8 @@ pub struct Written {
     pub read: u64,
     /// All that is copied between the host and a device.
     pub over_the_bus: u64,
+    /// Of these, what is copied while a block is computed.
+    pub behind: u64,
 }
 
 impl Written {

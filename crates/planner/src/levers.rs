@@ -461,7 +461,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 14] = [
+pub static LEVERS: [&Lever; 15] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -475,6 +475,7 @@ pub static LEVERS: [&Lever; 14] = [
     &RECOMPUTE_BLOCKS,
     &BLOCKS_IN_MEMORY,
     &OFFLOAD_TO,
+    &COPY_OVERLAP,
     &COMMUNICATION_OVERLAP,
 ];
 
@@ -588,8 +589,8 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
 
 mod off_the_card;
 mod overlap;
-pub use off_the_card::OFFLOAD_TO;
 use off_the_card::off;
+pub use off_the_card::{COPY_OVERLAP, OFFLOAD_TO};
 pub use overlap::COMMUNICATION_OVERLAP;
 
 #[cfg(test)]

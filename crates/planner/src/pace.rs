@@ -12,7 +12,7 @@ use crate::counted::StepCounter;
 use crate::error::Result;
 use crate::files::{Written, memory_beside};
 use crate::job::{Job, Work};
-use crate::prices::{Prices, moving_time, relative_time};
+use crate::prices::{Moved, Prices, moving_time, relative_time};
 use crate::traffic::{Computed, Traffic};
 
 /// The pace of a run.
@@ -26,6 +26,8 @@ pub struct Pace {
     pub step_read_bytes: u64,
     /// Bytes that a step copies between the host and a device, beside its batch.
     pub step_bus_bytes: u64,
+    /// Of these, what is copied while blocks are computed.
+    pub step_bus_bytes_behind: u64,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
     /// The seconds that these take.
@@ -64,6 +66,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
         step_bus_bytes: written.over_the_bus,
+        step_bus_bytes_behind: written.behind,
         ..Pace::default()
     };
     let traffic = Traffic::of(job.model, training)?;
@@ -89,13 +92,13 @@ impl StepOf<'_> {
         let tokens = |(source, target): (usize, usize)| source + target;
         let most_tokens = most * tokens(self.job.longest);
         let micro_batches = cut_within(&known, &|samples, longest| samples * tokens(longest) <= most_tokens);
-        let moved = moving_time(prices, self.written, self.memory) / samples as f64;
+        let moved = moving_time(prices, self.written, self.memory).times(1.0 / samples as f64);
         let time = |micro_batch: &Vec<usize>| {
             let longest =
                 |of: fn(&(usize, usize)) -> usize| micro_batch.iter().map(|&i| of(&known[i])).max().unwrap_or(1);
             let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
             let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
-            let moved = moved * micro_batch.len() as f64;
+            let moved = moved.times(micro_batch.len() as f64);
             let tokens = micro_batch.len() * tokens(longest);
             relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
         };
@@ -116,7 +119,7 @@ impl StepOf<'_> {
         let arithmetic = &counter.arithmetic(levers.micro_batch_samples);
         let micro_batches = traffic.micro_batches(job.samples, levers);
         let tokens = levers.micro_batch_samples * (job.longest.0 + job.longest.1);
-        let time = relative_time(&job.prices, levers, tokens, arithmetic, 0.0);
+        let time = relative_time(&job.prices, levers, tokens, arithmetic, Moved::default());
         #[expect(clippy::cast_precision_loss, reason = "micro-batches of a step")]
         let all_longest = traffic.seconds(1) / traffic.byte(&job.prices) * arithmetic.training * micro_batches as f64;
         let unit = pace.step_seconds.map_or(all_longest, |seconds| seconds / time);

@@ -177,16 +177,34 @@ impl Prices {
 pub const READ: f64 = 0.1;
 pub const READ_FROM_DISK: f64 = 1.0;
 
-/// The time of moving what is `written`, in multiply-adds, where there is so much `memory` for files.
+/// The time of moving bytes, in multiply-adds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moved {
+    /// While nothing is computed.
+    pub alone: f64,
+    /// While blocks are computed, as long as that takes.
+    pub behind: f64,
+}
+
+impl Moved {
+    /// A share of it.
+    pub fn times(self, share: f64) -> Self {
+        Self { alone: share * self.alone, behind: share * self.behind }
+    }
+}
+
+/// The time of moving what is `written`, where there is so much `memory` for files.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    prices.file_byte * priced_bytes(prices, written, memory) + prices.bus_byte * written.over_the_bus as f64
+pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Moved {
+    let behind = prices.bus_byte * written.behind as f64;
+    let over_the_bus = prices.bus_byte * written.over_the_bus as f64;
+    Moved { alone: prices.file_byte * priced_bytes(prices, written, memory) + over_the_bus - behind, behind }
 }
 
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights, frozen, read, over_the_bus: _ } = written;
+    let Written { once, weights, frozen, read, over_the_bus: _, behind: _ } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
@@ -197,8 +215,9 @@ fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
 }
 
 /// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
-/// micro-batches of enough tokens. For each micro-batch moving bytes takes the time of `moved` multiply-adds.
-pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, moved: f64) -> f64 {
+/// micro-batches of enough tokens. For each micro-batch moving bytes takes the time of `moved` multiply-adds. Of those that move while
+/// blocks are computed, a step waits for what takes longer than these.
+pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, moved: Moved) -> f64 {
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
@@ -219,7 +238,6 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
         let dropped = if layers.gradients_on_disk { &[] } else { dropped };
         prices.second * with_fixed_costs * share(dropped, |block| block.again + block.backward)
     });
-    let files = moved / arithmetic.training;
     // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
     // rows are asked for, in bf16 as in f32.
     let keeps = prices.never_keeps_logits || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
@@ -230,7 +248,9 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
-    1.0 + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + files + chunks
+    let computed = 1.0 + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + chunks;
+    let waited = (moved.behind / arithmetic.training - (computed - head - chunks)).max(0.0);
+    computed + moved.alone / arithmetic.training + waited
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
@@ -256,7 +276,7 @@ mod tests {
             .expect("it trains");
         let time = |levers: &Levers| {
             let samples = levers.micro_batch_samples;
-            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), 0.0)
+            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), Moved::default())
         };
         let layer_major = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
         let levers =
@@ -308,6 +328,25 @@ mod tests {
         ] {
             check(&Prices::tiles(), cut, kept, measured);
         }
+    }
+
+    #[test]
+    fn a_step_waits_for_copies_beside_its_blocks_when_they_take_longer() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let counter = StepCounter::new(&model, &TrainerOptions::default(), 8, (256, 256), &Processes::default())
+            .expect("it trains");
+        let arithmetic = counter.arithmetic(8);
+        let levers = Levers { micro_batch_samples: 8, loss_chunk_rows: 256, ..Levers::default() };
+        let time = |alone: f64, behind: f64| {
+            let moved = Moved { alone, behind }.times(arithmetic.training);
+            relative_time(&Prices::card(), &levers, 4096, &arithmetic, moved)
+        };
+        let (computed, head) = (time(0.0, 0.0), arithmetic.head / arithmetic.training);
+        assert!((time(0.5, 0.0) - computed - 0.5).abs() < 1e-9);
+        assert_eq!(time(0.0, 0.9 * (1.0 - head)), computed);
+        // What takes longer than the blocks is waited for, and nothing else.
+        let [once, more] = [3.0, 5.0].map(|behind| time(0.0, behind));
+        assert!((more - once - 2.0).abs() < 1e-9 && once < computed + 3.0 && once > 3.0, "{once} {more} {computed}");
     }
 
     #[test]

@@ -185,7 +185,7 @@ impl<'a> Offer<'a> {
     fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
-        let moved = moving_time(prices, written, self.memory_for_files) * of_a_micro_batch;
+        let moved = moving_time(prices, written, self.memory_for_files).times(of_a_micro_batch);
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
         let computing = relative_time(prices, levers, tokens, arithmetic, moved);
         let Some(traffic) = &self.traffic else { return computing };
@@ -254,10 +254,11 @@ impl<'a> Offer<'a> {
             Phase { name, rows }
         };
         let buffers = trainer::costs::saving();
-        let saving = vec![
-            CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place),
-            CostRow::new(Name::new(buffers.name), buffers.bytes, ""),
-        ];
+        // It stays when a step has used it.
+        let pinned = counted::pinned(levers);
+        let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
+        let saving = [gradients, CostRow::new(Name::new(buffers.name), buffers.bytes, "")];
+        let saving = saving.into_iter().chain(place::staging(pinned)).collect();
         // Where weights lie in a file, what is on its way is counted with them.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
@@ -279,7 +280,7 @@ impl<'a> Offer<'a> {
             let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
             let with_reading = |tensors: &[Held], on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| held.row(&of).at(place));
-                tensors.chain([reading.clone()]).chain(place::staging(on_host)).collect()
+                tensors.chain([reading.clone()]).chain(place::staging(on_host + pinned)).collect()
             };
             let [for_evaluation, for_generation] = counted.on_host;
             phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation, for_evaluation)));

@@ -173,7 +173,10 @@ impl RunPace {
     /// How much of a step goes to a card and back.
     fn bus(&self) -> Option<String> {
         let bytes = self.pace.step_bus_bytes;
-        (bytes > 0).then(|| format!("{} between host and card a step", Bytes(bytes)))
+        let behind = self.pace.step_bus_bytes_behind;
+        let beside = || format!(", {} of it while blocks are computed", Bytes(behind));
+        let beside = if behind > 0 { beside() } else { String::new() };
+        (bytes > 0).then(|| format!("{} between host and card a step{beside}", Bytes(bytes)))
     }
 
     /// How much of a step goes to other processes.
@@ -252,6 +255,7 @@ impl RunPace {
         json["step_written_bytes"] = json!(self.pace.step_written_bytes);
         json["step_read_bytes"] = json!(self.pace.step_read_bytes);
         json["step_bus_bytes"] = json!(self.pace.step_bus_bytes);
+        json["step_bus_bytes_behind"] = json!(self.pace.step_bus_bytes_behind);
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
             json["step_sent_seconds"] = json!(self.pace.step_sent_seconds);

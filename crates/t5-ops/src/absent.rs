@@ -50,10 +50,7 @@ pub fn absent_like(home: &Tensor, device: &Device) -> Result<Tensor> {
 /// # Errors
 /// Another shape or dtype; memory that the device does not have.
 pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
-    if (x.shape(), x.dtype()) != (home.shape(), home.dtype()) {
-        let (expected, got) = ((x.dtype(), x.dims()), (home.dtype(), home.dims()));
-        bail!("bring: expected {:?} {:?}, got {:?} {:?}", expected.0, expected.1, got.0, got.1);
-    }
+    check_alike("bring", x, home)?;
     match x.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => cuda::bring(x, home),
@@ -62,6 +59,15 @@ pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
             overwrite(x, home)
         }
     }
+}
+
+/// Refuses values of another shape or dtype.
+pub(crate) fn check_alike(name: &str, x: &Tensor, home: &Tensor) -> Result<()> {
+    if (x.shape(), x.dtype()) != (home.shape(), home.dtype()) {
+        let (expected, got) = ((x.dtype(), x.dims()), (home.dtype(), home.dims()));
+        bail!("{name}: expected {:?} {:?}, got {:?} {:?}", expected.0, expected.1, got.0, got.1);
+    }
+    Ok(())
 }
 
 struct Resize {

@@ -132,9 +132,10 @@ fn first_address(t: &Tensor) -> Result<u64> {
         DType::F32 => address!(f32),
         DType::F64 => address!(f64),
         DType::BF16 => address!(half::bf16),
+        DType::F16 => address!(half::f16),
         DType::U32 => address!(u32),
         DType::U8 => address!(u8),
-        other => bail!("expected F32, BF16, F64, U32 or U8 on a card, got {other:?}"),
+        other => bail!("expected F32, BF16, F16, F64, U32 or U8 on a card, got {other:?}"),
     };
     Ok(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64)
 }

@@ -41,6 +41,7 @@
 pub mod absent;
 mod bytes;
 mod cache;
+pub mod copies;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;

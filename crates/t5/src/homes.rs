@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
 use t5_ops::absent;
+use t5_ops::copies::Coming;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -30,6 +31,8 @@ struct Home {
     values: Tensor,
     /// Whether the tensor has them, too.
     is_here: bool,
+    /// They are on their way to it.
+    coming: Option<Coming>,
 }
 
 impl Homes {
@@ -60,7 +63,7 @@ impl Homes {
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
-        self.homes.borrow_mut().insert(tensor.id(), Home { values, is_here: false });
+        self.homes.borrow_mut().insert(tensor.id(), Home { values, is_here: false, coming: None });
         Ok(tensor)
     }
 
@@ -126,23 +129,45 @@ impl Homes {
 
 /// Copies values to the device. Of those in a file, the pages leave memory again.
 fn bring(tensor: &Tensor, values: &Tensor) -> Result<()> {
+    resident(values, || absent::bring(tensor, values))
+}
+
+/// Calls `f` while the pages of values in a file are in memory.
+fn resident(values: &Tensor, f: impl FnOnce() -> candle_core::Result<()>) -> Result<()> {
     t5_ops::page_in(values);
-    let brought = absent::bring(tensor, values);
+    let done = f();
     t5_ops::page_out(values);
-    Ok(brought?)
+    Ok(done?)
 }
 
 impl Pager<Tensor> for Homes {
-    fn fetch(&self, index: usize, weight: &Tensor) -> Result<()> {
-        // There is room on the device when it is asked for.
-        self.read_ahead(index, weight);
-        Ok(())
+    fn fetch(&self, _: usize, weight: &Tensor) -> Result<()> {
+        match self.homes.borrow_mut().get_mut(&weight.id()) {
+            Some(home) if !home.is_here && home.coming.is_none() => {
+                home.coming = Some(Coming::begin(weight)?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn page_in(&self, _: usize, weight: &Tensor) -> Result<()> {
+    fn copy(&self, _: usize, weight: &Tensor) -> Result<()> {
+        match self.homes.borrow_mut().get_mut(&weight.id()) {
+            Some(Home { coming: Some(coming), values, .. }) if !coming.is_copied() => {
+                resident(values, || coming.copy(values))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn page_in(&self, index: usize, weight: &Tensor) -> Result<()> {
+        self.copy(index, weight)?;
         match self.homes.borrow_mut().get_mut(&weight.id()) {
             Some(home) if !home.is_here => {
-                bring(weight, &home.values)?;
+                match home.coming.take() {
+                    Some(coming) => coming.arrive()?,
+                    None => bring(weight, &home.values)?,
+                }
                 home.is_here = true;
                 Ok(())
             }

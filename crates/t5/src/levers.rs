@@ -58,6 +58,10 @@ pub struct LayerMajor {
     /// that another block is computed meanwhile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overlaps: bool,
+    /// Whether what goes to a device and from it has memory of its own there, so that a block is computed meanwhile: the next block's
+    /// weights, the gradients of the one before, saved activations of another micro-batch.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copies_overlap: bool,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -77,6 +81,7 @@ impl LayerMajor {
         optimizer_on_disk: false,
         in_host_memory: false,
         overlaps: false,
+        copies_overlap: false,
     };
 
     /// Whether a part keeps its weights in memory where `blocks` blocks do. Blocks of the decoder are kept first, because each token of
@@ -114,6 +119,11 @@ impl Levers {
     /// Whether what is off a device lies in the host's memory.
     pub fn has_host_memory(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.in_host_memory)
+    }
+
+    /// Whether copies to a device and from it go beside what is computed.
+    pub fn copies_overlap(&self) -> bool {
+        self.layer_major.is_some_and(|layers| layers.copies_overlap)
     }
 
     /// Whether the optimizer's moments lie in a file.

@@ -501,13 +501,15 @@ impl T5 {
         let outline = self.outline(grads, &tables, cx, layer_major);
         let idle = observer.most_micro_batches().saturating_sub(batches.len());
         let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
-        let outline =
-            Outline { overlaps: observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps), ..outline };
+        let overlaps = observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps);
+        let copies_overlap = !self.device().is_cpu() && layer_major.is_some_and(|layers| layers.copies_overlap);
+        let outline = Outline { overlaps, copies_overlap, ..outline };
         let events = outline.training_of_shards(batches.len(), &shards, idle);
         let offload = layer_major.map(|layers| Offload {
             files,
             activations: layers.boundaries_on_disk,
             gradients: layers.gradients_on_disk,
+            copies_overlap,
         });
         let mut step = Step::new(&self.network, &self.parameters, cx, batches, offload)?;
         step.run(&events, grads, observer)
@@ -530,7 +532,8 @@ impl T5 {
         let trains_tables = tables.each_ref().map(Vec::as_slice);
         let recompute_blocks = cx.recompute_blocks;
         let has_paged_weights = self.has_paged_weights();
-        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights, overlaps: false }
+        let (overlaps, copies_overlap) = (false, false);
+        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights, overlaps, copies_overlap }
     }
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.

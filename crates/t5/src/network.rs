@@ -84,6 +84,15 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.fetch(weight.index, &weight.tensor))
     }
 
+    /// While something is computed: waits for the weights of a part that are fetched, as long as their way takes somebody to wait.
+    ///
+    /// # Errors
+    /// Those of [`Pager::copy`].
+    pub fn copy(&self, part: Part) -> Result<()> {
+        let Some(pager) = &self.pager else { return Ok(()) };
+        self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
+    }
+
     /// Makes a weight resident that lies in a file, or has it brought from where it is.
     ///
     /// # Errors

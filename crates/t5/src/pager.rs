@@ -15,6 +15,14 @@ pub trait Pager<T>: Debug {
     /// [`crate::Error::Elsewhere`].
     fn fetch(&self, index: usize, weight: &T) -> Result<()>;
 
+    /// The values of parameter `index` that are fetched may be waited for a while, because something is computed meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn copy(&self, _index: usize, _weight: &T) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes the values of parameter `index` be here. Nothing is done where they are, or always are.
     ///
     /// # Errors

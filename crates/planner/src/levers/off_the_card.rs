@@ -3,8 +3,39 @@
 use memory_policy::Place;
 use t5::{LayerMajor, Levers};
 
-use super::{layer_major, with_words, words_or};
+use super::{layer_major, of_layers, with_words, words_or};
 use crate::lever::{Flag, Lever, Space, Takes, Value, Values};
+
+/// Memory on a device for what goes there and comes from it beside what is computed.
+pub static COPY_OVERLAP: Lever = Lever {
+    name: "copy_overlap",
+    values: Values::Words(&["none", "block"]),
+    meaning: "on a card: wait for copies to and from it, or hold one more block there so that copies go on while another is computed",
+    flag: Some(Flag {
+        long: "copy-overlap",
+        takes: Takes::Value("none|block"),
+        help: "On a card: wait for copies to and from it, or hold one more block there so that they go on while another is computed [default: none]",
+        usual: |_| Some(Value::Word("none")),
+    }),
+    layer_major: Some(|value| value.is("block")),
+    device_only: Some(|value| value.is("block")),
+    get: |levers| of_layers(levers, |layers| Value::Word(if layers.copies_overlap { "block" } else { "none" })),
+    set: |levers, value| layer_major(levers, |layers| layers.copies_overlap = value.is("block")),
+    offered: copy_overlap,
+    words: |levers| with_words(levers, |layers| layers.copies_overlap.then(|| "copies overlapped".to_owned())),
+    moves_the_next: false,
+};
+
+fn copy_overlap(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    // Moments are copied when nothing else is done.
+    let is_copied =
+        |layers: &LayerMajor| layers.weights_on_disk || layers.gradients_on_disk || layers.boundaries_on_disk;
+    match levers.layer_major.as_ref() {
+        None => Vec::new(),
+        Some(layers) if is_copied(layers) => words_or(space, &COPY_OVERLAP, &["block", "none"]),
+        Some(_) => words_or(space, &COPY_OVERLAP, &["none"]),
+    }
+}
 
 /// Where lies what is off a device.
 pub static OFFLOAD_TO: Lever = Lever {

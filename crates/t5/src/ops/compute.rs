@@ -85,8 +85,8 @@ impl Ops for Tensor {
         if scale == 1.0 { Ok(self.clone()) } else { Ok(t5_ops::scaled(self, scale)?) }
     }
 
-    fn spill(&self, files: &Files) -> Result<TensorSpill> {
-        TensorSpill::create(files, self.device())
+    fn spill(&self, files: &Files, copies_overlap: bool) -> Result<TensorSpill> {
+        TensorSpill::create(files, self.device(), copies_overlap)
     }
 
     fn read_ahead(&self) {

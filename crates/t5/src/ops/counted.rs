@@ -207,8 +207,8 @@ impl Ops for Counted {
         Ok(self.like())
     }
 
-    fn spill(&self, _: &Files) -> Result<CountedFiles> {
-        Ok(CountedFiles::new(self.ledger()))
+    fn spill(&self, _: &Files, copies_overlap: bool) -> Result<CountedFiles> {
+        Ok(CountedFiles::new(self.ledger(), copies_overlap))
     }
 
     fn read_ahead(&self) {}

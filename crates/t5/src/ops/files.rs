@@ -71,6 +71,14 @@ pub struct Stretch {
 }
 
 impl Stretch {
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     fn bytes(&self) -> usize {
         self.shape.elem_count() * self.dtype.size_in_bytes()
     }

@@ -73,6 +73,19 @@ pub trait Spill<T: Ops>: Debug {
     /// [`crate::Error::Offload`].
     fn get(&mut self, stretch: T::Stretch, after: Option<&T::Stretch>) -> Result<T>;
 
+    /// Where copies go beside what is computed: a tensor that will be asked for next, which has memory from here on.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn fetch(&mut self, stretch: &T::Stretch) -> Result<()>;
+
+    /// While something is computed: carries out the copies of tensors that were put, which have memory until then, and of those that are
+    /// fetched.
+    ///
+    /// # Errors
+    /// [`crate::Error::Offload`].
+    fn copy(&mut self) -> Result<()>;
+
     /// Bytes written so far.
     #[cfg(test)]
     fn written_bytes(&self) -> u64;
@@ -107,8 +120,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn shaped(&self, dims: &[usize]) -> Result<Self>;
     /// `self * scale`, in the same memory where the scale is 1.
     fn scaled(&self, scale: f64) -> Result<Self>;
-    /// A new file for tensors like this one.
-    fn spill(&self, files: &Files) -> Result<Self::Spill>;
+    /// A new file for tensors like this one, whose copies may go beside what is computed.
+    fn spill(&self, files: &Files, copies_overlap: bool) -> Result<Self::Spill>;
 
     /// Has a weight that lies in a file read, without waiting for it.
     fn read_ahead(&self);

@@ -1,6 +1,10 @@
 //! Where tensors of a step wait that are not to stay where they are computed: in files, or in the host's memory beside a device.
 
-use candle_core::{Device, Tensor};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use candle_core::{DType, Device, Shape, Tensor};
+use t5_ops::copies::{Coming, Leaving};
 
 use super::Spill;
 use super::files::{self, Files, TensorFiles};
@@ -12,56 +16,146 @@ pub struct TensorSpill {
     device: Device,
     /// None: the host's memory.
     files: Option<TensorFiles>,
+    /// Whether copies go beside what is computed: they are carried out by [`Spill::copy`].
+    copies_overlap: bool,
+    /// Tensors that were put and are not there yet.
+    leaving: Vec<(Stretch, Leaving)>,
+    /// Tensors that are asked for next.
+    coming: Vec<(Stretch, Tensor, Coming)>,
 }
 
-/// A tensor's place there.
+/// A tensor's place there, by which it is known.
 #[derive(Clone, Debug)]
-pub enum Stretch {
+pub struct Stretch(Rc<RefCell<Place>>);
+
+#[derive(Clone, Debug)]
+enum Place {
     /// In the files.
     File(files::Stretch),
     /// On the CPU.
     Memory(Tensor),
+    /// On its way there: its shape and dtype.
+    Underway(Shape, DType),
 }
 
 impl PartialEq for Stretch {
     fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Stretch::File(one), Stretch::File(other)) => one == other,
-            (Stretch::Memory(one), Stretch::Memory(other)) => one.id() == other.id(),
-            _ => false,
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Stretch {
+    fn at(place: Place) -> Self {
+        Stretch(Rc::new(RefCell::new(place)))
+    }
+
+    /// In the files, if it is there.
+    fn in_files(&self) -> Option<files::Stretch> {
+        if let Place::File(stretch) = &*self.0.borrow() { Some(stretch.clone()) } else { None }
+    }
+
+    fn shape_and_dtype(&self) -> (Shape, DType) {
+        match &*self.0.borrow() {
+            Place::File(stretch) => (stretch.shape().clone(), stretch.dtype()),
+            Place::Memory(x) => (x.shape().clone(), x.dtype()),
+            Place::Underway(shape, dtype) => (shape.clone(), *dtype),
         }
     }
 }
 
 impl TensorSpill {
-    /// For tensors of a device.
+    /// For tensors of a device. There copies may go beside what is computed.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
-    pub fn create(files: &Files, device: &Device) -> Result<TensorSpill> {
+    pub fn create(files: &Files, device: &Device, copies_overlap: bool) -> Result<TensorSpill> {
         let in_memory = files.in_host_memory && !device.is_cpu();
         let files = (!in_memory).then(|| TensorFiles::create(files)).transpose()?;
-        Ok(TensorSpill { device: device.clone(), files })
+        let (device, copies_overlap) = (device.clone(), copies_overlap && !device.is_cpu());
+        Ok(TensorSpill { device, files, copies_overlap, leaving: Vec::new(), coming: Vec::new() })
+    }
+
+    /// Puts a tensor of the CPU there.
+    fn place(&mut self, x: Tensor) -> Result<Place> {
+        Ok(match &mut self.files {
+            Some(files) => Place::File(files.put(x)?),
+            None => Place::Memory(x),
+        })
+    }
+
+    /// The tensor of the CPU that was put there.
+    fn host(&mut self, stretch: &Stretch, after: Option<&Stretch>) -> Result<Tensor> {
+        let place = stretch.0.borrow().clone();
+        match (place, &mut self.files) {
+            (Place::File(stretch), Some(files)) => files.get(stretch, after.and_then(Stretch::in_files).as_ref()),
+            (Place::Memory(x), _) => Ok(x),
+            _ => unreachable!("a tensor is got from where it was put"),
+        }
+    }
+
+    /// Carries out the copies of tensors that were put.
+    fn settle(&mut self) -> Result<()> {
+        for (stretch, leaving) in std::mem::take(&mut self.leaving) {
+            let place = self.place(leaving.arrive()?)?;
+            stretch.0.replace(place);
+        }
+        Ok(())
+    }
+
+    fn begin(&self, stretch: &Stretch) -> Result<(Stretch, Tensor, Coming)> {
+        let (shape, dtype) = stretch.shape_and_dtype();
+        let x = Tensor::zeros(shape, dtype, &self.device)?;
+        let coming = Coming::begin(&x)?;
+        Ok((stretch.clone(), x, coming))
     }
 }
 
 impl Spill<Tensor> for TensorSpill {
     fn put(&mut self, x: Tensor) -> Result<Stretch> {
-        let x = x.to_device(&Device::Cpu)?;
-        Ok(match &mut self.files {
-            Some(files) => Stretch::File(files.put(x)?),
-            None => Stretch::Memory(x),
-        })
+        if !self.copies_overlap {
+            return Ok(Stretch::at(self.place(x.to_device(&Device::Cpu)?)?));
+        }
+        let stretch = Stretch::at(Place::Underway(x.shape().clone(), x.dtype()));
+        self.leaving.push((stretch.clone(), Leaving::begin(&x)?));
+        Ok(stretch)
     }
 
     fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
-        let after = after.and_then(|after| if let Stretch::File(stretch) = after { Some(stretch) } else { None });
-        let x = match (stretch, &mut self.files) {
-            (Stretch::File(stretch), Some(files)) => files.get(stretch, after)?,
-            (Stretch::Memory(x), _) => x,
-            (Stretch::File(_), None) => unreachable!("a tensor is got from where it was put"),
+        if !self.copies_overlap {
+            return Ok(self.host(&stretch, after)?.to_device(&self.device)?);
+        }
+        let fetched = self.coming.iter().position(|(other, ..)| *other == stretch);
+        let (_, x, mut coming) = match fetched {
+            Some(place) => self.coming.swap_remove(place),
+            None => self.begin(&stretch)?,
         };
-        Ok(x.to_device(&self.device)?)
+        if !coming.is_copied() {
+            self.settle()?;
+            coming.copy(&self.host(&stretch, after)?)?;
+        }
+        coming.arrive()?;
+        Ok(x)
+    }
+
+    fn fetch(&mut self, stretch: &Stretch) -> Result<()> {
+        if self.copies_overlap {
+            let begun = self.begin(stretch)?;
+            self.coming.push(begun);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self) -> Result<()> {
+        self.settle()?;
+        let mut coming = std::mem::take(&mut self.coming);
+        let stretches: Vec<Stretch> = coming.iter().map(|(stretch, ..)| stretch.clone()).collect();
+        for (place, (stretch, _, coming)) in
+            coming.iter_mut().enumerate().filter(|(_, (.., coming))| !coming.is_copied())
+        {
+            coming.copy(&self.host(stretch, stretches.get(place + 1))?)?;
+        }
+        self.coming = coming;
+        Ok(())
     }
 
     #[cfg(test)]
@@ -78,7 +172,7 @@ mod tests {
     fn tensors_of_the_cpu_wait_in_files_whatever_is_said_of_a_device() {
         let directory = tempfile::tempdir().unwrap();
         let files = Files { in_host_memory: true, ..Files::in_directory(directory.path()) };
-        let mut spill = TensorSpill::create(&files, &Device::Cpu).unwrap();
+        let mut spill = TensorSpill::create(&files, &Device::Cpu, true).unwrap();
         let x = Tensor::arange(0f32, 12.0, &Device::Cpu).unwrap().reshape((3, 4)).unwrap();
         let put = spill.put(x.clone()).unwrap();
         assert_eq!(spill.written_bytes(), 48);

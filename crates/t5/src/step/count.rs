@@ -297,6 +297,11 @@ impl Counter {
         self.tally(batch, levers).written
     }
 
+    /// Gradients among [`Counter::written`].
+    pub fn gradients_written(&self, batch: Shape, levers: &Levers) -> u64 {
+        self.tally(batch, levers).gradients_written
+    }
+
     /// The most bytes of activations and gradients that wait in files at a time.
     pub fn waiting(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).waiting
@@ -329,6 +334,7 @@ impl Counter {
             layer_major,
             has_paged_weights: self.has_weights_elsewhere || layer_major.is_some_and(|layers| layers.weights_on_disk),
             overlaps: self.has_others && layer_major.is_none_or(|layers| layers.overlaps),
+            copies_overlap: layer_major.is_some_and(|layers| layers.copies_overlap),
         }
     }
 

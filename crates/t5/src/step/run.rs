@@ -63,6 +63,7 @@ pub(crate) struct Step<'a, T: Ops> {
     slots: Vec<Slot<T>>,
     activations: Store<T>,
     gradients: Option<Store<T>>,
+    copies_overlap: bool,
     /// Gradients that wait in a file, by parameter index, and those of the tables. None: another process holds it.
     waiting: Vec<(usize, Option<Stored<T>>)>,
     tables: Vec<(usize, Stored<T>)>,
@@ -80,6 +81,8 @@ pub(crate) struct Offload<'a> {
     pub files: &'a Files,
     pub activations: bool,
     pub gradients: bool,
+    /// [`crate::LayerMajor::copies_overlap`].
+    pub copies_overlap: bool,
 }
 
 impl<'a, T: Ops> Step<'a, T> {
@@ -106,7 +109,8 @@ impl<'a, T: Ops> Step<'a, T> {
         };
         let files = |is_wanted: fn(&Offload) -> bool| {
             let offload = offload.as_ref().filter(|offload| is_wanted(offload));
-            offload.map(|offload| network.shared.tensor.spill(offload.files).map(Store::on_disk)).transpose()
+            let spill = |offload: &Offload| network.shared.tensor.spill(offload.files, offload.copies_overlap);
+            offload.map(|offload| spill(offload).map(Store::on_disk)).transpose()
         };
         Ok(Step {
             network,
@@ -116,6 +120,7 @@ impl<'a, T: Ops> Step<'a, T> {
             slots: batches.iter().map(slot).collect(),
             activations: files(|offload| offload.activations)?.unwrap_or_else(Store::in_memory),
             gradients: files(|offload| offload.gradients)?,
+            copies_overlap: offload.is_some_and(|offload| offload.copies_overlap),
             waiting: Vec::new(),
             tables: Vec::new(),
             entering: Vec::new(),
@@ -206,6 +211,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
             Event::ReadAhead(part) => self.network.read_ahead(*part),
             Event::Fetch(part) => self.network.fetch(*part)?,
+            Event::Copy(part) => self.network.copy(*part)?,
             Event::PageIn(part) => {
                 self.network.weights_of(*part).try_for_each(|weight| self.network.page_in(weight))?
             }
@@ -285,6 +291,7 @@ impl<'a, T: Ops> Step<'a, T> {
                         return Ok(false);
                     }
                     self.backward(i, way, grads)?;
+                    self.copy()?;
                 }
             }
             Event::Finish { of } => {
@@ -350,6 +357,8 @@ impl<'a, T: Ops> Step<'a, T> {
             }
         };
         let files = &mut self.activations;
+        // Those of the micro-batch before, while this one is computed.
+        files.copy()?;
         let mut put = |x: T| if in_memory { Ok(Stored::Memory(x)) } else { files.put(x) };
         let saved = saved.map(|saved| saved.try_map(&mut put)).transpose()?;
         let slot = &mut self.slots[i];
@@ -374,7 +383,13 @@ impl<'a, T: Ops> Step<'a, T> {
         let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, &noise, grads)?;
         self.loss_sum += loss;
         self.slots[i].dz = Some(dz);
-        Ok(())
+        self.copy()
+    }
+
+    /// Carries out the copies that go beside what is computed.
+    fn copy(&mut self) -> Result<()> {
+        self.activations.copy()?;
+        self.gradients.as_mut().map_or(Ok(()), Store::copy)
     }
 
     fn begin(&mut self, of: Range<usize>, is_last_use: bool, wants_source: bool) -> Result<()> {
@@ -403,6 +418,7 @@ impl<'a, T: Ops> Step<'a, T> {
         let saved = if way.is_last_use { saved.take() } else { saved.clone() };
         let Some(saved) = saved else { return Ok(()) };
         let saved = get_back(&mut self.activations, saved, after.as_ref())?;
+        self.fetch_next(i, way)?;
         let (network, noise) = (self.network, self.noise(i));
         let stack = network.stack(decoder);
         match unit {
@@ -448,6 +464,20 @@ impl<'a, T: Ops> Step<'a, T> {
             }
         }
         Ok(())
+    }
+}
+
+impl<T: Ops> Step<'_, T> {
+    /// Where copies go beside what is computed: the saved activations of the next micro-batch, or of the next unit, begin to come.
+    fn fetch_next(&mut self, i: usize, way: &Backward) -> Result<()> {
+        if !self.copies_overlap {
+            return Ok(());
+        }
+        let here = (i + 1 < way.of.end).then_some((way.unit, i + 1));
+        let Some((unit, i)) = here.or(way.next) else { return Ok(()) };
+        let Some(slot) = self.slots.get_mut(i) else { return Ok(()) };
+        let mut saved = saved_of(slot, unit).iter().flat_map(BlockSaved::tensors);
+        saved.try_for_each(|stored| self.activations.fetch(stored))
     }
 }
 

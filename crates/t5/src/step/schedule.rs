@@ -121,6 +121,8 @@ pub(crate) enum Event {
     },
     /// Weights that come from somewhere else: they are on their way while others are worked on.
     Fetch(Part),
+    /// They are copied, now that something is computed meanwhile.
+    Copy(Part),
     /// Weights in a file: begin to read, make resident, let go.
     ReadAhead(Part),
     PageIn(Part),
@@ -217,6 +219,8 @@ pub(crate) struct Outline<'a> {
     pub has_paged_weights: bool,
     /// Whether what is sent to other processes, or comes from them, is on its way while something else is computed.
     pub overlaps: bool,
+    /// Whether what goes to a device and from it does so while something else is computed.
+    pub copies_overlap: bool,
 }
 
 /// One backward pass through `units`.
@@ -250,7 +254,16 @@ impl Outline<'_> {
     pub fn inference(config: &Config, has_paged_weights: bool) -> Self {
         let reach = Reach::nothing(config);
         let trains_tables = [&[][..]; 2];
-        Outline { reach, trains_tables, recompute_blocks: 0, layer_major: None, has_paged_weights, overlaps: false }
+        let (overlaps, copies_overlap) = (false, false);
+        Outline {
+            reach,
+            trains_tables,
+            recompute_blocks: 0,
+            layer_major: None,
+            has_paged_weights,
+            overlaps,
+            copies_overlap,
+        }
     }
 
     /// The encoder, or both stacks, without keeping anything.
@@ -427,6 +440,7 @@ impl Outline<'_> {
             }
             let in_memory = place(unit).is_none_or(|place| place < in_memory);
             events.push(Event::Forward { unit, of: of.clone(), keep: self.keep(unit), in_memory });
+            self.copy(next, events);
             if unit.is_block() {
                 self.paging(Event::PageOut(unit.part()), events);
             }
@@ -457,8 +471,15 @@ impl Outline<'_> {
 
     fn read_ahead(self, part: Part, events: &mut Vec<Event>) {
         self.paging(Event::ReadAhead(part), events);
-        if self.overlaps {
+        if self.overlaps || self.copies_overlap {
             self.paging(Event::Fetch(part), events);
+        }
+    }
+
+    /// What was fetched is copied to the device behind an event that computes.
+    fn copy(self, next: Option<Part>, events: &mut Vec<Event>) {
+        if let Some(part) = next.filter(|_| self.copies_overlap) {
+            self.paging(Event::Copy(part), events);
         }
     }
 
@@ -521,6 +542,7 @@ impl Outline<'_> {
             if shards.is_empty() {
                 events.push(Event::Backward(backward));
             }
+            self.copy(next.map(Unit::part), events);
             if let Some(shards) = completes {
                 events.push(send(unit.part(), shards));
             }

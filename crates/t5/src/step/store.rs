@@ -54,6 +54,25 @@ impl<T: Ops> Store<T> {
         }
     }
 
+    /// Where copies go beside what is computed: a tensor that will be asked for next.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn fetch(&mut self, stored: &Stored<T>) -> Result<()> {
+        match (stored, &mut self.files) {
+            (Stored::File(stretch), Some(files)) => files.fetch(stretch),
+            _ => Ok(()),
+        }
+    }
+
+    /// While something is computed: carries out the copies that go beside it.
+    ///
+    /// # Errors
+    /// [`Error::Offload`].
+    pub fn copy(&mut self) -> Result<()> {
+        self.files.as_mut().map_or(Ok(()), Spill::copy)
+    }
+
     /// The tensor that was put; begins to read the one that will be asked for after it.
     ///
     /// # Errors

@@ -14,6 +14,10 @@ pub(crate) struct CountedFiles {
     ledger: Ledger,
     written: u64,
     ahead: RefCell<Option<(CountedStretch, Counted)>>,
+    /// Whether tensors are copied beside what is computed; those that were put, and those that are fetched.
+    copies_overlap: bool,
+    leaving: Vec<Counted>,
+    coming: Vec<(CountedStretch, Counted)>,
 }
 
 /// Where a counted tensor lies in a file.
@@ -26,8 +30,13 @@ pub(crate) struct CountedStretch {
 
 impl CountedFiles {
     /// Of tensors that are added up there.
-    pub fn new(ledger: Ledger) -> CountedFiles {
-        CountedFiles { ledger, written: 0, ahead: RefCell::new(None) }
+    pub fn new(ledger: Ledger, copies_overlap: bool) -> CountedFiles {
+        let (ahead, leaving, coming) = (RefCell::new(None), Vec::new(), Vec::new());
+        CountedFiles { ledger, written: 0, ahead, copies_overlap, leaving, coming }
+    }
+
+    fn read(&self, stretch: &CountedStretch) -> Counted {
+        self.ledger.tensor(&stretch.dims, stretch.dtype)
     }
 }
 
@@ -35,17 +44,36 @@ impl Spill<Counted> for CountedFiles {
     fn put(&mut self, x: Counted) -> Result<CountedStretch> {
         let stretch = CountedStretch { start: self.written, dims: Ops::dims(&x).to_vec(), dtype: x.dtype };
         self.written += Ops::bytes(&x);
+        self.leaving.extend(self.copies_overlap.then_some(x));
         Ok(stretch)
     }
 
     fn get(&mut self, stretch: CountedStretch, after: Option<&CountedStretch>) -> Result<Counted> {
-        let read = |stretch: &CountedStretch| self.ledger.tensor(&stretch.dims, stretch.dtype);
+        if self.copies_overlap {
+            let fetched = self.coming.iter().position(|(other, _)| *other == stretch);
+            return Ok(match fetched {
+                Some(place) => self.coming.swap_remove(place).1,
+                None => self.read(&stretch),
+            });
+        }
         let tensor = match self.ahead.take() {
             Some((ahead, tensor)) if ahead == stretch => tensor,
-            _ => read(&stretch),
+            _ => self.read(&stretch),
         };
-        *self.ahead.borrow_mut() = after.map(|after| (after.clone(), read(after)));
+        *self.ahead.borrow_mut() = after.map(|after| (after.clone(), self.read(after)));
         Ok(tensor)
+    }
+
+    fn fetch(&mut self, stretch: &CountedStretch) -> Result<()> {
+        if self.copies_overlap {
+            self.coming.push((stretch.clone(), self.read(stretch)));
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self) -> Result<()> {
+        self.leaving.clear();
+        Ok(())
     }
 
     #[cfg(test)]

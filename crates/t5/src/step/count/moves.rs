@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use super::Counter;
 use crate::levers::Levers;
 use crate::parameters::Part;
-use crate::step::schedule::{Event, Stage};
+use crate::step::schedule::{Backward, Event, Stage, Unit};
 
 /// The moves of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,7 @@ pub struct Moves {
     sums: HashMap<Part, u64>,
     brought: HashMap<Part, u64>,
     looked_up: u64,
+    copied_behind: HashMap<Part, u64>,
 }
 
 impl Moves {
@@ -64,10 +65,19 @@ impl Counter {
         read
     }
 
+    /// Bytes of weights that a step copies to a device while it computes a block. However many micro-batches it has.
+    pub fn weights_copied_behind(&self, levers: &Levers) -> u64 {
+        if !levers.has_weights_on_disk() {
+            return 0;
+        }
+        let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
+        moves.copied_behind.iter().map(|(part, times)| times * weights.of(*part)).sum()
+    }
+
     /// The moves of a step.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> Moves {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
-        let (mut moves, mut here) = (Moves::default(), HashSet::new());
+        let (mut moves, mut here, mut is_block) = (Moves::default(), HashSet::new(), false);
         // A tied head is the shared table.
         let held = |part| if part == Part::LmHead && self.config.tie_word_embeddings { Part::Shared } else { part };
         for event in outline.training(micro_batches) {
@@ -84,6 +94,10 @@ impl Counter {
                 Event::PageOut(part) => {
                     here.remove(&held(part));
                 }
+                Event::Forward { unit, .. } | Event::Backward(Backward { unit, .. }) => {
+                    is_block = matches!(unit, Unit::Block { .. });
+                }
+                Event::Copy(part) if is_block => *moves.copied_behind.entry(held(part)).or_default() += 1,
                 _ => {}
             }
         }

@@ -23,6 +23,8 @@ pub(super) struct Tallied {
     /// Alive between forward and backward.
     pub saved: u64,
     pub written: u64,
+    /// Gradients among what is written.
+    pub gradients_written: u64,
     /// The most of activations and gradients that wait in files at a time.
     pub waiting: u64,
     pub packed: Kept,
@@ -83,6 +85,7 @@ pub(super) struct Tally<'a> {
     head: Live,
     saved: u64,
     written: u64,
+    gradients_written: u64,
     /// Bytes that wait in files now, and the most so far.
     in_files: u64,
     most_in_files: u64,
@@ -99,8 +102,11 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
-    /// Weights of the next part, on their way from other processes.
+    /// Weights of the next part, on their way from other processes or to a device.
     fetched: u64,
+    /// Saved activations of the micro-batch before, and gradients, that are on their way from a device.
+    leaving: u64,
+    leaving_gradients: u64,
     /// Every moment, where they are asked for.
     noted: Option<Noted>,
 }
@@ -109,8 +115,9 @@ impl<'a> Tally<'a> {
     /// Goes through all events of a step over this batch.
     pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
         let tally = Tally::through(counter, outline, batch, levers, None);
-        let Tally { peak, head, saved, written, most_in_files: waiting, packed, on_host, .. } = tally;
-        Tallied { peak, head, saved, written, waiting, packed, on_host }
+        let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
+            tally;
+        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -143,6 +150,7 @@ impl<'a> Tally<'a> {
             head: Live::default(),
             saved: 0,
             written: 0,
+            gradients_written: 0,
             in_files: 0,
             most_in_files: 0,
             packed: Kept::default(),
@@ -156,6 +164,8 @@ impl<'a> Tally<'a> {
             entering: 0,
             waiting: Vec::new(),
             fetched: 0,
+            leaving: 0,
+            leaving_gradients: 0,
             noted,
         };
         let events = match levers.layer_major {
@@ -180,13 +190,13 @@ impl<'a> Tally<'a> {
             noted.begin(self.live);
         }
         self.add(event);
-        let (live, micro, chunk) = (self.live, self.micro, self.levers.loss_chunk_rows);
+        let (live, at_head, micro, chunk) = (self.live, self.head, self.micro, self.levers.loss_chunk_rows);
         if let Some(noted) = &mut self.noted {
             noted.moment(live);
             if matches!(event, Event::Head { .. }) {
                 let head = self.counter.rehearsal.head(micro, chunk);
-                let workspace = live.workspace + head.extra - head.loss;
-                noted.moment(Live { loss: head.loss, workspace, ..live });
+                let workspace = at_head.workspace + head.extra - head.loss;
+                noted.moment(Live { loss: head.loss, workspace, ..at_head });
             }
             noted.end(event);
         }
@@ -196,7 +206,7 @@ impl<'a> Tally<'a> {
         match event {
             &Event::Embed { decoder, .. } => {
                 self.live.weights = self.weights_of(Part::Shared) + self.fetched;
-                self.all_through(Scene::Embed { decoder }, |_, _| 0);
+                self.beside(self.leaving, |tally| tally.all_through(Scene::Embed { decoder }, |_, _| 0));
             }
             &Event::PageIn(part) => {
                 self.fetched = 0;
@@ -206,7 +216,10 @@ impl<'a> Tally<'a> {
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
-                let written = self.all_through(scene, to_file).unsigned_abs();
+                let before = self.leaving;
+                self.leaving = if in_memory || !self.levers.copies_overlap() { 0 } else { self.saved_by(scene) };
+                let leaving = if self.has_more() { before.max(self.leaving) } else { before };
+                let written = self.beside(leaving, |tally| tally.all_through(scene, to_file)).unsigned_abs();
                 self.write(written);
                 if keep != Keep::Nothing {
                     self.places.push((unit, keep, in_memory));
@@ -218,12 +231,16 @@ impl<'a> Tally<'a> {
                 }
                 self.saved = self.live.activations;
                 // The gradient takes the place of the output; the loss is added where the chunk is known.
-                self.head = self.live;
+                let leaving = std::mem::take(&mut self.leaving);
+                self.head = Live { workspace: self.live.workspace + leaving, ..self.live };
             }
             Event::WriteTables => {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
-                self.live.gradients -= bytes;
-                self.write(bytes);
+                match self.levers.copies_overlap() {
+                    true => self.leaving_gradients += bytes,
+                    false => self.live.gradients -= bytes,
+                }
+                self.write_gradients(bytes);
             }
             &Event::Begin { is_last_use, wants_source, .. } => {
                 (self.keeps_dz, self.wants_source, self.is_first) = (!is_last_use, wants_source, true);
@@ -259,6 +276,7 @@ impl<'a> Tally<'a> {
                 self.live.weights += self.fetched;
             }
             Event::ReadAhead(_)
+            | Event::Copy(_)
             | Event::Send { .. }
             | Event::EndHead
             | Event::Loss { .. }
@@ -279,6 +297,31 @@ impl<'a> Tally<'a> {
         if now.total() > self.peak.total() {
             self.peak = now;
         }
+    }
+
+    /// Calls `f` while so much is held beside what is alive.
+    fn beside<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Self) -> R) -> R {
+        self.live.workspace += bytes;
+        let result = f(self);
+        self.live.workspace -= bytes;
+        result
+    }
+
+    /// Bytes that a forward scene of a micro-batch saves.
+    fn saved_by(&self, scene: Scene) -> u64 {
+        self.counter.rehearsal.cost(self.micro, scene).saved
+    }
+
+    /// The same of a unit whose saved activations lie in a file; nothing of others.
+    fn saved_in_file(&self, unit: Unit) -> u64 {
+        let place = self.places.iter().find(|(other, _, in_memory)| *other == unit && !in_memory);
+        let scene = |keep| Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
+        place.map_or(0, |&(_, keep, _)| self.saved_by(scene(keep)))
+    }
+
+    /// Whether there is more than one micro-batch.
+    fn has_more(&self) -> bool {
+        self.full + u64::from(self.rest.is_some()) > 1
     }
 
     /// All micro-batches through an event, one after the other, where each leaves behind `from_files` bytes more than the
@@ -340,19 +383,24 @@ impl<'a> Tally<'a> {
             true => 0,
             false => rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved,
         };
-        // From a file: the unit's activations, and the first tensor of its next micro-batch or of the next unit.
-        let has_more = self.full + u64::from(self.rest.is_some()) > 1;
-        let following = next.map(|(next, _)| next).into_iter().chain(has_more.then_some(unit));
-        let ahead = following.map(|unit| self.between_units(unit.is_decoder(), self.micro)).max().unwrap_or(0);
-        let ahead = self.read_ahead(ahead);
-        let from_file = if in_memory { 0 } else { saved(self.micro) + ahead };
-        self.live.workspace += from_file;
+        // From a file: the unit's activations, and those of its next micro-batch or of the next unit: all, or the first tensor.
+        let following = next.map(|(next, _)| next).into_iter().chain(self.has_more().then_some(unit));
+        let from_file = match self.levers.copies_overlap() {
+            true => saved(self.micro) + following.map(|unit| self.saved_in_file(unit)).max().unwrap_or(0),
+            false if in_memory => 0,
+            false => {
+                let firsts = following.map(|unit| self.between_units(unit.is_decoder(), self.micro));
+                saved(self.micro) + self.read_ahead(firsts.max().unwrap_or(0))
+            }
+        };
         // The activations that a file gave were not alive before.
-        let read = self.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
+        let through =
+            |tally: &mut Self| tally.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
+        let read = self.beside(from_file, through);
         if is_last_use {
             self.in_files -= read.unsigned_abs();
         }
-        self.live.workspace -= from_file;
+        self.live.gradients -= std::mem::take(&mut self.leaving_gradients);
         if to_embedding == ToEmbedding::Later {
             self.wait_for_embedding(decoder);
         }
@@ -391,6 +439,11 @@ impl<'a> Tally<'a> {
         self.most_in_files = self.most_in_files.max(self.in_files);
     }
 
+    fn write_gradients(&mut self, bytes: u64) {
+        self.gradients_written += bytes;
+        self.write(bytes);
+    }
+
     /// What whoever trains holds meanwhile.
     fn hands_over(&mut self, part: Option<Part>, stage: Stage) {
         let bytes = self.counter.handed_over.bytes(part, stage);
@@ -417,8 +470,12 @@ impl<'a> Tally<'a> {
             Then::Reuse => {}
             Then::Write => {
                 let dropped: u64 = dropped().map(|spec| self.bytes_of(spec)).sum();
-                self.write(self.gradients_of(part) - dropped);
+                self.write_gradients(self.gradients_of(part) - dropped);
                 self.waiting.push(part);
+                if self.levers.copies_overlap() {
+                    self.leaving_gradients += self.gradients_of(part);
+                    return;
+                }
             }
         }
         for spec in counter.trained.of(part) {
@@ -428,6 +485,7 @@ impl<'a> Tally<'a> {
 
     /// The tables come back, and the gradients that waited for them are added.
     fn enter_embedding(&mut self) {
+        self.live.gradients -= std::mem::take(&mut self.leaving_gradients);
         let is_on_disk = self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
         if !is_on_disk && self.sums() == 1 {
             return;

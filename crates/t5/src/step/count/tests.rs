@@ -47,7 +47,10 @@ fn ways() -> Vec<(usize, Option<LayerMajor>)> {
         LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, blocks_in_memory: 2, ..LayerMajor::PLAIN },
     ];
     let plain = [0, 1, 4, 9].map(|recompute_blocks| (recompute_blocks, None));
-    let by_layer = layers.iter().flat_map(|layers| [0, 2, 99].map(|blocks| (blocks, Some(*layers))));
+    // Copies that go beside what is computed have memory of their own.
+    let beside = layers.iter().filter(|layers| layers.boundaries_on_disk || layers.gradients_on_disk);
+    let beside: Vec<LayerMajor> = beside.map(|layers| LayerMajor { copies_overlap: true, ..*layers }).collect();
+    let by_layer = layers.iter().chain(&beside).flat_map(|layers| [0, 2, 99].map(|blocks| (blocks, Some(*layers))));
     plain.into_iter().chain(by_layer).collect()
 }
 
@@ -176,6 +179,7 @@ fn rehearse_among(
         files: &files,
         activations: layers.boundaries_on_disk,
         gradients: layers.gradients_on_disk,
+        copies_overlap: layers.copies_overlap,
     });
     let each = batches.len() / shards;
     let shards: OwnShards = match shards {

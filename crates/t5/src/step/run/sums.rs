@@ -40,7 +40,11 @@ impl<T: Ops> Step<'_, T> {
                         let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
                         self.waiting.push((index, stored));
                     }
-                    grads.put_aside(index);
+                    // On its way to the host it keeps its memory, which serves no other meanwhile.
+                    match self.copies_overlap {
+                        true => drop(grads.take(index)),
+                        false => grads.put_aside(index),
+                    }
                 }
                 Then::Free => drop(grads.take(index)),
             }
@@ -76,6 +80,8 @@ impl<T: Ops> Step<'_, T> {
     }
 
     pub(super) fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
+        // Nothing is computed meanwhile, and the tables need room.
+        self.copy()?;
         if let Some(files) = &mut self.gradients {
             for (index, stored) in std::mem::take(&mut self.tables) {
                 grads.put_back(index, files.get(stored, None)?);

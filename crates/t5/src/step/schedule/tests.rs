@@ -10,6 +10,7 @@ fn events(layer_major: Option<&LayerMajor>, n: usize) -> Vec<Event> {
         layer_major,
         has_paged_weights: false,
         overlaps: false,
+        copies_overlap: layer_major.is_some_and(|layers| layers.copies_overlap),
     };
     outline.training(n)
 }

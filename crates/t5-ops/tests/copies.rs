@@ -1,0 +1,138 @@
+//! Copies beside what a card computes give the bits of copies that it waits for. Runs on a card, or on the emulated one: there in processes
+//! whose streams do their work as early, and as late, as their order allows, so that a wait that is missing shows.
+#![cfg(feature = "cuda")]
+
+use std::process::Command;
+
+use candle_core::{DType, Device, Tensor};
+use t5_ops::absent;
+use t5_ops::copies::{Coming, Leaving, STAGING_BYTES};
+
+/// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
+const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
+const BLOCKS: usize = 6;
+const WIDTH: usize = 48;
+/// More than all pinned memory takes, and no whole number of pieces.
+const LARGE: usize = STAGING_BYTES as usize / 4 + 1_300_001;
+
+/// The weight of a block, and something large that belongs to it.
+fn home(block: usize) -> [Tensor; 2] {
+    let weight = (0..WIDTH * WIDTH).map(|i| ((i * 7919 + block * 31) % 1009) as f32 / 4000.0 - 0.1).collect();
+    let large: Vec<f32> = (0..LARGE).map(|i| (i % 65_521 + block) as f32).collect();
+    let tensor = |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
+    [tensor(weight, &[WIDTH, WIDTH]), tensor(large, &[LARGE])]
+}
+
+fn bits(x: &Tensor) -> Vec<u32> {
+    x.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+/// A block's output and what of the large tensor is needed beside it.
+fn compute(x: &Tensor, [weight, large]: &[Tensor; 2]) -> Tensor {
+    let y = t5_ops::linear(x, weight).unwrap();
+    let end = large.narrow(0, LARGE - x.elem_count(), x.elem_count()).unwrap();
+    t5_ops::add_in_place(&y, &end.copy().unwrap().reshape(x.shape()).unwrap()).unwrap();
+    t5_ops::scaled(&y, 1e-3).unwrap()
+}
+
+fn input(card: &Device) -> Tensor {
+    let values: Vec<f32> = (0..5 * WIDTH).map(|i| (i % 17) as f32 - 8.0).collect();
+    Tensor::from_vec(values, (5, WIDTH), &Device::Cpu).unwrap().to_device(card).unwrap()
+}
+
+/// The outputs of all blocks, each after the one before, with copies that are waited for.
+fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
+    let mut x = input(card);
+    (0..BLOCKS)
+        .map(|block| {
+            x = compute(&x, &home(block).map(|home| home.to_device(card).unwrap()));
+            bits(&x.to_device(&Device::Cpu).unwrap())
+        })
+        .collect()
+}
+
+/// The same, with each block's tensors copied while the block before is computed, and its output while the next one is.
+fn beside_each_other(card: &Device) -> Vec<Vec<u32>> {
+    let absent = |block: usize| home(block).map(|home| absent::absent_like(&home, card).unwrap());
+    let begin = |tensors: &[Tensor; 2]| tensors.each_ref().map(|tensor| Coming::begin(tensor).unwrap());
+    let copy = |coming: &mut [Coming; 2], block: usize| {
+        coming.iter_mut().zip(home(block)).for_each(|(coming, home)| coming.copy(&home).unwrap());
+    };
+    let (mut x, mut here, mut outputs) = (input(card), absent(0), Vec::new());
+    let mut coming = begin(&here);
+    copy(&mut coming, 0);
+    let mut leaving: Option<Leaving> = None;
+    for block in 0..BLOCKS {
+        coming.into_iter().for_each(|coming| coming.arrive().unwrap());
+        let next = absent(block + 1);
+        coming = begin(&next);
+        let y = compute(&x, &here);
+        // All that was launched is done meanwhile.
+        copy(&mut coming, block + 1);
+        let before = leaving.replace(Leaving::begin(&y).unwrap());
+        outputs.extend(before.map(|before| bits(&before.arrive().unwrap())));
+        here.iter().for_each(|tensor| absent::release(tensor).unwrap());
+        (x, here) = (y, next);
+    }
+    outputs.extend(leaving.map(|last| bits(&last.arrive().unwrap())));
+    outputs
+}
+
+#[test]
+fn copies_beside_what_is_computed_change_no_bit() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let expected = one_after_the_other(&card);
+    assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
+    let got = beside_each_other(&card);
+    assert!(got == expected, "the outputs have other bits: {:?}", std::env::var(STREAMS));
+    // A tensor that is larger than all pinned memory, there and back, on memory that others had.
+    let [_, large] = home(3);
+    let to = absent::absent_like(&large, &card).unwrap();
+    let mut coming = Coming::begin(&to).unwrap();
+    coming.copy(&large).unwrap();
+    coming.arrive().unwrap();
+    let doubled = t5_ops::scaled(&to.narrow(0, 0, 1000).unwrap().copy().unwrap(), 2.0).unwrap();
+    let [leaving, of_large] = [&doubled, &to].map(|x| Leaving::begin(x).unwrap());
+    assert!(bits(&of_large.arrive().unwrap()) == bits(&large));
+    let expected: Vec<u32> = (0..1000).map(|i| (2.0 * (i % 65_521 + 3) as f32).to_bits()).collect();
+    assert_eq!(bits(&leaving.arrive().unwrap()), expected);
+}
+
+#[test]
+fn whenever_streams_do_their_work_copies_wait_for_it() {
+    let tests = [
+        "copies_beside_what_is_computed_change_no_bit",
+        "values_that_nobody_waits_for_are_there_before_their_memory_serves_others",
+    ];
+    for (order, name) in ["early", "late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        let ran = test.args(["--exact", name]).env(STREAMS, order).output().unwrap();
+        assert!(ran.status.success(), "{order}: {}", String::from_utf8_lossy(&ran.stdout));
+    }
+}
+
+#[test]
+fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let [_, large] = home(1);
+    for _ in 0..3 {
+        let to = absent::absent_like(&large, &card).unwrap();
+        let mut coming = Coming::begin(&to).unwrap();
+        coming.copy(&large).unwrap();
+        drop(coming);
+        drop(to);
+        let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
+        assert!(bits(&others).iter().all(|&bits| bits == 0));
+    }
+}
+
+#[test]
+fn values_of_another_shape_or_dtype_are_refused() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let [weight, _] = home(0);
+    let to = absent::absent_like(&weight, &card).unwrap();
+    let mut coming = Coming::begin(&to).unwrap();
+    for other in [weight.narrow(0, 0, 7).unwrap(), weight.to_dtype(DType::BF16).unwrap()] {
+        assert!(coming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [48, 48]"));
+    }
+}
