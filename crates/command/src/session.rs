@@ -151,7 +151,7 @@ impl Session {
         }
         device::check_dtype(&opened.device, options.precision.activations())?;
         let probe = device::probe(&opened.device);
-        let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options))?;
+        let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
         together.measure_network(&mut config)?;

@@ -1,13 +1,14 @@
-//! The speed of this machine: measured once, kept in the user's cache directory, and turned into the prices of a run.
+//! The speed of this machine, or of a card in it: measured once, kept in the user's cache directory, and turned into the prices of a run.
 //!
 //! The file is `train_low_mem/speed.json` in `$XDG_CACHE_HOME`, or else in `~/.cache`. It holds one measurement for each
-//! processor, instruction set, number of threads and size of model, all of one build of this program. A file that is missing,
-//! damaged or not writable is no error: the machine is measured again.
+//! processor, instruction set, number of threads, card with its driver, and size of model, all of one build of this program. A file
+//! that is missing, damaged or not writable is no error: the machine is measured again.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use candle_core::Device;
 use memory_policy::Place;
 use planner::{MachineSpeed, MeasuredSizes};
 use run_plan::priced::Priced;
@@ -25,14 +26,14 @@ const MAX_CACHE_BYTES: u64 = 1 << 20;
 const MOST_KEPT: usize = 64;
 const CACHE_FILE: &str = "speed.json";
 
-/// The prices that the config asks for, of a run of this model.
+/// The prices that the config asks for, of a run of this model on a device. A plan for a card does not open it, and has the CPU there.
 ///
 /// # Errors
 /// The planner refuses the options; an operation fails.
-pub fn priced_run(config: &Config, model: &t5::Config, options: &TrainerOptions) -> Outcome<Priced> {
+pub fn priced_run(config: &Config, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Priced> {
     let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
     let directory = existing_ancestor(&config.run.output_dir);
-    priced(config.memory.prices, model, options, tokens, job::place(config), &directory)
+    priced(config.memory.prices, model, options, tokens, (job::place(config), device), &directory)
 }
 
 /// The prices from such a source. Files are measured in `directory`.
@@ -44,17 +45,21 @@ pub fn priced(
     model: &t5::Config,
     options: &TrainerOptions,
     tokens: (usize, usize),
-    place: Place,
+    (place, device): (Place, &Device),
     directory: &Path,
 ) -> Outcome<Priced> {
-    // No device but the CPU is measured: the processor's speed says nothing of a card's.
-    if place == Place::Device || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
+    // A processor's speed says nothing of a card's that is not there.
+    let is_there = place == Place::Host || device.is_cuda();
+    if !is_there || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
         return Ok(Priced::without_measuring(from, place, options.precision.activations()));
     }
     let again = from == PricesFrom::MeasuredAgain;
-    let speed = speed_of_this_machine(MeasuredSizes::of(model), directory, again)?;
+    let speed = kept_speed(MeasuredSizes::of(model), device, directory, again)?;
     let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
-    Ok(Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" })
+    Ok(match place {
+        Place::Host => Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" },
+        Place::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this card" },
+    })
 }
 
 /// Kept measurements.
@@ -80,11 +85,14 @@ struct Circumstances {
     processor: String,
     instruction_set: String,
     threads: usize,
+    /// Of a card, its name and its driver's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    card: Option<String>,
     sizes: MeasuredSizes,
 }
 
 impl Circumstances {
-    fn of_this_process(sizes: MeasuredSizes) -> Self {
+    fn of_this_process(sizes: MeasuredSizes, device: &Device) -> Self {
         let file = std::env::current_exe().and_then(std::fs::metadata).ok();
         let changed = file.as_ref().and_then(|file| file.modified().ok());
         let changed = changed.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
@@ -94,6 +102,7 @@ impl Circumstances {
             processor: processor(),
             instruction_set: t5_ops::instruction_set().to_string(),
             threads: t5_ops::threads(),
+            card: t5_ops::card_and_driver(device),
             sizes,
         }
     }
@@ -128,9 +137,10 @@ impl Cache {
     }
 }
 
-/// The kept speed of this machine, or else the measured one, which is then kept.
-fn speed_of_this_machine(sizes: MeasuredSizes, directory: &Path, again: bool) -> Outcome<MachineSpeed> {
-    let circumstances = Circumstances::of_this_process(sizes);
+/// The kept speed of this machine or of a card, or else the measured one, which is then kept.
+fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bool) -> Outcome<MachineSpeed> {
+    let circumstances = Circumstances::of_this_process(sizes, device);
+    let what = if device.is_cpu() { "this machine" } else { "this card" };
     let path = cache_directory().map(|directory| directory.join(CACHE_FILE));
     let cache = path.as_deref().map(Cache::read).unwrap_or_default();
     if let Some(speed) = cache.find(&circumstances).filter(|_| !again) {
@@ -138,8 +148,11 @@ fn speed_of_this_machine(sizes: MeasuredSizes, directory: &Path, again: bool) ->
     }
     drop(cache);
     let began = Instant::now();
-    let speed = planner::measure(sizes, directory)
-        .map_err(|error| Failure::internal(format!("measuring the speed of this machine: {error}")))?;
+    let measured = match device {
+        Device::Cpu => planner::measure(sizes, directory),
+        card => planner::measure_card(sizes, card, directory),
+    };
+    let speed = measured.map_err(|error| Failure::internal(format!("measuring the speed of {what}: {error}")))?;
     heap::release_unused();
     let seconds = began.elapsed().as_secs_f64();
     let kept = match &path {
@@ -150,7 +163,7 @@ fn speed_of_this_machine(sizes: MeasuredSizes, directory: &Path, again: bool) ->
         },
         None => "not kept: neither XDG_CACHE_HOME nor HOME is an absolute path".to_string(),
     };
-    report::note(&format!("measured the speed of this machine in {seconds:.1} s; {kept}"));
+    report::note(&format!("measured the speed of {what} in {seconds:.1} s; {kept}"));
     Ok(speed)
 }
 
@@ -181,7 +194,8 @@ mod tests {
     fn kept(build: &str, threads: usize) -> Kept {
         let sizes = MeasuredSizes { d_model: 1, d_ff: 1, heads: 1, d_kv: 1, from_memory: false };
         let (processor, instruction_set) = ("a processor".to_string(), "avx2".to_string());
-        let circumstances = Circumstances { build: build.to_string(), processor, instruction_set, threads, sizes };
+        let build = build.to_string();
+        let circumstances = Circumstances { build, processor, instruction_set, threads, card: None, sizes };
         let speed = planner::Speed {
             product_ps: 1.0,
             product_overhead_rows: 1.0,
@@ -195,6 +209,7 @@ mod tests {
             between_backward_ps: 1.0,
             update_ps: 1.0,
             file_byte_ps: None,
+            card: None,
         };
         Kept { circumstances, speed: MachineSpeed { f32: speed, bf16: speed } }
     }

@@ -56,7 +56,7 @@ pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
 pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
-pub use measurement::{MeasuredSizes, measure};
+pub use measurement::{MeasuredSizes, measure, measure_card};
 pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
 pub use prediction::wrong_row;
@@ -68,7 +68,7 @@ pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
 #[cfg(feature = "datasets")]
 pub use rows::Rows;
-pub use speed::{MachineSpeed, Speed};
+pub use speed::{CardTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]

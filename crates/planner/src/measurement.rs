@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::{Files, ParameterSpec};
+use t5_ops::absent;
+use t5_ops::copies::{Coming, Leaving};
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
     adafactor_with_sums, attention, attention_backward, dropout, dropout_add, evict_from_caches,
@@ -18,7 +20,7 @@ use t5_ops::{
 };
 
 use crate::rounding::significant;
-use crate::speed::{MachineSpeed, Speed};
+use crate::speed::{CardTimes, MachineSpeed, Speed};
 
 /// The sizes that are measured: those of a model, as far as larger ones would be no faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +90,15 @@ const ATTENDED: [usize; 2] = [TOKENS, 32];
 const MOST_OVERHEAD_KEYS: f64 = 1024.0;
 /// Bytes that are written to a file.
 const FILE_BYTES: usize = 4 << 20;
+/// [`Measured::scale`] of cards.
+const SCALE_OF_CARDS: usize = 8;
+/// Bytes that are copied to a card.
+const BUS_BYTES: usize = 32 << 20;
+/// Launches that are timed together.
+const LAUNCHES: usize = 64;
+/// On a card so much work is launched before it is waited for, and at most so many pieces.
+const TOGETHER: Duration = Duration::from_millis(2);
+const MOST_TOGETHER: usize = 32;
 
 /// Measures the machine with operations of these sizes; files lie in `directory`, if it takes any.
 ///
@@ -96,32 +107,56 @@ const FILE_BYTES: usize = 4 << 20;
 pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<MachineSpeed> {
     t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
-        let of = |dtype| Measured { sizes, dtype }.speed(file_byte_ps);
+        let of = |dtype| Measured { sizes, dtype, device: &Device::Cpu }.speed(file_byte_ps, None);
         Ok(MachineSpeed { f32: of(DType::F32)?, bf16: of(DType::BF16)? })
     })
 }
 
-/// The measurement of one dtype of activations.
-struct Measured {
-    sizes: MeasuredSizes,
-    dtype: DType,
+/// Measures a card with operations of these sizes; files lie in `directory`, if it takes any. A card that does not multiply bf16 has the
+/// speed of f32 there.
+///
+/// # Errors
+/// An operation that fails.
+pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> candle_core::Result<MachineSpeed> {
+    // Weights are read from a card's memory, as in a step.
+    let sizes = MeasuredSizes { from_memory: false, ..sizes };
+    let speed = t5_ops::on_threads_apart(|| {
+        let file_byte_ps = file_byte(directory)?.map(significant);
+        let [bus_byte_ps, launch_ps] = [bus_byte(device)?, launch(device)?].map(|seconds| significant(seconds * 1e12));
+        let card = Some(CardTimes { bus_byte_ps, launch_ps });
+        let of = |dtype| Measured { sizes, dtype, device }.speed(file_byte_ps, card);
+        let f32 = of(DType::F32)?;
+        let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
+        Ok(MachineSpeed { f32, bf16: if has_bf16 { of(DType::BF16)? } else { f32 } })
+    });
+    t5_ops::release_unused_of_device(device)?;
+    speed
 }
 
-impl Measured {
-    fn speed(&self, file_byte_ps: Option<f64>) -> candle_core::Result<Speed> {
-        let few = self.products(FEW_ROWS)?;
+/// The measurement of one dtype of activations.
+struct Measured<'a> {
+    sizes: MeasuredSizes,
+    dtype: DType,
+    device: &'a Device,
+}
+
+impl Measured<'_> {
+    fn speed(&self, file_byte_ps: Option<f64>, card: Option<CardTimes>) -> candle_core::Result<Speed> {
+        let few_rows = FEW_ROWS * self.scale();
+        let few = self.products(few_rows)?;
         let many_rows = self.many_rows(few);
         let many = self.products(many_rows)?;
-        let (few_rows, rows) = (FEW_ROWS as f64, many_rows as f64);
+        let (few_rows, rows) = (few_rows as f64, many_rows as f64);
         // A product over r rows takes `time * (r + overhead)`.
         let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
-        let [whole, chunked] = [self.head(CHUNKS[0])?, self.head(CHUNKS[1])?];
+        let chunks = CHUNKS.map(|rows| rows * self.scale().min(4));
+        let [whole, chunked] = [self.head(chunks[0])?, self.head(chunks[1])?];
         let [long, short] = [self.attention(ATTENDED[0])?, self.attention(ATTENDED[1])?];
         let [attention, attention_backward] =
             [0, 1].map(|pass| with_fixed_cost(ATTENDED, [long[pass], short[pass]], MOST_OVERHEAD_KEYS));
         let [between, between_backward] = self.between()?;
         let ps = |seconds: f64| significant(seconds * 1e12);
-        let head = with_fixed_cost(CHUNKS, [whole, chunked], MOST_OVERHEAD_CHUNK_ROWS);
+        let head = with_fixed_cost(chunks, [whole, chunked], MOST_OVERHEAD_CHUNK_ROWS);
         Ok(Speed {
             product_ps: ps(a_row / self.multiply_adds_of_a_row()),
             product_overhead_rows: significant((many / a_row - rows).max(0.0)),
@@ -135,11 +170,27 @@ impl Measured {
             between_backward_ps: ps(between_backward),
             update_ps: ps(self.update()?),
             file_byte_ps,
+            card,
         })
     }
 
+    /// A card needs as many times the rows and samples of a processor to be busy.
+    fn scale(&self) -> usize {
+        if self.device.is_cpu() { 1 } else { SCALE_OF_CARDS }
+    }
+
+    /// Random numbers in the dtype of activations.
     fn tensor(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
-        Tensor::rand(-1f32, 1f32, shape, &Device::Cpu)?.to_dtype(self.dtype)
+        self.parameter(shape)?.to_dtype(self.dtype)
+    }
+
+    /// The same in f32.
+    fn parameter(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
+        Tensor::rand(-1f32, 1f32, shape, &Device::Cpu)?.to_device(self.device)
+    }
+
+    fn zeros(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
+        Tensor::zeros(shape, DType::F32, self.device)
     }
 
     /// The shortest time of work on weights and their gradients, which come from where those of the model do.
@@ -149,6 +200,9 @@ impl Measured {
         limit: Duration,
         work: impl FnMut() -> candle_core::Result<()>,
     ) -> candle_core::Result<f64> {
+        if !self.device.is_cpu() {
+            return shortest_on(self.device, limit, work);
+        }
         shortest_without(if self.sizes.from_memory { weights } else { &[] }, limit, work)
     }
 
@@ -167,8 +221,9 @@ impl Measured {
     /// So many that the longer product takes its share of the time, whatever the machine.
     fn many_rows(&self, few: f64) -> usize {
         let by_size = (MANY_MULTIPLY_ADDS as f64 / self.multiply_adds_of_a_row()) as usize;
-        let by_time = (2.0 * OF_A_KIND.as_secs_f64() / few.max(1e-9) * FEW_ROWS as f64) as usize;
-        by_size.min(by_time).clamp(4 * FEW_ROWS, 8 * FEW_ROWS) / 32 * 32
+        let few_rows = FEW_ROWS * self.scale();
+        let by_time = (2.0 * OF_A_KIND.as_secs_f64() / few.max(1e-9) * few_rows as f64) as usize;
+        by_size.min(by_time).clamp(4 * few_rows, 8 * few_rows) / 32 * 32
     }
 
     /// Seconds of a block's products over so many rows, forward and backward.
@@ -176,8 +231,7 @@ impl Measured {
         let mut seconds = 0.0;
         for ((n, k), times) in self.weights() {
             let (x, dy) = (self.tensor(&[rows, k])?, self.tensor(&[rows, n])?);
-            let weight = Tensor::rand(-1f32, 1f32, &[n, k], &Device::Cpu)?;
-            let gradient = Tensor::zeros(&[n, k], DType::F32, &Device::Cpu)?;
+            let (weight, gradient) = (self.parameter(&[n, k])?, self.zeros(&[n, k])?);
             let forward = || linear(&x, &weight).map(drop);
             let backward_input = || linear_backward_input(&dy, &weight, None).map(drop);
             let backward_weight = || linear_backward_weight(&dy, &x, &gradient, true);
@@ -190,7 +244,7 @@ impl Measured {
                         + shortest_without(&[&gradient], limit, backward_weight)?
                 } else {
                     // Threads that wait for work are woken once, as in a step.
-                    shortest(OF_A_KIND / 2, || {
+                    self.shortest(&[], OF_A_KIND / 2, || {
                         forward().and_then(|()| backward_input()).and_then(|()| backward_weight())
                     })?
                 };
@@ -201,16 +255,17 @@ impl Measured {
     /// Seconds of a multiply-add of attention, forward and backward, where each sample has `tokens` tokens.
     fn attention(&self, tokens: usize) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { heads, .. } = self.sizes;
-        let samples = TOKENS / tokens;
+        let samples = TOKENS * self.scale() / tokens;
         let shape = [samples, tokens, self.sizes.inner()];
         let [q, k, v, dout] = [self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?];
         let (lengths, numbers) = (vec![tokens; samples], (0..samples as u32).collect::<Vec<_>>());
         let dropout = Some(Dropout { samples: &numbers, ..DROPOUT });
         let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout };
-        let forward = shortest(OF_A_KIND / 2, || attention(&q, &k, &v, &of).map(drop))?;
+        let forward = self.shortest(&[], OF_A_KIND / 2, || attention(&q, &k, &v, &of).map(drop))?;
         let (out, lse) = attention(&q, &k, &v, &of)?;
         let attended = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-        let backward = shortest(OF_A_KIND / 2, || attention_backward(&attended, &dout, &of, None).map(drop))?;
+        let backward =
+            self.shortest(&[], OF_A_KIND / 2, || attention_backward(&attended, &dout, &of, None).map(drop))?;
         let product = (samples * tokens * tokens * self.sizes.inner()) as f64;
         Ok([forward / (2.0 * product), backward / (5.0 * product)])
     }
@@ -218,8 +273,7 @@ impl Measured {
     /// Seconds of a multiply-add of the output projection and the loss, for one chunk of `rows` rows.
     fn head(&self, rows: usize) -> candle_core::Result<f64> {
         let d_model = self.sizes.d_model;
-        let (x, table) =
-            (self.tensor(&[rows, d_model])?, Tensor::rand(-1f32, 1f32, &[VOCABULARY, d_model], &Device::Cpu)?);
+        let (x, table) = (self.tensor(&[rows, d_model])?, self.parameter(&[VOCABULARY, d_model])?);
         let gradient = table.zeros_like()?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row % VOCABULARY as u32).collect();
         let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows: rows };
@@ -233,19 +287,20 @@ impl Measured {
     /// backward.
     fn between(&self) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
-        let (x, hidden) = (self.tensor(&[1, TOKENS, d_model])?, self.tensor(&[1, TOKENS, d_ff])?);
-        let weight = Tensor::ones(d_model, DType::F32, &Device::Cpu)?;
+        let tokens = TOKENS * self.scale();
+        let (x, hidden) = (self.tensor(&[1, tokens, d_model])?, self.tensor(&[1, tokens, d_ff])?);
+        let weight = Tensor::ones(d_model, DType::F32, self.device)?;
         let dweight = weight.zeros_like()?;
         let (_, inv_rms) = rms_norm(&x, &weight, 1e-6)?;
         let d = Some(&DROPOUT);
-        let forward = shortest(OF_A_KIND / 4, || {
+        let forward = self.shortest(&[], OF_A_KIND / 4, || {
             for _ in 0..2 {
                 drop(rms_norm(&x, &weight, 1e-6)?);
                 drop(dropout_add(&x, &x, d)?);
             }
             feed_forward_activation(&hidden, None, Activation::Relu, d).map(drop)
         })?;
-        let backward = shortest(OF_A_KIND / 4, || {
+        let backward = self.shortest(&[], OF_A_KIND / 4, || {
             for _ in 0..2 {
                 let dy = dropout(&x, d)?;
                 drop(rms_norm_backward(&x, &weight, &inv_rms, dy, Some(&x), Some(&dweight))?);
@@ -253,17 +308,15 @@ impl Measured {
             let (gate, dh) = (dropout(&hidden, None)?.copy()?, hidden.copy()?);
             feed_forward_activation_backward(gate, None, Activation::Relu, d, dh).map(drop)
         })?;
-        let elements = (TOKENS * d_model) as f64;
+        let elements = (tokens * d_model) as f64;
         Ok([forward / elements, backward / elements])
     }
 
     /// Seconds of an update of a parameter and of its gradient's part in the norm.
     fn update(&self) -> candle_core::Result<f64> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
-        let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu);
-        let parameter = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
-        let gradient = Tensor::rand(-1f32, 1f32, (d_ff, d_model), &Device::Cpu)?;
-        let second = SecondMoment::Factored { row: zeros(d_ff)?, col: zeros(d_model)? };
+        let [parameter, gradient] = [self.parameter(&[d_ff, d_model])?, self.parameter(&[d_ff, d_model])?];
+        let second = SecondMoment::Factored { row: self.zeros(&[d_ff])?, col: self.zeros(&[d_model])? };
         let hyper = AdafactorHyper { beta2: 0.5, scale_parameter: false, ..AdafactorHyper::default() };
         let norm = self.shortest(&[&gradient], OF_A_KIND / 4, || SquareSums::of(&gradient).map(drop))?;
         let sums = SquareSums::of(&gradient)?;
@@ -294,6 +347,54 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
     let round_trip = || files.write_and_read(x.clone()).map(drop).map_err(candle_core::Error::wrap);
     let seconds = shortest(OF_A_KIND, round_trip).ok();
     Ok(seconds.map(|seconds| seconds * 1e12 / FILE_BYTES as f64))
+}
+
+/// Seconds of a byte that is copied to a device and back, through pinned memory, in the mean of both ways.
+fn bus_byte(device: &Device) -> candle_core::Result<f64> {
+    let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
+    let there = absent::absent_like(&home, device)?;
+    let up = || {
+        let mut coming = Coming::begin(&there)?;
+        coming.copy(&home)?;
+        coming.arrive()
+    };
+    let up = shortest_on(device, OF_A_KIND, up)?;
+    let down = shortest_on(device, OF_A_KIND, || Leaving::begin(&there)?.arrive().map(drop))?;
+    Ok((up + down) / (2 * BUS_BYTES) as f64)
+}
+
+/// Seconds of the launch of a kernel.
+fn launch(device: &Device) -> candle_core::Result<f64> {
+    let x = Tensor::ones(1, DType::F32, device)?;
+    shortest_on(device, OF_A_KIND / 4, || (0..LAUNCHES).try_for_each(|_| t5_ops::scaled(&x, 0.5).map(drop)))
+        .map(|seconds| seconds / LAUNCHES as f64)
+}
+
+/// The shortest time of `work` on a device, in seconds. As in a step, it is launched several times before it is waited for, so that launches
+/// and waiting hide behind what is computed. The first is not counted where there is time for another: it loads kernels.
+fn shortest_on(
+    device: &Device,
+    limit: Duration,
+    mut work: impl FnMut() -> candle_core::Result<()>,
+) -> candle_core::Result<f64> {
+    let mut each_of = |count: usize| {
+        let start = Instant::now();
+        (0..count).try_for_each(|_| work())?;
+        device.synchronize()?;
+        candle_core::Result::Ok(start.elapsed().as_secs_f64() / count as f64)
+    };
+    let began = Instant::now();
+    each_of(1)?;
+    let once = each_of(1)?;
+    let count = ((TOGETHER.as_secs_f64() / once.max(1e-9)) as usize).clamp(1, MOST_TOGETHER);
+    let mut least = once;
+    for _ in 0..MOST_TIMES {
+        if began.elapsed() >= limit {
+            break;
+        }
+        least = least.min(each_of(count)?);
+    }
+    Ok(least)
 }
 
 /// The shortest of several times that `work` takes, in seconds, by [`undisturbed`]. The first is not counted where there is time for

@@ -5,7 +5,9 @@
 //! on the noise of a measurement. Times are not rounded so, because nothing depends on them.
 
 use candle_core::DType;
+use memory_policy::Place;
 use serde::{Deserialize, Serialize};
+use t5::Levers;
 use trainer::TrainerOptions;
 
 use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
@@ -43,6 +45,19 @@ pub struct Speed {
     /// A byte that is written to a file and read back, where it stays in memory; none where no file could be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_byte_ps: Option<f64>,
+    /// Of a card, the times that a processor does not have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub card: Option<CardTimes>,
+}
+
+/// Times of a card, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CardTimes {
+    /// A byte from the host or to it, through pinned memory: half of one there and one back.
+    pub bus_byte_ps: f64,
+    /// The launch of a kernel that has little to do, among many.
+    pub launch_ps: f64,
 }
 
 /// The speed of a machine in both precisions.
@@ -121,19 +136,28 @@ impl Speed {
         model: &t5::Config,
         options: &TrainerOptions,
         tokens: (usize, usize),
-        arithmetic: &Arithmetic,
+        counter: &StepCounter<'_>,
     ) -> Prices {
+        let arithmetic = &counter.arithmetic(1);
         let times = self.times(model, tokens, arithmetic);
         let [again, heads, backward] = sums(arithmetic);
         let average = times.training / arithmetic.training;
         let relative = |time: f64, multiply_adds: f64| coarse(time / multiply_adds.max(1.0) / average);
         // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
         let of_products = 2.0 * self.product_overhead_rows;
-        let overhead_tokens = of_products * times.products / times.training;
-        let built_in = Prices::of_units(options.precision.activations());
+        let built_in = match self.card {
+            Some(card) => Prices { bus_byte: relative(card.bus_byte_ps, 1.0), ..Prices::card() },
+            None => Prices::of_units(options.precision.activations()),
+        };
+        let (overhead_tokens, again_overhead_tokens) = match self.card {
+            Some(card) => {
+                (card.launches(counter, options) / (times.training / (tokens.0 + tokens.1).max(1) as f64), 0.0)
+            }
+            None => (of_products * times.products / times.training, of_products),
+        };
         Prices {
             overhead_tokens: coarse(overhead_tokens),
-            again_overhead_tokens: coarse(of_products),
+            again_overhead_tokens: coarse(again_overhead_tokens),
             again: relative(times.again, again - heads),
             heads: relative(times.heads, heads),
             second: relative(times.again + times.heads + times.backward, again + backward),
@@ -144,6 +168,16 @@ impl Speed {
             parameter_ps: Some(significant(self.update_ps)),
             ..built_in
         }
+    }
+}
+
+impl CardTimes {
+    /// The time of the launches of a micro-batch, which a card hides where it has as much to compute.
+    #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
+    fn launches(self, counter: &StepCounter<'_>, options: &TrainerOptions) -> f64 {
+        let levers = Levers { micro_batch_samples: 1, loss_chunk_rows: 256, ..Levers::default() };
+        let calls = counter.calls(&levers, options);
+        self.launch_ps * (calls.launches + calls.products) as f64
     }
 }
 
@@ -164,9 +198,11 @@ impl MachineSpeed {
         options: &TrainerOptions,
         tokens: (usize, usize),
     ) -> Result<(Prices, f64)> {
-        let arithmetic = StepCounter::new(model, options, 1, tokens, &Processes::default())?.arithmetic(1);
+        let counter = StepCounter::new(model, options, 1, tokens, &Processes::default())?;
+        let place = if self.f32.card.is_some() { Place::Device } else { Place::Host };
+        let (arithmetic, counter) = (counter.arithmetic(1), counter.at(place, options));
         let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
-        let prices = self.of(options.precision.activations()).prices(model, options, tokens, &arithmetic);
+        let prices = self.of(options.precision.activations()).prices(model, options, tokens, &counter);
         Ok((prices, bf16 / f32))
     }
 }
@@ -202,6 +238,7 @@ mod tests {
             between_backward_ps: 0.0,
             update_ps: 100.0,
             file_byte_ps: Some(550.0),
+            card: None,
         }
     }
 
@@ -232,6 +269,19 @@ mod tests {
         // Samples have 256 tokens.
         let fixed = prices(&Speed { attention_overhead_keys: 512.0, ..even() });
         assert_eq!(fixed, slow);
+    }
+
+    #[test]
+    fn a_card_is_priced_by_its_bus_and_its_launches() {
+        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0 };
+        let fast = prices(&Speed { card: Some(card), product_overhead_rows: 64.0, ..even() });
+        assert!((fast.bus_byte / 500.0 - 1.0).abs() < 0.05, "{fast:?}");
+        assert_eq!((fast.overhead_tokens, fast.again_overhead_tokens), (0.0, 0.0));
+        assert_eq!((fast.enough_tokens, fast.never_keeps_logits), (Prices::card().enough_tokens, true));
+        // Some six hundred launches and products of 4 microseconds, and some 90 million multiply-adds a token.
+        let slow = prices(&Speed { card: Some(CardTimes { launch_ps: 4e6, ..card }), ..even() });
+        assert!((1.0..8.0).contains(&slow.overhead_tokens), "{slow:?}");
+        assert!(slow.are_sound());
     }
 
     #[test]

@@ -30,6 +30,15 @@ pub fn device_bytes(device: &Device) -> Option<DeviceBytes> {
     }
 }
 
+/// The driver's name of a card and the version of the driver, for whoever keeps what was measured there. `None`: the device is none.
+pub fn card_and_driver(device: &Device) -> Option<String> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::name_and_driver(device).ok(),
+        _ => None,
+    }
+}
+
 /// Opens an NVIDIA card by its number, with one stream for everything. Memory that tensors give back stays in this process's pool.
 ///
 /// # Errors
@@ -108,6 +117,7 @@ mod cuda {
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::driver::sys::{
         CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
+        cuDriverGetVersion,
     };
     use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
 
@@ -144,6 +154,13 @@ mod cuda {
             tensors: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
             tensors_most: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
         })
+    }
+
+    pub fn name_and_driver(device: &CudaDevice) -> Result<String, DriverError> {
+        let (name, mut version) = (device.cuda_stream().context().name()?, 0);
+        // SAFETY: a place for the number.
+        unsafe { cuDriverGetVersion(&raw mut version) }.result()?;
+        Ok(format!("{name}, driver for CUDA {}.{}", version / 1000, version % 1000 / 10))
     }
 
     pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {

@@ -51,7 +51,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     device::check_dtype(&device, options.precision.activations())?;
     let probe = device::probe(&device);
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
-    let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, device::place(&device), directory)?;
+    let on = (device::place(&device), &device);
+    let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, on, directory)?;
     let now = planner::rehearse(&model, &options, &device, &probe)?;
     let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
     if let Some(warning) = device::limit(&device, &planned, &now) {

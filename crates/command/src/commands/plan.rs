@@ -77,7 +77,7 @@ fn planned(config: Config, machine: &dyn Probe, wanted: Wanted<'_>, processes: u
     // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
     let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
     let data = opened.as_ref().zip(feed.as_ref().map(|(loader, _)| loader));
-    let priced = speed::priced_run(&config, &model, &options)?;
+    let priced = speed::priced_run(&config, &model, &options, device)?;
     let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
     let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
     if config.memory.budget.is_none() && processes > 1 {
