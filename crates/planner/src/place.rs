@@ -52,6 +52,7 @@ pub fn in_memory(place: Place) -> &'static str {
 pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
     let here = in_memory(place);
     match levers.weight_blocks_in_memory() {
+        0 if levers.copies_overlap() => format!("{kept}; one block at a time {here}, and the next one"),
         0 => format!("{kept}; one block at a time {here}"),
         blocks => format!("{kept}; {} {here}, and one at a time of the others", in_blocks(blocks)),
     }

@@ -1,6 +1,7 @@
 //! Launches the kernels for NVIDIA's cards (`cuda-kernels`) on the stream of candle's device, and multiplies by cuBLAS.
 //!
-//! One stream carries everything, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind it.
+//! One stream carries everything that is computed, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind
+//! it. Another one carries copies alone, which wait for this one and are waited for ([`crate::copies`]).
 
 use std::cell::RefCell;
 use std::ffi::c_void;

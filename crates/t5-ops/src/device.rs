@@ -39,7 +39,7 @@ pub fn card_and_driver(device: &Device) -> Option<String> {
     }
 }
 
-/// Opens an NVIDIA card by its number, with one stream for everything. Memory that tensors give back stays in this process's pool.
+/// Opens an NVIDIA card by its number, with one stream for all that is computed. Memory that tensors give back stays in this process's pool.
 ///
 /// # Errors
 /// A build without the feature `cuda`; the driver's error.
@@ -164,7 +164,8 @@ mod cuda {
     }
 
     pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {
-        // SAFETY: there is one stream, in whose order memory is taken, used and given back.
+        // SAFETY: there is one stream in whose order memory is taken, used and given back. Copies on another one keep a tensor's memory until
+        // they are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };
         // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
         pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
