@@ -340,3 +340,32 @@ mod cuda {
         parts.for_each(|(to, from)| to.copy_from_slice(from));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
+        let home = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
+        let to = absent::absent_like(&home, &Device::Cpu).unwrap();
+        let mut coming = Coming::begin(&to).unwrap();
+        assert!(!coming.is_copied());
+        assert!(coming.copy(&home.to_dtype(DType::BF16).unwrap()).is_err());
+        coming.copy(&home).unwrap();
+        coming.arrive().unwrap();
+        assert_eq!(to.to_vec2::<f32>().unwrap(), home.to_vec2::<f32>().unwrap());
+        let view = to.t().unwrap();
+        let left = Leaving::begin(&view).unwrap().arrive().unwrap();
+        assert_eq!(left.to_vec2::<f32>().unwrap(), home.t().unwrap().to_vec2::<f32>().unwrap());
+    }
+
+    #[test]
+    #[should_panic(expected = "values arrive that nobody has copied")]
+    fn nothing_arrives_before_its_copy() {
+        let to = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
+        let _ = Coming::begin(&to).unwrap().arrive();
+    }
+}
