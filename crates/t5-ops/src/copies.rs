@@ -45,7 +45,12 @@ impl Coming {
     /// # Errors
     /// Another shape or dtype; the driver's.
     pub fn copy(&mut self, home: &Tensor) -> Result<()> {
+        self.carry_out(home)?;
         self.is_copied = true;
+        Ok(())
+    }
+
+    fn carry_out(&mut self, home: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(way) = &mut self.way {
             absent::check_alike("copy", &self.to, home)?;
@@ -353,7 +358,7 @@ mod tests {
         let to = absent::absent_like(&home, &Device::Cpu).unwrap();
         let mut coming = Coming::begin(&to).unwrap();
         assert!(!coming.is_copied());
-        assert!(coming.copy(&home.to_dtype(DType::BF16).unwrap()).is_err());
+        assert!(coming.copy(&home.to_dtype(DType::BF16).unwrap()).is_err() && !coming.is_copied());
         coming.copy(&home).unwrap();
         coming.arrive().unwrap();
         assert_eq!(to.to_vec2::<f32>().unwrap(), home.to_vec2::<f32>().unwrap());
