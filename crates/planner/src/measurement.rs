@@ -93,7 +93,7 @@ const FILE_BYTES: usize = 4 << 20;
 /// [`Measured::scale`] of cards.
 const SCALE_OF_CARDS: usize = 8;
 /// Bytes that are copied to a card.
-const BUS_BYTES: usize = 32 << 20;
+const BUS_BYTES: usize = 8 << 20;
 /// Launches that are timed together.
 const LAUNCHES: usize = 64;
 /// On a card so much work is launched before it is waited for, and at most so many pieces.
@@ -186,7 +186,13 @@ impl Measured<'_> {
 
     /// The same in f32.
     fn parameter(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
-        Tensor::rand(-1f32, 1f32, shape, &Device::Cpu)?.to_device(self.device)
+        if self.device.is_cpu() {
+            return Tensor::rand(-1f32, 1f32, shape, &Device::Cpu);
+        }
+        // Many rows take no room on the host when they are copies of one.
+        let width = shape.last().copied().unwrap_or(1);
+        let row = Tensor::rand(-1f32, 1f32, width, &Device::Cpu)?.to_device(self.device)?;
+        row.broadcast_as(shape)?.contiguous()
     }
 
     fn zeros(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
