@@ -74,6 +74,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count::count_freed(layout.size());
         match is_large(&layout) {
             // SAFETY: the caller gives back a block of this layout, so `allocate` made it for this size.
             true => unsafe { large::free(block, layout.size()) },
@@ -89,9 +90,14 @@ unsafe impl GlobalAlloc for Allocator {
             (false, false) => {
                 count::count(new_size);
                 // SAFETY: as in `alloc`; both blocks are mimalloc's.
-                told(unsafe { SmallBlocks.realloc(block, layout, new_size) }, new_size)
+                let new = told(unsafe { SmallBlocks.realloc(block, layout, new_size) }, new_size);
+                count::count_freed(layout.size());
+                new
             }
-            (true, true) if page::is_same_block(layout.size(), new_size) => block,
+            (true, true) if page::is_same_block(layout.size(), new_size) => {
+                count::count_resized(layout.size(), new_size);
+                block
+            }
             _ => {
                 // SAFETY: the caller's promises about both layouts are the ones that are asked for.
                 let new = unsafe { self.alloc(new_layout) };

@@ -1,7 +1,7 @@
 //! What is asked of the allocator, counted while somebody wants to know. Otherwise a count is a load and a branch
 //! that is never taken.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Requests to [`Allocator`](crate::Allocator) while it was counting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +15,22 @@ pub struct Allocations {
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
+/// Bytes asked for less bytes freed since counting began: below 0 where blocks from before are freed.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+static MOST_LIVE: AtomicI64 = AtomicI64::new(0);
 
 /// Switches the count of [`Allocator`](crate::Allocator) on or off; it starts switched off.
 pub fn count_allocations(on: bool) {
+    if on {
+        LIVE.store(0, Relaxed);
+        MOST_LIVE.store(0, Relaxed);
+    }
     IS_COUNTING.store(on, Relaxed);
+}
+
+/// The most bytes that [`Allocator`](crate::Allocator) had given out at a time since counting began, without those from before.
+pub fn most_live() -> u64 {
+    u64::try_from(MOST_LIVE.load(Relaxed)).unwrap_or(0)
 }
 
 /// The count of [`Allocator`](crate::Allocator) so far, over all threads.
@@ -31,12 +43,30 @@ pub(crate) fn count(bytes: usize) {
     if IS_COUNTING.load(Relaxed) {
         CALLS.fetch_add(1, Relaxed);
         BYTES.fetch_add(bytes as u64, Relaxed);
+        let bytes = bytes.cast_signed() as i64;
+        MOST_LIVE.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+    }
+}
+
+/// Notes that a block has another size, where it is.
+pub(crate) fn count_resized(old: usize, new: usize) {
+    if IS_COUNTING.load(Relaxed) {
+        LIVE.fetch_add(new.cast_signed() as i64 - old.cast_signed() as i64, Relaxed);
+    }
+}
+
+/// Notes that a block of `bytes` was given back.
+pub(crate) fn count_freed(bytes: usize) {
+    if IS_COUNTING.load(Relaxed) {
+        LIVE.fetch_sub(bytes.cast_signed() as i64, Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MANY: usize = 1 << 40;
 
     #[test]
     fn nothing_is_counted_unless_someone_wants_to_know() {
@@ -46,8 +76,14 @@ mod tests {
         assert_eq!(allocations(), before);
         count_allocations(true);
         count(300);
+        // More than other tests ever free.
+        count(MANY);
+        count_freed(MANY);
+        count_resized(200, 300);
         count_allocations(false);
         let after = allocations();
-        assert!(after.calls > before.calls && after.bytes >= before.bytes + 300, "{before:?}, {after:?}");
+        assert!(after.calls >= before.calls + 2, "{before:?}, {after:?}");
+        assert!(after.bytes >= before.bytes + (MANY + 300) as u64, "{before:?}, {after:?}");
+        assert!(most_live() >= MANY as u64 / 2, "{} bytes", most_live());
     }
 }

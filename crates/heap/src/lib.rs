@@ -35,7 +35,7 @@ mod temporary_name;
 mod waiting;
 
 pub use allocator::{Allocator, held, keep_pages_small, on_refusal, release_small, release_unused};
-pub use count::{Allocations, allocations, count_allocations};
+pub use count::{Allocations, allocations, count_allocations, most_live};
 pub use file_pages::{forget, read_without_ahead};
 pub use in_files::{FileMemory, Stretch, StretchMut};
 pub use lost_pages::end_on_lost_pages;
