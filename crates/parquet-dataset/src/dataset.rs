@@ -392,7 +392,14 @@ impl Dataset {
                 // Room for what the footer says the values take on average, as far as that is little.
                 let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
                 for (column, chunk) in found.chunks.iter().enumerate() {
-                    let bytes = (chunk.decoded_bytes() / u64::from(chunk.rows.max(1))).saturating_mul(count);
+                    let mean = chunk.decoded_bytes() / u64::from(chunk.rows.max(1));
+                    // Of a long value a part may be wanted.
+                    let wanted = limits.parts.as_ref().filter(|parts| mean > parts.whole);
+                    let wanted = wanted.map_or(mean, |parts| {
+                        let part = (parts.part)(range.start, column, mean);
+                        part.end.saturating_sub(part.start)
+                    });
+                    let bytes = wanted.saturating_mul(count);
                     let bytes = bytes.min(limits.left).min(MAX_RESERVED_BYTES) as usize;
                     rows.column_mut(column).reserve((count as usize).min(MAX_RESERVED_ROWS), bytes);
                 }
