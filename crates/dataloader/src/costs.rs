@@ -5,7 +5,8 @@ use parquet_dataset::Dataset;
 use crate::batch::{KEPT_TEXT_BYTES, MOST_READ_BYTES, read_bytes_of};
 use crate::objective::MOST_PIECE_BYTES;
 use crate::row_text::STRETCH_BYTES;
-use crate::{CACHED_WORDS, LoaderLimits, LoaderOptions, Objective, Tokenizer};
+use crate::tokenizer::REMEMBERED_BYTES;
+use crate::{LoaderLimits, LoaderOptions, Objective, Tokenizer};
 
 /// One row of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +26,9 @@ const SAMPLE_OVERHEAD_BYTES: u64 = 96;
 const VOCABULARY_ENTRY_BYTES: u64 = 600;
 /// Memory of a tokenizer beside its tokens: its compiled pattern. Measured: 3.7 MiB with the same two.
 const TOKENIZER_BYTES: u64 = 4 << 20;
-/// A remembered word: its text and the symbols that it was merged from. 0.3 KiB in English, 4 KiB for a Chinese clause,
-/// 8 KiB for the longest that is remembered.
-const CACHED_WORD_BYTES: u64 = 2 << 10;
 /// While a window is cut into words every byte of it has its alignment, and in digits a word of its own with three
-/// blocks. An estimate with room.
+/// blocks. Measured: 398 in a text of letters and digits in turn, 40 in words.
 const BYTES_PER_WINDOW_BYTE: u64 = 400;
-/// While a long word is tokenized every byte may be a symbol, a place in the queue of merges and a token with its text.
-const BYTES_PER_WORD_BYTE: u64 = 200;
 /// Stack that a decoding thread touches, what the allocator keeps for it, and the tables that the pattern
 /// builds up in each thread, which the regex crate bounds.
 const THREAD_BYTES: u64 = 1 << 20;
@@ -62,8 +58,8 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
             .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number] + prefix_bytes(options, number)))
             .max()
             .unwrap_or(0)
-        + if largest.iter().zip(&read).any(|(largest, read)| largest > read) { later_bytes(options) } else { 0 }
-        + CACHED_WORDS as u64 * CACHED_WORD_BYTES;
+        + largest.iter().zip(&read).map(|(&largest, &read)| later_bytes(options, largest, read)).max().unwrap_or(0)
+        + REMEMBERED_BYTES;
     vec![
         CostRow {
             name: "tokenizer",
@@ -89,11 +85,11 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
 }
 
-/// A further stretch of a long value. A piece for span corruption is read whole.
-fn later_bytes(options: &LoaderOptions) -> u64 {
+/// A further stretch of a value of `largest` bytes, of which `read` are read with its batch. A piece for span corruption is read whole.
+fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {
-        Objective::TextToText { .. } => STRETCH_BYTES as u64 * 9 / 4,
-        Objective::SpanCorruption { .. } => 0,
+        Objective::TextToText { .. } if largest > read => largest.min(STRETCH_BYTES as u64) * 9 / 4,
+        Objective::TextToText { .. } | Objective::SpanCorruption { .. } => 0,
     }
 }
 
@@ -104,16 +100,19 @@ fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
 
 /// Memory for tokenizing a text of `largest` bytes.
 fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
-    let (max_tokens, ids) = match options.objective {
-        Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, 0),
-        Objective::TextToText { .. } => (options.max_target_tokens, 0),
-        // Each byte may be a token, and the vector of ids doubles as it grows.
-        Objective::SpanCorruption { .. } => (usize::MAX, 3 * 4 * largest.min(MOST_PIECE_BYTES)),
+    let (max_tokens, text) = match options.objective {
+        Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, largest),
+        Objective::TextToText { .. } => (options.max_target_tokens, largest),
+        Objective::SpanCorruption { .. } => (usize::MAX, largest.min(MOST_PIECE_BYTES)),
     };
+    // Each byte may be a token, and the vector of ids doubles as it grows.
+    let ids = 3 * 4 * text.min((max_tokens as u64).saturating_add(1));
+    // Bytes alone take a further vector, of blanks that may be the end.
+    let Some(word_byte) = tokenizer.word_byte_bytes() else { return 2 * ids };
     let windows = tokenizer.windows(max_tokens);
     let window = largest.min(windows.most_bytes() as u64);
     let word = largest.min(windows.word_bytes as u64);
-    window * BYTES_PER_WINDOW_BYTE + word * BYTES_PER_WORD_BYTE + ids
+    window * BYTES_PER_WINDOW_BYTE + word * word_byte + ids
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;
 pub use random::{Key, Stream};
 pub use texts::TextFiles;
-pub use tokenizer::{CACHED_WORDS, COMPANION_FILES, Tokenizer, TokenizerJson};
+pub use tokenizer::{COMPANION_FILES, Tokenizer, TokenizerJson};
 pub use train_tokenizer::{
     TokenizerTraining, TrainedTokenizer, train_tokenizer, train_tokenizer_on, train_tokenizer_on_files,
 };

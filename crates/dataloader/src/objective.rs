@@ -48,7 +48,7 @@ impl Objective {
         match self {
             Self::TextToText { .. } => {
                 let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
-                tokenizer.windows(tokens).most_bytes() as u64
+                tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
             Self::SpanCorruption { .. } => MOST_PIECE_BYTES,
         }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::tokenizer::{Source, TextFault};
 
 /// Bytes of a long value that are read at a time.
-pub(crate) const STRETCH_BYTES: usize = 512 << 10;
+pub(crate) const STRETCH_BYTES: usize = 128 << 10;
 /// Bytes that are looked at together for anything but white space.
 const LOOK_BYTES: usize = 16 << 10;
 

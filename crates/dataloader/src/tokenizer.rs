@@ -4,8 +4,8 @@
 //! Invariants:
 //! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
 //!   file asks for. Those are the loader's business and are done on ids.
-//! - Memory does not grow with use: the tokenizer's own word cache is capped at [`CACHED_WORDS`] words a thread
-//!   and never stores a word of more than 256 bytes. Texts of any length are tokenized in [windows](windows).
+//! - Memory does not grow with use: the words that are [remembered] are few and short, and the library's own memory of words is
+//!   off. Texts of any length are tokenized in [windows](windows).
 //! - Whatever the file says and the text holds, the outcome is ids or a typed error that names the file.
 //!
 //! ```no_run
@@ -19,6 +19,7 @@ mod beside;
 mod byte_pairs;
 mod files;
 mod growth;
+mod remembered;
 mod sentence_piece;
 mod traits;
 mod utf8_bytes;
@@ -35,16 +36,12 @@ use crate::error::panic_message;
 use beside::Beside;
 pub use files::COMPANION_FILES;
 use growth::Head;
+pub(crate) use remembered::REMEMBERED_BYTES;
+use remembered::Remembered;
 use traits::{MOST_WORD_PIECE_CHARS, Traits};
 use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
-
-/// Words that the tokenizer remembers the tokens of, for each thread that encodes.
-///
-/// The most common words of a language are worth remembering; a longer list is not measurably faster. Where text has no
-/// spaces a word is a clause, and takes kilobytes: the tokenizer keeps 32 bytes for each byte that it was merged from.
-pub const CACHED_WORDS: usize = 512;
 
 /// A text on which a tokenizer is tried when it is loaded: scripts, digits, spaces, a character that grows, broken pieces.
 const PROBE: &str = "The quick  brown fox, 0123456789 km.\n\t\u{4e2d}\u{6587} \u{fdfa} \u{e9}e\u{301} \u{1f469}\u{200d}\u{1f467} <unk>\u{0} ";
@@ -72,6 +69,7 @@ pub struct Tokenizer {
     longest_added: usize,
     growth: u64,
     start_ids: Vec<u32>,
+    remembered: Remembered,
 }
 
 /// The `tokenizer.json` of a tokenizer.
@@ -155,11 +153,11 @@ impl Tokenizer {
         let mut model = inner.get_model().clone();
         match &mut model {
             ModelWrapper::BPE(bpe) => {
-                bpe.resize_cache(CACHED_WORDS);
+                bpe.resize_cache(0);
                 bpe.dropout = None; // The same text gives the same ids.
             }
             ModelWrapper::Unigram(unigram) => {
-                unigram.resize_cache(CACHED_WORDS);
+                unigram.resize_cache(0);
                 (unigram.alpha, unigram.nbest_size) = (None, None);
             }
             ModelWrapper::WordPiece(words) => {
@@ -194,6 +192,7 @@ impl Tokenizer {
             longest_added,
             growth,
             start_ids,
+            remembered: Remembered::default(),
         };
         tokenizer.transformers_config = tokenizer.new_transformers_config();
         Ok(tokenizer)
@@ -233,7 +232,7 @@ impl Tokenizer {
             return tokenizer.encode(source, max_tokens);
         }
         let bytes = source.len();
-        let mut tokenizing = Tokenizing::new(&self.inner, self.traits, sizes, max_tokens);
+        let mut tokenizing = Tokenizing::new((&self.inner, &self.remembered), self.traits, sizes, max_tokens);
         while let Some(range) = tokenizing.next(bytes) {
             let is_last = range.end == bytes;
             let text = source.stretch(range)?;
@@ -246,6 +245,11 @@ impl Tokenizer {
     /// The sizes in which texts are tokenized of which the first `max_tokens` tokens are wanted.
     pub(crate) fn windows(&self, max_tokens: usize) -> Windows {
         Windows::new(max_tokens, self.longest_token, self.longest_added, self.growth)
+    }
+
+    /// Memory for each byte of a word while it is tokenized; none where a text is its bytes.
+    pub(crate) fn word_byte_bytes(&self) -> Option<u64> {
+        (!matches!(self.kind, Kind::Bytes(_))).then_some(self.traits.word_byte_bytes)
     }
 
     /// The text of `ids`, special tokens left out, ids outside the vocabulary too.

@@ -25,6 +25,7 @@ use std::ops::Range;
 use tokenizers::normalizer::Range as Referential;
 use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
+use super::remembered::Remembered;
 use super::traits::{Traits, drops};
 use crate::Error;
 
@@ -86,11 +87,9 @@ impl Windows {
     /// `longest_token` is the longest of the vocabulary, `longest_added` the longest of the tokens that are found by name,
     /// `growth` what one byte can become before it is cut into tokens, all in bytes.
     pub fn new(max_tokens: usize, longest_token: usize, longest_added: usize, growth: u64) -> Self {
-        // Most tokens take 2 to 6 bytes; a text whose tokens take more is read in more windows.
-        let step = max_tokens.saturating_mul(8).saturating_add(1024).min(MOST_STEP_BYTES);
         // Text that can grow much is taken in smaller windows.
-        let step = step * USUAL_GROWTH / (growth as usize).max(USUAL_GROWTH);
-        let word = max_tokens.saturating_mul(8).clamp(LEAST_WORD_BYTES, MOST_STEP_BYTES);
+        let step = STEP_BYTES * USUAL_GROWTH / (growth as usize).max(USUAL_GROWTH);
+        let word = max_tokens.saturating_mul(8).clamp(LEAST_WORD_BYTES, MOST_WORD_BYTES);
         Self {
             step_bytes: step.max(LEAST_STEP_BYTES),
             context_bytes: CONTEXT_BYTES,
@@ -102,14 +101,26 @@ impl Windows {
 
     /// Text that is normalized and cut at once, at most.
     pub fn most_bytes(&self) -> usize {
-        8 * self.context_bytes + self.step_bytes + self.margin_bytes
+        self.around_bytes() + self.step_bytes
+    }
+
+    /// The beginning of a text that has so many tokens as a rule. Most tokens take 2 to 6 bytes.
+    pub fn usual_bytes(&self, max_tokens: usize) -> usize {
+        self.around_bytes() + max_tokens.saturating_mul(8).saturating_add(1024).min(MOST_USUAL_BYTES)
+    }
+
+    fn around_bytes(&self) -> usize {
+        8 * self.context_bytes + self.margin_bytes
     }
 }
 
-const MOST_STEP_BYTES: usize = 16 << 10;
+/// A window takes up to 400 times its text. Beside this step it has some hundred bytes that the last one had.
+const STEP_BYTES: usize = 1 << 10;
+const MOST_WORD_BYTES: usize = 16 << 10;
+const MOST_USUAL_BYTES: usize = 16 << 10;
 const LEAST_STEP_BYTES: usize = 256;
 const LEAST_WORD_BYTES: usize = 4 << 10;
-const CONTEXT_BYTES: usize = 128;
+const CONTEXT_BYTES: usize = 64;
 const MARGIN_BYTES: usize = 64;
 const MOST_NAME_BYTES: usize = 256;
 /// Growth of text that tokenizers in use stay below.
@@ -122,6 +133,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 /// A text on its way to tokens.
 pub(super) struct Tokenizing<'t> {
     tokenizer: &'t tokenizers::Tokenizer,
+    remembered: &'t Remembered,
     traits: Traits,
     sizes: Windows,
     max_tokens: usize,
@@ -162,9 +174,26 @@ struct Word {
 }
 
 impl<'t> Tokenizing<'t> {
-    pub fn new(tokenizer: &'t tokenizers::Tokenizer, traits: Traits, sizes: Windows, max_tokens: usize) -> Self {
-        let (ids, carried, word) = (Vec::new(), String::new(), Word::default());
-        Self { tokenizer, traits, sizes, max_tokens, ids, at: 0, carried, from: 0, is_over: false, word, blanks: None }
+    pub fn new(
+        (tokenizer, remembered): (&'t tokenizers::Tokenizer, &'t Remembered),
+        traits: Traits,
+        sizes: Windows,
+        max_tokens: usize,
+    ) -> Self {
+        Self {
+            tokenizer,
+            remembered,
+            traits,
+            sizes,
+            max_tokens,
+            ids: Vec::new(),
+            at: 0,
+            carried: String::new(),
+            from: 0,
+            is_over: false,
+            word: Word::default(),
+            blanks: None,
+        }
     }
 
     /// The stretch of a text of `bytes` bytes that comes next; `None` once there are enough tokens or no more text.
@@ -352,9 +381,9 @@ impl<'t> Tokenizing<'t> {
     /// A word that lies in one window.
     fn add_word(&mut self, text: &str) -> Result<(), Fault> {
         if text.len() <= self.sizes.word_bytes {
-            let tokens = self.tokenizer.get_model().tokenize(text)?;
-            self.ids.extend(tokens.iter().map(|token| token.id));
-            return Ok(());
+            let model = self.tokenizer.get_model();
+            let tokenize = || Ok(model.tokenize(text)?.iter().map(|token| token.id).collect());
+            return self.remembered.add(text, &mut self.ids, tokenize);
         }
         self.extend_word(text)?;
         self.end_word()

@@ -1,0 +1,95 @@
+//! [`Remembered`]: the ids of short words that came before, in a bounded number of bytes.
+//!
+//! The library has a memory of its own, which keeps up to 8 KiB for a word. Most words of a text are short and have few ids, so
+//! this one knows as many in a hundredth of that.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+/// Words that are remembered. The most common words of a language are worth it; a longer list is not measurably faster.
+const WORDS: usize = 512;
+/// Bytes of the longest word that is remembered.
+const MOST_WORD_BYTES: usize = 32;
+/// Ids of such a word, at most.
+const MOST_IDS: usize = 8;
+/// Memory of all of them: the table with two addresses and two lengths a place, and of each word its text and its ids.
+pub(crate) const REMEMBERED_BYTES: u64 =
+    (2 * WORDS * (4 * size_of::<usize>() + 1) + WORDS * (MOST_WORD_BYTES + 4 * MOST_IDS)) as u64;
+
+type Words = HashMap<Box<str>, Box<[u32]>>;
+
+/// The ids of words.
+pub(super) struct Remembered {
+    words: Mutex<Words>,
+}
+
+impl Default for Remembered {
+    fn default() -> Self {
+        Self { words: Mutex::new(Words::with_capacity(WORDS)) }
+    }
+}
+
+impl Remembered {
+    /// Adds the ids of a word to `ids`: those that `tokenize` finds, or found when it came before. A thread that finds another one
+    /// here tokenizes.
+    pub fn add<E>(
+        &self,
+        word: &str,
+        ids: &mut Vec<u32>,
+        tokenize: impl FnOnce() -> Result<Vec<u32>, E>,
+    ) -> Result<(), E> {
+        let is_short = word.len() <= MOST_WORD_BYTES;
+        if is_short && let Some(known) = self.words().as_ref().and_then(|words| words.get(word)) {
+            ids.extend_from_slice(known);
+            return Ok(());
+        }
+        let found = tokenize()?;
+        ids.extend_from_slice(&found);
+        if is_short
+            && found.len() <= MOST_IDS
+            && let Some(mut words) = self.words().filter(|words| words.len() < WORDS)
+        {
+            words.insert(word.into(), found.into());
+        }
+        Ok(())
+    }
+
+    fn words(&self) -> Option<MutexGuard<'_, Words>> {
+        match self.words.try_lock() {
+            Ok(words) => Some(words),
+            // Nothing is ever half done.
+            Err(TryLockError::Poisoned(words)) => Some(words.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_tokenized_once_and_long_ones_are_not_remembered() {
+        let remembered = Remembered::default();
+        let mut times = 0;
+        let mut of = |word: &str, found: &[u32]| {
+            let mut ids = vec![7];
+            let tokenize = || {
+                times += 1;
+                Ok::<_, ()>(found.to_vec())
+            };
+            remembered.add(word, &mut ids, tokenize).unwrap();
+            assert_eq!(ids[1..], *found, "{word}");
+            times
+        };
+        assert_eq!([of("a", &[1, 2]), of("a", &[1, 2])], [1, 1]);
+        let long = "b".repeat(MOST_WORD_BYTES + 1);
+        assert_eq!([of(&long, &[3]), of(&long, &[3])], [2, 3]);
+        assert_eq!([of("c", &[4; MOST_IDS + 1]), of("c", &[4; MOST_IDS + 1])], [4, 5]);
+        for word in 0..2 * WORDS {
+            of(&word.to_string(), &[5]);
+        }
+        assert_eq!(remembered.words().unwrap().len(), WORDS);
+        assert!(remembered.words().unwrap().capacity() <= 2 * WORDS);
+    }
+}
