@@ -149,8 +149,10 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
-    let left = packed_bytes(elements([chunk_rows.min(rows), vocabulary]), x);
-    let kept = Kept { left, loss: cut.bytes_of_workers(), ..Kept::default() };
+    // The product for dX sums over the entries of a tile, across which the gradients of its logits lie, and rows of W beside them.
+    let tile = cut.tile.min(vocabulary);
+    let [left, right] = [cut.lanes(), width].map(|size| packed_bytes(elements([size, tile]), x));
+    let kept = Kept { left, right, loss: cut.bytes_of_workers(), ..Kept::default() };
     let transient = cut.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
