@@ -1,16 +1,18 @@
-//! The rate of the network between processes, measured by a short exchange.
+//! The rate of the network between processes, measured by short sums: what they send, over the time that a process takes for them.
 
 use std::time::Instant;
 
 use crate::engine::{PIECE_BYTES, Result};
 use crate::group::Group;
+use crate::shards::Shards;
+use crate::sums::{self, Element, To};
 use crate::wire::Wire;
 
-/// Bytes of the exchange that says whether longer ones would take long.
+/// Bytes of the sum that says whether longer ones would take long.
 const FEW_BYTES: usize = 64 << 10;
-/// The seconds that a longer exchange takes, at most and about.
+/// The seconds that a longer sum takes, at most and about.
 const MOST_SECONDS: f64 = 0.2;
-/// Exchanges that are timed: what else goes on only ever takes away.
+/// Sums that are timed: what else goes on only ever takes away.
 const TIMES: usize = 3;
 
 /// Bits a second that a process sends to the others, as the slowest of them sees it: the same number in all of them.
@@ -28,22 +30,22 @@ fn measure(wire: &Wire) -> Result<f64> {
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     let enough = (MOST_SECONDS / few * FEW_BYTES as f64) as usize;
     let bytes = enough.clamp(FEW_BYTES, PIECE_BYTES);
+    // Each process sends the others their shares, and then the sums of its own.
+    let sent = 2 * bytes / wire.size() * (wire.size() - 1);
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
-    Ok(8.0 * bytes as f64 / shortest(wire, bytes)?)
+    Ok(8.0 * sent as f64 / shortest(wire, bytes)?)
 }
 
-/// The shortest time of some exchanges in which each process sends `bytes` bytes, or a little more. The slowest process counts.
+/// The shortest time of some sums of `bytes` bytes, or a few more. The slowest process counts.
 fn shortest(wire: &Wire, bytes: usize) -> Result<f64> {
-    let (size, rank) = (wire.size(), wire.rank());
-    let to_each = (bytes / (size - 1).max(1)).max(1);
-    let counts: Vec<usize> = (0..size).map(|process| if process == rank { 0 } else { to_each }).collect();
-    let (send, mut received) = (vec![0; to_each * (size - 1)], vec![0; to_each * (size - 1)]);
+    let shards = Shards { count: wire.size(), processes: wire.size() };
+    let mut gradient = vec![0; bytes.next_multiple_of(Element::F32.bytes())];
     let mut shortest = f64::INFINITY;
     for _ in 0..TIMES {
         // All of them begin together.
         wire.gather_numbers(&[0])?;
         let began = Instant::now();
-        wire.exchange(&send, &counts, &mut received, &counts)?;
+        sums::sum(wire, shards, Element::F32, &mut gradient, &[], To::All)?;
         shortest = shortest.min(began.elapsed().as_secs_f64());
     }
     let said = wire.gather_numbers(&[shortest.to_bits()])?;
