@@ -42,6 +42,8 @@ mod rounding;
 mod rows;
 mod search;
 mod speed;
+#[cfg(test)]
+mod testing;
 mod timeline;
 mod traffic;
 mod training;

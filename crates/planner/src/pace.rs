@@ -30,7 +30,7 @@ pub struct Pace {
     pub step_bus_bytes_behind: u64,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
-    /// The seconds that these take.
+    /// The seconds in which a process sends or receives, one thing after the other.
     pub step_sent_seconds: f64,
     /// Those of them in which nothing is computed meanwhile: a part of [`Pace::step_seconds`]. Without measured prices they are counted
     /// for a processor of usual speed.
@@ -62,7 +62,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let of_step = Pace {
-        step_seconds: step.seconds(lengths),
+        step_seconds: step.seconds(&job.prices, lengths),
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
         step_bus_bytes: written.over_the_bus,
@@ -70,7 +70,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         ..Pace::default()
     };
     let traffic = Traffic::of(job.model, training)?;
-    Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic)))
+    Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
 }
 
 struct StepOf<'a> {
@@ -83,8 +83,7 @@ struct StepOf<'a> {
 
 impl StepOf<'_> {
     #[expect(clippy::cast_precision_loss, reason = "samples and parameters are far below 2^53")]
-    fn seconds(&self, lengths: &[(usize, usize)]) -> Option<f64> {
-        let prices: &Prices = &self.job.prices;
+    fn seconds(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
         let (multiply_add_ps, parameter_ps) = (prices.multiply_add_ps?, prices.parameter_ps?);
         let (samples, most) = (self.job.samples, self.levers.micro_batch_samples.max(1));
         // A few samples stand for all of a step.
@@ -113,22 +112,22 @@ impl StepOf<'_> {
     }
 
     /// The pace with what is sent to other processes meanwhile.
-    fn with_sent(&self, pace: Pace, traffic: &Traffic) -> Pace {
+    fn with_sent(&self, pace: Pace, traffic: &Traffic, lengths: &[(usize, usize)]) -> Pace {
         let Self { job, counter, ref levers, .. } = *self;
         let sent = traffic.sent(counter, job.samples, levers);
         let arithmetic = &counter.arithmetic(levers.micro_batch_samples);
         let micro_batches = traffic.micro_batches(job.samples, levers);
         let tokens = levers.micro_batch_samples * (job.longest.0 + job.longest.1);
         let time = relative_time(&job.prices, levers, tokens, arithmetic, Moved::default());
-        #[expect(clippy::cast_precision_loss, reason = "micro-batches of a step")]
-        let all_longest = traffic.seconds(1) / traffic.byte(&job.prices) * arithmetic.training * micro_batches as f64;
-        let unit = pace.step_seconds.map_or(all_longest, |seconds| seconds / time);
+        // The update of parameters hides nothing.
+        let computing = Prices { parameter_ps: Some(0.0), ..traffic.with_speed(&job.prices) };
+        let unit = self.seconds(&computing, lengths).unwrap_or(0.0) / time;
         let step = Computed { time, arithmetic, levers, micro_batches };
-        let step_waited_seconds = unit * step.exposed(sent, traffic.seconds(1) / unit);
+        let step_waited_seconds = unit * step.exposed(&sent, traffic.seconds(1) / unit.max(f64::MIN_POSITIVE));
         Pace {
             step_seconds: pace.step_seconds.map(|seconds| seconds + step_waited_seconds),
-            step_sent_bytes: sent.total(),
-            step_sent_seconds: traffic.seconds(sent.total()),
+            step_sent_bytes: sent.bytes,
+            step_sent_seconds: traffic.seconds(sent.on_the_line()),
             step_waited_seconds,
             ..pace
         }
@@ -140,13 +139,12 @@ const MOST_SAMPLES: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::{Budget, Place};
     use trainer::TrainerOptions;
 
     use super::*;
-    use crate::feed::Feed;
-    use crate::job::{Training, Wanted};
+    use crate::job::Training;
     use crate::lever::{Pins, Value};
+    use crate::testing;
 
     const LONGEST: (usize, usize) = (256, 256);
 
@@ -154,36 +152,14 @@ mod tests {
     fn of(lengths: &[(usize, usize)], file: bool) -> Pace {
         let model = t5::Config::preset("t5-small").unwrap();
         let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
-        let training = Training {
-            options: &options,
-            disk_writes: 1 << 40,
-            evaluation: None,
-            wanted: Wanted::Undominated(None),
-            base: None,
-            processes: crate::Processes::default(),
-        };
+        let training = Training { disk_writes: 1 << 40, ..testing::training(&options) };
         let order = if file { "layer-major" } else { "micro-batch-major" };
         let pins =
             Pins::default().with("micro_batch_samples", Value::Count(2)).with("accumulation", Value::Word(order));
         let pins = if file { pins.with("gradient_offload", Value::Word("disk")) } else { pins };
         let prices = Prices { multiply_add_ps: Some(1.0), parameter_ps: Some(0.0), ..Prices::vectors() };
-        let job = Job {
-            model: &model,
-            work: Work::Training(training),
-            samples: 8,
-            longest: LONGEST,
-            place: Place::Host,
-            budgets: Budget::ShareOfAvailable.into(),
-            pins: &pins,
-            feed: Feed::Given,
-            process_note: "",
-            prices,
-        };
-        let now = MemorySnapshot {
-            available: memory_policy::Bytes::gib(64),
-            total: memory_policy::Bytes::gib(64),
-            ..MemorySnapshot::default()
-        };
+        let job = Job { longest: LONGEST, prices, ..testing::job(&model, training, &pins) };
+        let now = testing::machine();
         let plan = crate::plan(&job, &now).unwrap().plan;
         pace(&job, &now, &plan, lengths).unwrap()
     }

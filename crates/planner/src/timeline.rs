@@ -63,46 +63,28 @@ pub fn timeline(job: &Job<'_>, plan: &Plan) -> Result<Option<Timeline>> {
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
+    use memory_policy::{Budget, Bytes, MemorySnapshot};
     use trainer::TrainerOptions;
 
     use super::*;
     use crate::feed::Feed;
-    use crate::job::{Training, Wanted};
+    use crate::job::Training;
     use crate::lever::Pins;
-    use crate::prices::Prices;
+    use crate::testing;
 
     #[test]
     fn the_largest_moment_of_a_step_is_the_training_phase_of_the_bill() {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions { total_steps: 100, ..TrainerOptions::default() };
         let pins = Pins::default();
-        let now = MemorySnapshot {
-            total: Bytes::gib(64),
-            available: Bytes::gib(60),
-            rss: Bytes::mib(20),
-            ..MemorySnapshot::default()
-        };
+        let now = MemorySnapshot { rss: Bytes::mib(20), ..testing::machine() };
         for budget in [Bytes::gib(4), Bytes::mib(700), Bytes::mib(450), Bytes::mib(200), Bytes::mib(165)] {
-            let training = Training {
-                options: &options,
-                disk_writes: 1 << 42,
-                evaluation: None,
-                wanted: Wanted::Undominated(None),
-                base: None,
-                processes: crate::Processes::default(),
-            };
+            let training = Training { disk_writes: 1 << 42, ..testing::training(&options) };
             let job = Job {
-                model: &model,
-                work: Work::Training(training),
-                samples: 8,
                 longest: (128, 64),
-                place: Place::Host,
                 budgets: Budget::Explicit(budget).into(),
-                pins: &pins,
                 feed: Feed::Unknown { samples: 8, tokens: 192 },
-                process_note: "",
-                prices: Prices::vectors(),
+                ..testing::job(&model, training, &pins)
             };
             let plan = crate::plan(&job, &now).expect("it fits").plan;
             let timeline = timeline(&job, &plan).expect("it is counted").expect("a step on the host");

@@ -196,7 +196,7 @@ impl<'a> Offer<'a> {
             levers,
             micro_batches: traffic.micro_batches(self.job.samples, levers),
         };
-        computing + step.exposed(sent, traffic.byte(prices) / (arithmetic.training * step.micro_batches as f64))
+        computing + step.exposed(&sent, traffic.byte(prices) / (arithmetic.training * step.micro_batches as f64))
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {
@@ -331,16 +331,13 @@ impl<'a> Offer<'a> {
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::Budget;
     use t5::LayerMajor;
     use trainer::TrainerOptions;
 
     use super::*;
-    use crate::Value;
-    use crate::feed::Feed;
-    use crate::job::Work;
     use crate::lever::Pins;
     use crate::levers::{MICRO_BATCH_SAMPLES, RECOMPUTE_BLOCKS};
+    use crate::{Value, testing};
 
     /// Hands the offer of a step of t5-small over `samples` samples of so many tokens on either side to `look`.
     fn with_offer<T>(
@@ -352,26 +349,8 @@ mod tests {
     ) -> T {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let options = TrainerOptions { total_steps: allowance.0, ..TrainerOptions::default() };
-        let training = Training {
-            options: &options,
-            disk_writes: allowance.1,
-            evaluation: None,
-            wanted: Wanted::All,
-            base: None,
-            processes: Processes::default(),
-        };
-        let job = Job {
-            model: &model,
-            work: Work::Training(training.clone()),
-            samples,
-            longest: (tokens, tokens),
-            place: Place::Host,
-            budgets: Budget::ShareOfAvailable.into(),
-            pins,
-            feed: Feed::Given,
-            process_note: "",
-            prices: Prices::vectors(),
-        };
+        let training = Training { disk_writes: allowance.1, wanted: Wanted::All, ..testing::training(&options) };
+        let job = Job { samples, longest: (tokens, tokens), ..testing::job(&model, training.clone(), pins) };
         let counter =
             StepCounter::new(&model, &options, samples, job.longest, &Processes::default()).expect("it trains");
         look(&Offer::new(&job, &training, &counter, Bytes(u64::MAX)))

@@ -6,7 +6,7 @@ use trainer::TrainerOptions;
 use super::*;
 use crate::job::{Inference, Training, Wanted};
 use crate::processes::Processes;
-use crate::{Costs, Feed, LEVERS, Pins, Prices, Value, Values, budget_of, costs};
+use crate::{Costs, LEVERS, Pins, Prices, Value, Values, budget_of, costs, testing};
 
 /// A host of 8 GiB with a card of 6.
 fn machine() -> MemorySnapshot {
@@ -22,26 +22,9 @@ fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Cos
 
 fn training_at(place: Place, model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
     let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
-    let training = Training {
-        options: &options,
-        disk_writes: 1 << 60,
-        evaluation: None,
-        wanted: Wanted::All,
-        base: None,
-        processes,
-    };
-    let job = Job {
-        model,
-        work: Work::Training(training),
-        samples: 8,
-        longest: (64, 64),
-        place,
-        budgets: Budgets { process: budget_of(None), device: budget_of(None) },
-        pins,
-        feed: Feed::Given,
-        process_note: "",
-        prices: Prices::vectors(),
-    };
+    let training = Training { disk_writes: 1 << 60, wanted: Wanted::All, processes, ..testing::training(&options) };
+    let budgets = Budgets { process: budget_of(None), device: budget_of(None) };
+    let job = Job { place, budgets, ..testing::job(model, training, pins) };
     costs(&job, &machine())
 }
 
@@ -63,28 +46,15 @@ fn on_a_machine(
     prices: Prices,
 ) -> Result<crate::Plan> {
     let training = Training {
-        options,
         // A disk of which little may be worn, or one that takes the activations beside an adapter.
         disk_writes: if model.lora.is_some() { 1 << 42 } else { 1 << 30 },
-        evaluation: None,
-        wanted: Wanted::Undominated(None),
         base: model.lora.as_ref().map(|_| STORED),
-        processes: Processes::default(),
+        ..testing::training(options)
     };
     let pins = Pins::default();
     let host = host_gib << 30;
-    let job = Job {
-        model,
-        work: Work::Training(training),
-        samples,
-        longest,
-        place: Place::Device,
-        budgets: Budgets { process: budget_of(Some(host)), device: budget_of(Some((gib << 30) - (300 << 20))) },
-        pins: &pins,
-        feed: Feed::Given,
-        process_note: "",
-        prices,
-    };
+    let budgets = Budgets { process: budget_of(Some(host)), device: budget_of(Some((gib << 30) - (300 << 20))) };
+    let job = Job { samples, longest, place: Place::Device, budgets, prices, ..testing::job(model, training, &pins) };
     let free = Bytes(gib << 30).saturating_sub(Bytes::mib(300));
     let card = DeviceMemory { name: "a card".into(), total: Bytes::gib(gib), free, ..Default::default() };
     let [total, available] = [64, 48].map(Bytes::gib);

@@ -1,38 +1,67 @@
-use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
-use t5::step::count::BlockArithmetic;
+use memory_policy::{Budget, Bytes, MemorySnapshot};
 use trainer::TrainerOptions;
 
 use super::*;
-use crate::feed::Feed;
-use crate::job::{Job, Wanted, Work};
+use crate::job::{Job, Wanted};
 use crate::lever::Pins;
-use crate::{Network, Pace, Plan, Value};
+use crate::{Network, Pace, Plan, Value, testing};
 
-/// Half of a pass is the backward of its blocks.
+/// Half of a pass is the backward of its two blocks, a fifth the head.
 fn arithmetic() -> Arithmetic {
     let block = BlockArithmetic { again: 0.0, heads: 0.0, backward: 25.0 };
     Arithmetic { blocks: vec![block; 2], head: 20.0, training: 100.0 }
 }
 
 #[track_caller]
-fn check(levers: &Levers, micro_batches: usize, sent: Sent, expected: f64) {
+fn check(levers: &Levers, micro_batches: usize, sent: &Sent, expected: f64) {
     let step = Computed { time: 1.0, arithmetic: &arithmetic(), levers, micro_batches };
     let exposed = step.exposed(sent, 0.01);
     assert!((exposed - expected).abs() < 1e-9, "{exposed} instead of {expected}");
 }
 
+fn by_layer(overlaps: bool) -> Levers {
+    Levers { layer_major: Some(LayerMajor { overlaps, ..LayerMajor::default() }), ..Levers::default() }
+}
+
+/// Gradients of each of the two blocks, and what is sent at the end.
+fn gradients(of_block: u64, alone: u64) -> Sent {
+    let block = OfBlock { gradients: of_block, sums: 1, ..OfBlock::default() };
+    Sent { blocks: vec![block; 2], alone, ..Sent::default() }
+}
+
 #[test]
-fn what_is_on_its_way_is_hidden_as_long_as_something_is_computed() {
-    let sent = |behind_backward, behind_all, alone| Sent { behind_backward, behind_all, alone };
-    let by_layer =
-        |overlaps| Levers { layer_major: Some(LayerMajor { overlaps, ..LayerMajor::default() }), ..Levers::default() };
-    check(&by_layer(false), 4, sent(30, 20, 10), 0.6);
-    check(&by_layer(true), 4, sent(30, 20, 10), 0.1);
-    check(&by_layer(true), 4, sent(60, 0, 10), 0.2);
-    check(&by_layer(true), 4, sent(60, 70, 0), 0.1 + 0.2);
-    // Micro-batch by micro-batch gradients are complete in the backward of the last.
-    check(&Levers::default(), 1, sent(30, 0, 0), 0.0);
-    check(&Levers::default(), 5, sent(30, 0, 0), 0.2);
+fn gradients_of_a_block_are_hidden_behind_the_next_one_and_those_of_the_last_never() {
+    check(&by_layer(false), 4, &gradients(15, 10), 0.4);
+    // A block takes 0.25. The first one's gradients are through when the second ends.
+    check(&by_layer(true), 4, &gradients(15, 10), 0.15 + 0.1);
+    // Those of the first take 0.35 longer than the second.
+    check(&by_layer(true), 4, &gradients(60, 10), 0.35 + 0.6 + 0.1);
+    // A head whose gradients are complete before has the first block to itself.
+    check(&by_layer(true), 4, &Sent { before: 20, ..gradients(0, 0) }, 0.0);
+    check(&by_layer(true), 4, &Sent { before: 20, ..gradients(15, 0) }, 0.15);
+    // A second pass sends again what it computes again, in the same time of backward.
+    let mut twice = gradients(10, 0);
+    twice.blocks[1].sums = 2;
+    check(&by_layer(true), 4, &twice, 0.1 + 0.1);
+}
+
+#[test]
+fn micro_batch_by_micro_batch_the_last_one_alone_hides_gradients() {
+    check(&Levers::default(), 1, &gradients(15, 0), 0.15);
+    // In it a block takes 0.05: 0.3 of the line begin after the first of the two.
+    check(&Levers::default(), 5, &gradients(15, 0), 0.25);
+    check(&Levers::default(), 5, &gradients(2, 0), 0.02);
+}
+
+#[test]
+fn weights_come_while_the_block_before_is_worked_on_and_those_of_the_first_are_waited_for() {
+    let block = OfBlock { weights: 10, brought: 2, ..OfBlock::default() };
+    let weights = Sent { blocks: vec![block; 2], head: 5, ..Sent::default() };
+    check(&by_layer(true), 1, &weights, 0.1 + 0.1);
+    // Forward of a block takes 0.15, backward 0.25.
+    let block = OfBlock { weights: 30, ..block };
+    let longer = Sent { blocks: vec![block; 2], head: 5, ..Sent::default() };
+    check(&by_layer(true), 1, &longer, (0.3 + 0.15) + (0.3 + 0.05));
 }
 
 /// Calls `f` with the job of t5-small for one of two processes over a network of this rate.
@@ -41,21 +70,14 @@ fn with_job<T>(mib: u64, bits_per_second: f64, pins: &Pins, f: impl FnOnce(&Job<
     let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
     let network = Network { bits_per_second };
     let processes = Processes { number: 2, buffers: 12 << 20, network, ..Processes::default() };
-    let training =
-        Training { options: &options, disk_writes: 0, evaluation: None, wanted: Wanted::All, base: None, processes };
+    let training = Training { wanted: Wanted::All, processes, ..testing::training(&options) };
     let job = Job {
-        model: &model,
-        work: Work::Training(training),
         samples: 16,
         longest: (128, 128),
-        place: Place::Host,
         budgets: Budget::Explicit(Bytes::mib(mib)).into(),
-        pins,
-        feed: Feed::Given,
-        process_note: "",
-        prices: Prices::vectors(),
+        ..testing::job(&model, training, pins)
     };
-    f(&job, &MemorySnapshot { available: Bytes::gib(64), total: Bytes::gib(64), ..MemorySnapshot::default() })
+    f(&job, &testing::machine())
 }
 
 fn planned(mib: u64, rate: f64, pins: &Pins) -> Plan {
