@@ -72,6 +72,14 @@ pub struct DiskNeed {
 }
 
 impl DiskNeed {
+    /// That of a run that follows a plan.
+    ///
+    /// # Errors
+    /// The planner refuses the options.
+    pub fn of(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+        Ok(RunPace::in_numbers(of, job, now, plan)?.disk_need())
+    }
+
     /// All of it.
     pub fn total(&self) -> Bytes {
         Bytes(self.files.saturating_add(self.checkpoints).saturating_add(self.model))
@@ -99,6 +107,12 @@ impl RunPace {
     /// # Errors
     /// The planner refuses the options.
     pub fn new(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+        let timeline = planner::timeline(job, plan)?;
+        Ok(Self { timeline, calls: planner::device_calls(job, plan)?, ..Self::in_numbers(of, job, now, plan)? })
+    }
+
+    /// The same without the moments of a step and its requests.
+    fn in_numbers(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         let Of { config, options, rows, steps, priced } = *of;
         let lengths = rows.map_or(&[][..], |rows| &rows.lengths);
         let pace = planner::pace(job, now, plan, lengths)?;
@@ -123,8 +137,6 @@ impl RunPace {
             is_bf16: config.train.bf16,
             bf16_over_f32: priced.bf16_over_f32,
             prices: Some(priced.prices),
-            timeline: planner::timeline(job, plan)?,
-            calls: planner::device_calls(job, plan)?,
             ..timed
         })
     }

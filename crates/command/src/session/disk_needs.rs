@@ -3,7 +3,7 @@
 use collective::Shards;
 use memory_policy::MemorySnapshot;
 use planner::{Plan, Wanted};
-use run_plan::pace::{DiskNeed, Of, RunPace};
+use run_plan::pace::{DiskNeed, Of};
 use run_plan::priced::Priced;
 use trainer::TrainerOptions;
 
@@ -32,6 +32,6 @@ impl DiskNeeds {
         let wanted = Wanted::Undominated(None);
         let job = RunJob { config, model, options, data: None, wanted, prices: priced.prices, shards: *shards };
         let of = Of { config, options, rows: None, steps: *steps, priced };
-        Ok(RunPace::new(&of, &job.job(), now, plan)?.disk_need())
+        DiskNeed::of(&of, &job.job(), now, plan)
     }
 }
