@@ -84,7 +84,7 @@ impl Geometry {
     }
 
     /// The most of K in a slice.
-    fn slice_of(&self, k: usize) -> usize {
+    pub(super) fn slice_of(&self, k: usize) -> usize {
         k.div_ceil(k.div_ceil(self.depth).max(1)).next_multiple_of(self.step).max(self.step)
     }
 

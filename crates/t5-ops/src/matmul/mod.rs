@@ -142,6 +142,13 @@ pub(crate) fn packed_bytes(elements: u64, operand: DType) -> u64 {
     (elements * operand.size_in_bytes() as u64).min(PACKED_BYTES as u64)
 }
 
+/// The most of K that a product sums in one piece, and packs at a time, on this machine.
+///
+/// `operands`: F32 or BF16.
+pub(crate) fn most_summed(k: usize, operands: DType) -> usize {
+    Geometry::chosen(processor().instruction_set, operands == DType::BF16, true).slice_of(k).min(k)
+}
+
 /// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next
 /// product: all of it in f32, where the result is thin and the operand is the thin one. `None` where both are packed.
 pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize)) -> Option<u64> {

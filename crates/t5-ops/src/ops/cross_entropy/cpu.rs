@@ -22,7 +22,8 @@ use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
 use crate::matmul::{
-    Buffer, Factor, Matrix, MatrixMut, Packed, Threads, multiply_as_a, multiply_packed, packed_bytes, product_bytes,
+    Buffer, Factor, Matrix, MatrixMut, Packed, Threads, most_summed, multiply_as_a, multiply_packed, packed_bytes,
+    product_bytes,
 };
 use crate::needs::{Kept, Needs, elements};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
@@ -150,8 +151,8 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
     // The product for dX sums over the entries of a tile, across which the gradients of its logits lie, and rows of W beside them.
-    let tile = cut.tile.min(vocabulary);
-    let [left, right] = [cut.lanes(), width].map(|size| packed_bytes(elements([size, tile]), x));
+    let summed = most_summed(cut.tile.min(vocabulary), x);
+    let [left, right] = [cut.lanes(), width].map(|size| packed_bytes(elements([size, summed]), x));
     let kept = Kept { left, right, loss: cut.bytes_of_workers(), ..Kept::default() };
     let transient = cut.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
