@@ -67,6 +67,8 @@ struct Owned {
     weight_bytes: Vec<u64>,
 }
 
+type Known = HashMap<(Option<LayerMajor>, usize), Rc<Sent>>;
+
 /// What several processes send each other.
 pub struct Traffic {
     processes: Processes,
@@ -77,7 +79,7 @@ pub struct Traffic {
     /// Numbers that all say to all.
     numbers: u64,
     /// Many choices send the same, by their order of a step and its micro-batches.
-    known: RefCell<HashMap<(Option<LayerMajor>, usize), Rc<Sent>>>,
+    known: RefCell<Known>,
 }
 
 impl Traffic {
