@@ -9,6 +9,7 @@ use half::bf16;
 
 use crate::engine::{PIECE_BYTES, Result};
 use crate::shards::{Shards, Stretch};
+use crate::values::Values;
 use crate::wire::Wire;
 
 /// The elements of a gradient.
@@ -59,24 +60,32 @@ pub enum To {
     One(usize),
 }
 
-/// Bytes in memory while something is summed: what is sent, what is received, and the sums.
-pub fn buffers(shards: Shards) -> u64 {
+/// Bytes in memory while something is summed: what is sent, what is received, and the sums. `is_elsewhere`: values do not lie in memory,
+/// so that those of a piece are copied there.
+pub fn buffers(shards: Shards, is_elsewhere: bool) -> u64 {
     let most = (0..shards.processes).map(|rank| shards.stretches(rank).len()).max().unwrap_or(1);
-    if shards.processes == 1 { 0 } else { (PIECE_BYTES * (2 * most + 1)) as u64 }
+    let pieces = 2 * most + 1 + usize::from(is_elsewhere);
+    if shards.processes == 1 { 0 } else { (PIECE_BYTES * pieces) as u64 }
 }
 
 /// Sums a gradient over all shards. `whole` and then `rest` are the sums of this process, those of [`Shards::stretches`];
 /// afterwards `whole` is the whole sum wherever it is wanted, and elsewhere it means nothing.
 ///
 /// # Errors
-/// Those of [`Wire::exchange`].
-pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest: &[&[u8]], to: To) -> Result<()> {
+/// Those of [`Wire::exchange`] and of [`Values`].
+pub fn sum<V: Values + ?Sized>(
+    wire: &Wire,
+    shards: Shards,
+    element: Element,
+    (whole, rest): (&mut V, &[&V]),
+    to: To,
+) -> Result<()> {
     let (size, rank) = (wire.size(), wire.rank());
     if size == 1 && rest.is_empty() {
         return Ok(());
     }
     let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
-    let bytes = whole.len();
+    let bytes = whole.bytes();
     let piece = PIECE_BYTES / size / element.bytes() * size * element.bytes();
     let (mut send, mut received) = (Vec::new(), Vec::new());
     for start in (0..bytes).step_by(piece.max(1)) {
@@ -85,8 +94,8 @@ pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest
         let of = |process: usize| dealt(here.clone(), process, size, element, to);
         send.clear();
         for process in 0..size {
-            send.extend_from_slice(&whole[of(process)]);
-            rest.iter().for_each(|part| send.extend_from_slice(&part[of(process)]));
+            whole.read(of(process), &mut send)?;
+            rest.iter().try_for_each(|part| part.read(of(process), &mut send))?;
         }
         let mine = of(rank).len();
         let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * (1 + rest.len())).collect();
@@ -97,10 +106,14 @@ pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest
         let nodes = stretches.iter().flatten().copied();
         let sum = fold(element, nodes.zip(received.chunks_mut(mine.max(1))));
         match to {
-            To::One(_) => whole[of(rank)].copy_from_slice(sum),
+            To::One(_) if mine == 0 => {}
+            To::One(_) => whole.write(of(rank), &mut |bytes| {
+                bytes.copy_from_slice(sum);
+                Ok(())
+            })?,
             To::All => {
                 let bytes: Vec<usize> = (0..size).map(|process| of(process).len()).collect();
-                wire.gather_into(sum, &mut whole[here], &bytes)?;
+                whole.write(here, &mut |gathered| wire.gather_into(sum, gathered, &bytes))?;
             }
         }
     }
@@ -175,7 +188,7 @@ mod tests {
             let summed = group.hand_over(move |wire| {
                 let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
                 let mut whole = parts[0].1.clone();
-                sum(wire, shards, Element::F32, &mut whole, &rest, to).map(|()| whole)
+                sum(wire, shards, Element::F32, (whole.as_mut_slice(), &rest), to).map(|()| whole)
             });
             summed.wait().expect("the thread lives").expect("threads do not get lost")
         })

@@ -3,10 +3,11 @@
 //! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
 //! it makes files that all of them read. A failure of one process ends all of them.
 
+use candle_core::Device;
 use collective::launcher::{self, Launched};
 use collective::{Group, network};
 use dataloader::BatchShare;
-use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot};
+use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot, plural};
 use planner::{Costs, Network, Plan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,6 +33,11 @@ pub fn threads() -> Option<usize> {
     let here = launched()?.on_this_host?;
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     Some(launcher::threads(available, online_processors().unwrap_or(available), here))
+}
+
+/// The number of this process among those that were started on its host, from 0.
+pub fn number_on_host() -> usize {
+    launched().and_then(|launched| launched.number_on_host).unwrap_or(0)
 }
 
 /// Processors of this host, those that this process may not use included.
@@ -201,6 +207,33 @@ impl Together<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no two processes compute on one card, unless each was told how much of it is its own: then a warning.
+    ///
+    /// # Errors
+    /// They do. Each of them would take all of it.
+    pub fn check_cards(self, config: &Config, device: &Device) -> Outcome<Option<String>> {
+        let Some(group) = self.0 else { return Ok(None) };
+        let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
+        let said = group.gather(&serde_json::to_vec(&mine).map_err(|error| Failure::internal(error.to_string()))?)?;
+        let Some((host, _)) = &mine else { return Ok(None) };
+        let is_mine =
+            |said: &[u8]| serde_json::from_slice::<Option<(String, String)>>(said).is_ok_and(|said| said == mine);
+        let together: Vec<String> =
+            (0..said.len()).filter(|&rank| is_mine(&said[rank])).map(|rank| rank.to_string()).collect();
+        if together.len() == 1 {
+            return Ok(None);
+        }
+        let problem = format!("processes {} of {} compute on one card of {host}", together.join(", "), said.len());
+        if config.memory.device_budget.is_some() {
+            return Ok(Some(format!("{problem}: they wait for each other, and each has a context of its own there")));
+        }
+        let cards = t5_ops::cards().unwrap_or(1);
+        Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
+            .hint(format!("start one process for each card: {} can be seen there", plural(cards as u64, "card")))
+            .hint("`--device cuda` gives each process of a host the next card; `cuda:0` gives all of them the first")
+            .hint("to share a card, say how much of it each process has with `--device-memory-budget`"))
     }
 
     /// One plan for all: the slowest of those that the processes would choose, with this process' own bill.

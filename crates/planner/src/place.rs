@@ -1,37 +1,36 @@
 //! Where tensors lie, and what is carried out there.
 //!
-//! A device has kernels of its own. What hands bytes to other processes exists on the CPU alone; what lies beside a device, on a device
-//! alone. The table of levers says which of their values do ([`crate::Lever::works_at`]); the search leaves the others out, and here a job
-//! that asks for one is refused.
+//! A device has kernels of its own, and some things lie beside a device alone. The table of levers says which of their values do
+//! ([`crate::Lever::works_at`]); the search leaves the others out, and here a job that asks for one is refused.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 use t5::Levers;
 
 use crate::StepChoice;
 use crate::error::{Error, Result};
-use crate::job::{Job, Work};
+use crate::job::Job;
 use crate::levers::in_blocks;
-use crate::names::{CONTEXT, OFF_THE_CARD, POOL, STAGING};
+use crate::names::{COMMUNICATION, CONTEXT, OFF_THE_CARD, POOL, STAGING};
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
 ///
 /// # Errors
-/// [`Error::NotOnADevice`] and [`Error::OnADeviceAlone`], which name it.
+/// [`Error::OnADeviceAlone`], which names it.
 pub fn check(job: &Job<'_>) -> Result<()> {
     if let Some((lever, value)) = job.pins.that_fails_at(job.place) {
         let flag = lever.flag.map(|flag| format!(" (`bench --{}`)", flag.long)).unwrap_or_default();
         return Err(Error::OnADeviceAlone { what: format!("`memory.{} = {}`{flag}", lever.name, value.written()) });
     }
-    if job.place == Place::Host {
-        return Ok(());
-    }
-    let refused = |what: String| Err(Error::NotOnADevice { what });
-    match &job.work {
-        Work::Training(training) if training.processes.buffers > 0 => {
-            refused("training by several processes".to_owned())
-        }
-        _ => Ok(()),
-    }
+    Ok(())
+}
+
+/// Bytes in the host's memory while processes talk.
+pub fn communication(place: Place, buffers: u64) -> Option<CostRow> {
+    let note = match place {
+        Place::Host => "sent to other processes and received at a time",
+        Place::Device => "on its way between cards at a time, through the host's memory",
+    };
+    (buffers > 0).then(|| CostRow::new(COMMUNICATION, buffers, note))
 }
 
 /// The host's part of operands on a device.

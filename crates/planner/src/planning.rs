@@ -24,7 +24,7 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The choices of a job, with their costs.
 ///
 /// # Errors
-/// Errors of the trainer; [`crate::Error::NotOnADevice`] where the job asks for something that the place of its tensors cannot
+/// Errors of the trainer; [`crate::Error::OnADeviceAlone`] where the job asks for something that the place of its tensors cannot
 /// carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     place::check(job)?;

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use memory_policy::Place;
 use t5::{LayerMajor, Levers, ParameterSpec, Part};
 use trainer::Sharding;
 
@@ -15,8 +16,9 @@ use crate::job::Training;
 use crate::prices::Prices;
 use crate::processes::Processes;
 
-/// The time of a multiply-add in picoseconds where it was not measured: some processor's.
+/// The time of a multiply-add in picoseconds where it was not measured: some processor's, and the card's of [`Prices::card`].
 const MULTIPLY_ADD_PS: f64 = 20.0;
+const MULTIPLY_ADD_PS_ON_A_CARD: f64 = 0.025;
 
 /// The bytes that the busiest process sends in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,10 +29,12 @@ pub struct Sent {
     pub behind_all: u64,
     /// What is sent when nothing is left to compute: tables, and parameters that their owners updated.
     pub alone: u64,
+    /// Of a process on a card: the bytes of all these that it copies to the host, and from there.
+    pub over_the_bus: u64,
 }
 
 impl Sent {
-    /// All of them.
+    /// All that are sent.
     pub fn total(self) -> u64 {
         self.behind_backward + self.behind_all + self.alone
     }
@@ -47,6 +51,7 @@ struct Owned {
 /// What several processes send each other.
 pub struct Traffic {
     processes: Processes,
+    place: Place,
     has_tied_head: bool,
     owned: Vec<Owned>,
     /// Numbers that all say to all.
@@ -60,7 +65,7 @@ impl Traffic {
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
-    pub fn of(model: &t5::Config, training: &Training<'_>) -> Result<Option<Self>> {
+    pub fn of(model: &t5::Config, training: &Training<'_>, place: Place) -> Result<Option<Self>> {
         let (processes, options) = (training.processes, training.options);
         if processes.number == 1 {
             return Ok(None);
@@ -82,7 +87,7 @@ impl Traffic {
         let all = processes.shards_of_a_process() + ParameterSpec::all(model).len();
         let numbers = 6 * 8 + 8 + 1 + 8 * all as u64;
         let has_tied_head = model.tie_word_embeddings;
-        Ok(Some(Self { processes, has_tied_head, owned, numbers, known: RefCell::default() }))
+        Ok(Some(Self { processes, place, has_tied_head, owned, numbers, known: RefCell::default() }))
     }
 
     /// Micro-batches of a process, a shard of whose batch has so many samples.
@@ -126,8 +131,19 @@ impl Traffic {
         };
         let is_table = owned.part == Part::Shared;
         // The head's part in the sums of a table is summed by itself.
-        if is_table && closes_shards && self.has_tied_head && levers.layer_major.is_some() {
+        let sums_head = is_table && closes_shards && self.has_tied_head && levers.layer_major.is_some();
+        if sums_head {
             sent.behind_backward += of_gradients;
+        }
+        if self.place == Place::Device {
+            let (summed, of_all) = (sums + u64::from(sums_head), owned.weight_bytes.iter().sum::<u64>());
+            let kept = if sharding == Sharding::None { all } else { owned.gradient_bytes[rank] };
+            let sends = match sharding {
+                Sharding::None => 0,
+                Sharding::Weights if owned.are_matrices => brought,
+                _ => 1,
+            };
+            sent.over_the_bus += summed * (all * parts + kept) + sends * of_all;
         }
         *(if is_table { &mut sent.alone } else { &mut sent.behind_backward }) += sums * of_gradients;
         let of_weights = owned.weight_bytes[rank] * others;
@@ -145,7 +161,8 @@ impl Traffic {
 
     /// The time of a byte in multiply-adds.
     pub fn byte(&self, prices: &Prices) -> f64 {
-        self.seconds(1) * 1e12 / prices.multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS)
+        let built_in = if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD };
+        self.seconds(1) * 1e12 / prices.multiply_add_ps.unwrap_or(built_in)
     }
 
     /// The time of so many bytes.

@@ -81,7 +81,7 @@ impl<'a> RunJob<'a> {
         let sent_sums = of_each(|shards, rank| shards.stretches(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
-        let buffers = collective::sums::buffers(self.shards);
+        let buffers = collective::sums::buffers(self.shards, place(self.config) == Place::Device);
         let closes_shards = self.config.parallel.virtual_shards.is_some();
         let gradient_sums = of_each(|shards, rank| shards.most_sums(rank));
         let network = self.config.parallel.network.unwrap_or_default();

@@ -34,6 +34,7 @@ mod state_file;
 mod stats;
 mod temporary;
 mod trainer;
+mod transport;
 mod update;
 
 pub use atomic::{AtomicFile, write_atomic};

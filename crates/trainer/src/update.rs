@@ -8,7 +8,8 @@ use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
-use crate::parallel::{OnItsWay, Parallel};
+use crate::parallel::Parallel;
+use crate::transport::OnItsWay;
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +92,11 @@ impl<'a> Update<'a> {
     }
 
     /// Whether a gradient waits for others, with which it is measured and applied at once: where it lies on a card beside its parameter,
-    /// and no other process asks for either.
+    /// and every process makes its update.
     fn waits(&self, index: usize, gradient: &Tensor) -> bool {
         let values = self.model.parameters()[index].tensor.device();
-        self.parallel.is_none() && !values.is_cpu() && values.same_device(gradient.device())
+        let is_dealt_out = self.parallel.as_ref().is_some_and(|(parallel, _)| parallel.owner(index).is_some());
+        !is_dealt_out && !values.is_cpu() && values.same_device(gradient.device())
     }
 
     /// Waits for parameters that other processes update.
@@ -111,7 +113,7 @@ impl<'a> Update<'a> {
         let is_in_file = self.model.is_in_file();
         let sent = self.model.change(index, |values| {
             change(values)?;
-            match sender.map(|(all, owner)| all.begin_broadcast(owner, values)) {
+            match sender.map(|(all, owner)| all.begin_broadcast(owner, values)).transpose()? {
                 Some(sent) if is_in_file => sent.arrive().map(|()| None),
                 sent => Ok(sent),
             }
@@ -166,7 +168,7 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn begin_sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
         if let Some((parallel, _)) = &self.parallel {
-            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts));
+            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts)?);
         }
         Ok(())
     }

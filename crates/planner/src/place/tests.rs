@@ -4,7 +4,7 @@ use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
 use super::*;
-use crate::job::{Inference, Training, Wanted};
+use crate::job::{Inference, Training, Wanted, Work};
 use crate::processes::Processes;
 use crate::{Costs, Feed, LEVERS, Pins, Prices, Value, Values, budget_of, costs};
 
@@ -260,10 +260,15 @@ fn every_value_of_every_lever_is_offered_on_a_device() {
 }
 
 #[test]
-fn several_processes_are_refused_on_a_device() {
-    let several = Processes { buffers: 1 << 20, ..Processes::default() };
-    let text = refusal(training(&small(), &Pins::default(), several));
-    assert!(text.starts_with("training by several processes"), "{text}");
+fn what_cards_of_several_processes_send_each_other_is_billed_in_the_memory_of_the_host() {
+    let several = Processes { number: 2, buffers: 16 << 20, ..Processes::default() };
+    let of = |processes| {
+        let offered = training(&small(), &Pins::default(), processes).expect("there are choices");
+        let row = offered.fixed.into_iter().find(|row| row.name == COMMUNICATION);
+        row.map(|row| (row.place, row.bytes.0))
+    };
+    assert_eq!(of(several), Some((Place::Host, 16 << 20)));
+    assert_eq!(of(Processes::default()), None);
 }
 
 #[test]

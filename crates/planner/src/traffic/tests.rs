@@ -23,7 +23,7 @@ fn check(levers: &Levers, micro_batches: usize, sent: Sent, expected: f64) {
 
 #[test]
 fn what_is_on_its_way_is_hidden_as_long_as_something_is_computed() {
-    let sent = |behind_backward, behind_all, alone| Sent { behind_backward, behind_all, alone };
+    let sent = |behind_backward, behind_all, alone| Sent { behind_backward, behind_all, alone, ..Sent::default() };
     let by_layer =
         |overlaps| Levers { layer_major: Some(LayerMajor { overlaps, ..LayerMajor::default() }), ..Levers::default() };
     check(&by_layer(false), 4, sent(30, 20, 10), 0.6);
