@@ -129,8 +129,8 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let sharding = format!("parallel.shard={shard}");
         let counts = |steps: &str| {
             let run = format!("{shard}-{steps}");
-            let few = ["--max-steps", steps, "--set", "train.eval_samples=1", "--set", "checkpoint.every_steps=100"];
-            let more = [&few[..], &ADAMW, &["--set", &sharding, "--output", &run]].concat();
+            let rarely = ["--set", "checkpoint.every_steps=100", "--set", "train.eval_every_steps=100"];
+            let more = [&["--max-steps", steps], &rarely[..], &ADAMW, &["--set", &sharding, "--output", &run]].concat();
             reporting(&scene, &format!("{run}.json"), (2, 2), &more).expect_code(0);
             let of_card = |file: String| {
                 let report: Value = serde_json::from_slice(&scene.read(&file)).expect("JSON");
