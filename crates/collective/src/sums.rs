@@ -91,7 +91,7 @@ pub fn sum<V: Values + ?Sized>(
     for start in (0..bytes).step_by(piece.max(1)) {
         let here = start..bytes.min(start + piece);
         // The elements of each process, which adds them up.
-        let of = |process: usize| dealt(here.clone(), process, size, element, to);
+        let of = |process: usize| dealt(here.clone(), process, size, element.bytes(), to);
         send.clear();
         for process in 0..size {
             whole.read(of(process), &mut send)?;
@@ -104,7 +104,11 @@ pub fn sum<V: Values + ?Sized>(
         received.resize(received_bytes.iter().sum(), 0);
         wire.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
         let nodes = stretches.iter().flatten().copied();
-        let sum = fold(element, nodes.zip(received.chunks_mut(mine.max(1))));
+        let mut add = |left: &mut &mut [u8], right: &mut [u8]| -> Result<()> {
+            element.add(left, right);
+            Ok(())
+        };
+        let sum = fold(nodes.zip(received.chunks_mut(mine.max(1))), &mut add)?.unwrap_or_default();
         match to {
             To::One(_) if mine == 0 => {}
             To::One(_) => whole.write(of(rank), &mut |bytes| {
@@ -120,43 +124,54 @@ pub fn sum<V: Values + ?Sized>(
     Ok(())
 }
 
-/// The part of a stretch of bytes that a process adds up.
-fn dealt(here: Range<usize>, process: usize, size: usize, element: Element, to: To) -> Range<usize> {
+/// The part of a stretch of elements that a process adds up, each of which is so many `units`.
+pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: To) -> Range<usize> {
     match to {
         To::One(one) if one == process => here,
         To::One(_) => here.start..here.start,
         To::All => {
-            let elements = here.len() / element.bytes();
-            let place = |process: usize| here.start + process * elements / size * element.bytes();
+            let elements = here.len() / units;
+            let place = |process: usize| here.start + process * elements / size * units;
             place(process)..place(process + 1)
         }
     }
 }
 
-/// The sum of nodes that are next to each other, in the tree's order; it is where the first of them was.
-fn fold<'a>(element: Element, nodes: impl Iterator<Item = (Stretch, &'a mut [u8])>) -> &'a mut [u8] {
-    let mut sums: Vec<(Stretch, &'a mut [u8])> = Vec::new();
-    for (stretch, bytes) in nodes {
-        sums.push((stretch, bytes));
+/// The sum of nodes that are next to each other, in the tree's order, where `add` adds the second to the first. None of none.
+///
+/// # Errors
+/// Those of `add`.
+pub fn fold<T, E>(
+    nodes: impl Iterator<Item = (Stretch, T)>,
+    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
+) -> std::result::Result<Option<T>, E> {
+    let mut sums: Vec<(Stretch, T)> = Vec::new();
+    for node in nodes {
+        sums.push(node);
         while let [.., (left, _), (right, _)] = &sums[..]
             && let Some(both) = left.with(*right)
         {
-            join(element, &mut sums, both);
+            join(&mut sums, both, add)?;
         }
     }
     // Where the number of shards is no power of two, the smaller nodes at the end come first.
     while let [.., (left, _), (right, _)] = &sums[..] {
         let both = Stretch { first: left.first, count: left.count + right.count };
-        join(element, &mut sums, both);
+        join(&mut sums, both, add)?;
     }
-    sums.pop().map(|(_, bytes)| bytes).unwrap_or_default()
+    Ok(sums.pop().map(|(_, sum)| sum))
 }
 
-fn join(element: Element, sums: &mut Vec<(Stretch, &mut [u8])>, both: Stretch) {
+fn join<T, E>(
+    sums: &mut Vec<(Stretch, T)>,
+    both: Stretch,
+    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
     if let (Some((_, right)), Some((stretch, left))) = (sums.pop(), sums.last_mut()) {
-        element.add(left, right);
+        add(left, right)?;
         *stretch = both;
     }
+    Ok(())
 }
 
 #[cfg(test)]

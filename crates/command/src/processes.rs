@@ -3,9 +3,11 @@
 //! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
 //! it makes files that all of them read. A failure of one process ends all of them.
 
+use std::collections::HashSet;
+
 use candle_core::Device;
+use collective::Group;
 use collective::launcher::{self, Launched};
-use collective::{Group, network};
 use dataloader::BatchShare;
 use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot, plural};
 use planner::{Costs, Network, Plan};
@@ -154,10 +156,10 @@ impl Together<'_> {
 
     /// Measures the network between the processes, unless the config says how fast it is. With virtual shards it is not measured: plans,
     /// and with them bits, would depend on it.
-    pub fn measure_network(self, config: &mut Config) -> Outcome<()> {
-        let Some(group) = self.0 else { return Ok(()) };
+    pub fn measure_network(self, config: &mut Config, parallel: Option<&Parallel>, device: &Device) -> Outcome<()> {
+        let (Some(_), Some(parallel)) = (self.0, parallel) else { return Ok(()) };
         if config.parallel.network.is_none() && config.parallel.virtual_shards.is_none() {
-            config.parallel.network = Some(Network::measured(network::bits_per_second(group)?));
+            config.parallel.network = Some(Network::measured(parallel.bits_per_second(device)?));
         }
         Ok(())
     }
@@ -209,29 +211,30 @@ impl Together<'_> {
         Ok(())
     }
 
-    /// Checks that no two processes compute on one card, unless each was told how much of it is its own: then a warning.
+    /// Finds processes that compute on one card, and notes in the config whether there are any. A warning for one of those that were told
+    /// how much of the card is their own.
     ///
     /// # Errors
-    /// They do. Each of them would take all of it.
-    pub fn check_cards(self, config: &Config, device: &Device) -> Outcome<Option<String>> {
+    /// Those that were not: each of them would take all of it.
+    pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
         let Some(group) = self.0 else { return Ok(None) };
+        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
         let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
-        let said = group.gather(&serde_json::to_vec(&mine).map_err(|error| Failure::internal(error.to_string()))?)?;
-        let Some((host, _)) = &mine else { return Ok(None) };
-        let is_mine =
-            |said: &[u8]| serde_json::from_slice::<Option<(String, String)>>(said).is_ok_and(|said| said == mine);
-        let together: Vec<String> =
-            (0..said.len()).filter(|&rank| is_mine(&said[rank])).map(|rank| rank.to_string()).collect();
-        if together.len() == 1 {
-            return Ok(None);
-        }
-        let problem = format!("processes {} of {} compute on one card of {host}", together.join(", "), said.len());
+        let said = group.gather(&serde_json::to_vec(&mine).map_err(failed)?)?;
+        let said = said.iter().map(|said| serde_json::from_slice::<Option<(String, String)>>(said));
+        let said = said.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
+        config.parallel.shares_cards = cards.len() < said.iter().flatten().count();
+        let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
+        let on_mine: Vec<String> = on_mine.collect();
+        let Some((host, _)) = mine.filter(|_| on_mine.len() > 1) else { return Ok(None) };
+        let problem = format!("processes {} of {} compute on one card of {host}", on_mine.join(", "), said.len());
         if config.memory.device_budget.is_some() {
             return Ok(Some(format!("{problem}: they wait for each other, and each has a context of its own there")));
         }
-        let cards = t5_ops::cards().unwrap_or(1);
+        let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "card");
         Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
-            .hint(format!("start one process for each card: {} can be seen there", plural(cards as u64, "card")))
+            .hint(format!("start one process for each card: this process sees {cards}"))
             .hint("`--device cuda` gives each process of a host the next card; `cuda:0` gives all of them the first")
             .hint("to share a card, say how much of it each process has with `--device-memory-budget`"))
     }

@@ -18,7 +18,7 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
 use crate::stop::{self, Stop};
-use crate::{machine, output, report, row_data, setup, summary};
+use crate::{machine, output, row_data, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -61,9 +61,6 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         let opened = setup::open(&mut config, &mut run, wanted)?;
         Ok((run, opened))
     })?;
-    if let Some(warning) = together.check_cards(&config, &opened.device)? {
-        report::warn(&warning);
-    }
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         // Leftovers of the finished run are removed now; if that fails again, nothing depends on it.

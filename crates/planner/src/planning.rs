@@ -44,7 +44,8 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
     }
     fixed.extend(held);
-    fixed.extend(place::context(job.place, now));
+    let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
+    fixed.extend(place::context(job.place, has_nccl, now));
     if job.place == Place::Device {
         steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed));
     }

@@ -135,7 +135,7 @@ impl Traffic {
         if sums_head {
             sent.behind_backward += of_gradients;
         }
-        if self.place == Place::Device {
+        if self.place == Place::Device && self.processes.between_cards.is_none() {
             let (summed, of_all) = (sums + u64::from(sums_head), owned.weight_bytes.iter().sum::<u64>());
             let kept = if sharding == Sharding::None { all } else { owned.gradient_bytes[rank] };
             let sends = match sharding {

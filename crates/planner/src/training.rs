@@ -33,7 +33,7 @@ pub(crate) fn offer(
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let counter = counter.at(job.place, training.options);
-    let Processes { buffers, owners, .. } = training.processes;
+    let Processes { owners, .. } = training.processes;
     let optimizer = trainer::costs::optimizer_state_of_a_share(
         job.model,
         training.options,
@@ -56,7 +56,7 @@ pub(crate) fn offer(
     };
     // Moments that may lie in a file are a part of each choice.
     let mut fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
-    fixed.extend(place::communication(job.place, buffers));
+    fixed.extend(place::communication(job.place, &training.processes));
     Ok((fixed, steps))
 }
 

@@ -49,6 +49,7 @@ mod isa;
 pub mod keys;
 mod matmul;
 mod narrow;
+pub mod nccl;
 mod needs;
 mod ops;
 mod paging;

@@ -14,6 +14,7 @@
 pub mod adafactor;
 pub mod adamw;
 mod atomic;
+mod between_cards;
 pub mod checkpoint;
 pub mod costs;
 mod directories;

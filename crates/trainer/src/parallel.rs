@@ -100,6 +100,23 @@ impl Parallel {
         self.transport.group()
     }
 
+    /// From here on tensors go straight from card to card, where `device` is one and this build has NCCL. Every process calls this, each
+    /// with a card of its own.
+    ///
+    /// # Errors
+    /// NCCL's; [`Error::Processes`].
+    pub fn connect_cards(&mut self, device: &Device) -> Result<()> {
+        self.transport.connect(device)
+    }
+
+    /// Bits a second that a process sends to the others on the way that tensors of `device` take, as the slowest of them sees it.
+    ///
+    /// # Errors
+    /// NCCL's; [`Error::Processes`].
+    pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
+        self.transport.bits_per_second(device)
+    }
+
     /// From here on tensors of this device are handed over.
     ///
     /// # Errors
@@ -201,7 +218,8 @@ impl Parallel {
     /// Begins to add the gradient of a parameter up over all processes, into the first of `parts`. Until it is through nobody may look at
     /// any of them.
     pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<OnItsWay> {
-        self.transport.begin_sum(self.shards, parts, self.owner(index).map_or(To::All, To::One))
+        let to = self.owner(index).map_or(To::All, To::One);
+        self.transport.begin_sum((self.shards, self.has_virtual_shards), parts, to)
     }
 
     /// Begins to make a tensor everywhere what it is at process `root`. Until it is through nobody may look at it.
@@ -209,9 +227,9 @@ impl Parallel {
         self.transport.begin_broadcast(root, tensor)
     }
 
-    /// Makes a tensor everywhere what it is at process `root`.
+    /// Makes a tensor, wherever each process has it, everywhere what it is at process `root`.
     pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
-        self.begin_broadcast(root, tensor)?.arrive()
+        self.transport.begin_broadcast_from_anywhere(root, tensor)?.arrive()
     }
 
     /// The loss sums of all shards in their order, whether anybody wants to stop, and the square sums of the parameters: of each
