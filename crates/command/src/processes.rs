@@ -66,8 +66,10 @@ impl Processes {
     #[cfg(not(feature = "mpi"))]
     fn join_launched(launched: Launched) -> Outcome<Self> {
         let Launched { by, processes, .. } = launched;
+        let features = if cfg!(feature = "cuda") { "mpi,cuda" } else { "mpi" };
+        let build = format!("build with `cargo build --release --features {features}`; see docs/processes.md");
         Err(Failure::usage(format!("`{by}` started {processes} processes, and this build has no MPI"))
-            .hint("to train with several, build with `cargo build --release --features mpi`; see docs/processes.md")
+            .hint(format!("to train with several, {build}"))
             .hint("to train with one, start the command without it"))
     }
 
