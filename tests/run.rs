@@ -163,6 +163,7 @@ impl Scene {
     }
 
     /// Runs the command to its end below another one, such as `mpirun -n 2`.
+    #[cfg_attr(feature = "mpi", allow(dead_code, reason = "a build with MPI has other tests of launchers"))]
     pub fn run_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Ran {
         let (command, mut words) = (self.command(arguments), launcher.split(' '));
         let mut launched = Command::new(words.next().expect("a launcher"));

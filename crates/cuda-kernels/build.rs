@@ -50,18 +50,18 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver and cuBLAS in a static library.
+/// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver, cuBLAS and NCCL in a static library.
 /// The toolkit's libraries, which cudarc names to the linker, are empty. Modules only say what they stand for.
 fn emulated_card() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     for source in SOURCES {
         std::fs::write(out.join(format!("{source}.ptx")), format!("// emulated: {source}\n"))?;
     }
-    for library in ["cublas", "cublasLt", "cuda", "cudart", "curand", "nvrtc"] {
+    for library in ["cublas", "cublasLt", "cuda", "cudart", "curand", "nccl", "nvrtc"] {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "kernels.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "kernels.cc", "nccl.cc"])
 }
 
 /// `$OUT_DIR/SOURCE.ptx` for each source.

@@ -21,6 +21,9 @@ pub enum Error {
         /// How many were expected.
         expected: usize,
     },
+    /// Values could not be read or written where they lie.
+    #[error("values that processes send each other: {0}")]
+    Values(String),
 }
 
 /// A result of this crate.

@@ -211,6 +211,11 @@ impl Group {
         Spent { sent_bytes, communication: Duration::from_nanos(busy), waited: Duration::from_nanos(waited) }
     }
 
+    /// Counts bytes that this process sends to others in another way than through the group.
+    pub fn note_sent(&self, bytes: u64) {
+        self.shared.counters.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Hands work over, to be done after what was handed over before. Every process hands the same work over in the same order.
     pub fn hand_over<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
         let (sender, answer) = channel();

@@ -12,15 +12,17 @@ pub struct Launched {
     pub processes: usize,
     /// Those on this host, where it says so.
     pub on_this_host: Option<usize>,
+    /// The number of this process among those on this host, from 0, where it says so.
+    pub number_on_host: Option<usize>,
 }
 
-/// Name, and the variables that say how many processes there are, and how many on this host.
-const LAUNCHERS: [(&str, &str, &[&str]); 4] = [
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", &["OMPI_COMM_WORLD_LOCAL_SIZE"]),
-    ("torchrun", "WORLD_SIZE", &["LOCAL_WORLD_SIZE"]),
-    // Set in a step of `srun` alone, not in a batch script.
-    ("srun", "SLURM_STEP_NUM_TASKS", &["SLURM_STEP_TASKS_PER_NODE"]),
-    ("mpiexec", "PMI_SIZE", &["MPI_LOCALNRANKS"]),
+/// Name, and the variables that say how many processes there are, how many on this host, and which of these this is.
+const LAUNCHERS: [(&str, [&str; 3]); 4] = [
+    ("mpirun", ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+    ("torchrun", ["WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"]),
+    // The first is set in a step of `srun` alone, not in a batch script.
+    ("srun", ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"]),
+    ("mpiexec", ["PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]),
 ];
 
 /// The launcher of this process, if it started more than one. `variable` reads the environment.
@@ -30,10 +32,9 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
         let parts = text.split(',').map(|part| part.split('(').next().unwrap_or(part).trim().parse::<usize>().ok());
         parts.collect::<Option<Vec<_>>>()?.into_iter().max()
     };
-    let found = LAUNCHERS.iter().find_map(|&(by, processes, local)| {
-        let processes = variable(processes).and_then(number)?;
-        let on_this_host = local.iter().find_map(|local| variable(local).and_then(number));
-        Some(Launched { by, processes, on_this_host })
+    let found = LAUNCHERS.iter().find_map(|&(by, variables)| {
+        let [processes, on_this_host, number_on_host] = variables.map(|name| variable(name).and_then(number));
+        processes.map(|processes| Launched { by, processes, on_this_host, number_on_host })
     });
     found.filter(|launched| launched.processes > 1)
 }
@@ -54,13 +55,20 @@ mod tests {
 
     #[test]
     fn launchers_are_known_by_what_they_set() {
-        let launched = |by, processes, on_this_host| Some(Launched { by, processes, on_this_host });
-        let open_mpi = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMI_SIZE", "9")];
-        assert_eq!(of(&open_mpi), launched("mpirun", 4, Some(2)));
-        assert_eq!(of(&[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]), launched("torchrun", 8, Some(8)));
-        let slurm = [("SLURM_STEP_NUM_TASKS", "11"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2),3")];
-        assert_eq!(of(&slurm), launched("srun", 11, Some(4)));
-        assert_eq!(of(&[("PMI_SIZE", "3")]), launched("mpiexec", 3, None));
+        let launched = |by, processes, on_this_host, number_on_host| {
+            Some(Launched { by, processes, on_this_host, number_on_host })
+        };
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("PMI_SIZE", "9"),
+        ];
+        assert_eq!(of(&open_mpi), launched("mpirun", 4, Some(2), Some(1)));
+        assert_eq!(of(&[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]), launched("torchrun", 8, Some(8), None));
+        let slurm = [("SLURM_STEP_NUM_TASKS", "11"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_LOCALID", "0")];
+        assert_eq!(of(&slurm), launched("srun", 11, Some(4), Some(0)));
+        assert_eq!(of(&[("PMI_SIZE", "3")]), launched("mpiexec", 3, None, None));
     }
 
     #[test]

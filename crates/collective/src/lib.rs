@@ -20,10 +20,12 @@ mod shards;
 pub mod sums;
 pub mod threads;
 mod throttled;
+mod values;
 mod wire;
 
 pub use engine::{Engine, Error, PIECE_BYTES, Result};
 pub use group::{Awaited, Group, Pending, Spent};
 pub use shards::{Shards, Stretch};
 pub use throttled::{Rate, Throttled};
+pub use values::Values;
 pub use wire::Wire;

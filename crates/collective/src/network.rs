@@ -45,7 +45,7 @@ fn shortest(wire: &Wire, bytes: usize) -> Result<f64> {
         // All of them begin together.
         wire.gather_numbers(&[0])?;
         let began = Instant::now();
-        sums::sum(wire, shards, Element::F32, &mut gradient, &[], To::All)?;
+        sums::sum(wire, shards, Element::F32, (gradient.as_mut_slice(), &[]), To::All)?;
         shortest = shortest.min(began.elapsed().as_secs_f64());
     }
     let said = wire.gather_numbers(&[shortest.to_bits()])?;

@@ -9,6 +9,7 @@ use half::bf16;
 
 use crate::engine::{PIECE_BYTES, Result};
 use crate::shards::{Shards, Stretch};
+use crate::values::Values;
 use crate::wire::Wire;
 
 /// The elements of a gradient.
@@ -59,34 +60,44 @@ pub enum To {
     One(usize),
 }
 
-/// Bytes in memory while something is summed: what is sent, what is received, and the sums.
-pub fn buffers(shards: Shards) -> u64 {
+/// Bytes in memory while something is summed: what is sent, what is received, and the sums. `is_elsewhere`: values do not lie in memory,
+/// so that those of a piece are copied there.
+pub fn buffers(shards: Shards, is_elsewhere: bool) -> u64 {
     let most = (0..shards.processes).map(|rank| shards.stretches(rank).len()).max().unwrap_or(1);
-    if shards.processes == 1 { 0 } else { (PIECE_BYTES * (2 * most + 1)) as u64 }
+    let pieces = 2 * most + 1 + usize::from(is_elsewhere);
+    if shards.processes == 1 { 0 } else { (PIECE_BYTES * pieces) as u64 }
 }
 
 /// Sums a gradient over all shards. `whole` and then `rest` are the sums of this process, those of [`Shards::stretches`];
 /// afterwards `whole` is the whole sum wherever it is wanted, and elsewhere it means nothing.
 ///
 /// # Errors
-/// Those of [`Wire::exchange`].
-pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest: &[&[u8]], to: To) -> Result<()> {
+/// Those of [`Wire::exchange`] and of [`Values`].
+pub fn sum<V: Values + ?Sized>(
+    wire: &Wire,
+    shards: Shards,
+    element: Element,
+    (whole, rest): (&mut V, &[&V]),
+    to: To,
+) -> Result<()> {
     let (size, rank) = (wire.size(), wire.rank());
     if size == 1 && rest.is_empty() {
         return Ok(());
     }
     let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
-    let bytes = whole.len();
-    let piece = PIECE_BYTES / size / element.bytes() * size * element.bytes();
+    let bytes = whole.bytes();
+    // Elements of each process. Where one adds up all of them it receives as many from each of the others.
+    let share = PIECE_BYTES / size / element.bytes() * element.bytes();
+    let piece = if to == To::All { share * size } else { share };
     let (mut send, mut received) = (Vec::new(), Vec::new());
     for start in (0..bytes).step_by(piece.max(1)) {
         let here = start..bytes.min(start + piece);
         // The elements of each process, which adds them up.
-        let of = |process: usize| dealt(here.clone(), process, size, element, to);
+        let of = |process: usize| dealt(here.clone(), process, size, element.bytes(), to);
         send.clear();
         for process in 0..size {
-            send.extend_from_slice(&whole[of(process)]);
-            rest.iter().for_each(|part| send.extend_from_slice(&part[of(process)]));
+            whole.read(of(process), &mut send)?;
+            rest.iter().try_for_each(|part| part.read(of(process), &mut send))?;
         }
         let mine = of(rank).len();
         let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * (1 + rest.len())).collect();
@@ -95,55 +106,74 @@ pub fn sum(wire: &Wire, shards: Shards, element: Element, whole: &mut [u8], rest
         received.resize(received_bytes.iter().sum(), 0);
         wire.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
         let nodes = stretches.iter().flatten().copied();
-        let sum = fold(element, nodes.zip(received.chunks_mut(mine.max(1))));
+        let mut add = |left: &mut &mut [u8], right: &mut [u8]| -> Result<()> {
+            element.add(left, right);
+            Ok(())
+        };
+        let sum = fold(nodes.zip(received.chunks_mut(mine.max(1))), &mut add)?.unwrap_or_default();
         match to {
-            To::One(_) => whole[of(rank)].copy_from_slice(sum),
+            To::One(_) if mine == 0 => {}
+            To::One(_) => whole.write(of(rank), &mut |bytes| {
+                bytes.copy_from_slice(sum);
+                Ok(())
+            })?,
             To::All => {
                 let bytes: Vec<usize> = (0..size).map(|process| of(process).len()).collect();
-                wire.gather_into(sum, &mut whole[here], &bytes)?;
+                whole.write(here, &mut |gathered| wire.gather_into(sum, gathered, &bytes))?;
             }
         }
     }
     Ok(())
 }
 
-/// The part of a stretch of bytes that a process adds up.
-fn dealt(here: Range<usize>, process: usize, size: usize, element: Element, to: To) -> Range<usize> {
+/// The part of a stretch of elements that a process adds up, each of which is so many `units`.
+pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: To) -> Range<usize> {
     match to {
         To::One(one) if one == process => here,
         To::One(_) => here.start..here.start,
         To::All => {
-            let elements = here.len() / element.bytes();
-            let place = |process: usize| here.start + process * elements / size * element.bytes();
+            let elements = here.len() / units;
+            let place = |process: usize| here.start + process * elements / size * units;
             place(process)..place(process + 1)
         }
     }
 }
 
-/// The sum of nodes that are next to each other, in the tree's order; it is where the first of them was.
-fn fold<'a>(element: Element, nodes: impl Iterator<Item = (Stretch, &'a mut [u8])>) -> &'a mut [u8] {
-    let mut sums: Vec<(Stretch, &'a mut [u8])> = Vec::new();
-    for (stretch, bytes) in nodes {
-        sums.push((stretch, bytes));
+/// The sum of nodes that are next to each other, in the tree's order, where `add` adds the second to the first. None of none.
+///
+/// # Errors
+/// Those of `add`.
+pub fn fold<T, E>(
+    nodes: impl Iterator<Item = (Stretch, T)>,
+    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
+) -> std::result::Result<Option<T>, E> {
+    let mut sums: Vec<(Stretch, T)> = Vec::new();
+    for node in nodes {
+        sums.push(node);
         while let [.., (left, _), (right, _)] = &sums[..]
             && let Some(both) = left.with(*right)
         {
-            join(element, &mut sums, both);
+            join(&mut sums, both, add)?;
         }
     }
     // Where the number of shards is no power of two, the smaller nodes at the end come first.
     while let [.., (left, _), (right, _)] = &sums[..] {
         let both = Stretch { first: left.first, count: left.count + right.count };
-        join(element, &mut sums, both);
+        join(&mut sums, both, add)?;
     }
-    sums.pop().map(|(_, bytes)| bytes).unwrap_or_default()
+    Ok(sums.pop().map(|(_, sum)| sum))
 }
 
-fn join(element: Element, sums: &mut Vec<(Stretch, &mut [u8])>, both: Stretch) {
+fn join<T, E>(
+    sums: &mut Vec<(Stretch, T)>,
+    both: Stretch,
+    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
     if let (Some((_, right)), Some((stretch, left))) = (sums.pop(), sums.last_mut()) {
-        element.add(left, right);
+        add(left, right)?;
         *stretch = both;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -175,7 +205,7 @@ mod tests {
             let summed = group.hand_over(move |wire| {
                 let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
                 let mut whole = parts[0].1.clone();
-                sum(wire, shards, Element::F32, &mut whole, &rest, to).map(|()| whole)
+                sum(wire, shards, Element::F32, (whole.as_mut_slice(), &rest), to).map(|()| whole)
             });
             summed.wait().expect("the thread lives").expect("threads do not get lost")
         })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::{Engine, PIECE_BYTES, Result};
+use crate::values::Values;
 
 /// Bytes and times of a process, counted by the threads that spend them.
 #[derive(Debug, Default)]
@@ -105,6 +106,25 @@ impl Wire {
             self.note_sent(bytes.len() as u64 * (self.size() as u64 - 1));
         }
         bytes.chunks_mut(PIECE_BYTES).try_for_each(|piece| self.engine.broadcast(root, piece))
+    }
+
+    /// [`Wire::broadcast`] of values that may lie elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`Engine::broadcast`] and of [`Values`].
+    pub fn broadcast_values(&self, root: usize, values: &mut impl Values) -> Result<()> {
+        let (bytes, mut piece) = (values.bytes(), Vec::new());
+        for start in (0..bytes).step_by(PIECE_BYTES) {
+            let here = start..bytes.min(start + PIECE_BYTES);
+            if self.rank() == root {
+                piece.clear();
+                values.read(here, &mut piece)?;
+                self.broadcast(root, &mut piece)?;
+            } else {
+                values.write(here, &mut |bytes| self.broadcast(root, bytes))?;
+            }
+        }
+        Ok(())
     }
 
     /// What process 0 says. The others may say anything.

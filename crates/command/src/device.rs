@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
+use crate::processes;
 
 /// Opens the device of this name. `auto` is the CPU: a card computes where it is named and nowhere else, until its speed has been measured.
 pub fn open(name: &str) -> Outcome<Device> {
@@ -28,8 +29,15 @@ pub fn open(name: &str) -> Outcome<Device> {
     match name {
         "cpu" | "auto" => Ok(Device::Cpu),
         "metal" => Device::new_metal(0).map_err(failed),
-        cuda => t5_ops::open_card(index(cuda)).map_err(failed),
+        cuda => t5_ops::cards()
+            .and_then(|cards| t5_ops::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
+            .map_err(failed),
     }
+}
+
+/// The index of the card that a process opens: that of its name, or without one the next for each process of a host.
+fn index_of_process(name: &str, number_on_host: usize, cards: usize) -> usize {
+    if name.contains(':') { index(name) } else { number_on_host % cards.max(1) }
 }
 
 /// The index of the card that a name such as `cuda:1` means.
@@ -196,6 +204,13 @@ mod tests {
         }
         assert!(is_named("cuda") && is_named("cuda:1") && is_named("metal"));
         assert_eq!((index("cuda"), index("cuda:3")), (0, 3));
+    }
+
+    #[test]
+    fn processes_of_a_host_take_one_card_after_the_other_unless_it_is_named() {
+        assert_eq!([0, 1, 2, 3].map(|number| index_of_process("cuda", number, 3)), [0, 1, 2, 0]);
+        assert_eq!(index_of_process("cuda:2", 1, 4), 2);
+        assert_eq!(index_of_process("cuda", 1, 0), 0, "opening it says that there is none");
     }
 
     #[cfg(not(any(feature = "cuda", feature = "metal")))]

@@ -3,10 +3,13 @@
 //! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
 //! it makes files that all of them read. A failure of one process ends all of them.
 
+use std::collections::HashSet;
+
+use candle_core::Device;
+use collective::Group;
 use collective::launcher::{self, Launched};
-use collective::{Group, network};
 use dataloader::BatchShare;
-use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot};
+use memory_policy::{Budgets, Bytes, Group as ControlGroup, MemorySnapshot, plural};
 use planner::{Costs, Network, Plan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,6 +37,11 @@ pub fn threads() -> Option<usize> {
     Some(launcher::threads(available, online_processors().unwrap_or(available), here))
 }
 
+/// The number of this process among those that were started on its host, from 0.
+pub fn number_on_host() -> usize {
+    launched().and_then(|launched| launched.number_on_host).unwrap_or(0)
+}
+
 /// Processors of this host, those that this process may not use included.
 fn online_processors() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
@@ -58,8 +66,10 @@ impl Processes {
     #[cfg(not(feature = "mpi"))]
     fn join_launched(launched: Launched) -> Outcome<Self> {
         let Launched { by, processes, .. } = launched;
+        let features = if cfg!(feature = "cuda") { "mpi,cuda" } else { "mpi" };
+        let build = format!("build with `cargo build --release --features {features}`; see docs/processes.md");
         Err(Failure::usage(format!("`{by}` started {processes} processes, and this build has no MPI"))
-            .hint("to train with several, build with `cargo build --release --features mpi`; see docs/processes.md")
+            .hint(format!("to train with several, {build}"))
             .hint("to train with one, start the command without it"))
     }
 
@@ -148,10 +158,10 @@ impl Together<'_> {
 
     /// Measures the network between the processes, unless the config says how fast it is. With virtual shards it is not measured: plans,
     /// and with them bits, would depend on it.
-    pub fn measure_network(self, config: &mut Config) -> Outcome<()> {
-        let Some(group) = self.0 else { return Ok(()) };
+    pub fn measure_network(self, config: &mut Config, parallel: Option<&Parallel>, device: &Device) -> Outcome<()> {
+        let (Some(_), Some(parallel)) = (self.0, parallel) else { return Ok(()) };
         if config.parallel.network.is_none() && config.parallel.virtual_shards.is_none() {
-            config.parallel.network = Some(Network::measured(network::bits_per_second(group)?));
+            config.parallel.network = Some(Network::measured(parallel.bits_per_second(device)?));
         }
         Ok(())
     }
@@ -201,6 +211,34 @@ impl Together<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Finds processes that compute on one card, and notes in the config whether there are any. A warning for one of those that were told
+    /// how much of the card is their own.
+    ///
+    /// # Errors
+    /// Those that were not: each of them would take all of it.
+    pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
+        let Some(group) = self.0 else { return Ok(None) };
+        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
+        let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
+        let said = group.gather(&serde_json::to_vec(&mine).map_err(failed)?)?;
+        let said = said.iter().map(|said| serde_json::from_slice::<Option<(String, String)>>(said));
+        let said = said.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
+        config.parallel.shares_cards = cards.len() < said.iter().flatten().count();
+        let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
+        let on_mine: Vec<String> = on_mine.collect();
+        let Some((host, _)) = mine.filter(|_| on_mine.len() > 1) else { return Ok(None) };
+        let problem = format!("processes {} of {} compute on one card of {host}", on_mine.join(", "), said.len());
+        if config.memory.device_budget.is_some() {
+            return Ok(Some(format!("{problem}: they wait for each other, and each has a context of its own there")));
+        }
+        let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "card");
+        Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
+            .hint(format!("start one process for each card: this process sees {cards}"))
+            .hint("`--device cuda` gives each process of a host the next card; `cuda:0` gives all of them the first")
+            .hint("to share a card, say how much of it each process has with `--device-memory-budget`"))
     }
 
     /// One plan for all: the slowest of those that the processes would choose, with this process' own bill.

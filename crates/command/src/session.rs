@@ -122,7 +122,8 @@ impl Session {
     pub fn start(parts: Parts) -> Outcome<Self> {
         let Parts { mut config, mut opened, mut run, stop, found, mut machine, group, ledger } = parts;
         let together = Together(group.as_ref());
-        let parallel = together.parallel(&config)?;
+        let mut parallel = together.parallel(&config)?;
+        let shared_card = together.check_cards(&mut config, &opened.device)?;
         let share = processes::batch_share(parallel.as_ref());
         // Before the process is measured: the memory of the views is part of it.
         let mut views = Views::of(run.root());
@@ -146,6 +147,7 @@ impl Session {
         let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         let screen = start_screen::text(&config, &opened, &options, steps_done, total_steps)?;
         report.line(&screen);
+        shared_card.iter().for_each(|warning| report.warn(warning));
         if config.memory.device_budget.is_some() && opened.device.is_cpu() {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
@@ -154,7 +156,11 @@ impl Session {
         let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
-        together.measure_network(&mut config)?;
+        if let Some(parallel) = parallel.as_mut().filter(|_| !config.parallel.shares_cards) {
+            // Before the device is looked at: what it takes for this is no tensors'.
+            parallel.connect_cards(&opened.device)?;
+        }
+        together.measure_network(&mut config, parallel.as_ref(), &opened.device)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
         together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));

@@ -1,10 +1,10 @@
-// A driver for one card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
+// A driver for a card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
 // host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
 //
-// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); ORDER, `last` or `random` for another
-// order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order
-// allows, where calls otherwise do it; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in
-// the end.
+// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); CARDS, how many there are to choose from
+// (default 1; a process opens one of them); ORDER, `last` or `random` for another order of threads and blocks; STREAMS, `early` or `late`:
+// work of every stream but the first is done as early or as late as its order allows, where calls otherwise do it; FAILURE, N: the N-th
+// allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first.
 #include <stdio.h>
 
 #include <mutex>
@@ -43,6 +43,7 @@ struct Pool {
 struct Card {
     std::recursive_mutex lock;
     size_t total = 0, failure = 0;
+    int cards = 1, opened = 0;
     bool is_open = false;
     Pool own, *now = &own;
     struct Block {
@@ -61,6 +62,8 @@ struct Card {
     Card() {
         const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
         total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        const char* several = getenv("LOW_MEM_T5_EMULATED_CARDS");
+        cards = several ? atoi(several) : 1;
         const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
         failure = failing ? strtoull(failing, nullptr, 10) : 0;
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
@@ -88,9 +91,11 @@ size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 void report() {
     const char* path = getenv("LOW_MEM_T5_EMULATED_REPORT");
-    FILE* file = path ? fopen(path, "w") : nullptr;
-    if (!file) return;
+    if (!path) return;
     Card& c = card();
+    const std::string name = c.opened ? path + std::to_string(c.opened) : path;
+    FILE* file = fopen(name.c_str(), "w");
+    if (!file) return;
     size_t launches = 0;
     for (auto& [name, count] : c.launches) launches += count;
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
@@ -136,19 +141,19 @@ Result cuDriverGetVersion(int* version) {
     return SUCCESS;
 }
 Result cuDeviceGetCount(int* count) {
-    *count = 1;
+    *count = card().cards;
     return SUCCESS;
 }
 Result cuDeviceGet(int* device, int ordinal) {
-    *device = ordinal;
-    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+    *device = card().opened = ordinal;
+    return ordinal < card().cards ? SUCCESS : INVALID_DEVICE;
 }
 Result cuDeviceGetName(char* name, int room, int) {
     snprintf(name, size_t(room), "emulated card");
     return SUCCESS;
 }
-Result cuDeviceGetUuid_v2(void* uuid, int) {
-    memset(uuid, 0, 16);
+Result cuDeviceGetUuid_v2(void* uuid, int device) {
+    memset(uuid, device, 16);
     return SUCCESS;
 }
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -189,7 +194,7 @@ Result cuCtxGetCurrent(void** context) {
     return SUCCESS;
 }
 Result cuCtxGetDevice(int* device) {
-    *device = 0;
+    *device = card().opened;
     return SUCCESS;
 }
 Result cuCtxSynchronize() {

@@ -17,12 +17,6 @@ pub enum Error {
     /// The machine's memory cannot be read.
     #[error(transparent)]
     Probe(#[from] memory_policy::ProbeError),
-    /// The job asks for something that only the host carries out, and tensors lie on a device.
-    #[error("{what} works on the CPU alone, and tensors are on a device")]
-    NotOnADevice {
-        /// What it asks for, by the names of its key and its flag.
-        what: String,
-    },
     /// The job asks for something that only a device has, and tensors lie on the host.
     #[error("{what} is for cards, and tensors are on the CPU")]
     OnADeviceAlone {

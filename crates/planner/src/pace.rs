@@ -24,7 +24,7 @@ pub struct Pace {
     pub step_written_bytes: u64,
     /// Bytes of weights that a step reads from the files that they lie in: from the disk where the system's page cache does not have them.
     pub step_read_bytes: u64,
-    /// Bytes that a step copies between the host and a device, beside its batch.
+    /// Bytes that a step copies between the host and a device, beside its batch: also those on their way to and from other processes.
     pub step_bus_bytes: u64,
     /// Of these, what is copied while blocks are computed.
     pub step_bus_bytes_behind: u64,
@@ -69,7 +69,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         step_bus_bytes_behind: written.behind,
         ..Pace::default()
     };
-    let traffic = Traffic::of(job.model, training)?;
+    let traffic = Traffic::of(job.model, training, job.place)?;
     Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
 }
 
@@ -129,6 +129,7 @@ impl StepOf<'_> {
             step_sent_bytes: sent.bytes,
             step_sent_seconds: traffic.seconds(sent.on_the_line()),
             step_waited_seconds,
+            step_bus_bytes: pace.step_bus_bytes + sent.over_the_bus,
             ..pace
         }
     }

@@ -1,37 +1,40 @@
 //! Where tensors lie, and what is carried out there.
 //!
-//! A device has kernels of its own. What hands bytes to other processes exists on the CPU alone; what lies beside a device, on a device
-//! alone. The table of levers says which of their values do ([`crate::Lever::works_at`]); the search leaves the others out, and here a job
-//! that asks for one is refused.
+//! A device has kernels of its own, and some things lie beside a device alone. The table of levers says which of their values do
+//! ([`crate::Lever::works_at`]); the search leaves the others out, and here a job that asks for one is refused.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 use t5::Levers;
 
 use crate::StepChoice;
 use crate::error::{Error, Result};
-use crate::job::{Job, Work};
+use crate::job::Job;
 use crate::levers::in_blocks;
-use crate::names::{CONTEXT, OFF_THE_CARD, POOL, STAGING};
+use crate::names::{COMMUNICATION, CONTEXT, OFF_THE_CARD, POOL, STAGING};
+use crate::processes::Processes;
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
 ///
 /// # Errors
-/// [`Error::NotOnADevice`] and [`Error::OnADeviceAlone`], which name it.
+/// [`Error::OnADeviceAlone`], which names it.
 pub fn check(job: &Job<'_>) -> Result<()> {
     if let Some((lever, value)) = job.pins.that_fails_at(job.place) {
         let flag = lever.flag.map(|flag| format!(" (`bench --{}`)", flag.long)).unwrap_or_default();
         return Err(Error::OnADeviceAlone { what: format!("`memory.{} = {}`{flag}", lever.name, value.written()) });
     }
-    if job.place == Place::Host {
-        return Ok(());
-    }
-    let refused = |what: String| Err(Error::NotOnADevice { what });
-    match &job.work {
-        Work::Training(training) if training.processes.buffers > 0 => {
-            refused("training by several processes".to_owned())
-        }
-        _ => Ok(()),
-    }
+    Ok(())
+}
+
+/// Bytes in the host's memory and on a device while processes talk.
+pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
+    let Processes { buffers, between_cards, .. } = *processes;
+    let note = match (place, between_cards) {
+        (Place::Device, None) => "on its way between cards at a time, through the host's memory",
+        _ => "sent to other processes and received at a time",
+    };
+    let of = |bytes: u64, note: &str, place| (bytes > 0).then(|| CostRow::new(COMMUNICATION, bytes, note).at(place));
+    let on_cards = of(between_cards.unwrap_or(0), "received from other cards at a time, for sums in order", place);
+    of(buffers, note, Place::Host).into_iter().chain(on_cards).collect()
 }
 
 /// The host's part of operands on a device.
@@ -68,23 +71,26 @@ pub fn off_the_card(bytes: u64) -> Option<CostRow> {
 const ASSUMED_CONTEXT_BYTES: u64 = 384 << 20;
 /// The workspace of cuBLAS on a card of compute capability 9.0, which takes most: NVIDIA's documentation of `cublasSetWorkspace`.
 const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
+/// Buffers of NCCL, which it has for each other card and channel: an assumption.
+const ASSUMED_NCCL_BYTES: u64 = 256 << 20;
 /// The driver's pool takes memory in units of as many bytes.
 const POOL_UNIT_BYTES: u64 = 32 << 20;
 /// What a pool holds beside tensors for that they are rounded to 512 bytes and freed in another order: an assumption.
 const POOL_PERCENT: u64 = 3;
 
-/// What a device holds beside tensors, whatever is chosen. Once it has been opened and a step was rehearsed on it, that is measured.
-pub fn context(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
+/// What a device holds beside tensors, whatever is chosen, with NCCL or without. Once it has been opened and a step was rehearsed on it, that is measured.
+pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<CostRow> {
     if place == Place::Host {
         return None;
     }
+    let (nccl, of) = if has_nccl { (ASSUMED_NCCL_BYTES, "cuBLAS, NCCL") } else { (0, "cuBLAS") };
     let measured = now.device.as_ref().map_or(Bytes::ZERO, |device| device.used);
     let row = match measured {
         Bytes::ZERO => {
-            let assumed = ASSUMED_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES;
-            CostRow::new(CONTEXT, assumed, "assumed; a run measures it: context, kernels, cuBLAS")
+            let assumed = ASSUMED_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + nccl;
+            CostRow::new(CONTEXT, assumed, format!("assumed; a run measures it: context, kernels, {of}"))
         }
-        Bytes(measured) => CostRow::new(CONTEXT, measured, "measured: context, kernels, cuBLAS"),
+        Bytes(measured) => CostRow::new(CONTEXT, measured, format!("measured: context, kernels, {of}")),
     };
     Some(row.at(place))
 }

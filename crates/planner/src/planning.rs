@@ -24,7 +24,7 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The choices of a job, with their costs.
 ///
 /// # Errors
-/// Errors of the trainer; [`crate::Error::NotOnADevice`] where the job asks for something that the place of its tensors cannot
+/// Errors of the trainer; [`crate::Error::OnADeviceAlone`] where the job asks for something that the place of its tensors cannot
 /// carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     place::check(job)?;
@@ -44,7 +44,8 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
     }
     fixed.extend(held);
-    fixed.extend(place::context(job.place, now));
+    let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
+    fixed.extend(place::context(job.place, has_nccl, now));
     if job.place == Place::Device {
         steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed));
     }

@@ -13,8 +13,11 @@ pub struct Processes {
     pub most_shards: usize,
     /// The most sums of a gradient that one of them sends.
     pub sent_sums: usize,
-    /// Bytes that are sent and received at a time.
+    /// Bytes that are sent and received at a time in the host's memory.
     pub buffers: u64,
+    /// Where cards send each other tensors themselves (NCCL): the bytes on each of them that are received at a time. None: they go through
+    /// the host.
+    pub between_cards: Option<u64>,
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     pub gradient_sums: usize,
     /// Whether each shard of a batch is summed by itself, so that the bits do not depend on the number of processes.
@@ -62,6 +65,7 @@ impl Default for Processes {
             most_shards: 1,
             sent_sums: 1,
             buffers: 0,
+            between_cards: None,
             gradient_sums: 1,
             closes_shards: false,
             owners: 1,

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use memory_policy::Place;
 use t5::step::count::BlockArithmetic;
 use t5::{LayerMajor, Levers, ParameterSpec, Part};
 use trainer::Sharding;
@@ -19,8 +20,9 @@ use crate::job::Training;
 use crate::prices::Prices;
 use crate::processes::Processes;
 
-/// The time of a multiply-add in picoseconds where it was not measured: some processor's.
+/// The time of a multiply-add in picoseconds where it was not measured: some processor's, and the card's of [`Prices::card`].
 const MULTIPLY_ADD_PS: f64 = 20.0;
+const MULTIPLY_ADD_PS_ON_A_CARD: f64 = 0.025;
 
 /// What is sent in a step. Bytes on the line are those for which the thread that talks is busy: where one process sends to one, the
 /// others wait for it.
@@ -36,6 +38,8 @@ pub struct Sent {
     pub head: u64,
     /// On the line: what is sent when nothing is left to compute. Tables, and parameters that their owners updated.
     pub alone: u64,
+    /// Of a process on a card: the bytes of all these that it copies to the host, and from there.
+    pub over_the_bus: u64,
 }
 
 /// What a block has on the line.
@@ -72,6 +76,7 @@ type Known = HashMap<(Option<LayerMajor>, usize), Rc<Sent>>;
 /// What several processes send each other.
 pub struct Traffic {
     processes: Processes,
+    place: Place,
     has_tied_head: bool,
     /// Blocks of the encoder, and of both stacks.
     blocks: (usize, usize),
@@ -87,7 +92,7 @@ impl Traffic {
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
-    pub fn of(model: &t5::Config, training: &Training<'_>) -> Result<Option<Self>> {
+    pub fn of(model: &t5::Config, training: &Training<'_>, place: Place) -> Result<Option<Self>> {
         let (processes, options) = (training.processes, training.options);
         if processes.number == 1 {
             return Ok(None);
@@ -110,7 +115,7 @@ impl Traffic {
         let numbers = 6 * 8 + 8 + 1 + 8 * all as u64;
         let has_tied_head = model.tie_word_embeddings;
         let blocks = (model.num_layers, model.blocks());
-        Ok(Some(Self { processes, has_tied_head, blocks, owned, numbers, known: RefCell::default() }))
+        Ok(Some(Self { processes, place, has_tied_head, blocks, owned, numbers, known: RefCell::default() }))
     }
 
     /// Micro-batches of a process, a shard of whose batch has so many samples.
@@ -137,13 +142,19 @@ impl Traffic {
         // Where each holds everything they send the same.
         let ranks = if self.processes.sharding == Sharding::None { 1 } else { self.processes.number };
         let mut by_rank = vec![numbers; ranks];
+        let mut bus_by_rank = vec![0; ranks];
         for owned in &self.owned {
             let moved = Moved { sums: moves.sums(owned.part), brought: moves.brought(owned.part) };
             let moved = Moved { sums: moved.sums + u64::from(self.sums_head_apart(owned.part, levers)), ..moved };
             by_rank.iter_mut().enumerate().for_each(|(rank, bytes)| *bytes += self.bytes_of(rank, owned, moved));
+            bus_by_rank
+                .iter_mut()
+                .enumerate()
+                .for_each(|(rank, bytes)| *bytes += self.bus_bytes_of(rank, owned, moved));
             self.put_on_the_line(owned, moved, levers, &mut sent);
         }
-        Sent { bytes: by_rank.into_iter().max().unwrap_or(0), ..sent }
+        let most = |by_rank: Vec<u64>| by_rank.into_iter().max().unwrap_or(0);
+        Sent { bytes: most(by_rank), over_the_bus: most(bus_by_rank), ..sent }
     }
 
     /// Whether the head's part in the sums of a table is summed by itself.
@@ -161,12 +172,28 @@ impl Traffic {
             Sharding::None => all * others / processes * (parts + 1),
             _ => (all - owned.gradient_bytes[rank]) * parts,
         };
-        let times = match sharding {
+        moved.sums * gradients + self.times_of_weights(owned, moved) * others * owned.weight_bytes[rank]
+    }
+
+    /// How often the weights of a part go from their owners to the others.
+    fn times_of_weights(&self, owned: &Owned, moved: Moved) -> u64 {
+        match self.processes.sharding {
             Sharding::None => 0,
             Sharding::Weights if owned.are_matrices => moved.brought,
             _ => 1,
-        };
-        moved.sums * gradients + times * others * owned.weight_bytes[rank]
+        }
+    }
+
+    /// What a process on a card copies to the host and from there, because of the gradients and weights of a part.
+    fn bus_bytes_of(&self, rank: usize, owned: &Owned, moved: Moved) -> u64 {
+        let Processes { sent_sums, sharding, between_cards, .. } = self.processes;
+        if self.place == Place::Host || between_cards.is_some() {
+            return 0;
+        }
+        let all: u64 = owned.gradient_bytes.iter().sum();
+        let kept = if sharding == Sharding::None { all } else { owned.gradient_bytes[rank] };
+        let weights: u64 = owned.weight_bytes.iter().sum();
+        moved.sums * (all * sent_sums as u64 + kept) + self.times_of_weights(owned, moved) * weights
     }
 
     /// Adds what is on the line of a part's gradients and weights.
@@ -220,14 +247,19 @@ impl Traffic {
         place.checked_sub(all.saturating_sub(entered)).filter(|&place| place < entered)
     }
 
-    /// Prices with the time of a multiply-add, some processor's where it was not measured.
+    /// The time of a multiply-add where it was not measured.
+    fn built_in_speed(&self) -> f64 {
+        if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD }
+    }
+
+    /// Prices with the time of a multiply-add, some processor's or card's where it was not measured.
     pub fn with_speed(&self, prices: &Prices) -> Prices {
-        Prices { multiply_add_ps: prices.multiply_add_ps.or(Some(MULTIPLY_ADD_PS)), ..*prices }
+        Prices { multiply_add_ps: prices.multiply_add_ps.or(Some(self.built_in_speed())), ..*prices }
     }
 
     /// The time of a byte in multiply-adds.
     pub fn byte(&self, prices: &Prices) -> f64 {
-        self.seconds(1) * 1e12 / prices.multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS)
+        self.seconds(1) * 1e12 / prices.multiply_add_ps.unwrap_or(self.built_in_speed())
     }
 
     /// The time of so many bytes.

@@ -12,8 +12,8 @@ use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, COMMUNICATION, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING,
-    SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
+    VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -33,7 +33,7 @@ pub(crate) fn offer(
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let counter = counter.at(job.place, training.options);
-    let Processes { buffers, owners, .. } = training.processes;
+    let Processes { owners, .. } = training.processes;
     let optimizer = trainer::costs::optimizer_state_of_a_share(
         job.model,
         training.options,
@@ -44,7 +44,7 @@ pub(crate) fn offer(
     let offer = Offer {
         state: counter.state_on_disk().map(|_| state.clone()),
         // With virtual shards bits are those of any number of processes, and so is the plan.
-        traffic: Traffic::of(job.model, training)?.filter(|_| !training.processes.closes_shards),
+        traffic: Traffic::of(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)
     };
     let steps = match training.wanted {
@@ -56,9 +56,7 @@ pub(crate) fn offer(
     };
     // Moments that may lie in a file are a part of each choice.
     let mut fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
-    if buffers > 0 {
-        fixed.push(CostRow::new(COMMUNICATION, buffers, "sent to other processes and received at a time"));
-    }
+    fixed.extend(place::communication(job.place, &training.processes));
     Ok((fixed, steps))
 }
 

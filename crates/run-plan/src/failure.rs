@@ -264,9 +264,6 @@ impl From<planner::Error> for Failure {
             planner::Error::Trainer(error) => error.into(),
             planner::Error::Model(error) => error.into(),
             planner::Error::Probe(error) => error.into(),
-            error @ planner::Error::NotOnADevice { .. } => {
-                Self::usage(error.to_string()).hint("leave it out, or compute with `--device cpu`")
-            }
             error @ planner::Error::OnADeviceAlone { .. } => {
                 Self::usage(error.to_string()).hint("leave it out, or compute with `--device cuda`")
             }

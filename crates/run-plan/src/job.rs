@@ -5,6 +5,7 @@ use memory_policy::{Budgets, Place};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
 use t5::StoredWeights;
+use t5_ops::nccl::HAS_NCCL;
 use trainer::{Sharding, TrainerOptions};
 
 use crate::config::Config;
@@ -81,7 +82,13 @@ impl<'a> RunJob<'a> {
         let sent_sums = of_each(|shards, rank| shards.stretches(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
-        let buffers = collective::sums::buffers(self.shards);
+        let are_on_cards = place(self.config) == Place::Device;
+        let are_connected = HAS_NCCL && are_on_cards && processes > 1 && !self.config.parallel.shares_cards;
+        // What is saved goes through the host.
+        let buffers = match are_connected {
+            true => collective::PIECE_BYTES as u64,
+            false => collective::sums::buffers(self.shards, are_on_cards),
+        };
         let closes_shards = self.config.parallel.virtual_shards.is_some();
         let gradient_sums = of_each(|shards, rank| shards.most_sums(rank));
         let network = self.config.parallel.network.unwrap_or_default();
@@ -90,6 +97,7 @@ impl<'a> RunJob<'a> {
             most_shards,
             sent_sums,
             buffers,
+            between_cards: are_connected.then(|| trainer::costs::between_cards(self.shards, closes_shards)),
             gradient_sums,
             closes_shards,
             owners,

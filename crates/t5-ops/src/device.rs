@@ -52,6 +52,26 @@ pub fn open_card(index: usize) -> Result<Device> {
     Ok(device)
 }
 
+/// How many NVIDIA cards this process sees: none in a build without the feature `cuda`.
+///
+/// # Errors
+/// The driver's.
+pub fn cards() -> Result<usize> {
+    #[cfg(feature = "cuda")]
+    return cuda::count();
+    #[cfg(not(feature = "cuda"))]
+    Ok(0)
+}
+
+/// The name that every process has for a card. `None` on the CPU, or where the driver does not say.
+pub fn card_id(device: &Device) -> Option<String> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::id(device),
+        _ => None,
+    }
+}
+
 /// From here on tensors of a device come from a new pool that never holds more than `most` bytes. What cannot be had is the driver's
 /// error, as on a card of that size. Does nothing on the CPU.
 ///
@@ -119,7 +139,7 @@ mod cuda {
         CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
         cuDriverGetVersion,
     };
-    use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
+    use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result};
 
     use super::DeviceBytes;
 
@@ -201,6 +221,16 @@ mod cuda {
         // Zero begins anew from what is held.
         set(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0).w()?;
         set(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).w()
+    }
+
+    pub fn count() -> candle_core::Result<usize> {
+        let count = CudaContext::device_count().w()?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    pub fn id(device: &CudaDevice) -> Option<String> {
+        let id = device.cuda_stream().context().uuid().ok()?;
+        Some(id.bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     pub fn capability(device: &CudaDevice) -> candle_core::Result<(i32, i32)> {

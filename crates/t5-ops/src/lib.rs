@@ -50,6 +50,7 @@ mod isa;
 pub mod keys;
 mod matmul;
 mod narrow;
+pub mod nccl;
 mod needs;
 mod ops;
 mod paging;
@@ -59,6 +60,7 @@ mod processor;
 mod quantised;
 mod random_mask;
 mod simd;
+mod staging;
 mod storage;
 #[cfg(test)]
 mod testing;
@@ -66,8 +68,8 @@ mod vector;
 
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
-    DeviceBytes, card_and_driver, check_dtype, device_bytes, is_out_of_device_memory, limit_device, open_card,
-    release_unused_of_device,
+    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, is_out_of_device_memory, limit_device,
+    open_card, release_unused_of_device,
 };
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
@@ -110,6 +112,7 @@ pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, thread
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
+pub use staging::{Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 3;

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, Precision,
-    Quantised, RelativePosition, Rounding, SecondMoment, SquareSums,
+    Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging,
 };
 
 const F32: DType = DType::F32;
@@ -457,4 +457,25 @@ fn few_queries_over_part_of_a_bias_are_those_of_the_cpu() {
             });
         }
     }
+}
+
+#[test]
+fn another_thread_copies_some_of_the_bytes_of_a_tensor_both_ways() {
+    let device = t5_ops::open_card(0).expect("a card");
+    let x = Tensor::arange(0f32, 12.0, &device).unwrap().reshape((3, 4)).unwrap();
+    let staging = Staging::of(&device).unwrap().expect("a card has streams");
+    assert!(staging.stage(&Tensor::zeros(3, F32, &Device::Cpu).unwrap()).unwrap().is_none());
+    assert!(Staging::of(&Device::Cpu).unwrap().is_none());
+    let staged = staging.stage(&x).unwrap().expect("it is on the card");
+    assert_eq!(staged.bytes(), 48);
+    let copied = std::thread::spawn(move || {
+        let mut bytes = [0; 8];
+        staged.read(16, &mut bytes).unwrap();
+        staged.write(40, &bytes).unwrap();
+        bytes
+    });
+    assert_eq!(copied.join().unwrap(), [4f32.to_le_bytes(), 5f32.to_le_bytes()].concat()[..]);
+    assert_eq!(x.to_vec2::<f32>().unwrap()[2], [8.0, 9.0, 4.0, 5.0]);
+    let turned = staging.stage(&x.t().unwrap()).unwrap().expect("it is on the card");
+    assert!(turned.read(0, &mut [0; 4]).is_err(), "its bytes are not in their order");
 }

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use candle_core::DType;
+use collective::Shards;
 use t5::{Config, CostRow, ParameterSpec};
 use t5_ops::{Needs, Path};
 
+use crate::between_cards;
 use crate::error::Result;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
@@ -52,6 +54,12 @@ pub fn optimizer_state_of_a_share(
     }
     let width = state_dtype(parameters).size_in_bytes() as u64;
     Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
+}
+
+/// Bytes on each card where cards of several processes send each other gradients, those of NCCL itself aside. `is_in_order`: shards are
+/// summed in an order of their own.
+pub fn between_cards(shards: Shards, is_in_order: bool) -> u64 {
+    between_cards::buffers(shards, is_in_order)
 }
 
 /// The parameters that train, each with the one of `processes` that is to update it.

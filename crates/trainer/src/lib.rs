@@ -14,6 +14,7 @@
 pub mod adafactor;
 pub mod adamw;
 mod atomic;
+mod between_cards;
 pub mod checkpoint;
 pub mod costs;
 mod directories;
@@ -34,6 +35,7 @@ mod state_file;
 mod stats;
 mod temporary;
 mod trainer;
+mod transport;
 mod update;
 
 pub use atomic::{AtomicFile, write_atomic};

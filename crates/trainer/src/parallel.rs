@@ -9,13 +9,14 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
-use collective::sums::{self, Element, To};
-use collective::{Group, Pending, Shards};
+use candle_core::{Device, Tensor};
+use collective::sums::To;
+use collective::{Group, Shards};
 use serde::{Deserialize, Serialize};
 use t5::{Pager, Parameter};
 
 use crate::error::{Error, Result};
+use crate::transport::{OnItsWay, Transport};
 
 /// What each process holds of what all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by whole parameters,
 /// because Adafactor needs whole matrices.
@@ -48,7 +49,7 @@ impl Sharding {
 /// The other processes, and the part of this one.
 #[derive(Clone, Debug)]
 pub struct Parallel {
-    group: Group,
+    transport: Transport,
     shards: Shards,
     /// Whether the number of shards was asked for, and not that of the processes.
     has_virtual_shards: bool,
@@ -86,7 +87,7 @@ impl Parallel {
         let has_virtual_shards = virtual_shards.is_some();
         Ok(Self {
             has_virtual_shards,
-            group,
+            transport: Transport::new(group),
             shards,
             owners: Vec::new(),
             sharding: Sharding::None,
@@ -96,7 +97,32 @@ impl Parallel {
 
     /// The processes.
     pub fn group(&self) -> &Group {
-        &self.group
+        self.transport.group()
+    }
+
+    /// From here on tensors go straight from card to card, where `device` is one and this build has NCCL. Every process calls this, each
+    /// with a card of its own.
+    ///
+    /// # Errors
+    /// NCCL's; [`Error::Processes`].
+    pub fn connect_cards(&mut self, device: &Device) -> Result<()> {
+        self.transport.connect(device)
+    }
+
+    /// Bits a second that a process sends to the others on the way that tensors of `device` take, as the slowest of them sees it.
+    ///
+    /// # Errors
+    /// NCCL's; [`Error::Processes`].
+    pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
+        self.transport.bits_per_second(device)
+    }
+
+    /// From here on tensors of this device are handed over.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn reach(&mut self, device: &Device) -> Result<()> {
+        self.transport.reach(device)
     }
 
     /// How a batch is divided.
@@ -111,7 +137,7 @@ impl Parallel {
 
     /// The shards of this process.
     pub fn own_shards(&self) -> Range<usize> {
-        self.shards.of(self.group.rank())
+        self.shards.of(self.group().rank())
     }
 
     /// Deals the parameters that are trained out to owners, where they are to have any.
@@ -123,7 +149,7 @@ impl Parallel {
         let elements = |(index, parameter): (usize, &Parameter)| {
             if trainable(index) { parameter.tensor.elem_count() as u64 } else { 0 }
         };
-        self.owners = owners(&parameters.iter().enumerate().map(elements).collect::<Vec<_>>(), self.group.size());
+        self.owners = owners(&parameters.iter().enumerate().map(elements).collect::<Vec<_>>(), self.group().size());
     }
 
     /// The process that alone updates a parameter; none: every process updates all.
@@ -133,7 +159,7 @@ impl Parallel {
 
     /// Whether this process has the optimizer's state of a parameter.
     pub(crate) fn updates(&self, index: usize) -> bool {
-        self.owner(index).is_none_or(|owner| owner == self.group.rank())
+        self.owner(index).is_none_or(|owner| owner == self.group().rank())
     }
 
     /// Has each process hold its own of the matrices that train, and no others: whoever brings them.
@@ -152,7 +178,7 @@ impl Parallel {
             }
         }
         Ok(Brought {
-            group: self.group.clone(),
+            transport: self.transport.clone(),
             owners: self.owners.clone(),
             is_shared: self.is_shared.clone(),
             is_here: RefCell::new(vec![false; parameters.len()]),
@@ -175,10 +201,10 @@ impl Parallel {
         let Share { samples, source_tokens, target_tokens, padded_tokens, micro_batches, is_interrupted, .. } = *mine;
         let stop = u64::from(is_interrupted);
         let all = [samples, source_tokens, target_tokens, padded_tokens, micro_batches, stop];
-        let said = self.group.gather_numbers(&all)?;
+        let said = self.group().gather_numbers(&all)?;
         let sum = |number: usize| said.iter().map(|numbers| numbers[number]).sum::<u64>();
         Ok(Share {
-            first_sample: said[..self.group.rank()].iter().map(|numbers| numbers[0] as usize).sum(),
+            first_sample: said[..self.group().rank()].iter().map(|numbers| numbers[0] as usize).sum(),
             samples: sum(0),
             source_tokens: sum(1),
             target_tokens: sum(2),
@@ -191,35 +217,19 @@ impl Parallel {
 
     /// Begins to add the gradient of a parameter up over all processes, into the first of `parts`. Until it is through nobody may look at
     /// any of them.
-    pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> OnItsWay {
-        let (parts, shards) = (parts.to_vec(), self.shards);
+    pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<OnItsWay> {
         let to = self.owner(index).map_or(To::All, To::One);
-        OnItsWay(self.group.hand_over(move |wire| {
-            let [whole, rest @ ..] = parts.as_slice() else { return Ok(()) };
-            let element = match whole.dtype() {
-                DType::BF16 => Element::Bf16,
-                DType::F64 => Element::F64,
-                _ => Element::F32,
-            };
-            let mut summed = Ok(());
-            let changed = with_bytes_of_all(rest, &[], &mut |rest| {
-                t5_ops::change_bytes(whole, |whole| {
-                    summed = sums::sum(wire, shards, element, whole, rest, to);
-                })
-            });
-            changed.map_err(t5::Error::from)?;
-            Ok(summed?)
-        }))
+        self.transport.begin_sum((self.shards, self.has_virtual_shards), parts, to)
     }
 
     /// Begins to make a tensor everywhere what it is at process `root`. Until it is through nobody may look at it.
-    pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> OnItsWay {
-        begin_broadcast(&self.group, root, tensor)
+    pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+        self.transport.begin_broadcast(root, tensor)
     }
 
-    /// Makes a tensor everywhere what it is at process `root`.
+    /// Makes a tensor, wherever each process has it, everywhere what it is at process `root`.
     pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
-        self.begin_broadcast(root, tensor).arrive()
+        self.transport.begin_broadcast_from_anywhere(root, tensor)?.arrive()
     }
 
     /// The loss sums of all shards in their order, whether anybody wants to stop, and the square sums of the parameters: of each
@@ -227,7 +237,7 @@ impl Parallel {
     pub(crate) fn agree(&self, losses: &[f64], stop: bool, sums: &mut [f64]) -> Result<(f64, bool)> {
         let mut mine = vec![u8::from(stop)];
         mine.extend(losses.iter().chain(&*sums).flat_map(|number| number.to_le_bytes()));
-        let said = self.group.gather(&mine)?;
+        let said = self.group().gather(&mine)?;
         let numbers: Vec<Vec<f64>> = said
             .iter()
             .map(|said| said[1..].as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect())
@@ -244,29 +254,14 @@ impl Parallel {
     }
 }
 
-/// Values that processes send each other, while this one does something else.
-#[derive(Debug)]
-pub(crate) struct OnItsWay(Pending<Result<()>>);
-
-impl OnItsWay {
-    /// Waits until they are here.
-    pub fn arrive(self) -> Result<()> {
-        self.0.wait()?
-    }
-}
-
-fn begin_broadcast(group: &Group, root: usize, tensor: &Tensor) -> OnItsWay {
-    let tensor = tensor.clone();
-    OnItsWay(group.hand_over(move |wire| {
-        let sent = t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
-        Ok(sent?)
-    }))
+fn elsewhere(error: Error) -> t5::Error {
+    t5::Error::Elsewhere(error.to_string())
 }
 
 /// Matrices of which each process holds its own. Every process asks for the same ones in the same order.
 #[derive(Debug)]
 pub(crate) struct Brought {
-    group: Group,
+    transport: Transport,
     owners: Vec<usize>,
     is_shared: Vec<bool>,
     /// Those that were brought and not let go of. The same in all processes.
@@ -277,12 +272,12 @@ pub(crate) struct Brought {
 
 impl Brought {
     fn is_own(&self, index: usize) -> bool {
-        self.owners[index] == self.group.rank()
+        self.owners[index] == self.transport.group().rank()
     }
 
     fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<OnItsWay> {
         t5_ops::absent::provide(weight)?;
-        Ok(begin_broadcast(&self.group, self.owners[index], weight))
+        self.transport.begin_broadcast(self.owners[index], weight).map_err(elsewhere)
     }
 }
 
@@ -301,7 +296,7 @@ impl Pager<Tensor> for Brought {
         }
         let fetched = self.coming.borrow_mut().remove(&index);
         let coming = fetched.map_or_else(|| self.begin(index, weight), Ok)?;
-        coming.arrive().map_err(|error| t5::Error::Elsewhere(error.to_string()))
+        coming.arrive().map_err(elsewhere)
     }
 
     fn page_out(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
@@ -338,17 +333,4 @@ pub(crate) fn owners(elements: &[u64], processes: usize) -> Vec<usize> {
         held[least] += elements[index];
     }
     owners
-}
-
-/// Calls `f` with the bytes of all these tensors.
-fn with_bytes_of_all(
-    tensors: &[Tensor],
-    before: &[&[u8]],
-    f: &mut dyn FnMut(&[&[u8]]) -> candle_core::Result<()>,
-) -> candle_core::Result<()> {
-    let [first, rest @ ..] = tensors else { return f(before) };
-    t5_ops::with_bytes(first, |bytes| {
-        let with_first: Vec<&[u8]> = before.iter().copied().chain([bytes]).collect();
-        with_bytes_of_all(rest, &with_first, f)
-    })?
 }

@@ -133,8 +133,9 @@ impl Trainer {
     /// the first step.
     ///
     /// # Errors
-    /// [`Sharding::Weights`] of a model that is not on the CPU.
+    /// Those of the device.
     pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) -> Result<()> {
+        parallel.reach(self.model.device())?;
         parallel.deal_out(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
         self.optimizer.keep(|index| parallel.updates(index));
         // What trains beside a frozen base is small.

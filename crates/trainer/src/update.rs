@@ -8,7 +8,8 @@ use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
-use crate::parallel::{OnItsWay, Parallel};
+use crate::parallel::Parallel;
+use crate::transport::OnItsWay;
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +40,9 @@ pub(crate) struct Update<'a> {
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
-    /// Gradients on a card, with their parameters' numbers, which wait until all of their event are handed over.
-    waiting: Vec<(usize, Tensor)>,
+    /// Gradients on a card, with their parameters' numbers, which wait until all of their event are handed over. None: another process has
+    /// it, and sends the parameter.
+    waiting: Vec<(usize, Option<Tensor>)>,
     scale: f64,
     /// Whether a parameter has another value, or may have.
     pub is_changed: bool,
@@ -90,11 +92,20 @@ impl<'a> Update<'a> {
         Update { parallel: Some((parallel, shards)), most_micro_batches, ..self }
     }
 
-    /// Whether a gradient waits for others, with which it is measured and applied at once: where it lies on a card beside its parameter,
-    /// and no other process asks for either.
-    fn waits(&self, index: usize, gradient: &Tensor) -> bool {
-        let values = self.model.parameters()[index].tensor.device();
-        self.parallel.is_none() && !values.is_cpu() && values.same_device(gradient.device())
+    /// Whether the gradients of an event wait for each other, to be measured and applied at once: on a card.
+    fn waits(&self) -> bool {
+        !self.model.device().is_cpu()
+    }
+
+    /// Whether this process updates a parameter.
+    fn updates(&self, index: usize) -> bool {
+        self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index))
+    }
+
+    /// The processes and the owner of a parameter, if it has one that sends it to the others when it has changed.
+    fn sender(&self, index: usize) -> Option<(&'a Parallel, usize)> {
+        let all = self.parallel.as_ref().map(|(parallel, _)| *parallel).filter(|all| all.sends(index));
+        all.and_then(|all| Some((all, all.owner(index)?)))
     }
 
     /// Waits for parameters that other processes update.
@@ -106,12 +117,11 @@ impl<'a> Update<'a> {
     /// the step is over.
     fn change(&mut self, index: usize, change: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
         self.is_changed = true;
-        let all = self.parallel.as_ref().map(|(parallel, _)| *parallel).filter(|all| all.sends(index));
-        let sender = all.and_then(|all| Some((all, all.owner(index)?)));
+        let sender = self.sender(index);
         let is_in_file = self.model.is_in_file();
         let sent = self.model.change(index, |values| {
             change(values)?;
-            match sender.map(|(all, owner)| all.begin_broadcast(owner, values)) {
+            match sender.map(|(all, owner)| all.begin_broadcast(owner, values)).transpose()? {
                 Some(sent) if is_in_file => sent.arrive().map(|()| None),
                 sent => Ok(sent),
             }
@@ -166,7 +176,7 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn begin_sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
         if let Some((parallel, _)) = &self.parallel {
-            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts));
+            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts)?);
         }
         Ok(())
     }
@@ -176,10 +186,10 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        if self.waits(index, gradient) {
-            self.waiting.push((index, gradient.clone()));
-        } else if self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index)) {
-            self.sums[index] = Some(SquareSums::of(gradient)?);
+        match self.updates(index) {
+            true if self.waits() => self.waiting.push((index, Some(gradient.clone()))),
+            true => self.sums[index] = Some(SquareSums::of(gradient)?),
+            false => {}
         }
         Ok(())
     }
@@ -205,8 +215,8 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
         // A weight that waits off the card is there for its own update alone.
-        if self.waits(index, gradient) && !self.model.has_home(index) {
-            self.waiting.push((index, gradient.clone()));
+        if self.waits() && !self.model.has_home(index) {
+            self.waiting.push((index, self.updates(index).then(|| gradient.clone())));
             return Ok(());
         }
         let owner = self.parallel.as_ref().and_then(|(parallel, _)| Some((*parallel, parallel.owner(index)?)));
@@ -225,21 +235,32 @@ impl Observer<Tensor, Error> for Update<'_> {
         if waiting.is_empty() {
             return Ok(());
         }
+        let own = || waiting.iter().filter_map(|(index, gradient)| Some((*index, gradient.as_ref()?)));
         if self.verdict != Verdict::Made {
-            let sums = SquareSums::of_each(&waiting.iter().map(|(_, gradient)| gradient).collect::<Vec<_>>())?;
-            waiting.iter().zip(sums).for_each(|((index, _), sums)| self.sums[*index] = Some(sums));
+            let sums = SquareSums::of_each(&own().map(|(_, gradient)| gradient).collect::<Vec<_>>())?;
+            own().zip(sums).for_each(|((index, _), sums)| self.sums[index] = Some(sums));
             return Ok(());
         }
         self.is_changed = true;
         let parameters = self.model.parameters();
-        let changes = waiting.iter().filter_map(|(index, gradient)| {
-            let sums = self.sums[*index].as_ref()?;
-            Some(Change { index: *index, values: &parameters[*index].tensor, gradient, sums })
+        let changes = own().filter_map(|(index, gradient)| {
+            let sums = self.sums[index].as_ref()?;
+            Some(Change { index, values: &parameters[index].tensor, gradient, sums })
         });
-        self.optimizer.update_each(&changes.collect::<Vec<_>>(), self.learning_rate, self.scale)
+        self.optimizer.update_each(&changes.collect::<Vec<_>>(), self.learning_rate, self.scale)?;
+        for (index, _) in waiting {
+            if let Some((all, owner)) = self.sender(index) {
+                self.parameters_on_their_way.push(all.begin_broadcast(owner, &parameters[index].tensor)?);
+            }
+        }
+        Ok(())
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
+        if self.waits() && !self.model.has_home(index) {
+            self.waiting.push((index, None));
+            return Ok(());
+        }
         self.change(index, &|_| Ok(()))
     }
 }

@@ -156,10 +156,12 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     assert_eq!(of(&device.rows, &crate::names::PACKED).bytes, Bytes::ZERO, "the processor alone packs operands");
 
     let open = DeviceMemory { used: Bytes::mib(500), ..machine().device.expect("a card") };
-    let row = context(Place::Device, &MemorySnapshot { device: Some(open), ..machine() }).expect("a row");
+    let row = context(Place::Device, false, &MemorySnapshot { device: Some(open), ..machine() }).expect("a row");
     assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
     assert!(row.note.starts_with("measured"));
-    assert_eq!(context(Place::Host, &machine()), None);
+    assert_eq!(context(Place::Host, true, &machine()), None);
+    let [without, with] = [false, true].map(|has| context(Place::Device, has, &machine()).expect("a row").bytes);
+    assert!(with > without, "NCCL has buffers of its own");
 }
 
 #[test]
@@ -264,10 +266,17 @@ fn every_value_of_every_lever_is_offered_on_a_device() {
 }
 
 #[test]
-fn several_processes_are_refused_on_a_device() {
-    let several = Processes { buffers: 1 << 20, ..Processes::default() };
-    let text = refusal(training(&small(), &Pins::default(), several));
-    assert!(text.starts_with("training by several processes"), "{text}");
+fn what_cards_of_several_processes_send_each_other_is_billed_in_the_memory_of_the_host() {
+    let several = Processes { number: 2, buffers: 16 << 20, ..Processes::default() };
+    let of = |processes| {
+        let offered = training(&small(), &Pins::default(), processes).expect("there are choices");
+        let row = offered.fixed.into_iter().find(|row| row.name == COMMUNICATION);
+        row.map(|row| (row.place, row.bytes.0))
+    };
+    assert_eq!(of(several), Some((Place::Host, 16 << 20)));
+    let by_nccl = Processes { buffers: 0, between_cards: Some(16 << 20), ..several };
+    assert_eq!(of(by_nccl), Some((Place::Device, 16 << 20)));
+    assert_eq!(of(Processes::default()), None);
 }
 
 #[test]

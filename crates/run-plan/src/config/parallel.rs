@@ -15,6 +15,8 @@ pub struct Division {
     pub sharding: Sharding,
     /// The rate of the network between processes, where it is known.
     pub network: Option<Network>,
+    /// Whether processes compute on one card: no key, but found when they are opened.
+    pub shares_cards: bool,
 }
 
 impl Division {
@@ -27,7 +29,8 @@ impl Division {
         };
         let virtual_shards = values.integer("parallel.virtual_shards");
         let network = values.number("parallel.network_mbit").map(|mbit| Network { bits_per_second: 1e6 * mbit });
-        Self { virtual_shards: virtual_shards.and_then(|count| usize::try_from(count).ok()), sharding, network }
+        let virtual_shards = virtual_shards.and_then(|count| usize::try_from(count).ok());
+        Self { virtual_shards, sharding, network, shares_cards: false }
     }
 }
 

@@ -20,6 +20,7 @@ impl<T: Ops> Step<'_, T> {
         // What is handed over for good at the end was summed when it was measured.
         let is_new = stage == Stage::Measure || part.is_some();
         let is_summed = is_new && !observer.shards().is_empty();
+        let mut aside = Vec::new();
         for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
             if is_summed {
                 self.begin_sum(index, grads, observer)?;
@@ -34,7 +35,7 @@ impl<T: Ops> Step<'_, T> {
             }
             match then {
                 Then::Keep if is_held => {}
-                Then::Keep | Then::Reuse => grads.put_aside(index),
+                Then::Keep | Then::Reuse => aside.push(index),
                 Then::Write => {
                     if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
                         let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
@@ -43,13 +44,16 @@ impl<T: Ops> Step<'_, T> {
                     // On its way to the host it keeps its memory, which serves no other meanwhile.
                     match self.copies_overlap {
                         true => drop(grads.take(index)),
-                        false => grads.put_aside(index),
+                        false => aside.push(index),
                     }
                 }
                 Then::Free => drop(grads.take(index)),
             }
         }
-        observer.handed_over()
+        observer.handed_over()?;
+        // The observer may look at all of them until now: none is another parameter's before.
+        aside.into_iter().for_each(|index| grads.put_aside(index));
+        Ok(())
     }
 
     /// Begins to sum a gradient over all shards, unless it is on its way.

@@ -1,0 +1,262 @@
+//! Sums over the cards of several processes, straight from card to card.
+//!
+//! Where the order of a sum is fixed, cards send each other what they have, and each adds a part of it up in the order of
+//! [`collective::sums`]: the bits are those of processes that go through the host.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use collective::sums::{To, dealt, fold};
+use collective::{Group, Shards, Stretch};
+use t5_ops::nccl::{Arriving, Cards, SumTo};
+
+use crate::error::Result;
+
+/// Bytes that a card receives at a time where the order of a sum is fixed.
+const PIECE_BYTES: usize = 16 << 20;
+/// Bytes of the sums that are timed.
+const TIMED_BYTES: usize = 16 << 20;
+/// Sums that are timed: what else goes on only ever takes away.
+const TIMES: usize = 3;
+
+/// Bytes on each card for sums between cards, those of NCCL itself aside.
+pub(crate) fn buffers(shards: Shards, is_in_order: bool) -> u64 {
+    if is_in_order && shards.processes > 1 { PIECE_BYTES as u64 } else { 0 }
+}
+
+/// The cards of all processes of a group.
+#[derive(Clone, Debug)]
+pub(crate) struct BetweenCards {
+    group: Group,
+    cards: Cards,
+    /// Received at a time where the order of a sum is fixed.
+    piece_bytes: usize,
+}
+
+impl BetweenCards {
+    /// Joins the cards of a group, this one with `device`. NCCL has taken its memory then.
+    ///
+    /// # Errors
+    /// NCCL's; another process is gone.
+    pub fn join(group: &Group, device: &Device) -> Result<Self> {
+        let id = if group.is_first() { Cards::id()? } else { Vec::new() };
+        let cards = Cards::join(device, &group.of_first(id)?, group.rank(), group.size())?;
+        let joined = Self { group: group.clone(), cards, piece_bytes: PIECE_BYTES };
+        let x = Tensor::zeros(group.size(), DType::F32, device)?;
+        for to in [To::All, To::One(0)] {
+            joined.begin_sum(&x, to)?.arrive()?;
+        }
+        let all = joined.with_all(|process| x.narrow(0, process, 1))?;
+        let received = joined.with_all(|_| Tensor::zeros(1, DType::F32, device))?;
+        joined.cards.begin_exchange(&all, &received)?.arrive()?;
+        joined.begin_broadcast(0, &x)?.arrive()?;
+        device.synchronize()?;
+        Ok(joined)
+    }
+
+    fn with_all(&self, of: impl Fn(usize) -> candle_core::Result<Tensor>) -> Result<Vec<(usize, Tensor)>> {
+        (0..self.group.size()).map(|process| Ok((process, of(process)?))).collect()
+    }
+
+    /// Bits a second that a process sends in a sum, as the slowest of them sees it.
+    ///
+    /// # Errors
+    /// NCCL's; another process is gone.
+    #[expect(clippy::cast_precision_loss, reason = "some MiB")]
+    pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
+        let x = Tensor::zeros(TIMED_BYTES / size_of::<f32>(), DType::F32, device)?;
+        let mut shortest = f64::INFINITY;
+        for _ in 0..TIMES {
+            device.synchronize()?;
+            self.group.meet()?;
+            let began = Instant::now();
+            self.cards.begin_sum(&x, SumTo::All)?.arrive()?;
+            device.synchronize()?;
+            shortest = shortest.min(began.elapsed().as_secs_f64());
+        }
+        let said = self.group.gather_numbers(&[shortest.to_bits()])?;
+        let slowest = said.iter().map(|said| f64::from_bits(said[0])).fold(1e-9, f64::max);
+        Ok(8.0 * self.sent_in_a_sum(TIMED_BYTES as u64) as f64 / slowest)
+    }
+
+    /// Of a sum for all, each process adds up its share, and sends it to the others.
+    fn sent_in_a_sum(&self, bytes: u64) -> u64 {
+        let size = self.group.size() as u64;
+        2 * bytes * (size - 1) / size
+    }
+
+    /// Begins to add a tensor up over all cards, in an order that is NCCL's.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn begin_sum(&self, x: &Tensor, to: To) -> Result<Arriving> {
+        let (bytes, rank) = (bytes(x), self.group.rank());
+        let (to, sent) = match to {
+            To::All => (SumTo::All, self.sent_in_a_sum(bytes)),
+            To::One(one) => (SumTo::One(one), if one == rank { 0 } else { bytes }),
+        };
+        self.group.note_sent(sent);
+        Ok(self.cards.begin_sum(x, to)?)
+    }
+
+    /// Begins to make a tensor on every card what it is on that of process `root`.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<Arriving> {
+        if self.group.rank() == root {
+            self.group.note_sent(bytes(x) * (self.group.size() as u64 - 1));
+        }
+        Ok(self.cards.begin_broadcast(root, x)?)
+    }
+
+    /// Adds the sums of all shards up in the order of their tree, into the first of `parts`, which are those of this process.
+    ///
+    /// # Errors
+    /// NCCL's; no memory on the card.
+    pub fn sum_in_order(&self, shards: Shards, parts: &[Tensor], to: To) -> Result<()> {
+        let flat = parts.iter().map(Tensor::flatten_all).collect::<candle_core::Result<Vec<_>>>()?;
+        let Some(whole) = flat.first() else { return Ok(()) };
+        let size = self.group.size();
+        let nodes: usize = (0..size).map(|process| shards.stretches(process).len()).sum();
+        let most = self.piece_bytes / whole.dtype().size_in_bytes() / nodes;
+        let piece = if to == To::All { most * size } else { most };
+        let elements = whole.elem_count();
+        for start in (0..elements).step_by(piece) {
+            self.sum_piece(
+                shards,
+                &flat,
+                |process| dealt(start..elements.min(start + piece), process, size, 1, to),
+                to,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The same of the elements that are dealt out.
+    fn sum_piece(
+        &self,
+        shards: Shards,
+        flat: &[Tensor],
+        of: impl Fn(usize) -> std::ops::Range<usize>,
+        to: To,
+    ) -> Result<()> {
+        let (rank, size) = (self.group.rank(), self.group.size());
+        let summing: Vec<usize> = (0..size).filter(|&process| !of(process).is_empty()).collect();
+        let part = |of: &Tensor, range: std::ops::Range<usize>| of.narrow(0, range.start, range.len());
+        let mut sent = Vec::new();
+        for &process in &summing {
+            for values in flat {
+                sent.push((process, part(values, of(process))?));
+            }
+        }
+        let mut received: Vec<(usize, Tensor)> = Vec::new();
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for process in (0..size).filter(|_| summing.contains(&rank)) {
+            for stretch in shards.stretches(process) {
+                stretches.push(stretch);
+                received.push((process, Tensor::zeros(of(rank).len(), flat[0].dtype(), flat[0].device())?));
+            }
+        }
+        self.exchange(&sent, &received)?;
+        let nodes = stretches.into_iter().zip(received.into_iter().map(|(_, values)| values));
+        let sum = fold(nodes, &mut |left: &mut Tensor, right: Tensor| t5_ops::add_in_place(left, &right))?;
+        // Sums for one process are where they belong, but for their place.
+        let others = |process: &usize| to == To::All || *process == rank;
+        let sent = sum.iter().flat_map(|sum| (0..size).filter(others).map(|process| (process, sum.clone())));
+        let from = summing.into_iter().filter(others);
+        let whole = from.map(|process| Ok((process, part(&flat[0], of(process))?)));
+        self.exchange(&sent.collect::<Vec<_>>(), &whole.collect::<Result<Vec<_>>>()?)
+    }
+
+    fn exchange(&self, sent: &[(usize, Tensor)], received: &[(usize, Tensor)]) -> Result<()> {
+        let to_others = sent.iter().filter(|(process, _)| *process != self.group.rank());
+        self.group.note_sent(to_others.map(|(_, values)| bytes(values)).sum());
+        Ok(self.cards.begin_exchange(sent, received)?.arrive()?)
+    }
+}
+
+fn bytes(x: &Tensor) -> u64 {
+    (x.elem_count() * x.dtype().size_in_bytes()) as u64
+}
+
+#[cfg(all(test, feature = "nccl"))]
+mod tests {
+    use collective::sums::{Element, sum};
+    use collective::threads;
+
+    use super::*;
+
+    /// The sums that process `rank` has, of gradients in f32.
+    fn parts(shards: Shards, rank: usize, elements: usize) -> Vec<Vec<f32>> {
+        let gradient = |node: usize, i: usize| ((node * 31 + i * 7) as f32).sin().exp();
+        let nodes = shards.stretches(rank).into_iter();
+        nodes.map(|node| (0..elements).map(|i| gradient(node.first, i)).collect()).collect()
+    }
+
+    fn values(x: &Tensor) -> Vec<f32> {
+        x.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn cards_add_up_in_the_order_of_processes_that_go_through_the_host() {
+        const ELEMENTS: usize = 1001;
+        for (count, processes) in [(2, 2), (4, 2), (6, 2), (3, 3), (7, 3)] {
+            let shards = Shards { count, processes };
+            for to in [To::All, To::One(1)] {
+                let both = threads::run(processes, |group| {
+                    let rank = group.rank();
+                    let device = t5_ops::open_card(0).expect("a card");
+                    let between =
+                        BetweenCards { piece_bytes: 512, ..BetweenCards::join(&group, &device).expect("they join") };
+                    let mine = parts(shards, rank, ELEMENTS);
+                    let tensor = |values: &Vec<f32>| Tensor::new(values.as_slice(), &device).unwrap();
+                    let tensors: Vec<Tensor> = mine.iter().map(tensor).collect();
+                    between.sum_in_order(shards, &tensors, to).expect("a sum");
+                    let in_memory = group.hand_over(move |wire| {
+                        let mut bytes = mine
+                            .iter()
+                            .map(|values| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() });
+                        let (mut whole, rest) = (bytes.next().expect("a sum"), bytes.collect::<Vec<_>>());
+                        let rest: Vec<&[u8]> = rest.iter().map(Vec::as_slice).collect();
+                        sum(wire, shards, Element::F32, (whole.as_mut_slice(), &rest), to).map(|()| whole)
+                    });
+                    let in_memory = in_memory.wait().expect("it lives").expect("a sum");
+                    let expected: Vec<f32> =
+                        in_memory.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+                    (values(&tensors[0]), expected)
+                });
+                for (rank, (got, expected)) in both.iter().enumerate() {
+                    let is_wanted = to == To::All || rank == 1;
+                    assert!(!is_wanted || got == expected, "{count} shards, process {rank} of {processes}, {to:?}");
+                }
+                assert!(both[1].0.len() == ELEMENTS && both[1].0.iter().all(|value| value.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_nccl_are_those_of_all_cards_and_what_is_sent_is_counted() {
+        let sums = threads::run(3, |group| {
+            let device = t5_ops::open_card(0).expect("a card");
+            let between = BetweenCards::join(&group, &device).expect("they join");
+            let before = group.spent().sent_bytes;
+            let x = |number: usize| Tensor::new(&[number as f32, 1.0, -2.5], &device).unwrap();
+            let (all, one, sent) = (x(group.rank()), x(group.rank()), x(7 + group.rank()));
+            let arriving = between.begin_sum(&all, To::All).unwrap();
+            between.begin_sum(&one, To::One(2)).unwrap().arrive().unwrap();
+            arriving.arrive().unwrap();
+            between.begin_broadcast(1, &sent).unwrap().arrive().unwrap();
+            let spent = group.spent().sent_bytes - before;
+            assert!(between.bits_per_second(&device).unwrap() > 0.0);
+            ([all, one, sent].map(|x| values(&x)), spent)
+        });
+        for (rank, ([all, one, sent], spent)) in sums.into_iter().enumerate() {
+            assert_eq!(all, [3.0, 3.0, -7.5]);
+            assert!(rank != 2 || one == all);
+            assert_eq!(sent, [8.0, 1.0, -2.5]);
+            // Of 12 bytes: 16 in the sum for all, 12 in that for one, 24 in what is sent.
+            assert_eq!(spent, [16 + 12, 16 + 12 + 24, 16][rank]);
+        }
+    }
+}

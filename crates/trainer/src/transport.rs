@@ -1,0 +1,205 @@
+//! How values of tensors get from process to process: straight from memory or from card to card, or from a card through the host.
+
+use std::ops::Range;
+
+use candle_core::{DType, Device, Tensor};
+use collective::sums::{self, Element, To};
+use collective::{Group, Pending, Shards, Values, Wire, network};
+use t5_ops::nccl::{Arriving, HAS_NCCL};
+use t5_ops::{Staged, Staging};
+
+use crate::between_cards::BetweenCards;
+use crate::error::Result;
+
+/// The way of the tensors of a device to the other processes. Every process makes the same calls in the same order.
+#[derive(Clone, Debug)]
+pub(crate) struct Transport {
+    group: Group,
+    /// Where tensors lie on a card.
+    staging: Option<Staging>,
+    /// Where cards reach each other.
+    cards: Option<BetweenCards>,
+}
+
+/// Values that processes send each other, while this one does something else.
+#[derive(Debug)]
+pub(crate) enum OnItsWay {
+    /// Through the host.
+    Host(Pending<Result<()>>),
+    /// From card to card.
+    Cards(Arriving),
+    /// They are here for whatever is launched from now on.
+    Here,
+}
+
+impl OnItsWay {
+    /// Waits until they are here.
+    pub fn arrive(self) -> Result<()> {
+        match self {
+            OnItsWay::Host(pending) => pending.wait()?,
+            OnItsWay::Cards(arriving) => Ok(arriving.arrive()?),
+            OnItsWay::Here => Ok(()),
+        }
+    }
+}
+
+impl Transport {
+    /// From memory.
+    pub fn new(group: Group) -> Self {
+        Self { group, staging: None, cards: None }
+    }
+
+    /// From here on straight from card to card, where this build can and all processes have cards of their own.
+    ///
+    /// # Errors
+    /// NCCL's; another process is gone.
+    pub fn connect(&mut self, device: &Device) -> Result<()> {
+        if HAS_NCCL && !device.is_cpu() && self.group.size() > 1 {
+            self.cards = Some(BetweenCards::join(&self.group, device)?);
+        }
+        Ok(())
+    }
+
+    /// Bits a second that a process sends to the others, as the slowest of them sees it.
+    ///
+    /// # Errors
+    /// Another process is gone; NCCL's.
+    pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
+        match &self.cards {
+            Some(cards) => cards.bits_per_second(device),
+            None => Ok(network::bits_per_second(&self.group)?),
+        }
+    }
+
+    /// From here on from a device, too.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn reach(&mut self, device: &Device) -> Result<()> {
+        self.staging = Staging::of(device)?;
+        Ok(())
+    }
+
+    /// The processes.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The values of a tensor on a card; none of one in memory.
+    fn staged(&self, tensor: &Tensor) -> Result<Option<OnCard>> {
+        let staged = self.staging.as_ref().map(|staging| staging.stage(tensor)).transpose()?;
+        Ok(staged.flatten().map(|staged| OnCard { staged, bytes: Vec::new() }))
+    }
+
+    /// Begins to add the gradient of which these are the sums of this process up over all processes, into the first of them. Until it is
+    /// through nobody may look at any of them. `is_in_order`: bits are those of as many shards in any number of processes.
+    pub fn begin_sum(&self, (shards, is_in_order): (Shards, bool), parts: &[Tensor], to: To) -> Result<OnItsWay> {
+        if let (Some(cards), [whole, rest @ ..]) = (&self.cards, parts) {
+            if rest.is_empty() && !is_in_order {
+                return Ok(OnItsWay::Cards(cards.begin_sum(whole, to)?));
+            }
+            cards.sum_in_order(shards, parts, to)?;
+            return Ok(OnItsWay::Here);
+        }
+        let mut on_card = parts.iter().filter_map(|part| self.staged(part).transpose()).collect::<Result<Vec<_>>>()?;
+        let element = parts.first().map_or(Element::F32, |whole| element(whole.dtype()));
+        let parts = parts.to_vec();
+        Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
+            if let [whole, rest @ ..] = on_card.as_mut_slice() {
+                let rest: Vec<&OnCard> = rest.iter().collect();
+                return Ok(sums::sum(wire, shards, element, (whole, &rest), to)?);
+            }
+            sum_in_memory(wire, (shards, element), &parts, to)
+        })))
+    }
+
+    /// Begins to make a tensor that lies at the same place in all processes everywhere what it is at process `root`. Until it is through
+    /// nobody may look at it.
+    pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+        match &self.cards {
+            Some(cards) if !tensor.device().is_cpu() => Ok(OnItsWay::Cards(cards.begin_broadcast(root, tensor)?)),
+            _ => self.begin_broadcast_from_anywhere(root, tensor),
+        }
+    }
+
+    /// [`Transport::begin_broadcast`] of a tensor that may be on a card here, and in memory there.
+    pub fn begin_broadcast_from_anywhere(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+        let (on_card, tensor) = (self.staged(tensor)?, tensor.clone());
+        Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
+            if let Some(mut values) = on_card {
+                return Ok(wire.broadcast_values(root, &mut values)?);
+            }
+            let sent = t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
+            Ok(sent?)
+        })))
+    }
+}
+
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::BF16 => Element::Bf16,
+        DType::F64 => Element::F64,
+        _ => Element::F32,
+    }
+}
+
+fn sum_in_memory(wire: &Wire, (shards, element): (Shards, Element), parts: &[Tensor], to: To) -> Result<()> {
+    let [whole, rest @ ..] = parts else { return Ok(()) };
+    let mut summed = Ok(());
+    let changed = with_bytes_of_all(rest, &[], &mut |rest| {
+        t5_ops::change_bytes(whole, |whole| {
+            summed = sums::sum(wire, shards, element, (whole, rest), to);
+        })
+    });
+    changed.map_err(t5::Error::from)?;
+    Ok(summed?)
+}
+
+/// Calls `f` with the bytes of all these tensors.
+fn with_bytes_of_all(
+    tensors: &[Tensor],
+    before: &[&[u8]],
+    f: &mut dyn FnMut(&[&[u8]]) -> candle_core::Result<()>,
+) -> candle_core::Result<()> {
+    let [first, rest @ ..] = tensors else { return f(before) };
+    t5_ops::with_bytes(first, |bytes| {
+        let with_first: Vec<&[u8]> = before.iter().copied().chain([bytes]).collect();
+        with_bytes_of_all(rest, &with_first, f)
+    })?
+}
+
+/// Values on a card, of which some are copied at a time.
+struct OnCard {
+    staged: Staged,
+    /// Those that are copied to it.
+    bytes: Vec<u8>,
+}
+
+fn failed(error: candle_core::Error) -> collective::Error {
+    collective::Error::Values(error.to_string())
+}
+
+impl Values for OnCard {
+    fn bytes(&self) -> usize {
+        self.staged.bytes()
+    }
+
+    fn read(&self, range: Range<usize>, to: &mut Vec<u8>) -> collective::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let before = to.len();
+        to.resize(before + range.len(), 0);
+        self.staged.read(range.start, &mut to[before..]).map_err(failed)
+    }
+
+    fn write(
+        &mut self,
+        range: Range<usize>,
+        write: &mut dyn FnMut(&mut [u8]) -> collective::Result<()>,
+    ) -> collective::Result<()> {
+        self.bytes.resize(range.len(), 0);
+        write(&mut self.bytes)?;
+        self.staged.write(range.start, &self.bytes).map_err(failed)
+    }
+}

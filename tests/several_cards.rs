@@ -1,0 +1,190 @@
+//! The command under `mpirun`, each process on a card of its own: emulated ones (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and
+//! the features `cuda` and `mpi`, or `nccl`: then from card to card.
+
+#[expect(dead_code, reason = "made for every test of the command")]
+mod run;
+
+use run::{Ran, Scene, short};
+use serde_json::Value;
+
+/// A step small enough for an emulation, with gated gelu: a relu's kink would make more of rounding.
+const SMALL: [&str; 8] = [
+    "--set",
+    "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
+    "--set",
+    "train.batch_size=4",
+    "--set",
+    "train.eval_generate_samples=1",
+    "--max-steps",
+    "4",
+];
+
+const ADAMW: [&str; 4] = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
+const BY_LAYER: [&str; 2] = ["--set", "memory.accumulation=layer-major"];
+
+fn arguments(more: &[&str]) -> Vec<String> {
+    short(&[&SMALL[..], more].concat())
+}
+
+/// Bytes of a small batch that cross the bus, at most.
+const MOST_BATCH_BYTES: u64 = 32 << 10;
+
+/// How processes and cards go together.
+#[derive(Clone, Copy, Debug)]
+enum Cards {
+    /// One process on one card.
+    One,
+    /// Two processes, each on a card of its own: where this build has NCCL, from card to card.
+    Two,
+    /// Two processes on one card, which always go through the host.
+    Shared,
+}
+
+fn on_cards(scene: &Scene, cards: Cards, more: &[&str]) -> Ran {
+    reporting(scene, "", cards, more)
+}
+
+/// The same, where each card writes its counts into a file of this name, if there is one.
+fn reporting(scene: &Scene, file: &str, cards: Cards, more: &[&str]) -> Ran {
+    let budget = ["--device-memory-budget", "1GiB"];
+    let (processes, cards, budget) = match cards {
+        Cards::One => (1, 1, &[][..]),
+        Cards::Two => (2, 2, &[][..]),
+        Cards::Shared => (2, 1, &budget[..]),
+    };
+    let root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";
+    let report = if file.is_empty() { String::new() } else { format!(" LOW_MEM_T5_EMULATED_REPORT={file}") };
+    let launcher = format!("env {root} LOW_MEM_T5_EMULATED_CARDS={cards}{report} mpirun -n {processes}");
+    scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], budget, more].concat()))
+}
+
+/// A number of each step.
+fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
+    scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!((got - expected).abs() <= 1e-5, "{what}: step {}: {got} instead of {expected}", step + 1);
+    }
+}
+
+#[track_caller]
+fn assert_predicted(scene: &Scene, run: &str) {
+    let last = &scene.events(run, "end")[0];
+    let of = |key: &str| last[key].as_u64().expect("bytes");
+    let (peak, predicted) = (of("device_peak_bytes"), of("predicted_device_peak_bytes"));
+    assert!(peak > 0 && peak <= predicted, "{run}: {peak} of {predicted} bytes");
+}
+
+#[test]
+fn two_cards_have_the_losses_of_the_cpu_whatever_each_of_them_holds() {
+    let scene = Scene::new();
+    let by_layer = [&ADAMW[..], &BY_LAYER].concat();
+    // One of the processes has no sample then.
+    let idle = ["--set", "train.batch_size=1", "--set", "memory.communication_overlap=none"];
+    let idle = [&by_layer[..], &idle].concat();
+    for (name, way) in [("adafactor", &[][..]), ("adamw", &ADAMW), ("layers", &by_layer), ("idle", &idle)] {
+        let cpu = format!("{name}-cpu");
+        scene.run(&arguments(&[way, &["--output", &cpu]].concat())).expect_code(0);
+        let mut cases = vec![("none", Cards::Two)];
+        match name {
+            // Micro-batch by micro-batch weights are brought for virtual shards alone.
+            "layers" => cases.extend([("gradients", Cards::Two), ("weights", Cards::Two), ("weights", Cards::Shared)]),
+            "idle" => cases.push(("gradients", Cards::Two)),
+            _ => cases.extend([("none", Cards::Shared), ("optimizer", Cards::Two)]),
+        }
+        for (shard, cards) in cases {
+            let (run, sharding) = (format!("{name}-{shard}-{cards:?}"), format!("parallel.shard={shard}"));
+            on_cards(&scene, cards, &[way, &["--set", &sharding, "--output", &run]].concat()).expect_code(0);
+            for key in ["loss", "grad_norm"] {
+                let [got, expected] = [&run, &cpu].map(|run| of_steps(&scene, run, key));
+                assert_close(&format!("{run}: {key}"), &got, &expected);
+            }
+            let evaluated =
+                |run: &str| scene.events(run, "eval").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
+            let [got, expected]: [Vec<f64>; 2] = [evaluated(&run), evaluated(&cpu)];
+            assert_close(&format!("{run}: validation loss"), &got, &expected);
+            assert_predicted(&scene, &run);
+        }
+    }
+}
+
+#[test]
+fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
+    let scene = Scene::new();
+    let shards = [&ADAMW[..], &["--set", "parallel.virtual_shards=2"]].concat();
+    on_cards(&scene, Cards::One, &[&shards[..], &["--output", "one"]].concat()).expect_code(0);
+    let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+    let expected = model("one");
+    for (shard, more, cards) in [
+        ("none", &[][..], Cards::Two),
+        ("none", &[], Cards::Shared),
+        ("optimizer", &[], Cards::Two),
+        ("gradients", &BY_LAYER, Cards::Two),
+        ("weights", &[], Cards::Two),
+        ("weights", &BY_LAYER, Cards::Shared),
+    ] {
+        let run = format!("{shard}-{}-{cards:?}", more.len());
+        let sharding = format!("parallel.shard={shard}");
+        on_cards(&scene, cards, &[&shards[..], more, &["--set", &sharding, "--output", &run]].concat()).expect_code(0);
+        assert!(model(&run) == expected, "{run}: the model has other bits");
+    }
+    // Two cards, then one.
+    let keeps =
+        |steps| [&shards[..], &["--set", "parallel.shard=optimizer", "--keep-training", "--max-steps", steps]].concat();
+    on_cards(&scene, Cards::Two, &keeps("2")).expect_code(0);
+    on_cards(&scene, Cards::One, &keeps("4")).expect_code(0);
+    assert!(model("run") == expected, "the model has other bits after a resume");
+}
+
+#[test]
+fn two_processes_on_one_card_are_told_and_share_it_where_each_has_a_budget() {
+    let scene = Scene::new();
+    let told = "processes 0, 1 of 2 compute on one card";
+    let few = ["--max-steps", "2", "--output", "shared"];
+    let named = on_cards(&scene, Cards::Two, &[&few[..], &["--device", "cuda:1"]].concat());
+    named.expect_code(2).expect_words(&[told, "`--device-memory-budget`"]);
+    assert!(!scene.path("shared/model").exists());
+    on_cards(&scene, Cards::Shared, &few).expect_code(0).expect_words(&[told]);
+    let bus = scene.events("shared", "plan")[0]["step_bus_bytes"].as_u64();
+    assert!(bus.expect("bytes") > 0, "gradients go through the host");
+}
+
+#[test]
+fn gradients_cross_the_bus_as_often_as_the_plan_says() {
+    let scene = Scene::new();
+    for shard in ["none", "gradients"] {
+        let sharding = format!("parallel.shard={shard}");
+        let counts = |steps: &str| {
+            let run = format!("{shard}-{steps}");
+            let rarely = ["--set", "checkpoint.every_steps=100", "--set", "train.eval_every_steps=100"];
+            // Over a slow network a plan may take gradients off the card, which cross the bus, too.
+            let network = ["--set", "parallel.network_mbit=100000"];
+            let more =
+                [&["--max-steps", steps], &rarely[..], &network, &ADAMW, &["--set", &sharding, "--output", &run]]
+                    .concat();
+            reporting(&scene, &format!("{run}.json"), Cards::Two, &more).expect_code(0);
+            let of_card = |file: String| {
+                let report: Value = serde_json::from_slice(&scene.read(&file)).expect("JSON");
+                ["uploaded_bytes", "downloaded_bytes"].map(|key| report[key].as_u64().expect("bytes")).iter().sum()
+            };
+            [of_card(format!("{run}.json")), of_card(format!("{run}.json1"))]
+        };
+        let (two, four): ([u64; 2], [u64; 2]) = (counts("2"), counts("4"));
+        let counted = (0..2).map(|card| (four[card] - two[card]) / 2).max().expect("two cards");
+        let planned = scene.events(&format!("{shard}-4"), "plan")[0]["step_bus_bytes"].as_u64().expect("bytes");
+        println!("{shard}: {counted} bytes a step, {planned} predicted");
+        // And what a step takes on one card: ids, positions, losses.
+        let is_near = (planned..planned + MOST_BATCH_BYTES).contains(&counted);
+        assert!(is_near, "{shard}: {counted} bytes a step, {planned} predicted");
+        assert_eq!(planned == 0, cfg!(feature = "nccl"), "from card to card nothing goes through the host");
+        let run = format!("{shard}-4");
+        let planned = scene.events(&run, "plan")[0]["step_sent_bytes"].as_f64().expect("bytes");
+        let sent = of_steps(&scene, &run, "sent_bytes");
+        let counted = sent[1] - sent[0];
+        assert!((planned / counted - 1.0).abs() < 0.001, "{shard}: {planned} bytes planned, {counted} sent");
+    }
+}
