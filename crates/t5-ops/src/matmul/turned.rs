@@ -44,13 +44,15 @@ pub(super) unsafe fn write<K: Kernel>(c: &MatrixMut, (i, j): (usize, usize), sum
     unsafe { K::turn_block(block, block.add(place)) };
     let (turned, start) = (&sums[place..], c.start + j * c.stride + i);
     match c.data {
-        // SAFETY: inside C, and this task's alone.
         Target::F32(to) => {
-            write_lines::<K, f32>(turned, unsafe { Lines::new(to, start, c.stride, rows) }, cols, accumulate)
+            // SAFETY: inside C, and this task's alone.
+            let to = unsafe { Lines::new(to, start, c.stride, rows) };
+            write_lines::<K, f32>(turned, to, cols, accumulate);
         }
-        // SAFETY: as above.
         Target::Bf16(to) => {
-            write_lines::<K, bf16>(turned, unsafe { Lines::new(to, start, c.stride, rows) }, cols, accumulate)
+            // SAFETY: as above.
+            let to = unsafe { Lines::new(to, start, c.stride, rows) };
+            write_lines::<K, bf16>(turned, to, cols, accumulate);
         }
     }
 }
