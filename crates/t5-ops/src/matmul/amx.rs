@@ -16,8 +16,8 @@ use half::bf16;
 
 use super::kernel::{Block, Copied, Kernel, Rows, Side};
 use super::matrix::Matrix;
-use super::pairs;
 use super::tiles::{BLOCK, DEPTH, Left, SLICE, TILE, Tiles};
+use super::{pairs, turned};
 use crate::storage::Operand;
 
 /// The operand of `ldtilecfg`: palette 1, all eight tiles of 16 rows of 64 bytes.
@@ -229,7 +229,7 @@ impl Kernel for Amx {
 
     unsafe fn turn_block(block: *const f32, to: *mut f32) {
         // SAFETY: by the caller's promise.
-        unsafe { pairs::turn_block(block, to) }
+        unsafe { turned::turn_tiles(block, to) }
     }
 
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {

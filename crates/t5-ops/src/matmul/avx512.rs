@@ -16,7 +16,7 @@ use half::bf16;
 
 use super::kernel::{Kernel, Rows, Side};
 use super::matrix::Matrix;
-use super::{pairs, tiles};
+use super::{pairs, tiles, turned};
 
 /// Rows whose sums are kept in registers at a time.
 const GROUP: usize = 8;
@@ -51,7 +51,7 @@ impl Kernel for Avx512Bf16 {
 
     unsafe fn turn_block(block: *const f32, to: *mut f32) {
         // SAFETY: by the caller's promise.
-        unsafe { pairs::turn_block(block, to) }
+        unsafe { turned::turn_tiles(block, to) }
     }
 
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {

@@ -6,7 +6,7 @@
 //! sets of the caches.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castsi512_ps,
+    __m256i, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castsi512_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_maskz_loadu_epi16,
     _mm512_maskz_loadu_ps, _mm512_or_si512, _mm512_permutex2var_epi64, _mm512_set_epi64, _mm512_setzero_si512,
     _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
@@ -19,7 +19,6 @@ use half::bf16;
 use super::kernel::Side;
 use super::matrix::Matrix;
 use super::tiles::{BLOCK, LINE, TILE};
-use super::turned;
 use crate::storage::{Element, Operand};
 
 /// See [`super::kernel::Kernel::pack`].
@@ -311,17 +310,6 @@ pub(super) unsafe fn write_bf16(
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn widen(x: __m256i) -> __m512 {
+fn widen(x: __m256i) -> std::arch::x86_64::__m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
-}
-
-/// Turns a computed block, see [`turned::turn`].
-///
-/// # Safety
-///
-/// As there.
-#[target_feature(enable = "avx512f")]
-pub(super) unsafe fn turn_block(block: *const f32, to: *mut f32) {
-    // SAFETY: by the caller's promise.
-    unsafe { turned::turn::<__m512, BLOCK, BLOCK>(block, to) }
 }

@@ -5,6 +5,8 @@ use half::bf16;
 use super::kernel::Kernel;
 use super::lanes::Lanes;
 use super::matrix::MatrixMut;
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use crate::parallel::Shared;
 use crate::storage::{Element, Target};
 use crate::vector::vectorized;
@@ -28,6 +30,18 @@ pub(super) unsafe fn turn<V: Lanes, const ROWS: usize, const COLS: usize>(block:
             unsafe { V::turn(block.add(i * COLS + j), COLS, to.add(j * APART + i), APART) };
         }
     }
+}
+
+/// Turns a block of a kernel of tiles, see [`turn`].
+///
+/// # Safety
+///
+/// As there.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn turn_tiles(block: *const f32, to: *mut f32) {
+    // SAFETY: by the caller's promise.
+    unsafe { turn::<std::arch::x86_64::__m512, { tiles::BLOCK }, { tiles::BLOCK }>(block, to) }
 }
 
 /// Writes what lies inside C, whose columns are lines of memory, of the block at (i, j). The block is the first of `sums`, whose
