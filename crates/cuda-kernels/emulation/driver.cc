@@ -127,6 +127,10 @@ void give(void* stream, std::function<void()> work) {
     std::lock_guard guard(card().lock);
     streams().give(streams().of(stream), std::move(work));
 }
+bool is_late(void* stream) {
+    std::lock_guard guard(card().lock);
+    return streams().of(stream).is_late;
+}
 } // namespace emulation
 using emulation::Event;
 using emulation::give;

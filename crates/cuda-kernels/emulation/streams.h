@@ -88,5 +88,7 @@ class Streams {
 Streams& streams();
 // Work of a stream, for the libraries beside the driver.
 void give(void* stream, std::function<void()> work);
+// Whether that work is done later: otherwise all that was given is done.
+bool is_late(void* stream);
 
 } // namespace emulation
