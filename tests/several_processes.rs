@@ -139,7 +139,9 @@ fn a_plan_for_two_processes_has_the_bill_of_their_run() {
     for shard in ["none", "optimizer", "gradients", "weights"] {
         let sharding = format!("parallel.shard={shard}");
         let set = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3", "--set", &sharding];
-        let arguments = short(&[&set[..], &["--output", shard]].concat());
+        // `plan` has no others to measure the network with, and another rate may have another plan.
+        let network = ["--set", "parallel.network_mbit=10000"];
+        let arguments = short(&[&set[..], &network, &["--output", shard]].concat());
         together(&scene, 2, &arguments).expect_code(0);
         let run = divided(&scene.events(shard, "plan")[0]);
         let planned = [&["plan", "--json", "--processes", "2"].map(str::to_owned)[..], &arguments].concat();
