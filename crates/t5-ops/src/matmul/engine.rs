@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::few_rows::put;
 use super::geometry;
 use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
@@ -22,7 +23,7 @@ use super::panels::{Buffer, Layout, Panels};
 use super::turned;
 use crate::cache;
 use crate::parallel::{Shared, for_each_part};
-use crate::storage::{Element, Target};
+use crate::storage::Target;
 
 /// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
 pub(super) const PACKED_BYTES: usize = 8 << 20;
@@ -554,14 +555,6 @@ unsafe fn write_block<K: Kernel>(
 crate::vector::vectorized! {
     /// Writes or adds a line of sums to a result.
     fn write_line(from: &[f32], to: &mut [bf16], accumulate: bool) {
-        if accumulate {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = Element::from_f32(Element::to_f32(*to) + from);
-            }
-        } else {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = Element::from_f32(*from);
-            }
-        }
+        put(to, from.iter().copied(), accumulate);
     }
 }

@@ -90,6 +90,7 @@ impl Part<'_> {
 }
 
 /// Writes or adds sums.
+#[inline(always)]
 pub(super) fn put<T: Element>(to: &mut [T], sums: impl IntoIterator<Item = f32>, accumulate: bool) {
     for (to, sum) in to.iter_mut().zip(sums) {
         *to = T::from_f32(if accumulate { to.to_f32() + sum } else { sum });

@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::few_rows::put;
 use super::kernel::Kernel;
 use super::lanes::Lanes;
 use super::matrix::MatrixMut;
@@ -102,23 +103,10 @@ vectorized! {
             let to = to.line(number);
             if to.len() == K::ROWS {
                 // Of a length that the compiler knows.
-                put(&sums[..K::ROWS], &mut to[..K::ROWS], accumulate);
+                put(&mut to[..K::ROWS], sums[..K::ROWS].iter().copied(), accumulate);
             } else {
-                put(&sums[..to.len()], to, accumulate);
+                put(to, sums.iter().copied(), accumulate);
             }
-        }
-    }
-}
-
-#[inline(always)]
-fn put<T: Element>(sums: &[f32], to: &mut [T], accumulate: bool) {
-    if accumulate {
-        for (to, sum) in to.iter_mut().zip(sums) {
-            *to = T::from_f32(to.to_f32() + sum);
-        }
-    } else {
-        for (to, sum) in to.iter_mut().zip(sums) {
-            *to = T::from_f32(*sum);
         }
     }
 }
