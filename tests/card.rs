@@ -1,20 +1,12 @@
 //! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs the feature `cuda`.
 
+mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
+use on_a_card::SMALL;
 use run::{Ran, Scene, short};
 use serde_json::Value;
-
-/// A step small enough for an emulation, with gated gelu: a relu's kink would make more of rounding.
-const SMALL: [&str; 6] = [
-    "--set",
-    "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
-    "--set",
-    "train.batch_size=4",
-    "--set",
-    "train.eval_generate_samples=1",
-];
 
 fn arguments(more: &[&str]) -> Vec<String> {
     // A model that there is has its own shape.

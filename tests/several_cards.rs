@@ -1,29 +1,19 @@
 //! The command under `mpirun`, each process on a card of its own: emulated ones (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and
 //! the features `cuda` and `mpi`, or `nccl`: then from card to card.
 
+mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
+use on_a_card::SMALL;
 use run::{Ran, Scene, short};
 use serde_json::Value;
-
-/// A step small enough for an emulation, with gated gelu: a relu's kink would make more of rounding.
-const SMALL: [&str; 8] = [
-    "--set",
-    "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
-    "--set",
-    "train.batch_size=4",
-    "--set",
-    "train.eval_generate_samples=1",
-    "--max-steps",
-    "4",
-];
 
 const ADAMW: [&str; 4] = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
 const BY_LAYER: [&str; 2] = ["--set", "memory.accumulation=layer-major"];
 
 fn arguments(more: &[&str]) -> Vec<String> {
-    short(&[&SMALL[..], more].concat())
+    short(&[&SMALL[..], &["--max-steps", "4"], more].concat())
 }
 
 /// Bytes of a small batch that cross the bus, at most.

@@ -126,7 +126,7 @@ pub fn sum<V: Values + ?Sized>(
     Ok(())
 }
 
-/// The part of a stretch of elements that a process adds up, each of which is so many `units`.
+/// The part of a stretch that a process adds up. An element has the length `units`: its bytes, or 1.
 pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: To) -> Range<usize> {
     match to {
         To::One(one) if one == process => here,

@@ -136,9 +136,8 @@ impl Together<'_> {
     /// What the first process found, for all.
     pub fn of_first<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
         let Some(group) = self.0 else { return Ok(mine) };
-        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
-        let said = group.of_first(serde_json::to_vec(&mine).map_err(failed)?)?;
-        serde_json::from_slice(&said).map_err(failed)
+        let said = group.of_first(serde_json::to_vec(&mine).map_err(unreadable)?)?;
+        serde_json::from_slice(&said).map_err(unreadable)
     }
 
     /// How a batch is divided.
@@ -172,10 +171,7 @@ impl Together<'_> {
         let budget = planner::budget_of(config.memory.budget).resolve(now);
         let own_group = now.group.as_ref().map_or("", |group| group.path.as_str());
         let here = host(group)?;
-        let message = serde_json::to_vec(&(budget.0, &here, own_group));
-        let said = group.gather(&message.map_err(|error| Failure::internal(error.to_string()))?)?;
-        let said = said.iter().map(|said| serde_json::from_slice::<(u64, String, String)>(said));
-        let said = said.collect::<Result<Vec<_>, _>>().map_err(|error| Failure::internal(error.to_string()))?;
+        let said = of_all(group, &(budget.0, here.clone(), own_group.to_owned()))?;
         let budgets = |is_meant: &dyn Fn(&str) -> bool| -> Vec<u64> {
             said.iter()
                 .filter(|(_, host, group)| *host == here && is_meant(group))
@@ -220,11 +216,8 @@ impl Together<'_> {
     /// Those that were not: each of them would take all of it.
     pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
         let Some(group) = self.0 else { return Ok(None) };
-        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
         let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
-        let said = group.gather(&serde_json::to_vec(&mine).map_err(failed)?)?;
-        let said = said.iter().map(|said| serde_json::from_slice::<Option<(String, String)>>(said));
-        let said = said.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let said = of_all(group, &mine)?;
         let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
         config.parallel.shares_cards = cards.len() < said.iter().flatten().count();
         let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
@@ -252,11 +245,8 @@ impl Together<'_> {
         is_bound: bool,
     ) -> Outcome<Plan> {
         let Some(group) = self.0 else { return Ok(mine) };
-        let failed = |error| Failure::internal(format!("a message between processes: {error}"));
-        let said = group.gather(&serde_json::to_vec(&(mine.relative_time, &mine.step)).map_err(failed)?)?;
         let mut slowest: Option<(f64, planner::Step)> = None;
-        for said in &said {
-            let (time, step): (f64, planner::Step) = serde_json::from_slice(said).map_err(failed)?;
+        for (time, step) in of_all(group, &(mine.relative_time, mine.step))? {
             if slowest.as_ref().is_none_or(|(slowest, _)| time > *slowest) {
                 slowest = Some((time, step));
             }
@@ -270,6 +260,16 @@ impl Together<'_> {
             Err(refusal) => Err(refusal.into()),
         }
     }
+}
+
+/// What each process says, by its number.
+fn of_all<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> Outcome<Vec<T>> {
+    let said = group.gather(&serde_json::to_vec(mine).map_err(unreadable)?)?;
+    said.iter().map(|said| serde_json::from_slice(said).map_err(unreadable)).collect()
+}
+
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::internal(format!("a message between processes: {error}"))
 }
 
 /// A machine with so much memory left, and nothing else.

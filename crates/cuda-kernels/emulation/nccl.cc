@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "../kernels/device.h"
 #include "streams.h"
 
 namespace {
@@ -73,28 +74,19 @@ Result receive(const Message& m) {
     return is_whole ? SUCCESS : INVALID_USAGE;
 }
 
-float widened(unsigned short bits) {
-    const unsigned wide = unsigned(bits) << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-unsigned short rounded(float value) {
-    unsigned bits;
-    memcpy(&bits, &value, sizeof bits);
-    return static_cast<unsigned short>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+template <class T>
+void add_as(void* sum, const void* other, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        T& left = static_cast<T*>(sum)[i];
+        from_float(left, to_float(left) + to_float(static_cast<const T*>(other)[i]));
+    }
 }
 
 void add(void* sum, const void* other, size_t count, int type) {
-    for (size_t i = 0; i < count; i++) {
-        if (type == FLOAT32) static_cast<float*>(sum)[i] += static_cast<const float*>(other)[i];
-        if (type == FLOAT64) static_cast<double*>(sum)[i] += static_cast<const double*>(other)[i];
-        if (type == BFLOAT16) {
-            unsigned short& left = static_cast<unsigned short*>(sum)[i];
-            left = rounded(widened(left) + widened(static_cast<const unsigned short*>(other)[i]));
-        }
-    }
+    if (type == FLOAT32) add_as<float>(sum, other, count);
+    if (type == BFLOAT16) add_as<bf16>(sum, other, count);
+    if (type == FLOAT64)
+        for (size_t i = 0; i < count; i++) static_cast<double*>(sum)[i] += static_cast<const double*>(other)[i];
 }
 
 // Adds up what all have: for process `root` alone, or for all where there is none.

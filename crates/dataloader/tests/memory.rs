@@ -63,7 +63,7 @@ fn texts() -> Vec<String> {
     texts
 }
 
-/// A few rows with this text, so many bytes of it, on either side.
+/// Four rows with the first `bytes` bytes of this text on either side.
 fn rows(directory: &Path, text: &str, bytes: usize) -> Dataset {
     let text = &text[..text.floor_char_boundary(bytes)];
     let column = || -> ArrayRef { Arc::new(StringArray::from_iter_values([text; 4])) };

@@ -96,7 +96,7 @@ const SCALE_OF_CARDS: usize = 8;
 const BUS_BYTES: usize = 8 << 20;
 /// Launches that are timed together.
 const LAUNCHES: usize = 64;
-/// On a card so much work is launched before it is waited for, and at most so many pieces.
+/// Work that is launched on a card before it is waited for: its time, and the most calls.
 const TOGETHER: Duration = Duration::from_millis(2);
 const MOST_TOGETHER: usize = 32;
 

@@ -104,7 +104,7 @@ impl Windows {
         self.around_bytes() + self.step_bytes
     }
 
-    /// The beginning of a text that has so many tokens as a rule. Most tokens take 2 to 6 bytes.
+    /// Bytes at the beginning of a text that usually hold `max_tokens` tokens. Most tokens take 2 to 6 bytes.
     pub fn usual_bytes(&self, max_tokens: usize) -> usize {
         self.around_bytes() + max_tokens.saturating_mul(8).saturating_add(1024).min(MOST_USUAL_BYTES)
     }

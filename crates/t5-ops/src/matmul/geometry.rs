@@ -108,8 +108,7 @@ impl Geometry {
     pub(super) fn product(&self, (k, beside, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
         let (count, cells) = self.panels(self.depth_of(k, beside), n);
         let threads = processor.threads.min(count.max(1));
-        let fitting = (run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes)).clamp(1, count.max(1));
-        let runs = count.div_ceil(fitting).next_multiple_of(threads);
+        let runs = self.runs((count, cells), processor).next_multiple_of(threads);
         let panels = count.div_ceil(runs.max(1));
         let sums = if sums { self.rows * self.cols * size_of::<f32>() } else { 0 };
         elements([threads, self.own_rows(k) + panels * (cells * self.cell_bytes + sums)])
@@ -119,10 +118,15 @@ impl Geometry {
     /// together, and the weight is read where it lies.
     pub(super) fn turned(&self, (k, beside, m): (usize, usize, usize), processor: &Processor) -> u64 {
         let (count, cells) = self.panels(self.depth_of(k, beside), m);
-        let fitting = (run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes)).clamp(1, count.max(1));
-        let panels = count.div_ceil(count.div_ceil(fitting).max(1));
+        let panels = count.div_ceil(self.runs((count, cells), processor).max(1));
         let sums = (panels * self.rows * self.cols + turned::ELEMENTS) * size_of::<f32>();
         elements([count, cells, self.cell_bytes]) + elements([processor.threads, self.own_rows(k) + sums])
+    }
+
+    /// The fewest runs of so many panels, each of so many cells.
+    fn runs(&self, (count, cells): (usize, usize), processor: &Processor) -> usize {
+        let fitting = run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes);
+        count.div_ceil(fitting.clamp(1, count.max(1)))
     }
 
     /// The depth of the panels of a product, and of one beside it.

@@ -10,7 +10,7 @@ use super::task::{self, Head, Queries};
 use super::{Attention, Sizes};
 use crate::matmul::{MatrixMut, Threads, multiply_as_a};
 use crate::parallel::Shared;
-use crate::simd::{Lanes, WIDTH, padded, simd};
+use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::scratch;
 
 /// The most queries.
@@ -115,7 +115,7 @@ simd! {
 
 /// [`add_up`] for `R` queries, `C` vectors of the values' columns at a time: four sums, as many as are on their way at once.
 #[inline(always)]
-fn add_up_rows<S: crate::simd::Simd, T: Lanes, const R: usize, const C: usize>(
+fn add_up_rows<S: Simd, T: Lanes, const R: usize, const C: usize>(
     s: S,
     p: &[T],
     values: &[T],
