@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two processes on one machine: train_low_mem over MPI beside accelerate with DDP and FSDP over gloo, in turn.
+"""Two processes on one machine: train_low_mem over MPI beside accelerate with DDP, FSDP and DeepSpeed over gloo, in turn.
 
     python scripts/compare_processes.py --init HF_DIR --data train.parquet --binary train_low_mem --record OUT.md
 
@@ -34,7 +34,7 @@ def arguments():
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--rounds", type=int, default=1, help="how often all take their turn")
     parser.add_argument("--record", type=pathlib.Path, help="a page with the results")
-    parser.add_argument("--worker", choices=["ddp", "fsdp"], help="used by this script itself")
+    parser.add_argument("--worker", choices=["ddp", "fsdp", "zero1", "zero2", "zero3"], help="used by this script itself")
     parser.add_argument("--result", type=pathlib.Path, help="used by this script itself")
     return parser.parse_args()
 
@@ -60,11 +60,12 @@ def worker(args):
         for block in [*model.encoder.block, *model.decoder.block]:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    else:
+    elif args.worker == "ddp":
         model = accelerator.prepare_model(model)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.learning_rate, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY
     )
+    engine = of_deepspeed(args, model, optimizer, processes) if args.worker.startswith("zero") else None
     encoder = Encoder(args.init)
     pairs = read_pairs([args.data], "prompt", "response")
     share = args.batch_size // processes
@@ -76,11 +77,15 @@ def worker(args):
         mine = encoder.batch(batch[rank * share : (rank + 1) * share], args.tokens, args.tokens)
         own = (mine["labels"] != -100).sum()
         # Both average the gradients of processes; the loss is that of the whole batch's tokens.
-        loss = model(**mine).loss * own * processes / tokens
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = (engine or model)(**mine).loss * own * processes / tokens
+        if engine:
+            engine.backward(loss)
+            engine.step()
+        else:
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
         total = loss.detach() / processes
         dist.all_reduce(total)
         losses.append(float(total))
@@ -94,13 +99,28 @@ def worker(args):
     dist.destroy_process_group()
 
 
+def of_deepspeed(args, model, optimizer, processes):
+    """The engine of a stage of ZeRO."""
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    config = {
+        "train_batch_size": args.batch_size,
+        "train_micro_batch_size_per_gpu": args.batch_size // processes,
+        "gradient_clipping": 1.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": int(args.worker[-1])},
+    }
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
 def of_torch(args, kind, scratch):
     result = scratch / f"{kind}.json"
     own = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.processes}", __file__]
     own += ["--init", args.init, "--data", args.data, "--worker", kind, "--result", result]
     own += ["--steps", args.steps, "--batch-size", args.batch_size, "--tokens", args.tokens]
     own += ["--learning-rate", args.learning_rate]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     subprocess.run([str(word) for word in own], check=True, env=environment, stdout=subprocess.DEVNULL)
     return json.loads(result.read_text())
 
@@ -154,7 +174,8 @@ def main():
     args = arguments()
     if args.worker:
         return worker(args)
-    cases = {"accelerate, DDP": lambda s: of_torch(args, "ddp", s), "FSDP": lambda s: of_torch(args, "fsdp", s)}
+    others = {"accelerate, DDP": "ddp", "FSDP": "fsdp", **{f"DeepSpeed, stage {stage}": f"zero{stage}" for stage in (1, 2, 3)}}
+    cases = {name: lambda s, kind=kind: of_torch(args, kind, s) for name, kind in others.items()}
     for shard in ["none", "optimizer", "gradients", "weights"]:
         cases[f"train_low_mem, {shard}"] = lambda s, shard=shard: of_ours(args, shard, s)
     results = {name: [] for name in cases}

@@ -8,7 +8,7 @@
 //!
 //! `scripts/compare_products.py` runs this and PyTorch in turn. Weights are f32 in both precisions, as in training with
 //! f32 masters: bf16 products round them as they pack them, and that is timed, too. With `frozen` the weights are those that
-//! nobody trains: in f32, bf16, f16, int8 and NF4, in turn.
+//! nobody trains: in f32, bf16, f16, int8 and NF4, in turn. With `adapters` they are those of an adapter of rank 16.
 
 use std::time::Instant;
 
@@ -53,6 +53,9 @@ fn main() -> Result<()> {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.as_deref() == Some("frozen") {
         return frozen();
+    }
+    if filter.as_deref() == Some("adapters") {
+        return adapters();
     }
     for dtype in [DType::F32, DType::BF16] {
         if filter.as_ref().is_some_and(|filter| filter != dtype.as_str()) {
@@ -106,6 +109,30 @@ fn frozen() -> Result<()> {
                     "{{\"dtype\":\"{dtype}\",\"weight\":\"{name}\",\"rows\":{rows},\"k\":{k},\"n\":{n},\"forward\":{forward:.0},\"dx\":{dx:.0}}}"
                 );
             }
+        }
+    }
+    Ok(())
+}
+
+/// The rank of the adapters that are timed.
+const RANK: usize = 16;
+
+/// The narrow products of an adapter, in microseconds: the input times A, the gradient of the output times B, and the gradient of A.
+fn adapters() -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        for (rows, k) in [(256, 768), (256, 3072), (1024, 768), (1024, 3072), (2048, 512)] {
+            let random = |shape: (usize, usize)| Tensor::randn(0f32, 1.0, shape, &Device::Cpu);
+            let x = random((rows, k))?.to_dtype(dtype)?;
+            let (a, b, da, du) =
+                (random((RANK, k))?, random((k, RANK))?, random((RANK, k))?, random((rows, RANK))?.to_dtype(dtype)?);
+            let microseconds = |f: &mut dyn FnMut() -> Result<()>| Ok::<_, candle_core::Error>(1e-3 / rate(1.0, f)?);
+            let down = microseconds(&mut || linear(&x, &a).map(drop))?;
+            let back = microseconds(&mut || linear_backward_input(&x, &b, None).map(drop))?;
+            let weight = microseconds(&mut || linear_backward_weight(&du, &x, &da, true))?;
+            let dtype = dtype.as_str();
+            println!(
+                "{{\"dtype\":\"{dtype}\",\"rows\":{rows},\"k\":{k},\"down\":{down:.1},\"back\":{back:.1},\"weight\":{weight:.1}}}"
+            );
         }
     }
     Ok(())

@@ -8,6 +8,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `few_columns` | products with a result of a few columns, whose many rows of A are read where they lie |
 //! | `few_rows` | products of a few rows with a weight, which is read where it lies |
 //! | `thin` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
@@ -28,6 +29,7 @@ pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod engine;
+mod few_columns;
 mod few_rows;
 mod fma;
 mod geometry;
@@ -128,6 +130,10 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     let processor = processor();
     let of = |columns| Geometry::of_product(processor.instruction_set, is_bf16, columns);
     let packed = of(n).product((k, beside, n), is_bf16, &processor);
+    if beside == 0 && !is_bf16 && few_columns::is_narrow(rows, n) {
+        // A weight in codes is packed.
+        return packed.max(few_columns::kept_bytes(k));
+    }
     // A weight that lies across K, or in codes, is packed.
     if is_better_turned(rows, n, of(n), of(rows)) {
         packed.max(of(rows).turned((k, beside, rows), &processor))
@@ -189,6 +195,9 @@ pub(crate) fn multiply_beside(
     accumulate: bool,
     threads: Threads,
 ) {
+    if let Some(operands) = few_columns::operands(&a, &b).filter(|_| beside.is_none()) {
+        return few_columns::multiply(&c, operands, accumulate, threads);
+    }
     let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
         return multiply_rounding(isa(), a.is_bf16(), c, (a, b), beside, accumulate, threads);
     };

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use half::bf16;
 
 use super::*;
@@ -396,6 +398,59 @@ fn few_rows_are_multiplied_where_the_weight_lies() {
     // The weight is rounded to bf16.
     check_few_rows::<bf16, f32, bf16>(2e-2);
     check_few_rows::<bf16, f32, f32>(1e-2);
+}
+
+/// Products with few columns: each element against f64, and every row has the bits that it has among others.
+fn check_few_columns<C: Element>(tolerance: f64) {
+    for (m, n, k) in [(17, 1, 1), (24, 16, 512), (33, 7, 33), (40, 16, 48), (100, 5, 130), (259, 16, 15), (70, 2, 640)]
+    {
+        for (gap, transposed, accumulate) in [(0, true, false), (5, false, true), (3, true, true), (0, false, false)] {
+            let what = format!("({m}, {n}, {k}) gap {gap} {transposed} {accumulate}");
+            let a = Stored::<f32>::random(m, k, false, gap, 1);
+            let b = Stored::<f32>::random(k, n, transposed, gap, 2);
+            let before = Stored::<C>::random(m, n, false, gap, 3);
+            assert!(
+                few_columns::operands(&a.matrix().into(), &b.matrix().into()).is_some(),
+                "{what}: left to the engine"
+            );
+            let run = |rows: Range<usize>, threads| {
+                let mut c = before.data.clone();
+                // SAFETY: `c` lives to the end of this block and nothing else writes it.
+                let target =
+                    unsafe { MatrixMut::part(Shared::new(&mut c), rows.start * (n + gap), rows.len(), n, n + gap) };
+                multiply_as_a(target, a.matrix().t().columns(rows).t(), b.matrix(), accumulate, threads);
+                c.into_iter().map(Element::to_f32).collect::<Vec<_>>()
+            };
+            let (all, expected) = (run(0..m, Threads::All), product(&a, &b));
+            assert_eq!(all, run(0..m, Threads::One), "{what}: threads");
+            let some = run(m - 17..m, Threads::All);
+            for i in 0..m {
+                for j in 0..n {
+                    let at = i * (n + gap) + j;
+                    let expected = expected[i * n + j] + if accumulate { before.at(i, j) } else { 0.0 };
+                    let got = f64::from(all[at]);
+                    let close = (got - expected).abs() <= tolerance * (1.0 + (k as f64).sqrt());
+                    assert!(close, "{what}: ({i}, {j}): expected {expected}, got {got}");
+                    assert!(i < m - 17 || some[at] == all[at], "{what}: ({i}, {j}) among fewer rows");
+                }
+                let between = i * (n + gap) + n..((i + 1) * (n + gap)).min(all.len());
+                assert!(between.clone().all(|at| all[at] == before.data[at].to_f32()), "{what}: between rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn few_columns_are_multiplied_where_many_rows_lie() {
+    check_few_columns::<f32>(1e-6);
+    check_few_columns::<bf16>(1e-2);
+    let matrix = |rows, cols, transposed| Stored::<f32>::random(rows, cols, transposed, 0, 1);
+    let takes =
+        |a: Stored<f32>, b: Stored<f32>| few_columns::operands(&a.matrix().into(), &b.matrix().into()).is_some();
+    assert!(takes(matrix(17, 8, false), matrix(8, 16, true)));
+    assert!(!takes(matrix(16, 8, false), matrix(8, 16, true)), "few rows");
+    assert!(!takes(matrix(17, 8, false), matrix(8, 17, true)), "many columns");
+    assert!(!takes(matrix(17, 8, true), matrix(8, 16, true)), "A across K");
 }
 
 #[test]

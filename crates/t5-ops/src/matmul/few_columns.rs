@@ -1,0 +1,163 @@
+//! Products in f32 with a result of many rows and a few columns, as the input of an adapter times its first matrix is: such a result
+//! fills half of a block of the kernels for AVX-512.
+//!
+//! B is packed once, and read for several rows of A at a time, whose sums stay in registers. Each element is one sum along K in one
+//! order, whatever the number of threads. Kernels for bf16 are faster than this one.
+
+use std::ops::Range;
+
+use super::few_rows::{MOST_ROWS, put};
+use super::matrix::{Factor, MatrixMut, Stored, Strides, Threads};
+use super::panels::Buffer;
+use crate::cache::to_read;
+use crate::needs::elements;
+use crate::parallel::{for_each_part, rows_per_part};
+use crate::simd::{Simd, WIDTH, padded, simd};
+use crate::storage::{Operand, Target};
+
+/// The most columns of B.
+const MOST: usize = WIDTH;
+/// Rows of A at a time.
+const TOGETHER: usize = 8;
+/// So many values of K ahead of its use a row of A is asked for.
+const AHEAD: usize = 4 * WIDTH;
+
+/// Whether a result (M, N) is one of this module, if rows of A lie along K.
+pub(super) fn is_narrow(m: usize, n: usize) -> bool {
+    m > MOST_ROWS && n <= MOST
+}
+
+/// The operands of `A B`, if it is a product for this module.
+pub(super) fn operands<'a>(a: &Factor<'a>, b: &Factor<'a>) -> Option<[Strides<&'a [f32]>; 2]> {
+    let (Stored::Wide(Operand::F32(left)), Stored::Wide(Operand::F32(right))) = (a.data, b.data) else { return None };
+    let is_taken = is_narrow(a.rows, b.cols) && a.col_stride == 1 && a.cols > 0 && !a.rounds && !b.rounds;
+    is_taken.then(|| [a.with(left), b.with(right)])
+}
+
+/// Bytes of a packed B, which a thread keeps for the next product.
+pub(super) fn kept_bytes(k: usize) -> u64 {
+    elements([k, MOST, size_of::<f32>()])
+}
+
+/// `C (+)= A B`.
+pub(super) fn multiply(c: &MatrixMut, [a, b]: [Strides<&[f32]>; 2], accumulate: bool, threads: Threads) {
+    assert!(c.rows == a.rows && c.cols == b.cols && a.cols == b.rows, "the sizes of a product");
+    let mut packed = Buffer::new::<f32>(a.cols * MOST);
+    pack(b, packed.cells());
+    let packed = packed.read::<f32>().as_chunks::<MOST>().0;
+    let rows = if threads.count() == 1 { c.rows } else { rows_per_part(c.rows, a.cols).next_multiple_of(TOGETHER) };
+    for_each_part(c.rows.div_ceil(rows), |part| {
+        let end = c.rows.min((part + 1) * rows);
+        for first in (part * rows..end).step_by(TOGETHER) {
+            let rows = first..end.min(first + TOGETHER);
+            let mut sums = [[0.0; MOST]; TOGETHER];
+            add_up(a, rows.clone(), packed, &mut sums);
+            write(c, rows, &sums, accumulate);
+        }
+    });
+}
+
+/// Rows one after the other, filled up with zeros.
+fn pack(from: Strides<&[f32]>, to: &mut [f32]) {
+    let to = to.as_chunks_mut::<MOST>().0;
+    if from.cols < MOST {
+        to.fill([0.0; MOST]);
+    }
+    if from.col_stride == 1 {
+        for (k, to) in to.iter_mut().enumerate() {
+            to[..from.cols].copy_from_slice(&from.data[k * from.row_stride..][..from.cols]);
+        }
+    } else {
+        for column in 0..from.cols {
+            let from = from.data[column * from.col_stride..].iter().step_by(from.row_stride);
+            to.iter_mut().zip(from).for_each(|(to, &x)| to[column] = x);
+        }
+    }
+}
+
+/// Writes or adds the sums of some rows.
+fn write(c: &MatrixMut, rows: Range<usize>, sums: &[[f32; MOST]; TOGETHER], accumulate: bool) {
+    for (row, sums) in rows.zip(sums) {
+        let start = c.start + row * c.stride;
+        match c.data {
+            // SAFETY: inside C by the constructor's check; rows of a part are that part's alone.
+            Target::F32(data) => put(unsafe { data.slice(start, c.cols) }, *sums, accumulate),
+            // SAFETY: as above.
+            Target::Bf16(data) => put(unsafe { data.slice(start, c.cols) }, *sums, accumulate),
+        }
+    }
+}
+
+simd! {
+    /// Sums over K of up to [`TOGETHER`] rows of A times every column.
+    fn add_up<S>(
+        s,
+        a: Strides<&[f32]>,
+        rows: Range<usize>,
+        packed: &[[f32; MOST]],
+        sums: &mut [[f32; MOST]; TOGETHER],
+    ) {
+        // As many sums as there are registers for.
+        if S::SUMS > TOGETHER {
+            tile::<S, TOGETHER>(s, a, rows, packed, sums);
+        } else {
+            let middle = rows.end.min(rows.start + TOGETHER / 2);
+            let halves = [rows.start..middle, middle..rows.end];
+            for (rows, sums) in halves.into_iter().zip(sums.as_chunks_mut::<{ TOGETHER / 2 }>().0) {
+                tile::<S, { TOGETHER / 2 }>(s, a, rows, packed, sums);
+            }
+        }
+    }
+}
+
+/// Up to `R` rows. Some elements of each are put beside those of the others before they are used: rows a power of two apart fall into
+/// few sets of the cache.
+#[inline(always)]
+fn tile<S: Simd, const R: usize>(
+    s: S,
+    a: Strides<&[f32]>,
+    rows: Range<usize>,
+    packed: &[[f32; MOST]],
+    sums: &mut [[f32; MOST]; R],
+) {
+    if rows.is_empty() {
+        return;
+    }
+    // Where there are fewer rows the last one is multiplied again.
+    let row = |i: usize| &a.data[(rows.start + i).min(rows.end - 1) * a.row_stride..][..a.cols];
+    let rows: [&[f32]; R] = std::array::from_fn(row);
+    let (packed, packed_rest) = packed[..a.cols].as_chunks::<WIDTH>();
+    let pieces = rows.map(|row| &row.as_chunks::<WIDTH>().0[..packed.len()]);
+    let mut lanes = [s.splat(0.0); R];
+    let mut piece = [[0f32; WIDTH]; R];
+    for (at, packed) in packed.iter().enumerate() {
+        for i in 0..R {
+            to_read(pieces[i].as_ptr().cast::<f32>().wrapping_add(at * WIDTH + AHEAD));
+            piece[i] = pieces[i][at];
+        }
+        multiply_add(s, &piece, packed, &mut lanes);
+    }
+    for i in 0..R {
+        piece[i] = padded(&rows[i][a.cols - packed_rest.len()..], 0.0);
+    }
+    multiply_add(s, &piece, packed_rest, &mut lanes);
+    for i in 0..R {
+        s.store(lanes[i], &mut sums[i]);
+    }
+}
+
+/// Adds the products of some elements of each row and rows of B.
+#[inline(always)]
+fn multiply_add<S: Simd, const R: usize>(
+    s: S,
+    piece: &[[f32; WIDTH]; R],
+    packed: &[[f32; MOST]],
+    lanes: &mut [S::F; R],
+) {
+    for (k, row) in packed.iter().enumerate() {
+        let row = s.load(row);
+        for i in 0..R {
+            lanes[i] = s.mul_add(s.splat(piece[i][k]), row, lanes[i]);
+        }
+    }
+}
