@@ -5,7 +5,7 @@
 
 The same rows in the same order, the same weights, AdamW, no dropout, one thread a process. Prints losses, the median step time
 without the first two steps, and the largest resident set of any process. `HF_DIR` has weights and a tokenizer.json; the binary is
-built with the feature `mpi`.
+built with the feature `mpi`. Needs `accelerate`, `deepspeed` and `ninja` besides.
 """
 
 import argparse
