@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::few_rows::{MOST_ROWS, put};
+use super::geometry::Geometry;
 use super::matrix::{Factor, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
 use crate::cache::to_read;
@@ -22,15 +23,15 @@ const TOGETHER: usize = 8;
 /// So many values of K ahead of its use a row of A is asked for.
 const AHEAD: usize = 4 * WIDTH;
 
-/// Whether a result (M, N) is one of this module, if rows of A lie along K.
-pub(super) fn is_narrow(m: usize, n: usize) -> bool {
-    m > MOST_ROWS && n <= MOST
+/// Whether a result (M, N) is one of this module, if rows of A lie along K: it would leave half of a kernel's blocks empty.
+pub(super) fn is_better(m: usize, n: usize, kernel: Geometry) -> bool {
+    m > MOST_ROWS && n <= MOST.min(kernel.columns() / 2)
 }
 
-/// The operands of `A B`, if it is a product for this module.
+/// The operands of `A B`, if they can be multiplied here.
 pub(super) fn operands<'a>(a: &Factor<'a>, b: &Factor<'a>) -> Option<[Strides<&'a [f32]>; 2]> {
     let (Stored::Wide(Operand::F32(left)), Stored::Wide(Operand::F32(right))) = (a.data, b.data) else { return None };
-    let is_taken = is_narrow(a.rows, b.cols) && a.col_stride == 1 && a.cols > 0 && !a.rounds && !b.rounds;
+    let is_taken = b.cols <= MOST && a.col_stride == 1 && a.cols > 0 && !a.rounds && !b.rounds;
     is_taken.then(|| [a.with(left), b.with(right)])
 }
 

@@ -130,7 +130,7 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     let processor = processor();
     let of = |columns| Geometry::of_product(processor.instruction_set, is_bf16, columns);
     let packed = of(n).product((k, beside, n), is_bf16, &processor);
-    if beside == 0 && !is_bf16 && few_columns::is_narrow(rows, n) {
+    if beside == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
         // A weight in codes is packed.
         return packed.max(few_columns::kept_bytes(k));
     }
@@ -195,7 +195,9 @@ pub(crate) fn multiply_beside(
     accumulate: bool,
     threads: Threads,
 ) {
-    if let Some(operands) = few_columns::operands(&a, &b).filter(|_| beside.is_none()) {
+    let kernel = || with_kernel!(isa(), false, is_wide(b.cols), K, Geometry::of::<K>());
+    let operands = few_columns::operands(&a, &b).filter(|_| beside.is_none());
+    if let Some(operands) = operands.filter(|_| few_columns::is_better(a.rows, b.cols, kernel())) {
         return few_columns::multiply(&c, operands, accumulate, threads);
     }
     let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {

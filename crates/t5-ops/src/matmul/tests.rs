@@ -409,16 +409,15 @@ fn check_few_columns<C: Element>(tolerance: f64) {
             let a = Stored::<f32>::random(m, k, false, gap, 1);
             let b = Stored::<f32>::random(k, n, transposed, gap, 2);
             let before = Stored::<C>::random(m, n, false, gap, 3);
-            assert!(
-                few_columns::operands(&a.matrix().into(), &b.matrix().into()).is_some(),
-                "{what}: left to the engine"
-            );
             let run = |rows: Range<usize>, threads| {
                 let mut c = before.data.clone();
                 // SAFETY: `c` lives to the end of this block and nothing else writes it.
                 let target =
                     unsafe { MatrixMut::part(Shared::new(&mut c), rows.start * (n + gap), rows.len(), n, n + gap) };
-                multiply_as_a(target, a.matrix().t().columns(rows).t(), b.matrix(), accumulate, threads);
+                let rows = a.matrix().t().columns(rows).t();
+                let operands =
+                    few_columns::operands(&rows.into(), &b.matrix().into()).expect("a product of the module");
+                few_columns::multiply(&target, operands, accumulate, threads);
                 c.into_iter().map(Element::to_f32).collect::<Vec<_>>()
             };
             let (all, expected) = (run(0..m, Threads::All), product(&a, &b));
@@ -444,13 +443,16 @@ fn check_few_columns<C: Element>(tolerance: f64) {
 fn few_columns_are_multiplied_where_many_rows_lie() {
     check_few_columns::<f32>(1e-6);
     check_few_columns::<bf16>(1e-2);
-    let matrix = |rows, cols, transposed| Stored::<f32>::random(rows, cols, transposed, 0, 1);
-    let takes =
+    let operands =
         |a: Stored<f32>, b: Stored<f32>| few_columns::operands(&a.matrix().into(), &b.matrix().into()).is_some();
-    assert!(takes(matrix(17, 8, false), matrix(8, 16, true)));
-    assert!(!takes(matrix(16, 8, false), matrix(8, 16, true)), "few rows");
-    assert!(!takes(matrix(17, 8, false), matrix(8, 17, true)), "many columns");
-    assert!(!takes(matrix(17, 8, true), matrix(8, 16, true)), "A across K");
+    let matrix = |rows, cols, transposed| Stored::<f32>::random(rows, cols, transposed, 0, 1);
+    assert!(operands(matrix(17, 8, false), matrix(8, 16, true)));
+    assert!(!operands(matrix(17, 8, false), matrix(8, 17, true)), "many columns");
+    assert!(!operands(matrix(17, 8, true), matrix(8, 16, true)), "A across K");
+    // A block of 32 columns would be half empty; one of 16 is full.
+    let is_better = |set, m, n| few_columns::is_better(m, n, Geometry::of_product(set, false, n));
+    assert!(is_better(InstructionSet::Avx512, 17, 16) && !is_better(InstructionSet::Avx2, 17, 16));
+    assert!(!is_better(InstructionSet::Avx512, few_rows::MOST_ROWS, 16) && !is_better(InstructionSet::Avx512, 17, 17));
 }
 
 #[test]
