@@ -43,6 +43,11 @@ fn on_cards(scene: &Scene, cards: Cards, more: &[&str]) -> Ran {
 
 /// The same with variables of the emulated cards, without their prefix.
 fn with_variables(scene: &Scene, variables: &[(&str, &str)], cards: Cards, more: &[&str]) -> Ran {
+    starting(scene, variables, cards, "", more)
+}
+
+/// The same where `program`, a space before it, starts the command in each process.
+fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &str, more: &[&str]) -> Ran {
     let budget = ["--device-memory-budget", "1GiB"];
     let (processes, cards, budget) = match cards {
         Cards::One => (1, 1, &[][..]),
@@ -54,7 +59,7 @@ fn with_variables(scene: &Scene, variables: &[(&str, &str)], cards: Cards, more:
     let number = ("CARDS", cards.to_string());
     let variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).chain([number]);
     let variables = variables.map(|(name, value)| format!("LOW_MEM_T5_EMULATED_{name}={value}"));
-    let launcher = launcher::mpirun(scene, processes, &variables.collect::<Vec<_>>());
+    let launcher = launcher::mpirun(scene, processes, &variables.collect::<Vec<_>>()) + program;
     scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], budget, more].concat()))
 }
 
@@ -272,5 +277,59 @@ fn three_and_four_cards_have_the_bits_of_one_also_in_turn() {
         let of = |run: &str| scene.read(&format!("{run}/{weights}"));
         assert!(of(&turns) == of(&one), "{name} has other bits");
         assert_eq!(of_steps(&scene, &turns, "loss"), of_steps(&scene, &one, "loss"), "{name}");
+    }
+}
+
+/// Allocations of a card until the end of a run.
+fn allocations(scene: &Scene, file: &str) -> u64 {
+    let report: Value = serde_json::from_slice(&scene.read(file)).expect("JSON");
+    report["allocations"].as_u64().expect("a count")
+}
+
+/// Starts the command, where the failing allocation is that of process 1 alone.
+const FAILS_IN_ONE: &str =
+    "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] || unset LOW_MEM_T5_EMULATED_FAILURE\nexec \"$@\"\n";
+
+#[test]
+fn a_process_without_memory_is_a_smaller_plan_for_all_or_one_message() {
+    let scene = Scene::new();
+    scene.write("one.sh", FAILS_IN_ONE);
+    let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
+    let network = ["--set", "parallel.network_mbit=10000"];
+    let shards = ["--set", "parallel.virtual_shards=4"];
+    let ways: [(&str, &[&str], Cards); 5] = [
+        ("none", &[], Cards::Two),
+        ("optimizer", &[], Cards::Shared),
+        ("gradients", &BY_LAYER, Cards::Two),
+        ("weights", &shards, Cards::Two),
+        ("weights", &shards, Cards::Shared),
+    ];
+    for (number, (shard, way, cards)) in ways.into_iter().enumerate() {
+        let sharding = format!("parallel.shard={shard}");
+        let way = [&free[..], &network, &ADAMW, way, &["--set", &sharding]].concat();
+        let (whole, counts) = (format!("{number}-whole"), format!("{number}.json"));
+        reporting(&scene, &counts, cards, &[&way[..], &["--output", &whole]].concat()).expect_code(0);
+        let expected = of_steps(&scene, &whole, "loss");
+        let of_last_card = if matches!(cards, Cards::Shared) { counts } else { format!("{counts}1") };
+        let count = allocations(&scene, &of_last_card);
+        let mut made_again = 0;
+        for part in [9, 11, 13] {
+            let (run, failing) = (format!("{number}-{part}"), (count * part / 16).to_string());
+            let more = [&way[..], &["--output", &run]].concat();
+            let ran = starting(&scene, &[("FAILURE", &failing)], cards, " sh one.sh", &more);
+            println!("{shard}: allocation {failing} of {count}: {:?}", ran.code);
+            match ran.code {
+                Some(0) => {
+                    made_again += ran.err.matches("the device of process 1 had no memory left").count();
+                    assert_within(&run, &of_steps(&scene, &run, "loss"), &expected, 1e-5);
+                }
+                Some(3) => {
+                    let told = ran.err.matches("error: the device has no memory left").count();
+                    assert_eq!(told, 1, "{}", ran.err);
+                }
+                other => panic!("{shard}: allocation {failing}: exit code {other:?}: {}", ran.err),
+            }
+        }
+        assert!(made_again > 0, "{shard}: no step was made again");
     }
 }
