@@ -194,7 +194,7 @@ impl<'a> Offer<'a> {
             levers,
             micro_batches: traffic.micro_batches(self.job.samples, levers),
         };
-        computing + step.exposed(&sent, traffic.byte(prices) / (arithmetic.training * step.micro_batches as f64))
+        computing + step.exposed(&sent, traffic.byte(prices, &sent) / (arithmetic.training * step.micro_batches as f64))
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {
