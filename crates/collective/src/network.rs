@@ -40,9 +40,10 @@ fn measure(wire: &Wire) -> Result<f64> {
 fn time_of_sum(wire: &Wire, bytes: usize) -> Result<f64> {
     let shards = Shards { count: wire.size(), processes: wire.size() };
     let mut gradient = vec![0; bytes.next_multiple_of(Element::F32.bytes())];
-    shortest(&|mine| wire.gather_numbers(mine), || {
-        sums::sum(wire, shards, Element::F32, (gradient.as_mut_slice(), &[]), To::All)
-    })
+    shortest(
+        |mine| wire.gather_numbers(mine),
+        || sums::sum(wire, shards, Element::F32, (gradient.as_mut_slice(), &[]), To::All),
+    )
 }
 
 /// The seconds that something takes which all processes do together: of some times the shortest, of the process that takes longest, the
@@ -51,9 +52,9 @@ fn time_of_sum(wire: &Wire, bytes: usize) -> Result<f64> {
 /// # Errors
 /// Those of both.
 pub fn shortest<E>(
-    said: &dyn Fn(&[u64]) -> std::result::Result<Vec<Vec<u64>>, E>,
-    mut done: impl FnMut() -> std::result::Result<(), E>,
-) -> std::result::Result<f64, E> {
+    said: impl Fn(&[u64]) -> Result<Vec<Vec<u64>>, E>,
+    mut done: impl FnMut() -> Result<(), E>,
+) -> Result<f64, E> {
     let mut shortest = f64::INFINITY;
     for _ in 0..TIMES {
         // All of them begin together.

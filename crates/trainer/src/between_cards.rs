@@ -62,7 +62,7 @@ impl BetweenCards {
     pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
         let x = Tensor::zeros(TIMED_BYTES / size_of::<f32>(), DType::F32, device)?;
         let said = |mine: &[u64]| Ok(self.group.gather_numbers(mine)?);
-        let slowest = network::shortest(&said, || -> Result<()> {
+        let slowest = network::shortest(said, || -> Result<()> {
             self.cards.begin_sum(&x, SumTo::All)?.arrive()?;
             Ok(device.synchronize()?)
         })?;
