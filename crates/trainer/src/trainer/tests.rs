@@ -98,9 +98,9 @@ fn a_process_without_memory_has_all_of_them_make_the_step_again_with_the_same_bi
         assert_eq!(got, expected, "{sharding:?}, {shards:?} shards, {layer_major:?}");
     };
     for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights] {
-        [None, Some(plain), Some(overlapping)].map(|layer_major| check(sharding, None, layer_major));
+        [None, Some(plain), Some(overlapping)].into_iter().for_each(|layer_major| check(sharding, None, layer_major));
     }
     // Of six shards of five samples one is empty, and each process has two.
     check(Sharding::None, Some(6), Some(overlapping));
-    [None, Some(plain)].map(|layer_major| check(Sharding::Weights, Some(6), layer_major));
+    [None, Some(plain)].into_iter().for_each(|layer_major| check(Sharding::Weights, Some(6), layer_major));
 }
