@@ -48,11 +48,11 @@ BUGS = [
     ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
     ("wrong stride", "dropout.cu", "size_t(blockIdx.y) * gridDim.x + blockIdx.x", "size_t(blockIdx.x) * gridDim.y + blockIdx.y"),
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
-    ("copy into memory that is in use", "copies.rs", "self.copying.wait(is_free)?;", "let _ = is_free;"),
-    ("copy not waited for", "copies.rs", "self.lane.borrow().computing.wait(&done)", "Ok(drop(done))"),
-    ("copy of values that are not there", "copies.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),
-    ("pinned memory filled before it was copied", "copies.rs", "copy(piece.wait()?, bytes)", "copy(piece.of(PIECE), bytes)"),
-    ("pinned memory read before it was filled", "copies.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
+    ("copy into memory that is in use", "lane.rs", "self.copying.wait(is_free)?;", "let _ = is_free;"),
+    ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),
+    ("copy of values that are not there", "lane.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),
+    ("pinned memory filled before it was copied", "lane.rs", "copy(piece.wait()?, bytes)", "copy(piece.of(piece.bytes), bytes)"),
+    ("pinned memory read before it was filled", "lane.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
 ]
 
 

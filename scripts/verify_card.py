@@ -17,6 +17,7 @@ command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose
 | budgets | no run fails in a budget that the binary offers, and no peak is above its budget |
 | levers | each lever runs; its measured price stands beside the planner's |
 | offload | with tensors off the card losses keep every digit, and no peak is above its prediction; their prices |
+| cards | with a build of `mpi,cuda` or `nccl`: two cards and all of them have one card's losses, memory as predicted, and bits with virtual shards |
 | speed | each contender runs; times, tokens and peaks of train_low_mem and PyTorch, in turn |
 | sanitizer | compute-sanitizer finds nothing in a step (memcheck, racecheck) |
 """
@@ -44,7 +45,7 @@ import threading
 import time
 
 MIB = 1 << 20
-PARTS = ["smoke", "parity", "memory", "budgets", "levers", "offload", "speed", "sanitizer"]
+PARTS = ["smoke", "parity", "memory", "budgets", "levers", "offload", "cards", "speed", "sanitizer"]
 MEMORY_TOLERANCE = 0.05
 # The allocator's pool is billed with a fixed part, which is much of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
@@ -55,6 +56,10 @@ TOLERANCE = {"f32": 1e-5, "bf16": 2e-2}
 SMOOTH = ["--set", 'model.overrides={feed_forward_proj="gated-gelu"}', "--set", "optimizer.learning_rate=3e-3"]
 STOCHASTIC = ["--precision", "bf16", "--master-weights", "stochastic-rounding", "--gradient-precision", "bf16"]
 PRECISIONS = {"f32": ["--precision", "f32"], "bf16": ["--precision", "bf16"], "bf16 stochastic": STOCHASTIC}
+
+# Open MPI starts as many processes as there are cards, whoever asks for it, and leaves them all processors.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
 
 class NotRun(Exception):
@@ -132,7 +137,7 @@ class Session:
         number = options.device.partition(":")[2] or "0"
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         self.card = visible[int(number)] if int(number) < len(visible) and visible[int(number)] else number
-        self.environment = dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH=library_path(options.libraries))
+        self.environment = dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH=library_path(options.libraries), **OPEN_MPI)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="scratch-", dir=options.output))
         self.begun = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -170,8 +175,8 @@ class Session:
             raise Failed(f"did not end within {limit} s")
         return ran
 
-    def ours(self, subcommand, flags, **how):
-        """Runs the binary, whose help has to know every flag."""
+    def ours(self, subcommand, flags, launcher=(), **how):
+        """Runs the binary, whose help has to know every flag, as one process or by a launcher."""
         flags = [str(flag) for flag in flags]
         for flag in flags:
             if flag.startswith("--") and flag not in self.flags_of(subcommand):
@@ -179,7 +184,7 @@ class Session:
         for flag, value in zip(flags, flags[1:]):
             if flag == "--set" and value.split("=")[0] not in self.keys():
                 raise NotRun(f"this binary has no key `{value.split('=')[0]}`")
-        return self.run([self.binary, subcommand, *flags], **how)
+        return self.run([*launcher, self.binary, subcommand, *flags], **how)
 
     @functools.lru_cache(None)
     def flags_of(self, subcommand):
@@ -588,6 +593,96 @@ def offload(session):
             session.case(f"{model} {precision}: {name}", lambda: run(name, more))
 
 
+def visible_cards(session):
+    """How many cards a process may choose from."""
+    if session.options.cards:
+        return session.options.cards
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([card for card in visible.split(",") if card])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len(re.findall(r"^GPU \d+:", listed.stdout, re.MULTILINE))
+
+
+def cards_together(session):
+    """One model on two cards, and on all of them, beside the same on one."""
+    quick, number = session.options.quick, visible_cards(session)
+    model, batch, words, steps = ("tiny", 4, 8, 4) if quick else ("t5-base", 64, 256, 8)
+    made = {}
+
+    def check_machine():
+        report = json.loads(session.ours("doctor", ["--json"]).expect(0, 6).out)
+        features = {finding["name"]: finding for finding in report["findings"]}["program"]["facts"].get("features", [])
+        if session.options.device != "cuda":
+            raise NotRun("each process takes a card of its own with `--device cuda` alone")
+        if number < 2:
+            raise NotRun(f"several cards are needed, and there are {number}")
+        if "mpi" not in features:
+            raise NotRun("the binary was built without the feature mpi")
+        if not shutil.which("mpirun"):
+            raise NotRun("no mpirun in PATH")
+        made["way"] = "nccl" if "nccl" in features else "mpi"
+        return {"cards": number, "by_nccl": int("nccl" in features)}
+
+    def run(count, name, more, until=steps):
+        if "way" not in made:
+            raise NotRun("see the first case")
+        sets = ["memory.accumulation=layer-major", "optimizer.name=adamw", "optimizer.learning_rate=1e-4"]
+        flags = ["--set", f"model.config={model}", *(word for key in sets for word in ("--set", key)), *SMOOTH[:2]]
+        flags += material(session, words, batch * steps) + more
+        launcher = ["mpirun", "-n", count] if count > 1 else []
+        directory, all_flags = train_flags(session, name, session.options.device, until, batch, flags)
+        ran = session.ours("train", all_flags, launcher=launcher, limit=300).expect(0)
+        return Training(directory, ran)
+
+    def alone(way, more):
+        if way not in made:
+            made[way] = run(1, f"one-{way}".replace(" ", "-"), more)
+        return made[way]
+
+    def beside_one(count, way, more, sharding):
+        one = alone(way, more)
+        several = run(count, f"{count}-{way}-{sharding}".replace(" ", "-"), more + ["--set", f"parallel.shard={sharding}"])
+        worst, step = distance(several.of_steps("loss"), one.of_steps("loss"))
+        end, plan = several.last("end"), several.last("plan")
+        times = {name: statistics.median(found.of_steps("step_ms")[1:]) for name, found in {"step_ms": several, "step_ms_of_one": one}.items()}
+        hidden = [share for share in several.of_steps("communication_hidden")[1:] if share is not None]
+        numbers = {"worst_loss_difference": worst, **times, "faster": times["step_ms_of_one"] / times["step_ms"],
+                   "peak_mib": end["device_peak_bytes"] / MIB, "predicted_mib": plan["predicted_device_peak"] / MIB,
+                   "peak_mib_of_one": one.last("end")["device_peak_bytes"] / MIB, "sent_mib": plan["step_sent_bytes"] / MIB,
+                   "communication_ms": statistics.median(several.of_steps("communication_ms")[1:]),
+                   "planned_ms": 1000 * plan["step_sent_seconds"]}
+        numbers |= {"hidden": statistics.median(hidden)} if hidden else {}
+        if worst > TOLERANCE[way.split()[0]]:
+            raise Failed(f"the loss of step {step} is {worst:.1e} from one card's", numbers)
+        if numbers["peak_mib"] > numbers["predicted_mib"] * (1 + MEMORY_TOLERANCE):
+            raise Failed("the peak is above the prediction", numbers)
+        return numbers
+
+    def same_bits(count):
+        shards = ["--set", f"parallel.virtual_shards={number}"]
+        if "bits" not in made:
+            made["bits"] = run(1, "bits", shards)
+        sharding = ["--set", "parallel.shard=optimizer"]
+        run(count, f"bits-{count}", shards + sharding, steps // 2)
+        both = run(1, f"bits-{count}", shards + sharding + ["--keep-training"])
+        one = made["bits"]
+        if both.of_steps("loss") != one.of_steps("loss") or both.digest is None or both.digest != one.digest:
+            raise Failed(f"the models have other bits: {both.digest} and {one.digest}")
+        return {"steps": len(one.steps), "model": one.digest}
+
+    session.case("cards, feature and launcher", check_machine)
+    ways = {"f32": [], "bf16 stochastic": ["--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding"]}
+    for count in sorted({2, max(2, number)}):
+        for way, more in ways.items():
+            for sharding in ("none", "optimizer", "gradients", "weights"):
+                session.case(f"{count} cards, {way}, {sharding}", lambda: beside_one(count, way, more, sharding))
+        session.case(f"{count} cards, then one, with {number} virtual shards", lambda: same_bits(count))
+
+
 # The speed beside PyTorch.
 
 # name: (precision of ours, weights, autocast, compile, attention, optimizer). `bench` updates by Adafactor: AdamW is another optimizer.
@@ -808,6 +903,7 @@ def arguments():
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("verify-card"), help="[default: verify-card]")
     parser.add_argument("--minutes", type=float, default=10.0, help="at most so many for each part [default: 10]")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the script without a card")
+    parser.add_argument("--cards", type=int, default=0, help="cards to train on together [default: as many as there are]")
     parser.add_argument("--libraries", type=pathlib.Path, nargs="+", default=[], help="directories of CUDA's libraries, if not installed")
     parser.add_argument("--quick", action="store_true", help="shapes that take seconds on anything")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -833,7 +929,7 @@ def main():
     try:
         for part in options.parts:
             session.part, session.end = part, time.monotonic() + 60 * options.minutes
-            globals()[part](session)
+            (cards_together if part == "cards" else globals()[part])(session)
     finally:
         shutil.rmtree(session.scratch, ignore_errors=True)
     print(f"see {options.output / 'verify_card.md'}")

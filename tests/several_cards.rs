@@ -1,6 +1,7 @@
 //! The command under `mpirun`, each process on a card of its own: emulated ones (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and
 //! the features `cuda` and `mpi`, or `nccl`: then from card to card.
 
+mod launcher;
 mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
@@ -13,7 +14,9 @@ const ADAMW: [&str; 4] = ["--set", "optimizer.name=adamw", "--set", "optimizer.l
 const BY_LAYER: [&str; 2] = ["--set", "memory.accumulation=layer-major"];
 
 fn arguments(more: &[&str]) -> Vec<String> {
-    short(&[&SMALL[..], &["--max-steps", "4"], more].concat())
+    // A model that there is has its own shape.
+    let is_there = more.iter().any(|argument| argument.starts_with("model.init_from="));
+    short(&[&SMALL[if is_there { 2 } else { 0 }..], &["--max-steps", "4"], more].concat())
 }
 
 /// Bytes of a small batch that cross the bus, at most.
@@ -26,26 +29,43 @@ enum Cards {
     One,
     /// Two processes, each on a card of its own: where this build has NCCL, from card to card.
     Two,
+    /// Three.
+    Three,
+    /// Four.
+    Four,
     /// Two processes on one card, which always go through the host.
     Shared,
 }
 
 fn on_cards(scene: &Scene, cards: Cards, more: &[&str]) -> Ran {
-    reporting(scene, "", cards, more)
+    with_variables(scene, &[], cards, more)
 }
 
-/// The same, where each card writes its counts into a file of this name, if there is one.
-fn reporting(scene: &Scene, file: &str, cards: Cards, more: &[&str]) -> Ran {
+/// The same with variables of the emulated cards, without their prefix.
+fn with_variables(scene: &Scene, variables: &[(&str, &str)], cards: Cards, more: &[&str]) -> Ran {
+    starting(scene, variables, cards, "", more)
+}
+
+/// The same where `program`, a space before it, starts the command in each process.
+fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &str, more: &[&str]) -> Ran {
     let budget = ["--device-memory-budget", "1GiB"];
     let (processes, cards, budget) = match cards {
         Cards::One => (1, 1, &[][..]),
         Cards::Two => (2, 2, &[][..]),
+        Cards::Three => (3, 3, &[][..]),
+        Cards::Four => (4, 4, &[][..]),
         Cards::Shared => (2, 1, &budget[..]),
     };
-    let root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";
-    let report = if file.is_empty() { String::new() } else { format!(" LOW_MEM_T5_EMULATED_REPORT={file}") };
-    let launcher = format!("env {root} LOW_MEM_T5_EMULATED_CARDS={cards}{report} mpirun -n {processes}");
+    let number = ("CARDS", cards.to_string());
+    let variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).chain([number]);
+    let variables = variables.map(|(name, value)| format!("LOW_MEM_T5_EMULATED_{name}={value}"));
+    let launcher = launcher::mpirun(scene, processes, &variables.collect::<Vec<_>>()) + program;
     scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], budget, more].concat()))
+}
+
+/// Runs on cards of which each writes its counts into a file of this name.
+fn reporting(scene: &Scene, file: &str, cards: Cards, more: &[&str]) -> Ran {
+    with_variables(scene, &[("REPORT", file)], cards, more)
 }
 
 /// A number of each step.
@@ -176,5 +196,140 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let sent = of_steps(&scene, &run, "sent_bytes");
         let counted = sent[1] - sent[0];
         assert!((planned / counted - 1.0).abs() < 0.001, "{shard}: {planned} bytes planned, {counted} sent");
+    }
+}
+
+/// Compares numbers of two runs, each relative to what it should be.
+#[track_caller]
+fn assert_within(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (place, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let error = (got - expected).abs() / expected.abs();
+        assert!(error <= tolerance, "{what}: number {}: {got} instead of {expected}", place + 1);
+    }
+}
+
+fn evaluated(scene: &Scene, run: &str) -> Vec<f64> {
+    scene.events(run, "eval").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+}
+
+const BF16: [&str; 4] = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
+
+#[test]
+fn several_cards_train_in_bf16_and_beside_a_base_in_codes_as_one_process_does() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
+    let beside = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.dropout=0.1"];
+    let [int8, nf4] = ["int8", "nf4"].map(|codes| format!("model.base_precision={codes}"));
+    let [int8, nf4] = [&int8, &nf4].map(|codes| [&beside[..], &["--set", codes]].concat());
+    let dora = [&beside[..], &["--set", "lora.dora=true"]].concat();
+    let nf4_bf16 = [&nf4[..], &["--precision", "bf16", "--set", "lora.dora=true"]].concat();
+    let ways: [(&str, &[&str], &str, Cards, f64); 6] = [
+        ("bf16", &BF16, "optimizer", Cards::Two, 2e-2),
+        ("bf16-layers", &[&BF16[..], &BY_LAYER].concat(), "weights", Cards::Three, 2e-2),
+        ("dora", &dora, "none", Cards::Two, 1e-5),
+        ("int8", &int8, "gradients", Cards::Two, 1e-5),
+        ("nf4", &[&nf4[..], &BY_LAYER].concat(), "weights", Cards::Three, 1e-5),
+        ("nf4-bf16", &nf4_bf16, "optimizer", Cards::Shared, 2e-2),
+    ];
+    for (name, way, shard, cards, tolerance) in ways {
+        let [cpu, run] = ["cpu", "cards"].map(|device| format!("{name}-{device}"));
+        scene.run(&arguments(&[way, &["--output", &cpu]].concat())).expect_code(0);
+        let sharding = format!("parallel.shard={shard}");
+        on_cards(&scene, cards, &[way, &["--set", &sharding, "--output", &run]].concat()).expect_code(0);
+        for key in ["loss", "grad_norm"] {
+            let [got, expected] = [&run, &cpu].map(|run| of_steps(&scene, run, key));
+            assert_within(&format!("{name}: {key}"), &got, &expected, tolerance);
+        }
+        let [got, expected] = [&run, &cpu].map(|run| evaluated(&scene, run));
+        assert_within(&format!("{name}: validation loss"), &got, &expected, tolerance);
+        assert_predicted(&scene, &run);
+    }
+}
+
+#[test]
+fn three_and_four_cards_have_the_bits_of_one_also_in_turn() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
+    let nf4 = ["--lora", "--set", "model.init_from=base/model", "--set", "model.base_precision=nf4"];
+    let shards = ["--set", "parallel.virtual_shards=4"];
+    let all = [&ADAMW[..], &shards].concat();
+    let bf16 = [&BF16[..], &shards].concat();
+    let adapter = [&nf4[..], &shards].concat();
+    for (name, way, weights) in [
+        ("all", &all, "model/model.safetensors"),
+        ("bf16", &bf16, "model/model.safetensors"),
+        ("adapter", &adapter, "adapter/adapter_model.safetensors"),
+    ] {
+        let until = |run: &str, cards, shard: &str, steps: &str| {
+            let sharding = format!("parallel.shard={shard}");
+            let more = ["--set", &sharding, "--output", run, "--max-steps", steps];
+            let resumes: &[&str] = if scene.path(run).exists() { &["--keep-training"] } else { &[] };
+            on_cards(&scene, cards, &[way.as_slice(), &more, resumes].concat()).expect_code(0);
+        };
+        let [one, turns] = ["one", "turns"].map(|run| format!("{name}-{run}"));
+        until(&one, Cards::One, "none", "4");
+        // Four cards, then three, then one, then four again.
+        until(&turns, Cards::Four, "optimizer", "1");
+        until(&turns, Cards::Three, "gradients", "2");
+        until(&turns, Cards::One, "none", "3");
+        until(&turns, Cards::Four, "weights", "4");
+        let of = |run: &str| scene.read(&format!("{run}/{weights}"));
+        assert!(of(&turns) == of(&one), "{name} has other bits");
+        assert_eq!(of_steps(&scene, &turns, "loss"), of_steps(&scene, &one, "loss"), "{name}");
+    }
+}
+
+/// Allocations of a card until the end of a run.
+fn allocations(scene: &Scene, file: &str) -> u64 {
+    let report: Value = serde_json::from_slice(&scene.read(file)).expect("JSON");
+    report["allocations"].as_u64().expect("a count")
+}
+
+/// Starts the command, where the failing allocation is that of process 1 alone.
+const FAILS_IN_ONE: &str =
+    "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] || unset LOW_MEM_T5_EMULATED_FAILURE\nexec \"$@\"\n";
+
+#[test]
+fn a_process_without_memory_is_a_smaller_plan_for_all_or_one_message() {
+    let scene = Scene::new();
+    scene.write("one.sh", FAILS_IN_ONE);
+    let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
+    let network = ["--set", "parallel.network_mbit=10000"];
+    let shards = ["--set", "parallel.virtual_shards=4"];
+    let ways: [(&str, &[&str], Cards); 5] = [
+        ("none", &[], Cards::Two),
+        ("optimizer", &[], Cards::Shared),
+        ("gradients", &BY_LAYER, Cards::Two),
+        ("weights", &shards, Cards::Two),
+        ("weights", &shards, Cards::Shared),
+    ];
+    for (number, (shard, way, cards)) in ways.into_iter().enumerate() {
+        let sharding = format!("parallel.shard={shard}");
+        let way = [&free[..], &network, &ADAMW, way, &["--set", &sharding]].concat();
+        let (whole, counts) = (format!("{number}-whole"), format!("{number}.json"));
+        reporting(&scene, &counts, cards, &[&way[..], &["--output", &whole]].concat()).expect_code(0);
+        let expected = of_steps(&scene, &whole, "loss");
+        let of_last_card = if matches!(cards, Cards::Shared) { counts } else { format!("{counts}1") };
+        let count = allocations(&scene, &of_last_card);
+        let mut made_again = 0;
+        for part in [9, 11, 13] {
+            let (run, failing) = (format!("{number}-{part}"), (count * part / 16).to_string());
+            let more = [&way[..], &["--output", &run]].concat();
+            let ran = starting(&scene, &[("FAILURE", &failing)], cards, " sh one.sh", &more);
+            println!("{shard}: allocation {failing} of {count}: {:?}", ran.code);
+            match ran.code {
+                Some(0) => {
+                    made_again += ran.err.matches("the device of process 1 had no memory left").count();
+                    assert_within(&run, &of_steps(&scene, &run, "loss"), &expected, 1e-5);
+                }
+                Some(3) => {
+                    let told = ran.err.matches("error: the device has no memory left").count();
+                    assert_eq!(told, 1, "{}", ran.err);
+                }
+                other => panic!("{shard}: allocation {failing}: exit code {other:?}: {}", ran.err),
+            }
+        }
+        assert!(made_again > 0, "{shard}: no step was made again");
     }
 }

@@ -1,6 +1,7 @@
 //! The command under `mpirun`: needs an MPI, and the feature `mpi`. The sums themselves are tested without either, in `trainer` and
 //! `collective`.
 
+mod launcher;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
@@ -9,8 +10,7 @@ use serde_json::Value;
 
 /// Runs the command as so many processes.
 fn together(scene: &Scene, processes: usize, arguments: &[String]) -> Ran {
-    let root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";
-    scene.run_under(&format!("env {root} mpirun -n {processes}"), arguments)
+    scene.run_under(&launcher::mpirun(scene, processes, &[]), arguments)
 }
 
 fn losses(scene: &Scene, run: &str) -> Vec<(u64, f64)> {

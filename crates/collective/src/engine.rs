@@ -27,7 +27,7 @@ pub enum Error {
 }
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An engine that moves bytes between processes. Each call is made by all of them, and all calls by one thread.
 pub trait Engine: Debug {

@@ -27,5 +27,5 @@ pub use engine::{Engine, Error, PIECE_BYTES, Result};
 pub use group::{Awaited, Group, Pending, Spent};
 pub use shards::{Shards, Stretch};
 pub use throttled::{Rate, Throttled};
-pub use values::Values;
+pub use values::{Values, Zeros};
 pub use wire::Wire;

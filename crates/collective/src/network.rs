@@ -12,7 +12,7 @@ use crate::wire::Wire;
 const FEW_BYTES: usize = 64 << 10;
 /// The seconds that a longer sum takes, at most and about.
 const MOST_SECONDS: f64 = 0.2;
-/// Sums that are timed: what else goes on only ever takes away.
+/// How often something is timed: what else goes on only ever takes away.
 const TIMES: usize = 3;
 
 /// Bits a second that a process sends to the others, as the slowest of them sees it: the same number in all of them.
@@ -25,31 +25,46 @@ pub fn bits_per_second(group: &Group) -> Result<f64> {
 
 fn measure(wire: &Wire) -> Result<f64> {
     // Connections are made by the first.
-    shortest(wire, wire.size())?;
-    let few = shortest(wire, FEW_BYTES)?;
+    time_of_sum(wire, wire.size())?;
+    let few = time_of_sum(wire, FEW_BYTES)?;
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     let enough = (MOST_SECONDS / few * FEW_BYTES as f64) as usize;
     let bytes = enough.clamp(FEW_BYTES, PIECE_BYTES);
     // Each process sends the others their shares, and then the sums of its own.
     let sent = 2 * bytes / wire.size() * (wire.size() - 1);
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
-    Ok(8.0 * sent as f64 / shortest(wire, bytes)?)
+    Ok(8.0 * sent as f64 / time_of_sum(wire, bytes)?)
 }
 
-/// The shortest time of some sums of `bytes` bytes, or a few more. The slowest process counts.
-fn shortest(wire: &Wire, bytes: usize) -> Result<f64> {
+/// The seconds that a sum of `bytes` bytes, or a few more, takes.
+fn time_of_sum(wire: &Wire, bytes: usize) -> Result<f64> {
     let shards = Shards { count: wire.size(), processes: wire.size() };
     let mut gradient = vec![0; bytes.next_multiple_of(Element::F32.bytes())];
+    shortest(
+        |mine| wire.gather_numbers(mine),
+        || sums::sum(wire, shards, Element::F32, (gradient.as_mut_slice(), &[]), To::All),
+    )
+}
+
+/// The seconds that something takes which all processes do together: of some times the shortest, of the process that takes longest, the
+/// same number in all of them. `said`: what all say, as [`Wire::gather_numbers`] has it.
+///
+/// # Errors
+/// Those of both.
+pub fn shortest<E>(
+    said: impl Fn(&[u64]) -> Result<Vec<Vec<u64>>, E>,
+    mut done: impl FnMut() -> Result<(), E>,
+) -> Result<f64, E> {
     let mut shortest = f64::INFINITY;
     for _ in 0..TIMES {
         // All of them begin together.
-        wire.gather_numbers(&[0])?;
+        said(&[0])?;
         let began = Instant::now();
-        sums::sum(wire, shards, Element::F32, (gradient.as_mut_slice(), &[]), To::All)?;
+        done()?;
         shortest = shortest.min(began.elapsed().as_secs_f64());
     }
-    let said = wire.gather_numbers(&[shortest.to_bits()])?;
-    Ok(said.iter().map(|said| f64::from_bits(said[0])).fold(1e-9, f64::max))
+    let all = said(&[shortest.to_bits()])?;
+    Ok(all.iter().map(|said| f64::from_bits(said[0])).fold(1e-9, f64::max))
 }
 
 #[cfg(test)]

@@ -145,8 +145,8 @@ pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: 
 /// Those of `add`.
 pub fn fold<T, E>(
     nodes: impl Iterator<Item = (Stretch, T)>,
-    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
-) -> std::result::Result<Option<T>, E> {
+    add: &mut impl FnMut(&mut T, T) -> Result<(), E>,
+) -> Result<Option<T>, E> {
     let mut sums: Vec<(Stretch, T)> = Vec::new();
     for node in nodes {
         sums.push(node);
@@ -167,8 +167,8 @@ pub fn fold<T, E>(
 fn join<T, E>(
     sums: &mut Vec<(Stretch, T)>,
     both: Stretch,
-    add: &mut impl FnMut(&mut T, T) -> std::result::Result<(), E>,
-) -> std::result::Result<(), E> {
+    add: &mut impl FnMut(&mut T, T) -> Result<(), E>,
+) -> Result<(), E> {
     if let (Some((_, right)), Some((stretch, left))) = (sums.pop(), sums.last_mut()) {
         add(left, right)?;
         *stretch = both;

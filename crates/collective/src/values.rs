@@ -36,3 +36,34 @@ impl Values for [u8] {
         write(&mut self[range])
     }
 }
+
+/// Values of a process that has none to say: zeros, and whatever is written to them is dropped.
+#[derive(Clone, Debug)]
+pub struct Zeros {
+    bytes: usize,
+    /// What is written at a time.
+    written: Vec<u8>,
+}
+
+impl Zeros {
+    /// So many bytes.
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes, written: Vec::new() }
+    }
+}
+
+impl Values for Zeros {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn read(&self, range: Range<usize>, to: &mut Vec<u8>) -> Result<()> {
+        to.resize(to.len() + range.len(), 0);
+        Ok(())
+    }
+
+    fn write(&mut self, range: Range<usize>, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+        self.written.resize(range.len(), 0);
+        write(&mut self.written)
+    }
+}

@@ -140,6 +140,21 @@ impl Together<'_> {
         serde_json::from_slice(&said).map_err(unreadable)
     }
 
+    /// The numbers of the processes that say yes. One alone has the number 0.
+    pub fn those_who(self, yes: bool) -> Outcome<Vec<usize>> {
+        let said =
+            self.0.map_or_else(|| Ok(vec![vec![u64::from(yes)]]), |group| group.gather_numbers(&[u64::from(yes)]))?;
+        Ok((0..said.len()).filter(|&rank| said[rank][0] != 0).collect())
+    }
+
+    /// Of an error that all of them know of: one process says it and ends all, and the others wait for that.
+    pub fn leave_the_end_to(self, rank: usize) -> Outcome<()> {
+        match self.0 {
+            Some(group) if group.rank() != rank => Ok(group.meet()?),
+            _ => Ok(()),
+        }
+    }
+
     /// How a batch is divided.
     ///
     /// # Errors

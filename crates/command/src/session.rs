@@ -8,6 +8,7 @@ mod disk_needs;
 mod evaluating;
 mod first_model;
 mod prediction;
+mod room;
 mod saving;
 mod together;
 
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use collective::{Group, Spent};
 use dataloader::{DataLoader, Position};
-use memory_policy::{Budget, Budgets, Bytes, Change, MemorySnapshot, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
 use run_plan::pace::{Of, RunPace};
 use serde_json::{Value, json};
@@ -41,12 +42,6 @@ use crate::views::{Log, Views};
 use crate::{base, device, disk, options, run_data, setup, speed, start_screen, ways_out};
 use disk_needs::DiskNeeds;
 use prediction::Prediction;
-
-/// Of the tensors of a plan that a device had no memory for, the part that the next plan may hold.
-const ROOM_PERCENT: u64 = 90;
-
-/// Rows of a device that no plan makes smaller.
-const FIXED: [memory_policy::Name; 2] = [planner::names::CONTEXT, planner::names::POOL];
 
 /// A plan that the policy proposes between two steps.
 type Replanned = memory_policy::Replanned<planner::Step, planner::Feeding>;
@@ -302,34 +297,6 @@ impl Session {
         let mut replanned = memory_policy::replan(&now, &self.costs, self.budgets, &self.plan);
         self.agree(&now, &mut replanned)?;
         self.follow(replanned)
-    }
-
-    /// After a step for which the device had no memory: gives back what can be given, and follows a smaller plan from here on. False where
-    /// the error is another one, or where no plan is smaller.
-    pub fn makes_room(&mut self, error: &trainer::Error) -> Outcome<bool> {
-        let (trainer::Error::DeviceMemory(_), None) = (error, &self.group) else { return Ok(false) };
-        self.trainer.release_gradients();
-        self.trainer.release_unused_of_device()?;
-        let failed = self.plan.predicted_device_peak;
-        let fixed = self.plan.bill.device.iter().flat_map(|bill| &bill.rows).filter(|row| FIXED.contains(&row.name));
-        let fixed: Bytes = fixed.map(|row| row.bytes).sum();
-        let most = fixed + failed.saturating_sub(fixed).percent(ROOM_PERCENT);
-        let mut now = self.machine.snapshot()?;
-        let Some(device) = &mut now.device else { return Ok(false) };
-        device.free = device.free.min(most.saturating_sub(device.used));
-        let budgets = Budgets { device: Budget::Explicit(most), ..self.budgets };
-        let replanned = memory_policy::replan(&now, &self.costs, budgets, &self.plan);
-        if replanned.plan.predicted_device_peak >= failed {
-            return Ok(false);
-        }
-        // Or the plan that failed would be followed again once there is calm.
-        self.budgets = budgets;
-        let step = self.trainer.step_count();
-        let text =
-            format!("the device had no memory left in step {}; the step is made again with a smaller plan", step + 1);
-        self.warn(&text, json!({"step": step, "kind": "device_memory"}))?;
-        self.follow(replanned)?;
-        Ok(true)
     }
 
     /// Follows a plan, and says what changes.

@@ -112,6 +112,7 @@ impl StepOf<'_> {
     }
 
     /// The pace with what is sent to other processes meanwhile.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn with_sent(&self, pace: Pace, traffic: &Traffic, lengths: &[(usize, usize)]) -> Pace {
         let Self { job, counter, ref levers, .. } = *self;
         let sent = traffic.sent(counter, job.samples, levers);
@@ -123,11 +124,12 @@ impl StepOf<'_> {
         let computing = Prices { parameter_ps: Some(0.0), ..traffic.with_speed(&job.prices) };
         let unit = self.seconds(&computing, lengths).unwrap_or(0.0) / time;
         let step = Computed { time, arithmetic, levers, micro_batches };
-        let step_waited_seconds = unit * step.exposed(&sent, traffic.seconds(1) / unit.max(f64::MIN_POSITIVE));
+        let byte = traffic.byte_seconds(&job.prices, &sent);
+        let step_waited_seconds = unit * step.exposed(&sent, byte / unit.max(f64::MIN_POSITIVE));
         Pace {
             step_seconds: pace.step_seconds.map(|seconds| seconds + step_waited_seconds),
             step_sent_bytes: sent.bytes,
-            step_sent_seconds: traffic.seconds(sent.on_the_line()),
+            step_sent_seconds: byte * sent.on_the_line() as f64,
             step_waited_seconds,
             step_bus_bytes: pace.step_bus_bytes + sent.over_the_bus,
             ..pace

@@ -43,6 +43,11 @@ pub fn staging(bytes: u64) -> Option<CostRow> {
         .then(|| CostRow::new(STAGING, bytes, "what the processor makes for the device, or moves to and from it"))
 }
 
+/// Bytes of the host's memory that tensors of a device go through on their way to other processes.
+pub fn pinned_for_others(place: Place, processes: &Processes) -> u64 {
+    if place == Place::Device && processes.number > 1 { t5_ops::STAGING_BYTES } else { 0 }
+}
+
 /// Where tensors lie, in words.
 pub fn in_memory(place: Place) -> &'static str {
     match place {

@@ -56,6 +56,12 @@ pub struct OfBlock {
 }
 
 impl Sent {
+    /// Bytes that are copied over the bus for each one on the line, by the thread that talks.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
+    fn copied(&self) -> f64 {
+        self.over_the_bus as f64 / self.on_the_line().max(1) as f64
+    }
+
     /// All that is on the line.
     pub fn on_the_line(&self) -> u64 {
         let of_block = |block: &OfBlock| block.sums * block.gradients + block.brought * block.weights;
@@ -247,25 +253,22 @@ impl Traffic {
         place.checked_sub(all.saturating_sub(entered)).filter(|&place| place < entered)
     }
 
-    /// The time of a multiply-add where it was not measured.
-    fn built_in_speed(&self) -> f64 {
-        if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD }
-    }
-
     /// Prices with the time of a multiply-add, some processor's or card's where it was not measured.
     pub fn with_speed(&self, prices: &Prices) -> Prices {
-        Prices { multiply_add_ps: prices.multiply_add_ps.or(Some(self.built_in_speed())), ..*prices }
+        let built_in = if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD };
+        Prices { multiply_add_ps: prices.multiply_add_ps.or(Some(built_in)), ..*prices }
     }
 
-    /// The time of a byte in multiply-adds.
-    pub fn byte(&self, prices: &Prices) -> f64 {
-        self.seconds(1) * 1e12 / prices.multiply_add_ps.unwrap_or(self.built_in_speed())
+    /// The time of a byte on the line in multiply-adds: the network's, and that of the copies that belong to it.
+    pub fn byte(&self, prices: &Prices, sent: &Sent) -> f64 {
+        let speed = self.with_speed(prices).multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS);
+        8e12 / self.processes.network.bits_per_second / speed + prices.bus_byte * sent.copied()
     }
 
-    /// The time of so many bytes.
-    #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-    pub fn seconds(&self, bytes: u64) -> f64 {
-        8.0 * bytes as f64 / self.processes.network.bits_per_second
+    /// The same in seconds.
+    pub fn byte_seconds(&self, prices: &Prices, sent: &Sent) -> f64 {
+        let speed = self.with_speed(prices).multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS);
+        self.byte(prices, sent) * speed * 1e-12
     }
 }
 

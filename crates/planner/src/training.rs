@@ -162,7 +162,7 @@ impl<'a> Offer<'a> {
             rows.push(CostRow::new(GRADIENTS, gradients, &self.gradients_note).at(place));
         }
         rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
-        rows.extend(place::staging(on_host));
+        rows.extend(place::staging(on_host + place::pinned_for_others(place, &self.training.processes)));
         rows.extend(place::off_the_card(self.off_the_card(levers) + waiting));
         if levers.layer_major.is_some() && self.counter.square_sums() > 0 {
             let note = "of each gradient, for the norm and the update";
@@ -194,7 +194,7 @@ impl<'a> Offer<'a> {
             levers,
             micro_batches: traffic.micro_batches(self.job.samples, levers),
         };
-        computing + step.exposed(&sent, traffic.byte(prices) / (arithmetic.training * step.micro_batches as f64))
+        computing + step.exposed(&sent, traffic.byte(prices, &sent) / (arithmetic.training * step.micro_batches as f64))
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {
@@ -253,7 +253,7 @@ impl<'a> Offer<'a> {
         };
         let buffers = trainer::costs::saving();
         // It stays when a step has used it.
-        let pinned = counted::pinned(levers);
+        let pinned = counted::pinned(levers) + place::pinned_for_others(place, &self.training.processes);
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
         let saving = [gradients, CostRow::new(Name::new(buffers.name), buffers.bytes, "")];
         let saving = saving.into_iter().chain(place::staging(pinned)).collect();

@@ -119,22 +119,16 @@ impl Leaving {
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::cell::RefCell;
-    use std::ffi::c_void;
     use std::rc::Rc;
-    use std::sync::Arc;
 
     use candle_core::cuda_backend::DeviceId;
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
-    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
-    use candle_core::{CudaDevice, Device, Tensor};
-    use rayon::prelude::*;
+    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, DriverError};
+    use candle_core::{Device, Tensor};
 
     use super::{PIECE, PIECES};
     use crate::bytes::{from_bytes, with_bytes};
-
-    /// As many bytes are worth a thread.
-    const SHARE: usize = 512 << 10;
+    use crate::lane::Lane;
 
     /// A copy to the card.
     #[derive(Debug)]
@@ -148,8 +142,8 @@ mod cuda {
 
     impl Up {
         pub fn to(tensor: &Tensor) -> candle_core::Result<Option<Self>> {
-            let Some(lane) = Lane::of(tensor.device())? else { return Ok(None) };
-            let is_free = lane.borrow().computing.record_event(None).w()?;
+            let Some(lane) = lane_of(tensor.device())? else { return Ok(None) };
+            let is_free = lane.borrow().launched().w()?;
             Ok(Some(Self { lane, is_free, is_done: None }))
         }
 
@@ -157,12 +151,7 @@ mod cuda {
             let address = crate::cuda::address(to)?;
             let mut lane = self.lane.borrow_mut();
             let copied = with_bytes(home, |bytes| lane.up(address, bytes, &self.is_free))?;
-            if copied.is_err() {
-                // Some pieces may be on their way.
-                lane.copying.synchronize().w()?;
-            }
-            copied.w()?;
-            self.is_done = Some(lane.copying.record_event(None).w()?);
+            self.is_done = Some(copied.w()?);
             Ok(())
         }
 
@@ -171,7 +160,7 @@ mod cuda {
         }
 
         fn wait(&mut self) -> Result<(), DriverError> {
-            self.is_done.take().map_or(Ok(()), |done| self.lane.borrow().computing.wait(&done))
+            self.is_done.take().map_or(Ok(()), |done| self.lane.borrow().have_computing_wait(&done))
         }
     }
 
@@ -192,8 +181,8 @@ mod cuda {
 
     impl Down {
         pub fn from(x: &Tensor) -> candle_core::Result<Option<Self>> {
-            let Some(lane) = Lane::of(x.device())? else { return Ok(None) };
-            let is_ready = lane.borrow().computing.record_event(None).w()?;
+            let Some(lane) = lane_of(x.device())? else { return Ok(None) };
+            let is_ready = lane.borrow().launched().w()?;
             Ok(Some(Self { lane, is_ready }))
         }
 
@@ -201,148 +190,23 @@ mod cuda {
             let (address, mut lane) = (crate::cuda::address(x)?, self.lane.borrow_mut());
             let mut copied = Ok(());
             let values = from_bytes(x.shape(), x.dtype(), |bytes| copied = lane.down(address, bytes, &self.is_ready));
-            if copied.is_err() {
-                lane.copying.synchronize().w()?;
-            }
             copied.w()?;
             values
         }
     }
 
-    /// The stream of copies of a card, beside the one that computes, and the memory that they go through.
-    #[derive(Debug)]
-    struct Lane {
-        computing: Arc<CudaStream>,
-        copying: Arc<CudaStream>,
-        pieces: Vec<Piece>,
-        /// The piece whose turn it is.
-        next: usize,
-    }
-
-    impl Lane {
-        /// That of a card; none of other devices. It is made for the first copy, and stays.
-        fn of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Self>>>> {
-            thread_local! {
-                static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
+    /// That of a card, for the thread that computes; none of other devices. It is made for the first copy, and stays.
+    fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
+        thread_local! {
+            static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
+        }
+        let Device::Cuda(card) = device else { return Ok(None) };
+        LANE.with_borrow_mut(|known| {
+            if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {
+                *known = Some((card.id(), Rc::new(RefCell::new(Lane::new(card, PIECES, PIECE)?))));
             }
-            let Device::Cuda(card) = device else { return Ok(None) };
-            LANE.with_borrow_mut(|known| {
-                if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {
-                    *known = Some((card.id(), Rc::new(RefCell::new(Self::new(card)?))));
-                }
-                Ok(known.as_ref().map(|(_, lane)| Rc::clone(lane)))
-            })
-        }
-
-        fn new(card: &CudaDevice) -> candle_core::Result<Self> {
-            let computing = card.cuda_stream();
-            let copying = computing.context().new_stream().w()?;
-            let pieces = (0..PIECES).map(|_| Piece::new(&computing)).collect::<Result<_, _>>().w()?;
-            Ok(Self { computing, copying, pieces, next: 0 })
-        }
-
-        fn turn(&mut self) -> usize {
-            let turn = self.next;
-            self.next = (turn + 1) % PIECES;
-            turn
-        }
-
-        /// Copies bytes to an address on the card. They are read when it returns, and there later.
-        fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<(), DriverError> {
-            self.copying.wait(is_free)?;
-            for (number, bytes) in bytes.chunks(PIECE).enumerate() {
-                let turn = self.turn();
-                let piece = &mut self.pieces[turn];
-                copy(piece.wait()?, bytes);
-                // SAFETY: the tensor at this address has all of these bytes, and nobody else uses them until its event was waited for; the
-                // piece is not written to before its own event.
-                unsafe {
-                    let at = to + (number * PIECE) as u64;
-                    result::memcpy_htod_async(at, piece.of(bytes.len()), self.copying.cu_stream())?;
-                }
-                piece.is_done.record(&self.copying)?;
-            }
-            Ok(())
-        }
-
-        /// Copies bytes from an address on the card. They are there when it returns.
-        fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
-            self.copying.wait(is_ready)?;
-            // While the card fills some pieces the host empties the oldest.
-            let lengths: Vec<usize> = bytes.chunks(PIECE).map(<[u8]>::len).collect();
-            let mut filled = Vec::with_capacity(lengths.len());
-            let mut parts = bytes.chunks_mut(PIECE);
-            for number in 0..lengths.len() + PIECES - 1 {
-                if let Some(&length) = lengths.get(number) {
-                    let turn = self.turn();
-                    let piece = &mut self.pieces[turn];
-                    piece.wait()?;
-                    // SAFETY: the tensor at this address has all of these bytes, and keeps them until this function returns; the piece is
-                    // not read before its event.
-                    unsafe {
-                        let at = from + (number * PIECE) as u64;
-                        result::memcpy_dtoh_async(piece.of(length), at, self.copying.cu_stream())?;
-                    }
-                    piece.is_done.record(&self.copying)?;
-                    filled.push(turn);
-                }
-                if number + 1 >= PIECES
-                    && let Some(part) = parts.next()
-                {
-                    let oldest = &mut self.pieces[filled[number + 1 - PIECES]];
-                    copy(part, &oldest.wait()?[..part.len()]);
-                }
-            }
-            Ok(())
-        }
-    }
-
-    /// Pinned memory.
-    #[derive(Debug)]
-    struct Piece {
-        memory: *mut c_void,
-        /// When the latest copy through it is done. cudarc's own type keeps no such event where events are not tracked.
-        is_done: CudaEvent,
-    }
-
-    impl Piece {
-        fn new(stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
-            let context = stream.context();
-            context.bind_to_thread()?;
-            let is_done = context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
-            // SAFETY: the context of this thread.
-            let memory = unsafe { result::malloc_host(PIECE, 0) }?;
-            // SAFETY: as many bytes as were asked for. Nobody reads what was not written.
-            unsafe { memory.cast::<u8>().write_bytes(0, PIECE) };
-            Ok(Self { memory, is_done })
-        }
-
-        /// Its bytes, when the latest copy through it is done.
-        fn wait(&mut self) -> Result<&mut [u8], DriverError> {
-            self.is_done.synchronize()?;
-            Ok(self.of(PIECE))
-        }
-
-        /// The first of its bytes, for a copy.
-        fn of(&mut self, length: usize) -> &mut [u8] {
-            assert!(length <= PIECE);
-            // SAFETY: as many bytes, which were written, and this is their only owner.
-            unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), length) }
-        }
-    }
-
-    impl Drop for Piece {
-        fn drop(&mut self) {
-            // Whoever waits for nothing else any more has no use for the error.
-            let _ = self.is_done.synchronize();
-            // SAFETY: it was made by the driver, and no copy goes through it.
-            let _ = unsafe { result::free_host(self.memory) };
-        }
-    }
-
-    fn copy(to: &mut [u8], from: &[u8]) {
-        let parts = to[..from.len()].par_chunks_mut(SHARE).zip(from.par_chunks(SHARE));
-        parts.for_each(|(to, from)| to.copy_from_slice(from));
+            Ok(known.as_ref().map(|(_, lane)| Rc::clone(lane)))
+        })
     }
 }
 

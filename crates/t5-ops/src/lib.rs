@@ -48,6 +48,8 @@ mod device;
 mod dispatch;
 mod isa;
 pub mod keys;
+#[cfg(feature = "cuda")]
+mod lane;
 mod matmul;
 mod narrow;
 pub mod nccl;
@@ -112,7 +114,7 @@ pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, thread
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
-pub use staging::{Staged, Staging};
+pub use staging::{STAGING_BYTES, Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 3;

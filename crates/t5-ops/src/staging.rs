@@ -1,11 +1,16 @@
 //! Values of a card that another thread copies to and from the host, beside what is computed there.
 //!
-//! A stream of its own carries the copies. Each waits for what was launched before its values were staged, and is through when its call
-//! returns. Until all of them are, nobody else looks at the values: so no kernel has to wait for a copy.
+//! A lane of that thread's own carries the copies. Each waits for what was launched before its values were staged, and is through when its
+//! call returns. Until all of them are, nobody else looks at the values: so no kernel has to wait for a copy.
 
 use candle_core::{Device, Result, Tensor};
 
 use streams::{Moment, Streams};
+
+/// Pinned memory that the copies go through, of a process: a few pieces, in turn.
+pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
+const PIECES: usize = 4;
+const PIECE: usize = 1 << 20;
 
 /// The way between a card and the host.
 #[derive(Clone, Debug)]
@@ -76,28 +81,28 @@ impl Staged {
 
 #[cfg(feature = "cuda")]
 mod streams {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex, MutexGuard};
 
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, result};
+    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
     use candle_core::{CudaDevice, Result, Tensor};
 
-    use super::Staged;
+    use super::{PIECE, PIECES, Staged};
     use crate::cuda::address;
+    use crate::lane::Lane;
 
     pub type Moment = CudaEvent;
 
     #[derive(Clone, Debug)]
     pub struct Streams {
+        /// Beside the lane, so that whoever computes does not wait for copies.
         computing: Arc<CudaStream>,
-        copying: Arc<CudaStream>,
+        lane: Arc<Mutex<Lane>>,
     }
 
     impl Streams {
         pub fn of(card: &CudaDevice) -> Result<Self> {
-            let computing = card.cuda_stream();
-            let copying = computing.context().new_stream().w()?;
-            Ok(Self { computing, copying })
+            Ok(Self { computing: card.cuda_stream(), lane: Arc::new(Mutex::new(Lane::new(card, PIECES, PIECE)?)) })
         }
 
         pub fn stage(&self, tensor: Tensor) -> Result<Staged> {
@@ -105,20 +110,17 @@ mod streams {
             Ok(Staged { tensor, streams: self.clone(), launched })
         }
 
+        fn lane(&self) -> MutexGuard<'_, Lane> {
+            self.lane.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+
         pub fn read(&self, tensor: &Tensor, launched: &Moment, at: usize, to: &mut [u8]) -> Result<()> {
-            self.copying.wait(launched).w()?;
-            let from = address(tensor)? + at as u64;
-            // SAFETY: so many bytes of a tensor that is held, and that nobody changes meanwhile. `to` is not used before the stream is through.
-            unsafe { result::memcpy_dtoh_async(to, from, self.copying.cu_stream()) }.w()?;
-            self.copying.synchronize().w()
+            self.lane().down(address(tensor)? + at as u64, to, launched).w()
         }
 
         pub fn write(&self, tensor: &Tensor, launched: &Moment, at: usize, from: &[u8]) -> Result<()> {
-            self.copying.wait(launched).w()?;
-            let to = address(tensor)? + at as u64;
-            // SAFETY: so many bytes of a tensor that is held, and that nobody looks at meanwhile. `from` lives until the stream is through.
-            unsafe { result::memcpy_htod_async(to, from, self.copying.cu_stream()) }.w()?;
-            self.copying.synchronize().w()
+            let copied = self.lane().up(address(tensor)? + at as u64, from, launched).w()?;
+            copied.synchronize().w()
         }
     }
 }

@@ -73,6 +73,7 @@ pub use model::T5;
 pub use ops::Files;
 pub use pager::Pager;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part, is_matrix};
+pub use step::asked::Asked;
 pub use step::gradients::Gradients;
 pub use step::observer::{Observer, OwnShards};
 pub use stored_dtypes::StoredDtypes;

@@ -1,4 +1,6 @@
-//! The whole model: its parameters, and the passes over a micro-batch.
+//! The whole model: its parameters, and the passes over a micro-batch that train nothing.
+
+mod training;
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -11,7 +13,7 @@ use t5_ops::Quantised;
 
 use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
-use crate::context::{EvalContext, StepContext};
+use crate::context::EvalContext;
 use crate::error::{Error, Result};
 use crate::hf::{self, Keeps, Place};
 use crate::homes::Homes;
@@ -22,10 +24,7 @@ use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
 use crate::pager::Pager;
 use crate::parameters::{Parameter, ParameterSpec};
-use crate::step::gradients::Gradients;
-use crate::step::observer::{Interrupts, Observer};
-use crate::step::reach::Reach;
-use crate::step::run::{Offload, Step, infer, without_dropout};
+use crate::step::run::{infer, without_dropout};
 use crate::step::schedule::Outline;
 use crate::step::weights::WeightFile;
 
@@ -450,90 +449,6 @@ impl T5 {
     /// Where the parameters are.
     pub fn device(&self) -> &Device {
         self.network.shared.tensor.device()
-    }
-
-    /// One micro-batch: the sum of its token losses, and the gradient of that sum divided by
-    /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
-    /// the gradient of the mean token loss, however the batch is cut.
-    pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
-        Ok(self.forward_backward_unless(batch, cx, grads, &|| false)?.expect("nobody interrupts"))
-    }
-
-    /// [`T5::forward_backward`] that ends early, with `None`, when `interrupted` says so. It is asked before every block,
-    /// forward and backward. `grads` then hold a part of a gradient, which is to be discarded.
-    ///
-    /// # Errors
-    /// As [`T5::forward_backward`].
-    pub fn forward_backward_unless(
-        &self,
-        batch: &MicroBatch,
-        cx: &StepContext,
-        grads: &mut Gradients,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<f64>> {
-        let tables = self.trained_tables(grads);
-        let events = self.outline(grads, &tables, cx, None).accumulation(0..1);
-        let batches = std::slice::from_ref(batch);
-        let mut step = Step::new(&self.network, &self.parameters, cx, batches, None)?;
-        let is_done = step.run(&events, grads, &mut Interrupts(interrupted))?;
-        Ok(is_done.then(|| step.loss_sum()))
-    }
-
-    /// A whole step over the micro-batches of an optimizer batch: every gradient is handed to `observer` to be measured,
-    /// then, if it decides so, to be applied. Files of activations and gradients lie in `files`, where `layer_major` wants
-    /// any. `None` for `layer_major`: one micro-batch after the other, and the gradients stay in `grads`.
-    ///
-    /// False when the observer interrupted the step or decided against the update.
-    ///
-    /// # Errors
-    /// A failed operation, a file that cannot be written or read, and those of the observer. After the decision some
-    /// parameters may have changed then, and others not.
-    pub fn step<E: From<Error>>(
-        &self,
-        batches: &[MicroBatch],
-        cx: &StepContext,
-        layer_major: Option<&LayerMajor>,
-        files: &Files,
-        grads: &mut Gradients,
-        observer: &mut dyn Observer<Tensor, E>,
-    ) -> Result<bool, E> {
-        let tables = self.trained_tables(grads);
-        let outline = self.outline(grads, &tables, cx, layer_major);
-        let idle = observer.most_micro_batches().saturating_sub(batches.len());
-        let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
-        let overlaps = observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps);
-        let copies_overlap = !self.device().is_cpu() && layer_major.is_some_and(|layers| layers.copies_overlap);
-        let outline = Outline { overlaps, copies_overlap, ..outline };
-        let events = outline.training_of_shards(batches.len(), &shards, idle);
-        let offload = layer_major.map(|layers| Offload {
-            files,
-            activations: layers.boundaries_on_disk,
-            gradients: layers.gradients_on_disk,
-            copies_overlap,
-        });
-        let mut step = Step::new(&self.network, &self.parameters, cx, batches, offload)?;
-        step.run(&events, grads, observer)
-    }
-
-    /// Of encoder and decoder.
-    fn trained_tables(&self, grads: &Gradients) -> [Vec<bool>; 2] {
-        [false, true].map(|decoder| self.network.stack(decoder).trained_tables(grads))
-    }
-
-    fn outline<'a>(
-        &self,
-        grads: &Gradients,
-        tables: &'a [Vec<bool>; 2],
-        cx: &StepContext,
-        layer_major: Option<&'a LayerMajor>,
-    ) -> Outline<'a> {
-        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
-        let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
-        let trains_tables = tables.each_ref().map(Vec::as_slice);
-        let recompute_blocks = cx.recompute_blocks;
-        let has_paged_weights = self.has_paged_weights();
-        let (overlaps, copies_overlap) = (false, false);
-        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights, overlaps, copies_overlap }
     }
 
     /// The sum of a micro-batch's token losses, without dropout and without keeping anything.

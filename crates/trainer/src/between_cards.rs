@@ -3,11 +3,9 @@
 //! Where the order of a sum is fixed, cards send each other what they have, and each adds a part of it up in the order of
 //! [`collective::sums`]: the bits are those of processes that go through the host.
 
-use std::time::Instant;
-
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{To, dealt, fold};
-use collective::{Group, Shards, Stretch};
+use collective::{Group, Shards, Stretch, network};
 use t5_ops::nccl::{Arriving, Cards, SumTo};
 
 use crate::error::Result;
@@ -16,8 +14,6 @@ use crate::error::Result;
 const PIECE_BYTES: usize = 16 << 20;
 /// Bytes of the sums that are timed.
 const TIMED_BYTES: usize = 16 << 20;
-/// Sums that are timed: what else goes on only ever takes away.
-const TIMES: usize = 3;
 
 /// Bytes on each card for sums between cards, those of NCCL itself aside.
 pub(crate) fn buffers(shards: Shards, is_in_order: bool) -> u64 {
@@ -65,17 +61,11 @@ impl BetweenCards {
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
         let x = Tensor::zeros(TIMED_BYTES / size_of::<f32>(), DType::F32, device)?;
-        let mut shortest = f64::INFINITY;
-        for _ in 0..TIMES {
-            device.synchronize()?;
-            self.group.meet()?;
-            let began = Instant::now();
+        let said = |mine: &[u64]| Ok(self.group.gather_numbers(mine)?);
+        let slowest = network::shortest(said, || -> Result<()> {
             self.cards.begin_sum(&x, SumTo::All)?.arrive()?;
-            device.synchronize()?;
-            shortest = shortest.min(began.elapsed().as_secs_f64());
-        }
-        let said = self.group.gather_numbers(&[shortest.to_bits()])?;
-        let slowest = said.iter().map(|said| f64::from_bits(said[0])).fold(1e-9, f64::max);
+            Ok(device.synchronize()?)
+        })?;
         Ok(8.0 * self.sent_in_a_sum(TIMED_BYTES as u64) as f64 / slowest)
     }
 
@@ -122,22 +112,22 @@ impl BetweenCards {
         let most = self.piece_bytes / whole.dtype().size_in_bytes() / nodes;
         let piece = if to == To::All { most * size } else { most };
         let elements = whole.elem_count();
+        let of = |start: usize, process| dealt(start..elements.min(start + piece), process, size, 1, to);
+        // Before anything is sent: whoever has no memory for them has asked nobody for anything.
+        let received = nodes * of(0, self.group.rank()).len();
+        let received = Tensor::zeros(received.max(1), whole.dtype(), whole.device())?;
         for start in (0..elements).step_by(piece) {
-            self.sum_piece(
-                shards,
-                &flat,
-                |process| dealt(start..elements.min(start + piece), process, size, 1, to),
-                to,
-            )?;
+            self.sum_piece(shards, &flat, &received, |process| of(start, process), to)?;
         }
         Ok(())
     }
 
-    /// The same of the elements that are dealt out.
+    /// The same of the elements that are dealt out. `received` has room for those of this process from every node.
     fn sum_piece(
         &self,
         shards: Shards,
         flat: &[Tensor],
+        received: &Tensor,
         of: impl Fn(usize) -> std::ops::Range<usize>,
         to: To,
     ) -> Result<()> {
@@ -150,16 +140,16 @@ impl BetweenCards {
                 sent.push((process, part(values, of(process))?));
             }
         }
-        let mut received: Vec<(usize, Tensor)> = Vec::new();
-        let mut stretches: Vec<Stretch> = Vec::new();
+        let (mut nodes, mut stretches): (Vec<(usize, Tensor)>, Vec<Stretch>) = (Vec::new(), Vec::new());
         for process in (0..size).filter(|_| summing.contains(&rank)) {
             for stretch in shards.stretches(process) {
+                let (place, elements) = (stretches.len(), of(rank).len());
+                nodes.push((process, part(received, place * elements..(place + 1) * elements)?));
                 stretches.push(stretch);
-                received.push((process, Tensor::zeros(of(rank).len(), flat[0].dtype(), flat[0].device())?));
             }
         }
-        self.exchange(&sent, &received)?;
-        let nodes = stretches.into_iter().zip(received.into_iter().map(|(_, values)| values));
+        self.exchange(&sent, &nodes)?;
+        let nodes = stretches.into_iter().zip(nodes.into_iter().map(|(_, values)| values));
         let sum = fold(nodes, &mut |left: &mut Tensor, right: Tensor| t5_ops::add_in_place(left, &right))?;
         // Sums for one process are where they belong, but for their place.
         let others = |process: &usize| to == To::All || *process == rank;

@@ -36,6 +36,9 @@ pub enum Error {
     /// The device had no memory for a step. Parameters and state are as they were before it.
     #[error("the device has no memory left for a step: {0}")]
     DeviceMemory(#[source] Box<Error>),
+    /// The device of another process had none. Parameters and state are as they were before the step.
+    #[error("the device of another process has no memory left for a step")]
+    DeviceMemoryElsewhere,
     /// Everything is frozen.
     #[error("`train.freeze`: every parameter is frozen; there is nothing to train")]
     NothingToTrain,
@@ -198,9 +201,14 @@ impl Error {
     pub(crate) fn before_any_change(self) -> Self {
         match self {
             Error::DeviceMemory(_) => self,
-            error if t5_ops::is_out_of_device_memory(&error.to_string()) => Error::DeviceMemory(Box::new(error)),
+            error if error.is_of_device_memory() => Error::DeviceMemory(Box::new(error)),
             error => error,
         }
+    }
+
+    /// Whether a device had no memory left.
+    pub(crate) fn is_of_device_memory(&self) -> bool {
+        t5_ops::is_out_of_device_memory(&self.to_string())
     }
 
     pub(crate) fn invalid_option(name: &'static str, expected: &str, got: impl ToString) -> Self {

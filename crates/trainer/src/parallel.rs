@@ -8,12 +8,13 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use collective::sums::To;
 use collective::{Group, Shards};
 use serde::{Deserialize, Serialize};
-use t5::{Pager, Parameter};
+use t5::{Asked, Pager, Parameter};
 
 use crate::error::{Error, Result};
 use crate::transport::{OnItsWay, Transport};
@@ -58,6 +59,27 @@ pub struct Parallel {
     sharding: Sharding,
     /// Parameters that are with their owners alone. Empty: none.
     is_shared: Vec<bool>,
+    /// Whoever brings those.
+    brought: Option<Rc<Brought>>,
+}
+
+/// Something that one process says, and that all of them act on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// To stop.
+    pub stop: bool,
+    /// A device had no memory for the step.
+    pub lacks_memory: bool,
+}
+
+impl Wish {
+    fn byte(self) -> u8 {
+        u8::from(self.stop) | u8::from(self.lacks_memory) << 1
+    }
+
+    fn of(byte: u8) -> Self {
+        Self { stop: byte & 1 != 0, lacks_memory: byte & 2 != 0 }
+    }
 }
 
 /// A share of an optimizer batch among those of other processes.
@@ -92,7 +114,14 @@ impl Parallel {
             owners: Vec::new(),
             sharding: Sharding::None,
             is_shared: Vec::new(),
+            brought: None,
         })
+    }
+
+    /// How it reaches the others.
+    #[cfg(test)]
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     /// The processes.
@@ -167,7 +196,7 @@ impl Parallel {
         &mut self,
         parameters: &[Parameter],
         trains: impl Fn(usize) -> bool,
-    ) -> Result<Brought> {
+    ) -> Result<Rc<Brought>> {
         let is_shared = |(index, parameter): (usize, &Parameter)| {
             trains(index) && t5::is_matrix(&parameter.name, parameter.tensor.rank())
         };
@@ -177,18 +206,25 @@ impl Parallel {
                 t5_ops::absent::release(&parameter.tensor).map_err(t5::Error::from)?;
             }
         }
-        Ok(Brought {
+        let brought = Rc::new(Brought {
             transport: self.transport.clone(),
             owners: self.owners.clone(),
             is_shared: self.is_shared.clone(),
             is_here: RefCell::new(vec![false; parameters.len()]),
             coming: RefCell::default(),
-        })
+        });
+        self.brought = Some(Rc::clone(&brought));
+        Ok(brought)
+    }
+
+    /// Whether a parameter is with its owner alone.
+    fn is_shared(&self, index: usize) -> bool {
+        self.is_shared.get(index).is_some_and(|is_shared| *is_shared)
     }
 
     /// Whether the owner of a parameter sends it to the others when it has changed, and not when they need it.
     pub(crate) fn sends(&self, index: usize) -> bool {
-        !self.is_shared.get(index).is_some_and(|is_shared| *is_shared)
+        !self.is_shared(index)
     }
 
     /// Whether this process keeps the gradient of a parameter.
@@ -232,10 +268,49 @@ impl Parallel {
         self.transport.begin_broadcast_from_anywhere(root, tensor)?.arrive()
     }
 
-    /// The loss sums of all shards in their order, whether anybody wants to stop, and the square sums of the parameters: of each
+    /// A step begins, in which nothing was asked of others yet.
+    pub(crate) fn begin_step(&self) {
+        self.transport.begin_step();
+    }
+
+    /// Instead of the rest of a step that this process has no memory for: takes part in what the others ask for until they decide. `asked`:
+    /// all that the step asks for. Nothing that comes of it counts.
+    pub(crate) fn take_part(
+        &self,
+        asked: &[Asked],
+        parameters: &[Parameter],
+        gradient: impl Fn(usize) -> DType,
+    ) -> Result<()> {
+        if let Some(brought) = &self.brought {
+            brought.let_go(parameters)?;
+        }
+        let is_a_call = |asked: &&Asked| !matches!(asked, Asked::Weight { index } if !self.is_shared(*index));
+        let calls = asked.iter().filter(is_a_call);
+        for asked in calls.skip(self.transport.turns()) {
+            let on_its_way = match *asked {
+                Asked::Sum { index } => {
+                    let (like, to) = (&parameters[index].tensor, self.owner(index).map_or(To::All, To::One));
+                    let order = (self.shards, self.has_virtual_shards);
+                    self.transport.begin_sum_of_nothing(order, (like, gradient(index)), to)?
+                }
+                Asked::Weight { index } if self.updates(index) => {
+                    self.transport.begin_broadcast(self.owners[index], &parameters[index].tensor)?
+                }
+                Asked::Weight { index } => {
+                    self.transport.begin_broadcast_to_nobody(self.owners[index], &parameters[index].tensor)?
+                }
+            };
+            on_its_way.arrive()?;
+        }
+        Ok(())
+    }
+
+    /// The loss sums of all shards in their order, the wishes of all together, and the square sums of the parameters: of each
     /// the one of its owner.
-    pub(crate) fn agree(&self, losses: &[f64], stop: bool, sums: &mut [f64]) -> Result<(f64, bool)> {
-        let mut mine = vec![u8::from(stop)];
+    pub(crate) fn agree(&self, losses: &[f64], wish: Wish, sums: &mut [f64]) -> Result<(f64, Wish)> {
+        #[cfg(test)]
+        self.transport.decide();
+        let mut mine = vec![wish.byte()];
         mine.extend(losses.iter().chain(&*sums).flat_map(|number| number.to_le_bytes()));
         let said = self.group().gather(&mine)?;
         let numbers: Vec<Vec<f64>> = said
@@ -250,7 +325,7 @@ impl Parallel {
                 *sum = of_owner[of_owner.len() - self.owners.len() + index];
             }
         }
-        Ok((loss, said.iter().any(|said| said[0] != 0)))
+        Ok((loss, Wish::of(said.iter().fold(0, |all, said| all | said[0]))))
     }
 }
 
@@ -273,6 +348,18 @@ pub(crate) struct Brought {
 impl Brought {
     fn is_own(&self, index: usize) -> bool {
         self.owners[index] == self.transport.group().rank()
+    }
+
+    /// Of a step that is given up: waits for what is on its way, and lets go of everything.
+    fn let_go(&self, parameters: &[Parameter]) -> Result<()> {
+        for (index, coming) in self.coming.borrow_mut().drain() {
+            coming.arrive()?;
+            self.is_here.borrow_mut()[index] = true;
+        }
+        for (index, parameter) in parameters.iter().enumerate() {
+            self.page_out(index, &parameter.tensor)?;
+        }
+        Ok(())
     }
 
     fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<OnItsWay> {

@@ -28,9 +28,8 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::rc::Rc;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
 
@@ -142,7 +141,7 @@ impl Trainer {
         if sharding == Sharding::Weights && self.model.config().lora.is_none() {
             let brought =
                 parallel.share_weights(self.model.parameters(), |index| self.gradients.is_trainable(index))?;
-            self.model.page_with(Rc::new(brought));
+            self.model.page_with(brought);
         }
         self.parallel = Some(parallel);
         Ok(())
@@ -199,7 +198,9 @@ impl Trainer {
     /// Numbers of the outcome are those of the whole batch.
     ///
     /// # Errors
-    /// Those of [`Trainer::step`]; several shards whose gradients are to wait in a file; [`Error::Processes`].
+    /// Those of [`Trainer::step`]; several shards whose gradients are to wait in a file; [`Error::Processes`]. Where the device of one process
+    /// has no memory before they decide, every process has [`Error::DeviceMemory`] or [`Error::DeviceMemoryElsewhere`], and may make the step
+    /// again with another plan.
     pub fn step_of_shards(
         &mut self,
         batch: &Batch,
@@ -245,9 +246,6 @@ impl Trainer {
         let weights = Files { weight_blocks_in_memory, ..self.offload.clone() };
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
-        let (config, device) = (self.model.config(), self.model.device());
-        let micro_batches = cut.iter().map(|samples| gather(batch, samples, share.first_sample, config, device));
-        let micro_batches = micro_batches.collect::<Result<Vec<_>>>().map_err(Error::before_any_change)?;
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.
             None => self.gradients.clear(),
@@ -269,17 +267,32 @@ impl Trainer {
         if let Some(parallel) = &self.parallel {
             let shards = parallel.own_shards().zip(of_shards).collect();
             update = update.among(parallel, shards, share.most_micro_batches);
+            parallel.begin_step();
         }
-        let (layers, gradients) = (plan.levers.layer_major.as_ref(), &mut self.gradients);
-        let result = self.model.step(&micro_batches, &cx, layers, &self.offload, gradients, &mut update);
-        let result = result.and_then(|is_made| update.arrive().map(|()| is_made));
-        let (verdict, is_changed) = (update.verdict, update.is_changed);
+        let layers = plan.levers.layer_major.as_ref();
+        let result = {
+            let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
+            let gathered = cut.iter().map(|samples| gather(batch, samples, share.first_sample, model));
+            let gathered: Result<Vec<_>> = gathered.collect();
+            let result = gathered.and_then(|of| model.step(&of, &cx, layers, files, gradients, &mut update));
+            result.and_then(|is_made| update.arrive().map(|()| is_made))
+        };
+        let has_others = self.parallel.as_ref().is_some_and(|parallel| parallel.group().size() > 1);
+        let result = match result {
+            Err(error) if has_others && !update.has_decided && error.is_of_device_memory() => {
+                let asked = self.model.asked(cut.len(), &cx, layers, &self.gradients, &mut update);
+                update.give_up(&asked, &mut self.gradients)?;
+                Err(error.before_any_change())
+            }
+            Err(error) if !has_others && !update.is_changed => Err(error.before_any_change()),
+            result => result,
+        };
+        let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         if layers.is_some() {
             // Layer by layer no gradient outlasts its step, however that ends.
             self.gradients.release();
         }
-        let result = result.map_err(|error| if is_changed { error } else { error.before_any_change() });
         match (result?, verdict) {
             (true, _) => {
                 self.optimizer.finish_update();
@@ -288,6 +301,7 @@ impl Trainer {
                 return Ok(StepOutcome::Done(stats));
             }
             (false, Verdict::Interrupted | Verdict::Made) => return Ok(StepOutcome::Interrupted),
+            (false, Verdict::LacksMemory) => return Err(Error::DeviceMemoryElsewhere),
             (false, Verdict::NotFinite) => {}
         }
         self.step += 1;
@@ -457,13 +471,16 @@ fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
 }
 
 /// The micro-batch of some samples of a share of a batch, each with its index in the whole batch, where the share's first is `first`.
-fn gather(batch: &Batch, samples: &[usize], first: usize, config: &t5::Config, device: &Device) -> Result<MicroBatch> {
+fn gather(batch: &Batch, samples: &[usize], first: usize, model: &T5) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
     let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
     let indices: Vec<u32> = samples.iter().map(|&i| (first + i) as u32).collect();
-    Ok(MicroBatch::new(&sources, &targets, &indices, config, device)?)
+    Ok(MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?)
 }
 
 fn count_tokens(lists: &[Vec<u32>]) -> u64 {
     lists.iter().map(|ids| ids.len() as u64).sum()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,12 @@
 //! How values of tensors get from process to process: straight from memory or from card to card, or from a card through the host.
 
+use std::cell::Cell;
 use std::ops::Range;
+use std::rc::Rc;
 
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{self, Element, To};
-use collective::{Group, Pending, Shards, Values, Wire, network};
+use collective::{Group, Pending, Shards, Values, Wire, Zeros, network};
 use t5_ops::nccl::{Arriving, HAS_NCCL};
 use t5_ops::{Staged, Staging};
 
@@ -19,6 +21,18 @@ pub(crate) struct Transport {
     staging: Option<Staging>,
     /// Where cards reach each other.
     cards: Option<BetweenCards>,
+    turns: Turns,
+}
+
+/// Calls of a step that were made so far. All processes make them in the same order.
+#[derive(Clone, Debug, Default)]
+struct Turns {
+    taken: Rc<Cell<usize>>,
+    /// The call for which a test has no memory, and those that were made before the last decision.
+    #[cfg(test)]
+    without_memory: Rc<Cell<Option<usize>>>,
+    #[cfg(test)]
+    before_decision: Rc<Cell<usize>>,
 }
 
 /// Values that processes send each other, while this one does something else.
@@ -46,7 +60,7 @@ impl OnItsWay {
 impl Transport {
     /// From memory.
     pub fn new(group: Group) -> Self {
-        Self { group, staging: None, cards: None }
+        Self { group, staging: None, cards: None, turns: Turns::default() }
     }
 
     /// From here on straight from card to card, where this build can and all processes have cards of their own.
@@ -91,47 +105,134 @@ impl Transport {
         Ok(staged.flatten().map(|staged| OnCard { staged, bytes: Vec::new() }))
     }
 
+    /// A step begins, in which no call was made yet.
+    pub fn begin_step(&self) {
+        self.turns.taken.set(0);
+    }
+
+    /// Calls of this step that were made.
+    pub fn turns(&self) -> usize {
+        self.turns.taken.get()
+    }
+
+    /// From here on call number `turn` of a step finds no memory, once.
+    #[cfg(test)]
+    pub fn without_memory_at(&self, turn: usize) {
+        self.turns.without_memory.set(Some(turn));
+    }
+
+    /// All calls of this step are made that come before its decision.
+    #[cfg(test)]
+    pub fn decide(&self) {
+        self.turns.before_decision.set(self.turns());
+    }
+
+    /// How many they were.
+    #[cfg(test)]
+    pub fn turns_before_decision(&self) -> usize {
+        self.turns.before_decision.get()
+    }
+
+    /// Makes a call, which counts where it has begun.
+    fn take_turn(&self, begin: impl FnOnce() -> Result<OnItsWay>) -> Result<OnItsWay> {
+        let taken = self.turns();
+        #[cfg(test)]
+        if self.turns.without_memory.get() == Some(taken) {
+            self.turns.without_memory.set(None);
+            return Err(candle_core::Error::Msg("CUDA_ERROR_OUT_OF_MEMORY, in a test".into()).into());
+        }
+        let begun = begin()?;
+        self.turns.taken.set(taken + 1);
+        Ok(begun)
+    }
+
     /// Begins to add the gradient of which these are the sums of this process up over all processes, into the first of them. Until it is
     /// through nobody may look at any of them. `is_in_order`: bits are those of as many shards in any number of processes.
     pub fn begin_sum(&self, (shards, is_in_order): (Shards, bool), parts: &[Tensor], to: To) -> Result<OnItsWay> {
-        if let (Some(cards), [whole, rest @ ..]) = (&self.cards, parts) {
-            if rest.is_empty() && !is_in_order {
-                return Ok(OnItsWay::Cards(cards.begin_sum(whole, to)?));
+        self.take_turn(|| {
+            if let (Some(cards), [whole, rest @ ..]) = (&self.cards, parts) {
+                if rest.is_empty() && !is_in_order {
+                    return Ok(OnItsWay::Cards(cards.begin_sum(whole, to)?));
+                }
+                cards.sum_in_order(shards, parts, to)?;
+                return Ok(OnItsWay::Here);
             }
-            cards.sum_in_order(shards, parts, to)?;
-            return Ok(OnItsWay::Here);
+            let on_card = parts.iter().filter_map(|part| self.staged(part).transpose()).collect::<Result<Vec<_>>>()?;
+            let element = parts.first().map_or(Element::F32, |whole| element(whole.dtype()));
+            if !on_card.is_empty() {
+                return Ok(self.begin_sum_of_values((shards, element), on_card, to));
+            }
+            let parts = parts.to_vec();
+            Ok(OnItsWay::Host(self.group.hand_over(move |wire| sum_in_memory(wire, (shards, element), &parts, to))))
+        })
+    }
+
+    fn begin_sum_of_values<V: Values + Send + 'static>(
+        &self,
+        (shards, element): (Shards, Element),
+        mut values: Vec<V>,
+        to: To,
+    ) -> OnItsWay {
+        OnItsWay::Host(self.group.hand_over(move |wire| {
+            let Some((whole, rest)) = values.split_first_mut() else { return Ok(()) };
+            let rest: Vec<&V> = rest.iter().collect();
+            Ok(sums::sum(wire, shards, element, (whole, &rest), to)?)
+        }))
+    }
+
+    /// [`Transport::begin_sum`] of a process that has nothing to add to a gradient of this shape and dtype, and no use for it.
+    pub fn begin_sum_of_nothing(
+        &self,
+        (shards, is_in_order): (Shards, bool),
+        (like, dtype): (&Tensor, DType),
+        to: To,
+    ) -> Result<OnItsWay> {
+        let parts = shards.stretches(self.group.rank()).len();
+        if self.cards.is_some() {
+            // Nobody looks at them, so that one serves for all.
+            let zeros = Tensor::zeros(like.elem_count(), dtype, like.device())?;
+            return self.begin_sum((shards, is_in_order), &vec![zeros; parts], to);
         }
-        let mut on_card = parts.iter().filter_map(|part| self.staged(part).transpose()).collect::<Result<Vec<_>>>()?;
-        let element = parts.first().map_or(Element::F32, |whole| element(whole.dtype()));
-        let parts = parts.to_vec();
-        Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
-            if let [whole, rest @ ..] = on_card.as_mut_slice() {
-                let rest: Vec<&OnCard> = rest.iter().collect();
-                return Ok(sums::sum(wire, shards, element, (whole, &rest), to)?);
-            }
-            sum_in_memory(wire, (shards, element), &parts, to)
-        })))
+        let zeros = Zeros::new(like.elem_count() * dtype.size_in_bytes());
+        self.take_turn(|| Ok(self.begin_sum_of_values((shards, element(dtype)), vec![zeros; parts], to)))
     }
 
     /// Begins to make a tensor that lies at the same place in all processes everywhere what it is at process `root`. Until it is through
     /// nobody may look at it.
     pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
         match &self.cards {
-            Some(cards) if !tensor.device().is_cpu() => Ok(OnItsWay::Cards(cards.begin_broadcast(root, tensor)?)),
+            Some(cards) if !tensor.device().is_cpu() => {
+                self.take_turn(|| Ok(OnItsWay::Cards(cards.begin_broadcast(root, tensor)?)))
+            }
             _ => self.begin_broadcast_from_anywhere(root, tensor),
         }
     }
 
     /// [`Transport::begin_broadcast`] of a tensor that may be on a card here, and in memory there.
     pub fn begin_broadcast_from_anywhere(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
-        let (on_card, tensor) = (self.staged(tensor)?, tensor.clone());
-        Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
-            if let Some(mut values) = on_card {
-                return Ok(wire.broadcast_values(root, &mut values)?);
-            }
-            let sent = t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
-            Ok(sent?)
-        })))
+        self.take_turn(|| {
+            let (on_card, tensor) = (self.staged(tensor)?, tensor.clone());
+            Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
+                if let Some(mut values) = on_card {
+                    return Ok(wire.broadcast_values(root, &mut values)?);
+                }
+                let sent =
+                    t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
+                Ok(sent?)
+            })))
+        })
+    }
+
+    /// [`Transport::begin_broadcast`] of a tensor like this one to a process that has no use for it.
+    pub fn begin_broadcast_to_nobody(&self, root: usize, like: &Tensor) -> Result<OnItsWay> {
+        if self.cards.is_some() && !like.device().is_cpu() {
+            let unused = Tensor::zeros(like.shape(), like.dtype(), like.device())?;
+            return self.begin_broadcast(root, &unused);
+        }
+        let mut unused = Zeros::new(like.elem_count() * like.dtype().size_in_bytes());
+        self.take_turn(|| {
+            Ok(OnItsWay::Host(self.group.hand_over(move |wire| Ok(wire.broadcast_values(root, &mut unused)?))))
+        })
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use candle_core::Tensor;
-use t5::{Observer, OwnShards, T5};
+use t5::{Asked, Gradients, Observer, OwnShards, T5};
 use t5_ops::SquareSums;
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
-use crate::parallel::Parallel;
+use crate::parallel::{Parallel, Wish};
 use crate::transport::OnItsWay;
 
 /// How the events of a step ended.
@@ -18,6 +18,8 @@ pub(crate) enum Verdict {
     Interrupted,
     /// Loss, gradient or the square of the clipped gradient was not finite.
     NotFinite,
+    /// The device of another process had no memory for the step.
+    LacksMemory,
     /// The update is made.
     Made,
 }
@@ -44,6 +46,8 @@ pub(crate) struct Update<'a> {
     /// it, and sends the parameter.
     waiting: Vec<(usize, Option<Tensor>)>,
     scale: f64,
+    /// Whether this process has told others, if there are any, what they need to decide.
+    pub has_decided: bool,
     /// Whether a parameter has another value, or may have.
     pub is_changed: bool,
     /// The mean token loss.
@@ -77,6 +81,7 @@ impl<'a> Update<'a> {
             sums: vec![None; model.parameters().len()],
             waiting: Vec::new(),
             scale: 1.0,
+            has_decided: false,
             is_changed: false,
             loss: 0.0,
             grad_norm: 0.0,
@@ -113,6 +118,25 @@ impl<'a> Update<'a> {
         self.parameters_on_their_way.drain(..).try_for_each(OnItsWay::arrive)
     }
 
+    /// Instead of a decision: has the other processes know that this one has no memory for the step. Until then it takes part in what they
+    /// ask for: `asked` is all of it.
+    ///
+    /// # Errors
+    /// Those of what is asked for.
+    pub fn give_up(&mut self, asked: &[Asked], gradients: &mut Gradients) -> Result<()> {
+        let Some((parallel, _)) = &self.parallel else { return Ok(()) };
+        // Others may still write what is on its way.
+        self.sums_on_their_way.drain().try_for_each(|(_, sum)| sum.arrive())?;
+        self.waiting.clear();
+        self.sums.fill(None);
+        gradients.release();
+        parallel.take_part(asked, self.model.parameters(), |index| gradients.dtype(index))?;
+        self.has_decided = true;
+        let mut sums = vec![0.0; self.sums.len()];
+        let wish = Wish { stop: false, lacks_memory: true };
+        parallel.agree(&[], wish, &mut sums).map(drop)
+    }
+
     /// Has a parameter changed, and brought from its owner to all if it has one that sends it. One in a file is there at once, others when
     /// the step is over.
     fn change(&mut self, index: usize, change: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
@@ -130,21 +154,23 @@ impl<'a> Update<'a> {
         Ok(())
     }
 
-    /// The square sums of every parameter's gradient, and whether anybody wants to stop. Sets the loss.
-    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, bool)> {
+    /// The square sums of every parameter's gradient, and what anybody wishes. Sets the loss.
+    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, Wish)> {
         let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
         let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
         let mut sums: Vec<f64> = self.sums.iter().map(total).collect();
+        let wish = Wish { stop: (self.interrupted)(), lacks_memory: false };
         let Some((parallel, _)) = &self.parallel else {
             self.loss = loss_sum / self.target_tokens;
-            return Ok((sums, (self.interrupted)()));
+            return Ok((sums, wish));
         };
         if self.losses.is_empty() {
             self.losses.push(loss_sum);
         }
-        let (loss_sum, stop) = parallel.agree(&self.losses, (self.interrupted)(), &mut sums)?;
+        self.has_decided = true;
+        let (loss_sum, wish) = parallel.agree(&self.losses, wish, &mut sums)?;
         self.loss = loss_sum / self.target_tokens;
-        Ok((sums, stop))
+        Ok((sums, wish))
     }
 }
 
@@ -199,15 +225,17 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn decide(&mut self, loss_sum: f64) -> Result<bool> {
-        let (sums, stop) = self.agree(loss_sum)?;
+        let (sums, wish) = self.agree(loss_sum)?;
         self.grad_norm = norm(&sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
         // The optimizer squares in f32: a gradient whose square is infinite would reach its state as one.
         let largest_square = (self.grad_norm * self.scale).powi(2) as f32;
         let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
         self.verdict = match is_finite {
+            // Numbers that one of them lacks mean nothing.
+            _ if wish.lacks_memory => Verdict::LacksMemory,
             false => Verdict::NotFinite,
-            true if stop => Verdict::Interrupted,
+            true if wish.stop => Verdict::Interrupted,
             true => Verdict::Made,
         };
         Ok(self.verdict == Verdict::Made)

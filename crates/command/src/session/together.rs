@@ -1,6 +1,6 @@
 //! What a run does together with other processes between two steps: it agrees on the next, and counts what all of them read.
 
-use memory_policy::{Change, MemorySnapshot};
+use memory_policy::{Budgets, Change, MemorySnapshot};
 use serde_json::{Value, json};
 
 use super::{Replanned, Session, milliseconds};
@@ -31,14 +31,20 @@ impl Session {
         self.agreed = Agreed { stop, save };
         replanned.is_hopeless = is_hopeless;
         if changes {
-            let mine = replanned.plan.clone();
-            let plan = Together(Some(group)).one_plan(mine, (now, &self.costs, self.budgets), true)?;
-            if plan.step != replanned.plan.step {
-                let (needed, available) = (plan.required(), now.ceiling());
-                replanned.change.get_or_insert(Change::Shrunk { needed, available });
-            }
-            replanned.plan = plan;
+            self.share_plan(now, self.budgets, replanned)?;
         }
+        Ok(())
+    }
+
+    /// Has a plan that this process would follow be the one that all of them follow.
+    pub(super) fn share_plan(&self, now: &MemorySnapshot, budgets: Budgets, replanned: &mut Replanned) -> Outcome<()> {
+        let mine = replanned.plan.clone();
+        let plan = Together(self.group.as_ref()).one_plan(mine, (now, &self.costs, budgets), true)?;
+        if plan.step != replanned.plan.step {
+            let (needed, available) = (plan.required(), now.ceiling());
+            replanned.change.get_or_insert(Change::Shrunk { needed, available });
+        }
+        replanned.plan = plan;
         Ok(())
     }
 

@@ -277,6 +277,13 @@ fn what_cards_of_several_processes_send_each_other_is_billed_in_the_memory_of_th
     let by_nccl = Processes { buffers: 0, between_cards: Some(16 << 20), ..several };
     assert_eq!(of(by_nccl), Some((Place::Device, 16 << 20)));
     assert_eq!(of(Processes::default()), None);
+    let least_pinned = |processes| {
+        let offered = training(&small(), &Pins::default(), processes).expect("there are choices");
+        let of = |choice: &StepChoice| choice.rows.iter().find(|row| row.name == STAGING).map_or(0, |row| row.bytes.0);
+        offered.steps.iter().map(of).min()
+    };
+    assert_eq!(least_pinned(Processes::default()), Some(0));
+    assert_eq!(least_pinned(several), Some(t5_ops::STAGING_BYTES));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-use memory_policy::{Budget, Bytes, MemorySnapshot};
+use memory_policy::{Budget, Budgets, Bytes, DeviceMemory, MemorySnapshot};
 use trainer::TrainerOptions;
 
 use super::*;
-use crate::job::{Job, Wanted};
+use crate::job::{Job, Wanted, Work};
 use crate::lever::Pins;
 use crate::{Network, Pace, Plan, Value, testing};
 
@@ -66,17 +66,28 @@ fn weights_come_while_the_block_before_is_worked_on_and_those_of_the_first_are_w
 
 /// Calls `f` with the job of t5-small for one of two processes over a network of this rate.
 fn with_job<T>(mib: u64, bits_per_second: f64, pins: &Pins, f: impl FnOnce(&Job<'_>, &MemorySnapshot) -> T) -> T {
+    with_changed_job(mib, bits_per_second, pins, |_| {}, f)
+}
+
+fn with_changed_job<T>(
+    mib: u64,
+    bits_per_second: f64,
+    pins: &Pins,
+    change: impl FnOnce(&mut Job<'_>),
+    f: impl FnOnce(&Job<'_>, &MemorySnapshot) -> T,
+) -> T {
     let model = t5::Config::preset("t5-small").expect("a preset");
     let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
     let network = Network { bits_per_second };
     let processes = Processes { number: 2, buffers: 12 << 20, network, ..Processes::default() };
     let training = Training { wanted: Wanted::All, processes, ..testing::training(&options) };
-    let job = Job {
+    let mut job = Job {
         samples: 16,
         longest: (128, 128),
         budgets: Budget::Explicit(Bytes::mib(mib)).into(),
         ..testing::job(&model, training, pins)
     };
+    change(&mut job);
     f(&job, &testing::machine())
 }
 
@@ -117,4 +128,31 @@ fn memory_for_a_block_on_its_way_is_worth_it_where_there_is_some() {
     assert!(!overlaps(&waits) && waits.relative_time > plan.relative_time);
     assert!((of_waiting.step_waited_seconds / of_waiting.step_sent_seconds - 1.0).abs() < 1e-9, "{of_waiting:?}");
     assert!(waits.predicted_peak < plan.predicted_peak, "a block of gradients is on its way");
+}
+
+#[test]
+fn what_goes_to_others_through_the_host_takes_the_time_of_its_copies_too() {
+    let by_layer = Pins::default().with("accumulation", Value::Word("layer-major"));
+    let waits = by_layer.with("communication_overlap", Value::Word("none"));
+    let of = |between_cards| {
+        let on_a_card = |job: &mut Job<'_>| {
+            let Work::Training(training) = &mut job.work else { unreachable!("a job that trains") };
+            training.processes.between_cards = between_cards;
+            job.budgets = Budgets { device: Budget::Explicit(Bytes::gib(8)), ..job.budgets };
+            (job.place, job.prices) = (Place::Device, Prices::card());
+        };
+        with_changed_job(8192, 1e12, &waits, on_a_card, |job, now| {
+            let card = DeviceMemory { total: Bytes::gib(16), free: Bytes::gib(16), ..DeviceMemory::default() };
+            let now = MemorySnapshot { device: Some(card), ..now.clone() };
+            let plan = crate::plan(job, &now).expect("it fits").plan;
+            (crate::pace(job, &now, &plan, &[]).expect("a pace"), plan.relative_time)
+        })
+    };
+    let ((through_the_host, slower), (by_nccl, faster)) = (of(None), of(Some(0)));
+    assert!(through_the_host.step_bus_bytes > 0 && by_nccl.step_bus_bytes == 0);
+    let copies = through_the_host.step_waited_seconds - by_nccl.step_waited_seconds;
+    let byte = Prices::card().bus_byte * MULTIPLY_ADD_PS_ON_A_CARD * 1e-12;
+    let expected = byte * through_the_host.step_bus_bytes as f64;
+    assert!((copies / expected - 1.0).abs() < 1e-9, "{copies} s instead of {expected}");
+    assert!(slower > faster);
 }

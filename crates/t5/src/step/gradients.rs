@@ -75,6 +75,11 @@ impl<T: Ops> Gradients<T> {
         self.slots[index].trainable
     }
 
+    /// The dtype of the gradient of parameter `index`.
+    pub fn dtype(&self, index: usize) -> DType {
+        self.slots[index].dtype
+    }
+
     /// The gradient of parameter `index`; `None` when it is frozen or nothing has been added yet.
     pub fn get(&self, index: usize) -> Option<&T> {
         self.slots.get(index)?.gradient()

@@ -7,6 +7,7 @@
 //! Invariants: the levers change the order of summation at most; a gradient is handed over once to be measured and once to be
 //! applied; a parameter may change as soon as its gradient was handed over to be applied.
 
+pub(crate) mod asked;
 pub mod count;
 pub(crate) mod gradients;
 pub(crate) mod observer;

@@ -1,0 +1,180 @@
+//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies, and the pinned memory that they go
+//! through, in pieces that take turns.
+//!
+//! A thread that copies has a lane of its own: where two shared one, copies of one would wait for kernels that the other's wait for.
+//!
+//! Invariants: a copy begins when the event is reached that it is given; a piece is filled when it was copied, and read when it was filled;
+//! after an error no copy is under way.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use candle_core::CudaDevice;
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use rayon::prelude::*;
+
+/// As many bytes are worth a thread.
+const SHARE: usize = 512 << 10;
+
+/// The stream of copies of a card, beside the one that computes, and the memory that they go through.
+#[derive(Debug)]
+pub struct Lane {
+    computing: Arc<CudaStream>,
+    copying: Arc<CudaStream>,
+    pieces: Vec<Piece>,
+    piece_bytes: usize,
+    /// The piece whose turn it is.
+    next: usize,
+}
+
+impl Lane {
+    /// A lane of a card with so many pieces of as many bytes.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(card: &CudaDevice, pieces: usize, piece_bytes: usize) -> candle_core::Result<Self> {
+        let computing = card.cuda_stream();
+        let copying = computing.context().new_stream().w()?;
+        let pieces = (0..pieces).map(|_| Piece::new(&computing, piece_bytes)).collect::<Result<_, _>>().w()?;
+        Ok(Self { computing, copying, pieces, piece_bytes, next: 0 })
+    }
+
+    /// When all is done that was launched so far.
+    pub fn launched(&self) -> Result<CudaEvent, DriverError> {
+        self.computing.record_event(None)
+    }
+
+    /// Has whatever is launched from here on come after an event.
+    pub fn have_computing_wait(&self, done: &CudaEvent) -> Result<(), DriverError> {
+        self.computing.wait(done)
+    }
+
+    /// Copies bytes to an address on the card, whose memory is free from an event on. They are read when it returns, and there at the event
+    /// that it returns.
+    pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
+        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.copying.record_event(None));
+        self.unless_failed(copied)
+    }
+
+    /// Copies bytes from an address on the card, where they are from an event on. They are there when it returns.
+    pub fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
+        let copied = self.copy_down(from, bytes, is_ready);
+        self.unless_failed(copied)
+    }
+
+    fn unless_failed<T>(&self, copied: Result<T, DriverError>) -> Result<T, DriverError> {
+        if copied.is_err() {
+            // Some pieces may be on their way.
+            self.copying.synchronize()?;
+        }
+        copied
+    }
+
+    fn turn(&mut self) -> usize {
+        let turn = self.next;
+        self.next = (turn + 1) % self.pieces.len();
+        turn
+    }
+
+    fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<(), DriverError> {
+        self.copying.wait(is_free)?;
+        for (number, bytes) in bytes.chunks(self.piece_bytes).enumerate() {
+            let turn = self.turn();
+            let piece = &mut self.pieces[turn];
+            copy(piece.wait()?, bytes);
+            // SAFETY: the tensor at this address has all of these bytes, and nobody else uses them until its event was waited for; the
+            // piece is not written to before its own event.
+            unsafe {
+                let at = to + (number * self.piece_bytes) as u64;
+                result::memcpy_htod_async(at, piece.of(bytes.len()), self.copying.cu_stream())?;
+            }
+            piece.is_done.record(&self.copying)?;
+        }
+        Ok(())
+    }
+
+    fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
+        self.copying.wait(is_ready)?;
+        // While the card fills some pieces the host empties the oldest.
+        let pieces = self.pieces.len();
+        let lengths: Vec<usize> = bytes.chunks(self.piece_bytes).map(<[u8]>::len).collect();
+        let mut filled = Vec::with_capacity(lengths.len());
+        let mut parts = bytes.chunks_mut(self.piece_bytes);
+        for number in 0..lengths.len() + pieces - 1 {
+            if let Some(&length) = lengths.get(number) {
+                let turn = self.turn();
+                let piece = &mut self.pieces[turn];
+                piece.wait()?;
+                // SAFETY: the tensor at this address has all of these bytes, and keeps them until this function returns; the piece is
+                // not read before its event.
+                unsafe {
+                    let at = from + (number * self.piece_bytes) as u64;
+                    result::memcpy_dtoh_async(piece.of(length), at, self.copying.cu_stream())?;
+                }
+                piece.is_done.record(&self.copying)?;
+                filled.push(turn);
+            }
+            if number + 1 >= pieces
+                && let Some(part) = parts.next()
+            {
+                let oldest = &mut self.pieces[filled[number + 1 - pieces]];
+                copy(part, &oldest.wait()?[..part.len()]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Pinned memory.
+#[derive(Debug)]
+struct Piece {
+    memory: *mut c_void,
+    bytes: usize,
+    /// When the latest copy through it is done. cudarc's own type keeps no such event where events are not tracked.
+    is_done: CudaEvent,
+}
+
+// SAFETY: it owns its memory, which the driver gave to the process and not to a thread.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    fn new(stream: &Arc<CudaStream>, bytes: usize) -> Result<Self, DriverError> {
+        let context = stream.context();
+        context.bind_to_thread()?;
+        let is_done = context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+        // SAFETY: the context of this thread.
+        let memory = unsafe { result::malloc_host(bytes, 0) }?;
+        // SAFETY: as many bytes as were asked for. Nobody reads what was not written.
+        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { memory, bytes, is_done })
+    }
+
+    /// Its bytes, when the latest copy through it is done.
+    fn wait(&mut self) -> Result<&mut [u8], DriverError> {
+        self.is_done.synchronize()?;
+        Ok(self.of(self.bytes))
+    }
+
+    /// The first of its bytes, for a copy.
+    fn of(&mut self, length: usize) -> &mut [u8] {
+        assert!(length <= self.bytes);
+        // SAFETY: as many bytes, which were written, and this is their only owner.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), length) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // Whoever waits for nothing else any more has no use for the error.
+        let _ = self.is_done.synchronize();
+        // SAFETY: it was made by the driver, and no copy goes through it.
+        let _ = unsafe { result::free_host(self.memory) };
+    }
+}
+
+fn copy(to: &mut [u8], from: &[u8]) {
+    let parts = to[..from.len()].par_chunks_mut(SHARE).zip(from.par_chunks(SHARE));
+    parts.for_each(|(to, from)| to.copy_from_slice(from));
+}

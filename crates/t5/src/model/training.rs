@@ -1,0 +1,131 @@
+//! The passes of a model that have a backward: over one micro-batch, and over those of a whole step.
+
+use candle_core::Tensor;
+
+use super::T5;
+use crate::context::StepContext;
+use crate::error::{Error, Result};
+use crate::levers::LayerMajor;
+use crate::micro_batch::MicroBatch;
+use crate::ops::Files;
+use crate::step::asked::{Asked, asked};
+use crate::step::gradients::Gradients;
+use crate::step::observer::{Interrupts, Observer};
+use crate::step::reach::Reach;
+use crate::step::run::{Offload, Step};
+use crate::step::schedule::{Event, Outline};
+
+impl T5 {
+    /// One micro-batch: the sum of its token losses, and the gradient of that sum divided by
+    /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
+    /// the gradient of the mean token loss, however the batch is cut.
+    pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
+        Ok(self.forward_backward_unless(batch, cx, grads, &|| false)?.expect("nobody interrupts"))
+    }
+
+    /// [`T5::forward_backward`] that ends early, with `None`, when `interrupted` says so. It is asked before every block,
+    /// forward and backward. `grads` then hold a part of a gradient, which is to be discarded.
+    ///
+    /// # Errors
+    /// As [`T5::forward_backward`].
+    pub fn forward_backward_unless(
+        &self,
+        batch: &MicroBatch,
+        cx: &StepContext,
+        grads: &mut Gradients,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<f64>> {
+        let tables = self.trained_tables(grads);
+        let events = self.outline(grads, &tables, cx, None).accumulation(0..1);
+        let batches = std::slice::from_ref(batch);
+        let mut step = Step::new(&self.network, &self.parameters, cx, batches, None)?;
+        let is_done = step.run(&events, grads, &mut Interrupts(interrupted))?;
+        Ok(is_done.then(|| step.loss_sum()))
+    }
+
+    /// A whole step over the micro-batches of an optimizer batch: every gradient is handed to `observer` to be measured,
+    /// then, if it decides so, to be applied. Files of activations and gradients lie in `files`, where `layer_major` wants
+    /// any. `None` for `layer_major`: one micro-batch after the other, and the gradients stay in `grads`.
+    ///
+    /// False when the observer interrupted the step or decided against the update.
+    ///
+    /// # Errors
+    /// A failed operation, a file that cannot be written or read, and those of the observer. After the decision some
+    /// parameters may have changed then, and others not.
+    pub fn step<E: From<Error>>(
+        &self,
+        batches: &[MicroBatch],
+        cx: &StepContext,
+        layer_major: Option<&LayerMajor>,
+        files: &Files,
+        grads: &mut Gradients,
+        observer: &mut dyn Observer<Tensor, E>,
+    ) -> Result<bool, E> {
+        let events = self.events(batches.len(), cx, layer_major, grads, observer);
+        let copies_overlap = self.copies_overlap(layer_major);
+        let offload = layer_major.map(|layers| Offload {
+            files,
+            activations: layers.boundaries_on_disk,
+            gradients: layers.gradients_on_disk,
+            copies_overlap,
+        });
+        let mut step = Step::new(&self.network, &self.parameters, cx, batches, offload)?;
+        step.run(&events, grads, observer)
+    }
+
+    /// What [`T5::step`] over so many micro-batches asks other processes for, in its order, until `observer` decides.
+    pub fn asked<E: From<Error>>(
+        &self,
+        micro_batches: usize,
+        cx: &StepContext,
+        layer_major: Option<&LayerMajor>,
+        grads: &Gradients,
+        observer: &mut dyn Observer<Tensor, E>,
+    ) -> Vec<Asked> {
+        let events = self.events(micro_batches, cx, layer_major, grads, observer);
+        asked(&self.network, &self.parameters, &events, &|index| grads.is_trainable(index))
+    }
+
+    fn events<E: From<Error>>(
+        &self,
+        micro_batches: usize,
+        cx: &StepContext,
+        layer_major: Option<&LayerMajor>,
+        grads: &Gradients,
+        observer: &mut dyn Observer<Tensor, E>,
+    ) -> Vec<Event> {
+        let tables = self.trained_tables(grads);
+        let outline = self.outline(grads, &tables, cx, layer_major);
+        let idle = observer.most_micro_batches().saturating_sub(micro_batches);
+        let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
+        let overlaps = observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps);
+        let outline = Outline { overlaps, copies_overlap: self.copies_overlap(layer_major), ..outline };
+        outline.training_of_shards(micro_batches, &shards, idle)
+    }
+
+    /// Whether copies go beside what a device computes.
+    fn copies_overlap(&self, layer_major: Option<&LayerMajor>) -> bool {
+        !self.device().is_cpu() && layer_major.is_some_and(|layers| layers.copies_overlap)
+    }
+
+    /// Of encoder and decoder.
+    fn trained_tables(&self, grads: &Gradients) -> [Vec<bool>; 2] {
+        [false, true].map(|decoder| self.network.stack(decoder).trained_tables(grads))
+    }
+
+    fn outline<'a>(
+        &self,
+        grads: &Gradients,
+        tables: &'a [Vec<bool>; 2],
+        cx: &StepContext,
+        layer_major: Option<&'a LayerMajor>,
+    ) -> Outline<'a> {
+        let trained = self.parameters.iter().enumerate().filter(|&(i, _)| grads.is_trainable(i));
+        let reach = Reach::to(&self.config, trained.map(|(_, parameter)| parameter.part));
+        let trains_tables = tables.each_ref().map(Vec::as_slice);
+        let recompute_blocks = cx.recompute_blocks;
+        let has_paged_weights = self.has_paged_weights();
+        let (overlaps, copies_overlap) = (false, false);
+        Outline { reach, trains_tables, recompute_blocks, layer_major, has_paged_weights, overlaps, copies_overlap }
+    }
+}

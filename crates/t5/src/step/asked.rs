@@ -1,0 +1,89 @@
+//! What the processes of a step ask each other for until its decision, in their order: the same for all of them, whatever each computes.
+//!
+//! So one that cannot go on knows what the others still wait for.
+
+use std::collections::HashSet;
+
+use super::schedule::Event;
+use crate::network::Network;
+use crate::ops::Ops;
+use crate::parameters::{Parameter, Part, Weight};
+
+/// Something that all processes take part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The gradient of parameter `index` is summed.
+    Sum {
+        /// The parameter.
+        index: usize,
+    },
+    /// The values of parameter `index` come from whoever holds them, if somebody holds them alone.
+    Weight {
+        /// The parameter.
+        index: usize,
+    },
+}
+
+/// What is asked for in the events before the decision. `trains`: whether a parameter has a gradient.
+pub(crate) fn asked<T: Ops>(
+    network: &Network<T>,
+    parameters: &[Parameter<T>],
+    events: &[Event],
+    trains: &dyn Fn(usize) -> bool,
+) -> Vec<Asked> {
+    let mut list = List { trains, asked: Vec::new(), is_here: HashSet::new(), on_their_way: HashSet::new() };
+    let indices = |part: Option<Part>| {
+        let meant = parameters.iter().enumerate().filter(move |(_, of)| part.is_none_or(|part| part == of.part));
+        meant.map(|(index, _)| index)
+    };
+    let has_tied_head = network.head.weight.index == network.shared.index;
+    for event in events {
+        match event {
+            Event::Decide => break,
+            Event::Embed { .. } => list.bring(&network.shared),
+            Event::Fetch(part) | Event::PageIn(part) => network.weights_of(*part).for_each(|weight| list.bring(weight)),
+            Event::PageOut(part) => network.weights_of(*part).for_each(|weight| list.let_go(weight)),
+            Event::SumHead if has_tied_head => list.begin_sum(network.shared.index),
+            Event::EndHead => list.end_sum(network.head.weight.index),
+            Event::Send { part, .. } => indices(Some(*part)).for_each(|index| list.begin_sum(index)),
+            Event::HandOver { part, .. } => indices(*part).for_each(|index| {
+                list.begin_sum(index);
+                list.end_sum(index);
+            }),
+            _ => {}
+        }
+    }
+    list.asked
+}
+
+/// What was asked for so far.
+struct List<'a> {
+    trains: &'a dyn Fn(usize) -> bool,
+    asked: Vec<Asked>,
+    /// Weights that came or are coming, and that nobody has let go of.
+    is_here: HashSet<usize>,
+    /// Gradients that are summed meanwhile.
+    on_their_way: HashSet<usize>,
+}
+
+impl List<'_> {
+    fn bring<T>(&mut self, weight: &Weight<T>) {
+        if self.is_here.insert(weight.index) {
+            self.asked.push(Asked::Weight { index: weight.index });
+        }
+    }
+
+    fn let_go<T>(&mut self, weight: &Weight<T>) {
+        self.is_here.remove(&weight.index);
+    }
+
+    fn begin_sum(&mut self, index: usize) {
+        if (self.trains)(index) && self.on_their_way.insert(index) {
+            self.asked.push(Asked::Sum { index });
+        }
+    }
+
+    fn end_sum(&mut self, index: usize) {
+        self.on_their_way.remove(&index);
+    }
+}
