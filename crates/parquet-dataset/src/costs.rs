@@ -48,6 +48,12 @@ impl Dataset {
         chunks.map(Chunk::decoded_bytes).fold(0, u64::saturating_add)
     }
 
+    /// Bytes of all blocks of rows, which have some of their own.
+    pub fn bytes_of_all_blocks(&self) -> u64 {
+        let blocks = self.rows() / u64::from(self.block_rows()) + 1;
+        self.decoded_bytes().saturating_add(self.decoded_bytes() / 64).saturating_add(blocks * 64)
+    }
+
     /// Mean bytes of a decoded row.
     pub fn mean_row_bytes(&self) -> u64 {
         self.decoded_bytes().div_ceil(self.rows().max(1))
@@ -102,11 +108,7 @@ impl Dataset {
     /// The capacity that a residency gives to the block cache.
     pub(crate) fn cache_bytes(&self, residency: Residency) -> u64 {
         match residency {
-            // Blocks have some bytes of their own.
-            Residency::InMemory => {
-                let blocks = self.rows() / u64::from(self.block_rows()) + 1;
-                self.decoded_bytes().saturating_add(self.decoded_bytes() / 64).saturating_add(blocks * 64)
-            }
+            Residency::InMemory => self.bytes_of_all_blocks(),
             Residency::RowGroupCache { bytes } => bytes,
             Residency::UltraLowMem => 0,
         }

@@ -8,12 +8,12 @@ use trainer::Sharding;
 use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
-use crate::job::{Evaluation, Training, Wanted};
+use crate::job::{Evaluation, Reading, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
-    VALIDATION_ROWS, WORKSPACE,
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, READING, SAVING,
+    SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -275,14 +275,19 @@ impl<'a> Offer<'a> {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);
             let [evaluation, generation] = &counted.rows;
             let of = format!("{evaluation_samples} samples at a time");
-            let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
-            let with_reading = |tensors: &[Held], on_host: u64| -> Vec<CostRow> {
+            let Reading { rows, batch } = evaluated.reading(evaluation_samples);
+            let with_rows = |tensors: &[Held], rows: u64, on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| held.row(&of).at(place));
-                tensors.chain([reading.clone()]).chain(place::staging(on_host + pinned)).collect()
+                let rows = CostRow::new(VALIDATION_ROWS, rows, &of);
+                tensors.chain([rows]).chain(place::staging(on_host + pinned)).collect()
             };
             let [for_evaluation, for_generation] = counted.on_host;
-            phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation, for_evaluation)));
-            phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation, for_generation)));
+            let with_batch = |tensors, on_host| with_rows(tensors, batch, on_host);
+            if evaluated.rows.is_some() {
+                phases.push(phase(READING, resident.at_a_time, with_rows(&[], rows, 0)));
+            }
+            phases.push(phase(EVALUATION, resident.at_a_time, with_batch(evaluation, for_evaluation)));
+            phases.push(phase(GENERATION, resident.at_a_time, with_batch(generation, for_generation)));
         }
         phases
     }
@@ -317,7 +322,8 @@ impl<'a> Offer<'a> {
         let sum = |held: &Vec<Held>| held.iter().map(|held| held.bytes).sum::<u64>();
         let fits = |samples: &usize| {
             let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).rows.each_ref().map(sum);
-            evaluated.reading(*samples) + evaluation.max(generation) <= step_bytes
+            let Reading { rows, batch } = evaluated.reading(*samples);
+            rows.max(batch + evaluation.max(generation)) <= step_bytes
         };
         halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)
     }
