@@ -40,11 +40,12 @@ impl EvaluatedRows<'_> {
         let options = in_file_order(&self.loader, samples);
         let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);
         let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
-        let of_loader = || loader.iter().filter(|row| !row.is_held);
-        let of_dataset: u64 = dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
+        let of_loader = loader.iter().filter(|row| !row.is_held).map(|row| (row.bytes, row.is_until_made));
+        let of_dataset = dataset.iter().filter(|row| !row.is_held).map(|row| (row.bytes, row.is_while_read));
+        let all = || of_loader.clone().chain(of_dataset.clone());
         Reading {
-            rows: of_loader().map(|row| row.bytes).sum::<u64>() + of_dataset,
-            batch: of_loader().filter(|row| !row.is_until_made).map(|row| row.bytes).sum(),
+            rows: all().map(|(bytes, _)| bytes).sum(),
+            batch: all().filter(|(_, is_let_go)| !is_let_go).map(|(bytes, _)| bytes).sum(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The rows of a dataset that is open, as training reads them.
 
 use dataloader::{DataLoader, LoaderLimits};
-use memory_policy::{Bytes, CostRow, plural};
+use memory_policy::{Bytes, CostRow, FEEDING, Phase, plural};
 use parquet_dataset::{Dataset, Residency};
 
 use crate::FeedingChoice;
@@ -97,27 +97,36 @@ impl Rows<'_> {
                     _ => 1.0,
                 };
                 let feeding = Feeding { residency, decode_threads, prefetch_batches };
-                choices.push(FeedingChoice::new(feeding, self.rows(&feeding), residency_time * waiting));
+                let [rows, while_read] = self.held(&feeding);
+                let other_phases = vec![Phase { name: FEEDING, rows: while_read }];
+                let choice = FeedingChoice::new(feeding, rows, residency_time * waiting);
+                choices.push(FeedingChoice { other_phases, ..choice });
             }
         }
         choices
     }
 
-    /// Rows of the loader and the dataset. What they hold already, tokenizer and footers, is measured with the process.
-    fn rows(&self, feeding: &Feeding) -> Vec<CostRow> {
-        let loader = self.loader.costs(feeding.limits());
-        let readers = feeding.decode_threads.max(1);
-        let dataset = self.dataset.costs(feeding.residency.of_dataset(), readers);
-        let loader = loader.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
-        let dataset = dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
-        let note = match (feeding.prefetch_batches, feeding.decode_threads) {
-            (0, _) => "nothing ahead".to_string(),
-            (batches, threads) => {
+    /// Rows of the loader and the dataset: those that are always held, and those of the time before a step, where nothing is made
+    /// ahead. What they hold already, tokenizer and footers, is measured with the process.
+    fn held(&self, feeding: &Feeding) -> [Vec<CostRow>; 2] {
+        let runs_ahead = feeding.prefetch_batches.min(feeding.decode_threads) > 0;
+        let note = match feeding.prefetch_batches {
+            _ if !runs_ahead => "nothing ahead".to_string(),
+            batches => {
                 let batches = if batches == 1 { "1 batch".to_string() } else { format!("{batches} batches") };
-                format!("{batches} ahead, {}", plural(threads as u64, "thread"))
+                format!("{batches} ahead, {}", plural(feeding.decode_threads as u64, "thread"))
             }
         };
-        vec![CostRow::new(LOADER, loader, note), CostRow::new(DATASET, dataset, feeding.residency.to_string())]
+        let loader = self.loader.costs(feeding.limits());
+        let dataset = self.dataset.costs(feeding.residency.of_dataset(), feeding.decode_threads.max(1));
+        [false, true].map(|is_let_go| {
+            let is_here = |until_read: bool| (until_read && !runs_ahead) == is_let_go;
+            let of_loader = loader.iter().filter(|row| !row.is_held && is_here(row.is_until_made));
+            let of_dataset = dataset.iter().filter(|row| !row.is_held && is_here(row.is_while_read));
+            let bytes = [of_loader.map(|row| row.bytes).sum(), of_dataset.map(|row| row.bytes).sum()];
+            let rows = [(LOADER, note.clone()), (DATASET, feeding.residency.to_string())];
+            rows.into_iter().zip(bytes).map(|((name, note), bytes)| CostRow::new(name, bytes, note)).collect()
+        })
     }
 
     /// Residencies of the dataset, each with its step time relative to the fastest.
