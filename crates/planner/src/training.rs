@@ -235,7 +235,8 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Memory of the phases other than the step. Gradients are released before an evaluation; what a step `packed` stays.
+    /// Memory of the phases other than the step. Gradients are released before an evaluation and before saving; what
+    /// a step `packed` stays.
     fn other_phases(
         &self,
         levers: &Levers,
@@ -255,11 +256,10 @@ impl<'a> Offer<'a> {
         let buffers = trainer::costs::saving();
         // It stays when a step has used it.
         let pinned = counted::pinned(levers);
+        let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
-        let packed_row = CostRow::new(PACKED, packed, "").at(place);
-        let resting: Vec<CostRow> = [gradients, packed_row].into_iter().chain(place::staging(pinned)).collect();
-        let saving = [CostRow::new(Name::new(buffers.name), buffers.bytes, "")];
-        let saving = saving.into_iter().chain(resting.clone()).collect();
+        let resting = std::iter::once(gradients).chain(kept()).collect();
+        let saving = std::iter::once(CostRow::new(Name::new(buffers.name), buffers.bytes, "")).chain(kept()).collect();
         // Where weights lie in a file, what is on its way is counted with them.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
