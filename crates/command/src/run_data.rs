@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
-use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows};
+use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
 use run_plan::job::RunData;
 use run_plan::pace::RowsLookedAt;
 
@@ -25,16 +25,18 @@ pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> Ru
         dataset: &opened.train,
         loader,
         window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
-        is_read_again: reads_rows_again(config, opened.train.rows()),
+        read: rows_read(config, opened.train.rows()),
     });
     RunData { feed, evaluated, stored: opened.stored }
 }
 
-/// Whether the run reads some rows more than once.
-fn reads_rows_again(config: &Config, rows: u64) -> bool {
-    let train = &config.train;
-    let wanted = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(train.batch_size as u64));
-    train.epochs.map_or(wanted > rows, |epochs| epochs > 1)
+/// As many rows as the run reads.
+fn rows_read(config: &Config, rows: u64) -> RowsRead {
+    let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
+    let rows = config.data.estimated_rows.unwrap_or(rows);
+    let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
+    let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
+    RowsRead { samples: of_epochs.min(of_steps), batch_samples }
 }
 
 /// Source and target tokens of rows from all over the run; none where they cannot be read.

@@ -17,6 +17,8 @@ pub struct CostRow {
     pub bytes: u64,
     /// Whether it is held already when costs are stated, and so is in what is measured of the process.
     pub is_held: bool,
+    /// Whether it is let go once a batch is made: large blocks, whose memory whoever computes with the batch takes over.
+    pub is_until_made: bool,
 }
 
 /// Two vectors and the allocator's share of each, beside the ids.
@@ -53,21 +55,22 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // The caller's own thread decodes when no other does; its stack and heap are there already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
-    let decoder_bytes = rows_bytes(options, dataset, &read)
-        + (0..columns.len())
-            .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number] + prefix_bytes(options, number)))
-            .max()
-            .unwrap_or(0)
-        + largest.iter().zip(&read).map(|(&largest, &read)| later_bytes(options, largest, read)).max().unwrap_or(0)
+    let reading_bytes = rows_bytes(options, dataset, &read)
+        + largest.iter().zip(&read).map(|(&largest, &read)| later_bytes(options, largest, read)).max().unwrap_or(0);
+    let tokenizing_bytes = (0..columns.len())
+        .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number] + prefix_bytes(options, number)))
+        .max()
+        .unwrap_or(0)
         + REMEMBERED_BYTES;
+    let row = |name, bytes| CostRow { name, bytes, is_held: false, is_until_made: false };
     vec![
         CostRow {
-            name: "tokenizer",
-            bytes: tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES,
             is_held: true,
+            ..row("tokenizer", tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES)
         },
-        CostRow { name: "batches", bytes: (prefetched + 1) * batch_bytes, is_held: false },
-        CostRow { name: "decoding", bytes: threads.max(1) * decoder_bytes + threads * THREAD_BYTES, is_held: false },
+        row("batches", (prefetched + 1) * batch_bytes),
+        CostRow { is_until_made: threads == 0, ..row("reading", threads.max(1) * reading_bytes) },
+        row("tokenizing", threads.max(1) * tokenizing_bytes + threads * THREAD_BYTES),
     ]
 }
 
@@ -140,6 +143,17 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_let_go_once_a_batch_is_made_where_nobody_runs_ahead() {
+        let until_made = |decode_threads| {
+            let limits = LoaderLimits { prefetch_batches: 1, decode_threads };
+            let files = Files::new().with_squares(300, 100);
+            let rows = costs(&LoaderOptions::default(), limits, sample_tokenizer(), &files.open());
+            rows.iter().filter(|row| row.is_until_made).map(|row| row.name).collect::<Vec<_>>()
+        };
+        assert_eq!([until_made(0), until_made(1)], [vec!["reading"], vec![]]);
+    }
+
+    #[test]
     fn one_enormous_value_costs_a_bounded_amount_however_enormous_it_is() {
         let decoding = |value_bytes: usize| {
             let value = |bytes: usize| (Some(vec![b'x'; bytes]), Some(b"short".to_vec()));
@@ -149,7 +163,7 @@ mod tests {
             dataset.find_pages().unwrap();
             let options = LoaderOptions { batch_size: 32, ..LoaderOptions::default() };
             let limits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
-            costs(&options, limits, sample_tokenizer(), &dataset)[2].bytes
+            costs(&options, limits, sample_tokenizer(), &dataset)[2..].iter().map(|row| row.bytes).sum::<u64>()
         };
         let (short, long, longer) = (decoding(20), decoding(3 << 20), decoding(30 << 20));
         assert!(short < long, "{short} {long}");

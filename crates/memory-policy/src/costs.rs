@@ -75,7 +75,7 @@ pub struct Choice<S> {
     pub what: S,
     /// Memory of this choice at its peak, without the fixed rows.
     pub rows: Vec<CostRow>,
-    /// Its memory in the other phases of a run.
+    /// Its memory in the other phases of a run. Phases of one name, of a step and of its loader, are one phase.
     pub other_phases: Vec<Phase>,
     /// Time of a step over the time of the fastest choice: 1.0 is the fastest, 1.3 takes 30 % longer.
     pub relative_time: f64,
@@ -83,6 +83,10 @@ pub struct Choice<S> {
 
 /// The name of the phase that a step is.
 pub const TRAINING: Name = Name::new("training");
+
+/// The name of the phase in which the samples of a step are made before anything of it is computed. A step states for it what it
+/// leaves behind, and a loader what it holds only then.
+pub const FEEDING: Name = Name::new("feeding");
 
 /// [`TRAINING`], to be borrowed from.
 static STEP: Name = TRAINING;
@@ -102,6 +106,11 @@ impl<S> Choice<S> {
     /// The phase that holds most of the process's own memory; of equal ones the first.
     pub fn largest_phase(&self) -> (&Name, &[CostRow]) {
         self.largest_phase_at(Place::Host)
+    }
+
+    /// Bytes of the process's own memory in the phase [`FEEDING`].
+    pub(crate) fn feeding(&self) -> Bytes {
+        self.other_phases.iter().filter(|phase| phase.name == FEEDING).map(|phase| sum(&phase.rows)).sum()
     }
 
     /// The phase that holds most at `place`; of equal ones the first.
@@ -133,12 +142,12 @@ pub fn undominated<S: Setting>(
     choices: impl IntoIterator<Item = Choice<S>>,
     is_kept: impl Fn(&Choice<S>) -> bool,
 ) -> Vec<Choice<S>> {
-    let mut left: Vec<(Choice<S>, [Bytes; 2])> = Vec::new();
+    let mut left: Vec<(Choice<S>, [Bytes; 3])> = Vec::new();
     for choice in choices {
-        let held = [Place::Host, Place::Device].map(|place| sum_at(place, choice.largest_phase_at(place).1));
-        let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 2]), (b, b_holds): (&Choice<S>, [Bytes; 2])| {
-            a_holds[0] <= b_holds[0]
-                && a_holds[1] <= b_holds[1]
+        let most = |place| sum_at(place, choice.largest_phase_at(place).1);
+        let held = [most(Place::Host), most(Place::Device), choice.feeding()];
+        let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 3]), (b, b_holds): (&Choice<S>, [Bytes; 3])| {
+            a_holds.iter().zip(b_holds).all(|(a_holds, b_holds)| *a_holds <= b_holds)
                 && a.relative_time <= b.relative_time
                 && a.what.uses_files() <= b.what.uses_files()
         };
@@ -148,6 +157,12 @@ pub fn undominated<S: Setting>(
         }
     }
     left.into_iter().map(|(choice, _)| choice).collect()
+}
+
+/// The most that a step and its loader hold together at `place`, beside the fixed rows.
+pub(crate) fn peak_at<S, L>(place: Place, step: &Choice<S>, loader: &Choice<L>) -> Bytes {
+    let feeding = if place.is_host() { step.feeding() + loader.feeding() } else { Bytes::ZERO };
+    sum_at(place, &loader.rows) + sum_at(place, step.largest_phase_at(place).1).max(feeding)
 }
 
 /// The sum of some rows that lie in the process's own memory.

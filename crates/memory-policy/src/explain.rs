@@ -1,7 +1,7 @@
 //! An explanation of a plan: for each lever, what was chosen and what its other values would save or cost.
 
-use crate::costs::sum_at;
-use crate::{Bytes, Choice, CostRow, Costs, Plan, Setting};
+use crate::costs::{peak_at, sum_at};
+use crate::{Bytes, Choice, Costs, Plan, Setting};
 
 /// One lever of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,12 +31,9 @@ pub fn explain<S: Setting, L: Setting>(costs: &Costs<S, L>, plan: &Plan<S, L>) -
     let loader = costs.loaders.iter().find(|loader| loader.what.does_the_same_as(&plan.loader));
     let (Some(step), Some(loader)) = (step, loader) else { return Vec::new() };
     let place = plan.place_of_tensors();
-    let sum = |rows: &[CostRow]| sum_at(place, rows);
-    let fixed = sum(&costs.fixed);
-    let (of_step, of_loader) = (sum(step.largest_phase_at(place).1), sum(loader.largest_phase_at(place).1));
-    let mut explained = explained(step, &costs.steps, |rows| fixed + of_loader + sum(rows.largest_phase_at(place).1));
-    explained
-        .extend(self::explained(loader, &costs.loaders, |rows| fixed + of_step + sum(rows.largest_phase_at(place).1)));
+    let fixed = sum_at(place, &costs.fixed);
+    let mut explained = explained(step, &costs.steps, |other| fixed + peak_at(place, other, loader));
+    explained.extend(self::explained(loader, &costs.loaders, |other| fixed + peak_at(place, step, other)));
     explained
 }
 
@@ -67,7 +64,7 @@ fn explained<T: Setting>(
 mod tests {
     use super::*;
     use crate::testing::{ACTIVATIONS, Ahead, Cut, PARAMETERS};
-    use crate::{Budget, MemorySnapshot, plan};
+    use crate::{Budget, CostRow, MemorySnapshot, plan};
 
     #[test]
     fn each_lever_shows_what_its_other_values_would_save_and_cost() {

@@ -13,9 +13,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{ANOTHER_START, Budget, HEADROOM_PERCENT, LEAST_HEADROOM, headroom};
-use crate::costs::{sum, sum_at};
+use crate::costs::{FEEDING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
-use crate::{Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Phase, Place, Setting, Traffic};
+use crate::{
+    Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Name, Phase, Place, Setting, Traffic,
+};
 
 /// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
 const NO_SLOWER_PERCENT: f64 = 1.5;
@@ -256,14 +258,14 @@ fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let fixed = sum(&costs.fixed);
     let fixed_on_device = sum_at(Place::Device, &costs.fixed);
-    let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows))).collect();
+    let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows), loader.feeding())).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
-        let step_bytes = fixed + sum(step.largest_phase().1);
+        let (step_bytes, resting_bytes) = (sum(step.largest_phase().1), step.feeding());
         let device_peak = fixed_on_device + sum_at(Place::Device, step.largest_phase_at(Place::Device).1);
-        loaders.iter().map(move |&(loader, loader_bytes)| Candidate {
+        loaders.iter().map(move |&(loader, loader_bytes, feeding_bytes)| Candidate {
             step,
             loader,
-            predicted_peak: step_bytes + loader_bytes,
+            predicted_peak: fixed + loader_bytes + step_bytes.max(resting_bytes + feeding_bytes),
             device_peak,
             relative_time: step.relative_time * loader.relative_time,
         })
@@ -356,37 +358,42 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         rows.filter(|row| row.place == Place::Device).cloned().collect()
     }
 
+    /// A phase with all its rows in the process's own memory, of which `of_step` are the step's.
+    fn phase(&self, costs: &Costs<S, L>, name: &Name, of_step: &[CostRow]) -> Phase {
+        let of_loader = self.loader.other_phases.iter().filter(|phase| phase.name == *name);
+        let rows = costs.fixed.iter().chain(of_step).chain(of_loader.flat_map(|phase| &phase.rows));
+        let rows = rows.chain(&self.loader.rows).filter(|row| row.place.is_host());
+        Phase { name: name.clone(), rows: rows.cloned().collect() }
+    }
+
+    /// The phases in which the step or its loader holds anything. Only some loaders hold anything while they feed.
+    fn phases(&self, costs: &Costs<S, L>) -> Vec<Phase> {
+        let feeds = self.loader.feeding() > Bytes::ZERO;
+        let is_held = |(name, rows): &(&Name, &[CostRow])| !rows.is_empty() && (**name != FEEDING || feeds);
+        let phases = self.step.phases().filter(is_held);
+        phases.map(|(name, rows)| self.phase(costs, name, rows)).collect()
+    }
+
     /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
     fn plan(&self, costs: &Costs<S, L>, frame: Bill, limited_by: Limit) -> Plan<S, L> {
         let Self { step, loader, predicted_peak, device_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);
-        let (binding, step_rows) = step.largest_phase();
-        let beside: Bytes = sum(&costs.fixed) + sum(&loader.rows);
-        let rows = costs.fixed.iter().chain(step_rows).chain(&loader.rows);
-        let rows: Vec<CostRow> = rows.filter(|row| row.place.is_host()).cloned().collect();
+        let phases = self.phases(costs);
+        let bytes = |phase: &Phase| sum(&phase.rows);
+        let first = self.phase(costs, &TRAINING, &step.rows);
+        let binding = phases.iter().fold(&first, |most, phase| if bytes(phase) > bytes(most) { phase } else { most });
         let bill = Bill {
-            rows,
+            rows: binding.rows.clone(),
             headroom,
             headroom_note: match headroom {
                 LEAST_HEADROOM => "the minimum".to_string(),
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,
-            phases: step
-                .phases()
-                .filter(|(_, rows)| !rows.is_empty())
-                .map(|(name, rows)| CostRow::new(name.clone(), (beside + sum(rows)).0, ""))
-                .collect(),
-            phase_rows: step
-                .phases()
-                .filter(|(_, rows)| !rows.is_empty())
-                .map(|(name, step_rows)| {
-                    let rows = costs.fixed.iter().chain(step_rows).chain(&loader.rows);
-                    Phase { name: name.clone(), rows: rows.filter(|row| row.place.is_host()).cloned().collect() }
-                })
-                .collect(),
-            binding: binding.clone(),
+            phases: phases.iter().map(|phase| CostRow::new(phase.name.clone(), bytes(phase).0, "")).collect(),
+            binding: binding.name.clone(),
             conclusion: format!("{}, {}", costs.task, step.what.in_words()),
+            phase_rows: phases,
             ..frame
         };
         Plan {

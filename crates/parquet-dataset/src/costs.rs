@@ -22,21 +22,27 @@ pub struct CostRow {
     pub bytes: u64,
     /// Whether it is held already when costs are stated, and so is in what is measured of the process.
     pub is_held: bool,
+    /// Whether it is let go after each read, for whoever needs large blocks then.
+    pub is_while_read: bool,
 }
 
 impl Dataset {
     /// Peak memory of the dataset with `readers` threads reading at once, without the rows it returns.
     /// Exact page sizes are known once [`Dataset::page_map`] has been called or given.
     pub fn costs(&self, residency: Residency, readers: usize) -> Vec<CostRow> {
+        let row = |name, bytes| CostRow { name, bytes, is_held: false, is_while_read: false };
         let mut rows = vec![
-            CostRow { name: "dataset metadata", bytes: self.metadata_bytes(), is_held: true },
-            CostRow { name: "dataset decoding", bytes: self.decoding_bytes() * readers as u64, is_held: false },
+            CostRow { is_held: true, ..row("dataset metadata", self.metadata_bytes()) },
+            CostRow {
+                is_while_read: !self.has_zstd(),
+                ..row("dataset decoding", self.decoding_bytes() * readers as u64)
+            },
             // While it is written beside a checkpoint.
-            CostRow { name: "dataset page map", bytes: self.maps.kept_bytes(), is_held: false },
+            row("dataset page map", self.maps.kept_bytes()),
         ];
         let bytes = self.cache_bytes(residency);
         if bytes > 0 {
-            rows.push(CostRow { name: "dataset cache", bytes, is_held: false });
+            rows.push(row("dataset cache", bytes));
         }
         rows
     }
@@ -46,6 +52,12 @@ impl Dataset {
     pub fn decoded_bytes(&self) -> u64 {
         let chunks = self.footers.iter().flat_map(|footer| &footer.row_groups).flat_map(|group| &group.chunks);
         chunks.map(Chunk::decoded_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of all blocks of rows, which have some of their own.
+    pub fn bytes_of_all_blocks(&self) -> u64 {
+        let blocks = self.rows() / u64::from(self.block_rows()) + 1;
+        self.decoded_bytes().saturating_add(self.decoded_bytes() / 64).saturating_add(blocks * 64)
     }
 
     /// Mean bytes of a decoded row.
@@ -102,11 +114,7 @@ impl Dataset {
     /// The capacity that a residency gives to the block cache.
     pub(crate) fn cache_bytes(&self, residency: Residency) -> u64 {
         match residency {
-            // Blocks have some bytes of their own.
-            Residency::InMemory => {
-                let blocks = self.rows() / u64::from(self.block_rows()) + 1;
-                self.decoded_bytes().saturating_add(self.decoded_bytes() / 64).saturating_add(blocks * 64)
-            }
+            Residency::InMemory => self.bytes_of_all_blocks(),
             Residency::RowGroupCache { bytes } => bytes,
             Residency::UltraLowMem => 0,
         }
@@ -120,6 +128,13 @@ impl Dataset {
         let groups: usize = self.footers.iter().map(|footer| footer.row_groups.len()).sum();
         let per_group = 64 + self.columns().len() * size_of::<Chunk>();
         self.maps.memory_bytes() + (groups * per_group) as u64
+    }
+
+    /// Whether a column is compressed by zstd, whose memory comes from the C library. That has no large blocks for others.
+    fn has_zstd(&self) -> bool {
+        let mut has_zstd = false;
+        self.each_chunk(|_, _, _, chunk| has_zstd |= chunk.codec == Codec::Zstd);
+        has_zstd
     }
 
     /// The most that one reader holds while it decodes: a dictionary and a page of one column.

@@ -9,12 +9,12 @@ use t5::{LayerMajor, Levers, ParameterSpec, Part};
 
 use crate::counted::{Counter, Held, Resident};
 use crate::error::Result;
-use crate::job::Inference;
+use crate::job::{Inference, Reading};
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
     LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
 };
-use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, ROWS};
+use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
 use crate::{Job, StepChoice, place};
 
@@ -77,13 +77,14 @@ impl Offer<'_> {
     fn choice(&self, levers: &Levers) -> StepChoice {
         let (inference, samples) = (self.inference, levers.micro_batch_samples);
         let note = format!("{samples} samples");
-        let reading = CostRow::new(ROWS, inference.rows.as_ref().map_or(0, |rows| rows.bytes(samples)), &note);
+        let Reading { rows, batch } = inference.rows.as_ref().map_or(Reading::default(), |rows| rows.bytes(samples));
         let resident = self.resident(levers);
         let place = self.job.place;
         let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers)).at(place);
-        let phase = |name: Name, tensors: &[Held], on_host: u64| {
+        let phase = |name: Name, (tensors, rows): (&[Held], u64), on_host: u64| {
             let tensors = tensors.iter().map(|held| held.row(&note).at(place));
-            let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([reading.clone()]);
+            let rows = CostRow::new(ROWS, rows, &note);
+            let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([rows]);
             let on_host = place::staging(on_host.max(self.in_transit(levers).unwrap_or(0)));
             Phase { name, rows: rows.chain(on_host).chain(self.off_the_card(levers)).collect() }
         };
@@ -98,9 +99,12 @@ impl Offer<'_> {
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
         let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
         let mut other_phases =
-            vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, generation, for_generation)];
+            vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, (generation, batch), for_generation)];
+        if inference.rows.is_some() {
+            other_phases.push(phase(READING, (&[], rows), 0));
+        }
         if inference.has_targets {
-            other_phases.push(phase(EVALUATION, evaluation, for_evaluation));
+            other_phases.push(phase(EVALUATION, (evaluation, batch), for_evaluation));
         }
         StepChoice {
             what: Step { levers: *levers, evaluation_samples: samples, is_inference: true },

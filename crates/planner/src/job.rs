@@ -71,9 +71,19 @@ pub struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    pub(crate) fn reading(&self, samples: usize) -> u64 {
-        self.rows.as_ref().map_or(0, |rows| rows.bytes(samples))
+    pub(crate) fn reading(&self, samples: usize) -> Reading {
+        self.rows.as_ref().map_or(Reading::default(), |rows| rows.bytes(samples))
     }
+}
+
+/// The bytes that the rows of an evaluation take: it reads some, and then computes with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// While they are read and tokenized.
+    pub rows: u64,
+    /// While the batch that was made of them is computed with. The small blocks of tokenizing are among them: they are the
+    /// allocator's to keep, and never make room for a tensor.
+    pub batch: u64,
 }
 
 /// The settings of inference beside those of the job.

@@ -69,7 +69,7 @@ pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
 #[cfg(feature = "datasets")]
-pub use rows::Rows;
+pub use rows::{Rows, RowsRead};
 pub use speed::{CardTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;

@@ -54,6 +54,8 @@ pub const ADAPTERS: Name = Name::new("adapters");
 pub const LOADING: Name = Name::new("loading");
 /// The phase in which a checkpoint is written.
 pub const SAVING: Name = Name::new("saving");
+/// The phase in which the rows of an evaluation are read, before anything is computed with them.
+pub const READING: Name = Name::new("reading");
 /// The phase in which losses are computed and nothing is learned.
 pub const EVALUATION: Name = Name::new("evaluation");
 /// The phase in which text is generated.

@@ -3,7 +3,6 @@
 use memory_policy::{CostRow, MemorySnapshot, Place};
 
 use crate::error::Result;
-use crate::feed::Feed;
 use crate::files::memory_for_files;
 use crate::job::{Job, Work};
 use crate::names::{PROCESS, SMALL_BLOCKS};
@@ -39,10 +38,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
-    let reads_text = !matches!((&job.feed, &job.work), (Feed::Given, Work::Training(_)));
-    if reads_text {
-        fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
-    }
+    fixed.push(CostRow::new(SMALL_BLOCKS, SMALL_BLOCKS_BYTES, "threads' heaps, an estimate"));
     fixed.extend(held);
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));

@@ -3,6 +3,8 @@
 use dataloader::{BadRows, LoaderLimits, LoaderOptions, OrderOptions, Tokenizer};
 use parquet_dataset::{Dataset, Residency};
 
+use crate::job::Reading;
+
 /// Micro-batches read together and sorted by length, so that little is padded.
 const BATCHES_SORTED_TOGETHER: usize = 4;
 
@@ -34,11 +36,16 @@ pub struct EvaluatedRows<'a> {
 
 impl EvaluatedRows<'_> {
     /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
-    pub fn bytes(&self, samples: usize) -> u64 {
+    pub(crate) fn bytes(&self, samples: usize) -> Reading {
         let options = in_file_order(&self.loader, samples);
         let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);
         let dataset = self.dataset.costs(Residency::UltraLowMem, 1);
-        let loader = loader.iter().filter(|row| !row.is_held).map(|row| row.bytes);
-        loader.chain(dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes)).sum()
+        let of_loader = loader.iter().filter(|row| !row.is_held).map(|row| (row.bytes, row.is_until_made));
+        let of_dataset = dataset.iter().filter(|row| !row.is_held).map(|row| (row.bytes, row.is_while_read));
+        let all = || of_loader.clone().chain(of_dataset.clone());
+        Reading {
+            rows: all().map(|(bytes, _)| bytes).sum(),
+            batch: all().filter(|(_, is_let_go)| !is_let_go).map(|(bytes, _)| bytes).sum(),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The rows of a dataset that is open, as training reads them.
 
 use dataloader::{DataLoader, LoaderLimits};
-use memory_policy::{Bytes, CostRow, plural};
+use memory_policy::{Bytes, CostRow, FEEDING, Phase, plural};
 use parquet_dataset::{Dataset, Residency};
 
 use crate::FeedingChoice;
@@ -37,8 +37,48 @@ pub struct Rows<'a> {
     pub loader: &'a DataLoader,
     /// Whether they are shuffled, in windows of so many blocks.
     pub window_blocks: Option<u64>,
-    /// Whether they are read more than once.
-    pub is_read_again: bool,
+    /// As many of them as the run reads.
+    pub read: RowsRead,
+}
+
+/// How many rows a run reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsRead {
+    /// Rows of all steps; a row counts each time. `u64::MAX`: the run has no end.
+    pub samples: u64,
+    /// Rows of a step.
+    pub batch_samples: u64,
+}
+
+/// The blocks of rows that a dataset has, and that a shuffled run reads together.
+#[derive(Clone, Copy)]
+struct Blocks {
+    all: u64,
+    rows_of_each: u64,
+    /// Those of a window. The whole-file shuffle works in one and begins the next; file order needs two blocks.
+    window: u64,
+}
+
+impl RowsRead {
+    /// The most blocks that are worth keeping: no row that is read lies in another, or has not been read before.
+    fn kept_blocks(&self, blocks: Blocks) -> u64 {
+        (blocks.window + 1).min(blocks.all).min(self.samples).max(1)
+    }
+
+    /// The share of a run's reads that come first to their block, and so decode it even where blocks are kept.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    fn share_of_first_reads(&self, blocks: Blocks) -> f64 {
+        if self.samples == u64::MAX {
+            return 0.0;
+        }
+        let windows = self.samples.div_ceil(blocks.rows_of_each.saturating_mul(blocks.window)).saturating_add(1);
+        let are_all_kept = blocks.all <= blocks.window + 1;
+        let first_reads = windows.saturating_mul(blocks.window).min(self.samples);
+        let first_reads = if are_all_kept { first_reads.min(blocks.all) } else { first_reads };
+        let places = self.batch_samples.min(blocks.window).min(blocks.all).max(1);
+        let reads = self.samples.div_ceil(self.batch_samples.max(1)).saturating_mul(places);
+        (first_reads as f64 / reads.max(1) as f64).min(1.0)
+    }
 }
 
 impl Rows<'_> {
@@ -57,50 +97,92 @@ impl Rows<'_> {
                     _ => 1.0,
                 };
                 let feeding = Feeding { residency, decode_threads, prefetch_batches };
-                choices.push(FeedingChoice::new(feeding, self.rows(&feeding), residency_time * waiting));
+                let [rows, while_read] = self.held(&feeding);
+                let other_phases = vec![Phase { name: FEEDING, rows: while_read }];
+                let choice = FeedingChoice::new(feeding, rows, residency_time * waiting);
+                choices.push(FeedingChoice { other_phases, ..choice });
             }
         }
         choices
     }
 
-    /// Rows of the loader and the dataset. What they hold already, tokenizer and footers, is measured with the process.
-    fn rows(&self, feeding: &Feeding) -> Vec<CostRow> {
-        let loader = self.loader.costs(feeding.limits());
-        let readers = feeding.decode_threads.max(1);
-        let dataset = self.dataset.costs(feeding.residency.of_dataset(), readers);
-        let loader = loader.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
-        let dataset = dataset.iter().filter(|row| !row.is_held).map(|row| row.bytes).sum();
-        let note = match (feeding.prefetch_batches, feeding.decode_threads) {
-            (0, _) => "nothing ahead".to_string(),
-            (batches, threads) => {
+    /// Rows of the loader and the dataset: those that are always held, and those of the time before a step, where nothing is made
+    /// ahead. What they hold already, tokenizer and footers, is measured with the process.
+    fn held(&self, feeding: &Feeding) -> [Vec<CostRow>; 2] {
+        let runs_ahead = feeding.prefetch_batches.min(feeding.decode_threads) > 0;
+        let note = match feeding.prefetch_batches {
+            _ if !runs_ahead => "nothing ahead".to_string(),
+            batches => {
                 let batches = if batches == 1 { "1 batch".to_string() } else { format!("{batches} batches") };
-                format!("{batches} ahead, {}", plural(threads as u64, "thread"))
+                format!("{batches} ahead, {}", plural(feeding.decode_threads as u64, "thread"))
             }
         };
-        vec![CostRow::new(LOADER, loader, note), CostRow::new(DATASET, dataset, feeding.residency.to_string())]
+        let loader = self.loader.costs(feeding.limits());
+        let dataset = self.dataset.costs(feeding.residency.of_dataset(), feeding.decode_threads.max(1));
+        [false, true].map(|is_let_go| {
+            let is_here = |until_read: bool| (until_read && !runs_ahead) == is_let_go;
+            let of_loader = loader.iter().filter(|row| !row.is_held && is_here(row.is_until_made));
+            let of_dataset = dataset.iter().filter(|row| !row.is_held && is_here(row.is_while_read));
+            let bytes = [of_loader.map(|row| row.bytes).sum(), of_dataset.map(|row| row.bytes).sum()];
+            let rows = [(LOADER, note.clone()), (DATASET, feeding.residency.to_string())];
+            rows.into_iter().zip(bytes).map(|((name, note), bytes)| CostRow::new(name, bytes, note)).collect()
+        })
     }
 
     /// Residencies of the dataset, each with its step time relative to the fastest.
     fn residencies(&self, pins: &Pins) -> Vec<(DatasetResidency, f64)> {
         let dataset = self.dataset;
-        let block_bytes = dataset.mean_row_bytes().saturating_mul(u64::from(dataset.block_rows()));
-        // The whole-file shuffle works in one window of blocks and begins the next; file order needs two blocks.
-        let blocks = self.window_blocks.map_or(2, |blocks| blocks + 1);
-        let most = dataset.decoded_bytes().max(1 << 20);
-        let cache = |share: u64| DatasetResidency::RowGroupCache {
-            bytes: Bytes((block_bytes.saturating_mul(blocks) / share).clamp(1 << 20, most)),
-        };
+        let rows_of_each = u64::from(dataset.block_rows());
+        let window = self.window_blocks.unwrap_or(1);
+        let blocks = Blocks { all: dataset.rows().div_ceil(rows_of_each), rows_of_each, window };
+        let block_bytes = dataset.mean_row_bytes().saturating_mul(rows_of_each.min(dataset.rows()));
+        let kept_bytes = block_bytes.saturating_mul(self.read.kept_blocks(blocks)).min(dataset.bytes_of_all_blocks());
+        let cache = |bytes: u64| DatasetResidency::RowGroupCache { bytes: Bytes(bytes) };
+        // Without any block in memory, every batch decodes its pages; with blocks only who comes first to one.
+        let direct = if self.window_blocks.is_some() { 0.05 } else { 0.01 };
+        let first = direct * self.read.share_of_first_reads(blocks);
         // A block that stays saves its decoding in later epochs only. A cache smaller than the window decodes
-        // blocks again within an epoch; without any, every batch decodes its pages.
-        let again = if self.is_read_again { 1.002 } else { 1.0 };
-        let offers = [
-            (DatasetResidency::InMemory, 1.0),
-            (cache(1), again),
-            (cache(4), 1.02),
-            (DatasetResidency::UltraLowMem, if self.window_blocks.is_some() { 1.05 } else { 1.01 }),
-        ];
+        // blocks again within an epoch. One that is smaller than a block never holds any.
+        let again = if self.read.samples > dataset.rows() { 1.002 } else { 1.0 };
+        let mut offers = vec![(DatasetResidency::InMemory, 1.0 + first), (cache(kept_bytes), again + first)];
+        if kept_bytes / 4 >= block_bytes {
+            offers.push((cache(kept_bytes / 4), (1.02 + first).min(1.0 + direct)));
+        }
+        offers.push((DatasetResidency::UltraLowMem, 1.0 + direct));
         let pin = pins.of(DATASET_RESIDENCY);
         let is_left = |residency: &DatasetResidency| pin.is_none_or(|pin| pin.is(residency.name()));
         offers.into_iter().filter(|(residency, _)| is_left(residency)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(samples: u64, batch_samples: u64) -> RowsRead {
+        RowsRead { samples, batch_samples }
+    }
+
+    #[test]
+    fn a_cache_keeps_no_more_blocks_than_a_run_reads() {
+        let blocks = Blocks { all: 100, rows_of_each: 4096, window: 16 };
+        let kept = |samples| read(samples, 4).kept_blocks(blocks);
+        assert_eq!([kept(0), kept(3), kept(16), kept(17), kept(1 << 40)], [1, 3, 16, 17, 17]);
+        assert_eq!(read(1 << 40, 4).kept_blocks(Blocks { all: 2, ..blocks }), 2);
+    }
+
+    #[test]
+    fn a_short_run_comes_first_to_most_blocks_and_a_long_one_to_few() {
+        let blocks = Blocks { all: 100, rows_of_each: 4096, window: 16 };
+        let share = |samples, batch_samples| read(samples, batch_samples).share_of_first_reads(blocks);
+        assert_eq!(share(8, 8), 1.0, "one step");
+        assert_eq!(share(u64::MAX, 8), 0.0, "no end");
+        // Two windows, of 16 blocks each.
+        assert_eq!(share(80, 8), 32.0 / 80.0);
+        assert!(share(1 << 20, 64) < 0.01);
+        let one_block = Blocks { all: 1, ..blocks };
+        assert_eq!(read(8, 4).share_of_first_reads(one_block), 0.5);
+        // All blocks stay, so later epochs come first to none.
+        assert_eq!(read(4096 * 50, 4096).share_of_first_reads(one_block), 0.02);
     }
 }

@@ -1,19 +1,19 @@
 //! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, Name, Phase, Place, undominated};
+use memory_policy::{Bytes, CostRow, FEEDING, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
 
 use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
-use crate::job::{Evaluation, Training, Wanted};
+use crate::job::{Evaluation, Reading, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PARAMETERS, SAVING, SQUARE_SUMS,
-    VALIDATION_ROWS, WORKSPACE,
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS, READING,
+    SAVING, SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -168,13 +168,14 @@ impl<'a> Offer<'a> {
             let note = "of each gradient, for the norm and the update";
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note).at(place));
         }
+        let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.extend(self.state(levers, false));
-        let evaluation_samples = self.evaluation_samples(levers, of_step);
+        let evaluation_samples = self.evaluation_samples(levers, (of_step, packed));
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },
             rows,
-            other_phases: self.other_phases(levers, evaluation_samples, gradients, resident),
+            other_phases: self.other_phases(levers, evaluation_samples, (gradients, packed), resident),
             relative_time: self.relative_time(levers, arithmetic, written),
         }
     }
@@ -234,12 +235,13 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Memory of the phases other than the step. Gradients are released before an evaluation.
+    /// Memory of the phases other than the step. Gradients are released before an evaluation and before saving; what
+    /// a step `packed` stays.
     fn other_phases(
         &self,
         levers: &Levers,
         evaluation_samples: usize,
-        gradients: u64,
+        (gradients, packed): (u64, u64),
         resident: Resident,
     ) -> Vec<Phase> {
         let place = self.job.place;
@@ -254,9 +256,10 @@ impl<'a> Offer<'a> {
         let buffers = trainer::costs::saving();
         // It stays when a step has used it.
         let pinned = counted::pinned(levers) + place::pinned_for_others(place, &self.training.processes);
+        let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
-        let saving = [gradients, CostRow::new(Name::new(buffers.name), buffers.bytes, "")];
-        let saving = saving.into_iter().chain(place::staging(pinned)).collect();
+        let resting = std::iter::once(gradients).chain(kept()).collect();
+        let saving = std::iter::once(CostRow::new(Name::new(buffers.name), buffers.bytes, "")).chain(kept()).collect();
         // Where weights lie in a file, what is on its way is counted with them.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
@@ -270,19 +273,32 @@ impl<'a> Offer<'a> {
             (true, Place::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
             _ => self.loading.clone(),
         };
-        let mut phases = vec![phase(LOADING, resident.loading, loading), phase(SAVING, resident.saving, saving)];
+        let mut phases = vec![
+            phase(LOADING, resident.loading, loading),
+            phase(SAVING, resident.saving, saving),
+            phase(FEEDING, resident.saving, resting),
+        ];
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);
             let [evaluation, generation] = &counted.rows;
             let of = format!("{evaluation_samples} samples at a time");
-            let reading = CostRow::new(VALIDATION_ROWS, evaluated.reading(evaluation_samples), &of);
-            let with_reading = |tensors: &[Held], on_host: u64| -> Vec<CostRow> {
-                let tensors = tensors.iter().map(|held| held.row(&of).at(place));
-                tensors.chain([reading.clone()]).chain(place::staging(on_host + pinned)).collect()
+            let Reading { rows, batch } = evaluated.reading(evaluation_samples);
+            let with_rows = |tensors: &[Held], rows: u64, on_host: u64| -> Vec<CostRow> {
+                let tensors = tensors.iter().map(|held| beside_a_step(held, packed).row(&of).at(place));
+                let rows = CostRow::new(VALIDATION_ROWS, rows, &of);
+                tensors.chain([rows]).chain(place::staging(on_host + pinned)).collect()
             };
             let [for_evaluation, for_generation] = counted.on_host;
-            phases.push(phase(EVALUATION, resident.at_a_time, with_reading(evaluation, for_evaluation)));
-            phases.push(phase(GENERATION, resident.at_a_time, with_reading(generation, for_generation)));
+            let with_batch = |tensors, on_host| with_rows(tensors, batch, on_host);
+            if evaluated.rows.is_some() {
+                phases.push(phase(
+                    READING,
+                    resident.at_a_time,
+                    with_rows(&[Held { name: PACKED, bytes: packed }], rows, 0),
+                ));
+            }
+            phases.push(phase(EVALUATION, resident.at_a_time, with_batch(evaluation, for_evaluation)));
+            phases.push(phase(GENERATION, resident.at_a_time, with_batch(generation, for_generation)));
         }
         phases
     }
@@ -312,12 +328,13 @@ impl<'a> Offer<'a> {
     }
 
     /// The most samples that evaluation and generation take at a time without holding more than a step does.
-    fn evaluation_samples(&self, levers: &Levers, step_bytes: u64) -> usize {
+    fn evaluation_samples(&self, levers: &Levers, (step_bytes, packed): (u64, u64)) -> usize {
         let Some(evaluated) = &self.training.evaluation else { return 1 };
-        let sum = |held: &Vec<Held>| held.iter().map(|held| held.bytes).sum::<u64>();
+        let sum = |held: &Vec<Held>| held.iter().map(|held| beside_a_step(held, packed).bytes).sum::<u64>();
         let fits = |samples: &usize| {
             let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).rows.each_ref().map(sum);
-            evaluated.reading(*samples) + evaluation.max(generation) <= step_bytes
+            let Reading { rows, batch } = evaluated.reading(*samples);
+            rows.max(batch + evaluation.max(generation)) <= step_bytes
         };
         halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)
     }
@@ -325,6 +342,12 @@ impl<'a> Offer<'a> {
     fn evaluation(&self, samples: usize, levers: &Levers, evaluated: &Evaluation<'_>) -> counted::EvaluationRows {
         self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.answer)
     }
+}
+
+/// Tensors of an evaluation between steps: threads keep what a step `packed`.
+fn beside_a_step(held: &Held, packed: u64) -> Held {
+    let bytes = if held.name == PACKED { held.bytes.max(packed) } else { held.bytes };
+    Held { bytes, ..held.clone() }
 }
 
 #[cfg(test)]

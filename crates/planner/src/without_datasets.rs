@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::marker::PhantomData;
 
 use crate::FeedingChoice;
+use crate::job::Reading;
 use crate::lever::Pins;
 
 /// Rows of a dataset that is open.
@@ -21,8 +22,7 @@ impl Rows<'_> {
 pub struct EvaluatedRows<'a>(Infallible, PhantomData<&'a ()>);
 
 impl EvaluatedRows<'_> {
-    /// The bytes that reading holds, `samples` rows computed at a time.
-    pub fn bytes(&self, _: usize) -> u64 {
+    pub(crate) fn bytes(&self, _: usize) -> Reading {
         match self.0 {}
     }
 }

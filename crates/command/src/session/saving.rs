@@ -35,6 +35,8 @@ impl Session {
         if self.saved_step == Some(step) {
             return Ok(());
         }
+        // As before an evaluation: the next step makes them anew.
+        self.trainer.release_gradients();
         let began = Instant::now();
         if !self.writes() {
             self.trainer.lend_state()?;

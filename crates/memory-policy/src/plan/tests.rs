@@ -279,3 +279,24 @@ proptest! {
         prop_assert!(plan(&ample(), &costs, explicit(mib)).is_err());
     }
 }
+
+#[test]
+fn what_a_loader_holds_while_it_feeds_meets_what_a_step_leaves_and_not_its_peak() {
+    let phase = |name: Name, mib: u64| Phase { name: FEEDING, rows: vec![CostRow::new(name, mib * MIB, "")] };
+    let costs = |feeding: u64| Costs {
+        steps: vec![Choice { other_phases: vec![phase(PARAMETERS, 20)], ..step(1, 0, 100, 1.0) }],
+        loaders: vec![Choice { other_phases: vec![phase(LOADER, feeding)], ..loader(0, 10, 1.0) }],
+        ..costs()
+    };
+    let plan_of = |feeding| plan(&ample(), &costs(feeding), Budget::Explicit(Bytes::gib(1))).unwrap();
+    let (hidden, largest) = (plan_of(80), plan_of(90));
+    assert_eq!(hidden.predicted_peak, Bytes::mib(310));
+    assert_eq!((hidden.bill.binding, hidden.bill.phases[1].bytes), (TRAINING, Bytes::mib(310)));
+    assert_eq!((largest.predicted_peak, largest.bill.binding), (Bytes::mib(320), FEEDING));
+    let of_bill: Bytes = largest.bill.rows.iter().map(|row| row.bytes).sum();
+    assert_eq!(of_bill, largest.predicted_peak);
+    // A step that leaves more is left out for none that peaks higher.
+    let leaves = |mib| Choice { other_phases: vec![phase(PARAMETERS, mib)], ..step(1, 0, 100, 1.0) };
+    let larger = Choice { other_phases: vec![phase(PARAMETERS, 20)], ..step(2, 0, 120, 1.0) };
+    assert_eq!(undominated([leaves(90), larger], |_| false).len(), 2);
+}

@@ -57,6 +57,17 @@ fn in_memory_ends_up_holding_every_row_within_its_stated_cost() {
 }
 
 #[test]
+fn a_cache_of_all_blocks_keeps_the_only_one() {
+    let mut options = both();
+    options.block_rows = 4096;
+    let (_directory, dataset, columns) = open(&FileKind { dictionary: false, ..FileKind::default() }, &options);
+    let bytes = dataset.bytes_of_all_blocks();
+    dataset.set_residency(Residency::RowGroupCache { bytes });
+    assert_rows(&dataset.read_rows(&[3, 700]).unwrap(), &columns, &[3, 700]);
+    assert!(dataset.cached_bytes() > bytes * 9 / 10, "{} of {bytes}", dataset.cached_bytes());
+}
+
+#[test]
 fn costs_name_metadata_decoding_and_cache() {
     let (_directory, dataset, _) = open(&FileKind::default(), &both());
     let names = |residency| dataset.costs(residency, 2).iter().map(|row| row.name).collect::<Vec<_>>();

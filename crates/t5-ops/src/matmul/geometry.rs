@@ -90,7 +90,21 @@ impl Geometry {
 
     /// Panels of B of (K, N), and the cells of one.
     fn panels(&self, k: usize, n: usize) -> (usize, usize) {
-        (n.div_ceil(self.cols), k.next_multiple_of(self.step) * self.cols + 64 / self.cell_bytes)
+        self.panels_of(self.cols, k, n)
+    }
+
+    /// The same of panels that are `width` wide.
+    fn panels_of(&self, width: usize, k: usize, n: usize) -> (usize, usize) {
+        (n.div_ceil(width), k.next_multiple_of(self.step) * width + 64 / self.cell_bytes)
+    }
+
+    /// Bytes of the panels of A and of B, where both lie across K: a slice of K at a time.
+    pub(super) fn across(&self, (m, k, n): (usize, usize, usize)) -> [u64; 2] {
+        let slice = self.slice_of(k).min(k);
+        [(self.rows, m), (self.cols, n)].map(|(width, of)| {
+            let (count, cells) = self.panels_of(width, slice, of);
+            elements([count, cells, self.cell_bytes])
+        })
     }
 
     /// Bytes of all panels of a (K, N) operand, as `engine::Packed` keeps them.

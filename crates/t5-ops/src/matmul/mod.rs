@@ -142,17 +142,13 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     }
 }
 
-/// Bytes that all threads hold of an operand of so many elements that lies across K, as those of a weight's gradient do. They
-/// keep it for the next product.
-pub(crate) fn packed_bytes(elements: u64, operand: DType) -> u64 {
-    (elements * operand.size_in_bytes() as u64).min(PACKED_BYTES as u64)
-}
-
-/// The most of K that a product sums in one piece, and packs at a time, on this machine.
+/// Bytes that all threads hold of either operand of a product (M, K) times (K, N), where both lie across K, as those of a weight's
+/// gradient do: of as much of K as this machine sums in one piece. They keep it for the next product.
 ///
 /// `operands`: F32 or BF16.
-pub(crate) fn most_summed(k: usize, operands: DType) -> usize {
-    Geometry::chosen(processor().instruction_set, operands == DType::BF16, true).slice_of(k).min(k)
+pub(crate) fn across_bytes((m, k, n): (usize, usize, usize), operands: DType) -> [u64; 2] {
+    let geometry = Geometry::of_product(processor().instruction_set, operands == DType::BF16, n);
+    geometry.across((m, k, n)).map(|bytes| bytes.min(PACKED_BYTES as u64))
 }
 
 /// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next

@@ -22,8 +22,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
 use crate::matmul::{
-    Buffer, Factor, Matrix, MatrixMut, Packed, Threads, most_summed, multiply_as_a, multiply_packed, packed_bytes,
-    product_bytes,
+    Buffer, Factor, Matrix, MatrixMut, Packed, Threads, across_bytes, multiply_as_a, multiply_packed, product_bytes,
 };
 use crate::needs::{Kept, Needs, elements};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
@@ -151,10 +150,7 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
     // The product for dX sums over the entries of a tile, across which the gradients of its logits lie, and rows of W beside them.
-    let summed = most_summed(cut.tile.min(vocabulary), x);
-    let [left, right] = [cut.lanes(), width].map(|size| packed_bytes(elements([size, summed]), x));
-    // Measured: tiny's loss over 256 rows takes up to 0.5 MiB more than this, whose place is not known. A second tile covers it.
-    let left = left + elements([cut.lanes(), cut.tile.min(vocabulary), x.size_in_bytes()]);
+    let [left, right] = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
     let kept = Kept { left, right, loss: cut.bytes_of_workers(), ..Kept::default() };
     let transient = cut.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))

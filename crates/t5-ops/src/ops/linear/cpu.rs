@@ -5,10 +5,10 @@ use candle_core::{DType, Error, Result, Tensor};
 use super::Beside;
 use crate::dispatch::rows_and_width;
 use crate::matmul::{
-    Factor, Matrix, MatrixMut, Threads, bytes_of_sums, multiply, multiply_beside, packed_bytes, product_bytes,
+    Factor, Matrix, MatrixMut, Threads, across_bytes, bytes_of_sums, multiply, multiply_beside, product_bytes,
     thin_bytes,
 };
-use crate::needs::{Kept, Needs, elements};
+use crate::needs::{Kept, Needs};
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
@@ -96,7 +96,7 @@ pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operan
         return Needs { kept: Kept { left, ..Kept::default() }, ..needs };
     }
     let transient = bytes_of_sums((n, rows, k), operands, dw);
-    let [left, right] = [n, k].map(|width| packed_bytes(elements([rows, width]), operands));
+    let [left, right] = across_bytes((n, rows, k), operands);
     let kept = Kept { left, right, ..Kept::default() };
     Needs { transient, kept, ..needs }
 }

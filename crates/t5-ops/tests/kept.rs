@@ -1,0 +1,72 @@
+//! What an operation states that threads keep is what they keep: counted by the allocator after calls with more and more rows.
+
+use candle_core::{DType, Device, Result, Tensor};
+use heap::Allocator;
+use t5_ops::{
+    CrossEntropy, Kept, Needs, Path, linear, linear_backward_input, linear_backward_input_needs,
+    linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy_backward,
+    linear_cross_entropy_backward_needs, linear_needs,
+};
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+/// Widths of the model and of its feed-forward, and the vocabulary: those of the preset tiny.
+const SIZES: (usize, usize, usize) = (128, 512, 4096);
+
+fn tensor(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::randn(0f32, 1.0, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+/// Bytes that stay alive after a call, and its needs.
+fn calls(dtype: DType, rows: usize) -> Vec<(&'static str, u64, Needs)> {
+    let (d, f, vocabulary) = SIZES;
+    let (x, dy) = (tensor(&[rows, d], dtype), tensor(&[rows, f], dtype));
+    let [w, dw] = [0, 1].map(|_| tensor(&[f, d], DType::F32));
+    let [table, dtable] = [0, 1].map(|_| tensor(&[vocabulary, d], DType::F32));
+    let (labels, chunk_rows) = (vec![3; rows], rows.min(256));
+    let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows };
+    let (path, dtypes) = (Path::on_cpu(dtype), [dtype, DType::F32]);
+    let stays = |call: &dyn Fn() -> Result<()>| {
+        let before = heap::held().live;
+        call().unwrap();
+        (heap::held().live - before) as u64
+    };
+    vec![
+        ("linear", stays(&|| linear(&x, &w).map(drop)), linear_needs(path, rows, (f, d), dtypes, 0)),
+        (
+            "linear_backward_input",
+            stays(&|| linear_backward_input(&dy, &w, None).map(drop)),
+            linear_backward_input_needs(path, rows, (f, d), dtypes, 0, false),
+        ),
+        (
+            "linear_backward_weight",
+            stays(&|| linear_backward_weight(&dy, &x, &dw, true)),
+            linear_backward_weight_needs(path, rows, (f, d), dtypes),
+        ),
+        (
+            "linear_cross_entropy_backward",
+            stays(&|| linear_cross_entropy_backward(&x, &table, &labels, &loss, Some((&dtable, true))).map(drop)),
+            linear_cross_entropy_backward_needs(path, rows, (vocabulary, d), dtypes, chunk_rows, true),
+        ),
+    ]
+}
+
+/// Buffers are whole pages, and several products leave several of them.
+const OF_A_THREAD: u64 = 64 << 10;
+
+#[test]
+fn threads_keep_no_more_than_operations_state_and_at_least_half() {
+    let (mut kept, mut stated) = (0, Kept::default());
+    for dtype in [DType::F32, DType::BF16] {
+        for rows in [64, 256, 1024, 2048, 3000] {
+            for (name, more, needs) in calls(dtype, rows) {
+                kept += more;
+                stated = stated.max(needs.kept);
+                let most = stated.total() + OF_A_THREAD * t5_ops::threads() as u64;
+                assert!(kept <= most, "{dtype:?}, {rows} rows, {name}: {kept} bytes are kept, stated are {stated:?}");
+            }
+        }
+        assert!(stated.total() <= 2 * kept, "{dtype:?}: {kept} bytes are kept, stated are {stated:?}");
+    }
+}
