@@ -9,13 +9,14 @@ use t5::{LayerMajor, Levers, ParameterSpec, Part};
 
 use crate::counted::{Counter, Held, Resident};
 use crate::error::Result;
-use crate::job::{Inference, Reading};
+use crate::job::Inference;
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
     LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
+use crate::reading_bytes::Reading;
 use crate::{Job, StepChoice, place};
 
 /// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.

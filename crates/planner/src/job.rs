@@ -9,6 +9,7 @@ use crate::feed::Feed;
 use crate::lever::Pins;
 use crate::prices::Prices;
 use crate::processes::Processes;
+use crate::reading_bytes::Reading;
 use crate::{EvaluatedRows, Plan};
 
 /// The job to plan.
@@ -74,16 +75,6 @@ impl Evaluation<'_> {
     pub(crate) fn reading(&self, samples: usize) -> Reading {
         self.rows.as_ref().map_or(Reading::default(), |rows| rows.bytes(samples))
     }
-}
-
-/// The bytes that the rows of an evaluation take: it reads some, and then computes with them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reading {
-    /// While they are read and tokenized.
-    pub rows: u64,
-    /// While the batch that was made of them is computed with. The small blocks of tokenizing are among them: they are the
-    /// allocator's to keep, and never make room for a tensor.
-    pub batch: u64,
 }
 
 /// The settings of inference beside those of the job.

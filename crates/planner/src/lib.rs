@@ -35,6 +35,7 @@ mod prices;
 mod processes;
 #[cfg(feature = "datasets")]
 mod reading;
+mod reading_bytes;
 mod rehearsal;
 mod requests;
 mod rounding;

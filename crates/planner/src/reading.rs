@@ -3,7 +3,7 @@
 use dataloader::{BadRows, LoaderLimits, LoaderOptions, OrderOptions, Tokenizer};
 use parquet_dataset::{Dataset, Residency};
 
-use crate::job::Reading;
+use crate::reading_bytes::Reading;
 
 /// Micro-batches read together and sorted by length, so that little is padded.
 const BATCHES_SORTED_TOGETHER: usize = 4;

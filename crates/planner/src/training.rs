@@ -8,7 +8,7 @@ use trainer::Sharding;
 use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
-use crate::job::{Evaluation, Reading, Training, Wanted};
+use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
@@ -17,6 +17,7 @@ use crate::names::{
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
+use crate::reading_bytes::Reading;
 use crate::search::halvings;
 use crate::traffic::{Computed, Traffic};
 use crate::{Job, StepChoice, place};

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::marker::PhantomData;
 
 use crate::FeedingChoice;
-use crate::job::Reading;
 use crate::lever::Pins;
+use crate::reading_bytes::Reading;
 
 /// Rows of a dataset that is open.
 #[derive(Clone, Copy)]
