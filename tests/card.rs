@@ -1,5 +1,6 @@
 //! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs the feature `cuda`.
 
+mod faster_device;
 mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;

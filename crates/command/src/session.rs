@@ -38,7 +38,7 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, device, disk, options, run_data, setup, speed, start_screen, ways_out};
+use crate::{base, device, disk, machine, options, run_data, setup, speed, start_screen, ways_out};
 use disk_needs::DiskNeeds;
 use prediction::Prediction;
 
@@ -152,7 +152,7 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         device::check_dtype(&opened.device, options.precision.activations())?;
-        let probe = device::probe(&opened.device);
+        let probe = machine::probe_of(&opened);
         let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;

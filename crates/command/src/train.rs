@@ -18,7 +18,7 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, Took};
 use crate::stop::{self, Stop};
-use crate::{machine, output, row_data, setup, summary};
+use crate::{faster_device, machine, output, row_data, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -43,7 +43,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
     }
     let keep_training = flags.keep_training == Some(true);
-    let (mut run, opened) = together.in_turn(|| {
+    let (mut run, mut opened) = together.in_turn(|| {
         if !keep_training && together.is_first() {
             RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
         }
@@ -67,7 +67,9 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         let _ = run.own();
         return Ok(());
     }
-    let machine = machine::machine(flags, &config, Some(&opened.device))?;
+    let processes = together.0.map_or(1, collective::Group::size);
+    faster_device::choose(&mut config, &mut opened, flags, found.as_ref(), processes)?;
+    let machine = machine::machine(flags, &config, Some(&opened))?;
     let group = together.0.cloned();
     let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group, ledger })?;

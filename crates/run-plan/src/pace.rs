@@ -297,7 +297,7 @@ fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
 }
 
 /// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
-fn in_words(seconds: f64) -> String {
+pub fn in_words(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", seconds * 1e3),
         1.0..59.5 => format!("{seconds:.1} s"),
