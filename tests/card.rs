@@ -63,6 +63,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         let [peak, predicted] =
             ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
         assert!(peak <= predicted, "{name}: {peak} of {predicted} bytes");
+        assert!(scene.events(&card, "step")[0].get("copy_wait_ms").is_none(), "{name}: nothing is off the card");
         for key in ["loss", "grad_norm"] {
             let of = |run: &str| of_steps(&scene, run, key);
             assert_close(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
@@ -210,6 +211,13 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
         println!("{name}: {counted} bytes a step, {planned} predicted");
         let error = (counted as f64 / planned as f64 - 1.0).abs();
         assert!(error < 0.05, "{name}: {counted} bytes a step, {planned} predicted");
+        // A run counts the same, and how long the card waited.
+        for event in scene.events(&format!("{name}-8"), "step") {
+            let of = |key: &str| event[key].as_f64().expect("a number");
+            let error = (of("copied_to_device_bytes") + of("copied_from_device_bytes")) / planned as f64 - 1.0;
+            assert!(error.abs() < 0.05, "{name}: {event}, {planned} bytes predicted");
+            assert!(of("copy_wait_ms") > 0.0 && of("copy_wait_ms") < of("step_ms"), "{name}: {event}");
+        }
     }
 }
 

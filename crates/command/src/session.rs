@@ -10,8 +10,9 @@ mod first_model;
 mod prediction;
 mod saving;
 mod together;
+mod took;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use collective::{Group, Spent};
 use dataloader::{DataLoader, Position};
@@ -23,9 +24,9 @@ use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 pub use self::first_model::FirstModel;
+pub use self::took::{Took, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
-use crate::disk::FileUse;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reserved};
@@ -41,6 +42,7 @@ use crate::views::{Log, Views};
 use crate::{base, device, disk, machine, options, run_data, setup, speed, start_screen, ways_out};
 use disk_needs::DiskNeeds;
 use prediction::Prediction;
+use took::milliseconds;
 
 /// Of the tensors of a plan that a device had no memory for, the part that the next plan may hold.
 const ROOM_PERCENT: u64 = 90;
@@ -425,9 +427,7 @@ impl Session {
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
-        if let Some(bytes) = took.files.disk_read_bytes {
-            line["disk_read_bytes"] = json!(bytes);
-        }
+        took.add_to(&mut line);
         self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
         if let Some(percent) = pressure.reduce(f64::max) {
@@ -580,21 +580,6 @@ impl Session {
     }
 }
 
-/// How long a step took.
-#[derive(Clone, Copy, Debug)]
-pub struct Took {
-    /// Waiting for the batch.
-    pub data_wait: Duration,
-    /// The step itself.
-    pub step: Duration,
-    /// Its files in place of memory.
-    pub files: FileUse,
-}
-
 fn longest(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(Vec::len).max().unwrap_or(0)
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -16,7 +16,7 @@ use crate::ledger::Ledger;
 use crate::processes::{Processes, Together};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
-use crate::session::{Parts, Session, Took};
+use crate::session::{Parts, Session, Took, copies_so_far};
 use crate::stop::{self, Stop};
 use crate::{faster_device, machine, output, row_data, setup, summary};
 
@@ -111,7 +111,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
-        let (began, files) = (Instant::now(), FileUse::so_far());
+        let (began, files, copies) = (Instant::now(), FileUse::so_far(), copies_so_far()?);
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
         let outcome = loop {
@@ -121,7 +121,8 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
                 outcome => break outcome?,
             }
         };
-        let took = Took { data_wait: began - asked, step: began.elapsed(), files: files.until_now() };
+        let (data_wait, step) = (began - asked, began.elapsed());
+        let took = Took { data_wait, step, files: files.until_now(), copies: copies_so_far()?.since(copies) };
         let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {
             break;

@@ -42,6 +42,7 @@ pub mod absent;
 mod bytes;
 mod cache;
 pub mod copies;
+pub mod copy_waits;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
