@@ -186,8 +186,10 @@ fn updates_of(card: &Card, parameters: &[Parameter]) {
 
 /// Products with a weight in codes, whole and in parts; lengths of adapted rows.
 fn codes(card: &Card, dtype: DType) {
-    for (n, k) in [(600, 500), (2_056, 4_104)] {
-        let (x, dy) = (card.tensor(&[1, k], dtype), card.tensor(&[1, n], dtype));
+    // Few rows are multiplied with the codes themselves, more with numbers.
+    let sizes = [(600, 500), (2_056, 4_104)].into_iter().flat_map(|size| [1, 17].map(|rows| (rows, size)));
+    for (rows, (n, k)) in sizes {
+        let (x, dy) = (card.tensor(&[rows, k], dtype), card.tensor(&[rows, n], dtype));
         let (a, b) = (card.tensor(&[4, k], F32), card.tensor(&[n, 4], F32));
         let dense = card.tensor(&[n, k], dtype);
         card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_lengths(&dense, &a, &b, 0.5));
@@ -196,11 +198,11 @@ fn codes(card: &Card, dtype: DType) {
             let bytes = Tensor::ones(quantisation.bytes(), DType::U8, &card.0).unwrap();
             let w = Quantised::new(quantisation, bytes).unwrap();
             let dtypes = [dtype, DType::U8];
-            card.check(precision.name(), linear_needs(CARD, 1, (n, k), dtypes, 0), || linear(&x, &w));
-            let needs = linear_backward_input_needs(CARD, 1, (n, k), dtypes, 0, false);
+            card.check(precision.name(), linear_needs(CARD, rows, (n, k), dtypes, 0), || linear(&x, &w));
+            let needs = linear_backward_input_needs(CARD, rows, (n, k), dtypes, 0, false);
             card.check(precision.name(), needs, || linear_backward_input(&dy, &w, None));
-            let beside = Some(Beside { x: &card.tensor(&[1, 4], dtype), w: &b });
-            let needs = linear_needs(CARD, 1, (n, k), dtypes, 4);
+            let beside = Some(Beside { x: &card.tensor(&[rows, 4], dtype), w: &b });
+            let needs = linear_needs(CARD, rows, (n, k), dtypes, 4);
             card.check(precision.name(), needs, || linear_beside(&x, &w, beside));
             let needs = adapted_lengths_needs(CARD, (n, k), 4);
             card.check(precision.name(), needs, || adapted_lengths(&w, &a, &b, 0.5));
