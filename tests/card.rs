@@ -78,6 +78,34 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
     }
 }
 
+#[test]
+fn copies_of_weights_in_bf16_change_no_bit_and_spare_launches() {
+    let scene = Scene::new();
+    let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
+    let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.gradient_offload=none"];
+    for (name, way) in [("adafactor", &[][..]), ("adamw", &adamw), ("layers", &layers)] {
+        let run = |copies: &str| {
+            let (run, file) = (format!("{name}-{copies}"), format!("{name}-{copies}.json"));
+            let copies = format!("memory.weight_copies={copies}");
+            let more = ["--precision", "bf16", "--set", &copies, "--output", &run];
+            on_card(&scene, &[("REPORT", &file)], &[way, &more].concat()).expect_code(0);
+            let last = &scene.events(&run, "end")[0];
+            let [peak, predicted] =
+                ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+            assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
+            let launches = report(&scene, &file)["launches"].as_u64().expect("a count");
+            let weights = scene.read(&format!("{run}/model/model.safetensors"));
+            let losses = [of_steps(&scene, &run, "loss"), of_steps(&scene, &run, "grad_norm")];
+            (losses, weights, launches, scene.events(&run, "plan")[0].to_string().contains("weight copies"))
+        };
+        let (casts, copies) = (run("none"), run("bf16"));
+        assert_eq!(copies.0, casts.0, "{name}");
+        assert!(copies.1 == casts.1, "{name}: the model has other bits");
+        assert!(copies.2 < casts.2, "{name}: {} launches, {} with casts", copies.2, casts.2);
+        assert!(copies.3 && !casts.3, "{name}: the bill has a row");
+    }
+}
+
 /// The keys that take everything off the card that can be.
 const OFF_THE_CARD: [&str; 10] = [
     "--set",
@@ -456,12 +484,19 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
     let [relu, gated, untied] = [&relu, &gated, &untied].map(|shape| shape.each_ref().map(String::as_str));
     let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
     let adapter = ["--lora", "--set", "model.init_from=adafactor/model"];
-    let ways: [(&str, [&[&str]; 3]); 7] = [
+    let [copies, casts] = ["bf16", "none"].map(|copies| format!("memory.weight_copies={copies}"));
+    let [copies, casts] = [&copies, &casts].map(|copies| ["--precision", "bf16", "--set", copies]);
+    let twice = [&copies[..], &["--set", "memory.recompute_blocks=1"]].concat();
+    let ways: [(&str, [&[&str]; 3]); 11] = [
         ("adafactor", [&relu, &minor, &[]]),
         ("adamw", [&untied, &minor, &adamw]),
         ("layer-major", [&gated, &major, &["--set", "memory.micro_batch_samples=2"]]),
         ("layer-major-adamw", [&untied, &major, &adamw]),
         ("bf16", [&untied, &minor, &bf16]),
+        ("bf16-casts", [&gated, &minor, &casts]),
+        ("bf16-copies", [&gated, &minor, &copies]),
+        ("bf16-copies-recomputed", [&untied, &minor, &twice]),
+        ("bf16-copies-layer-major", [&untied, &major, &copies]),
         ("without-dropout", [&gated, &minor, &["--set", "train.dropout=0"]]),
         ("adapter", [&adapter, &minor, &[]]),
     ];

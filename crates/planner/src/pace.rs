@@ -102,6 +102,8 @@ impl StepOf<'_> {
             let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
             let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
             let moved = moved.times(micro_batch.len() as f64);
+            let part = micro_batch.len() as f64 / samples as f64;
+            let moved = moved.without_casts(prices, self.counter.spared_casts(&self.levers, part));
             let tokens = micro_batch.len() * tokens(longest);
             relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
         };

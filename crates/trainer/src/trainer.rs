@@ -15,7 +15,7 @@
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
 //! use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
 //! let mut trainer = Trainer::new(model, TrainerOptions::default())?;
-//! let levers = Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None };
+//! let levers = Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None, ..Levers::default() };
 //! let plan = StepPlan { levers, longest: None };
 //! let batch = Batch { sources: &sources, targets: &targets };
 //! match trainer.step(&batch, &plan, &|| false)? {
@@ -245,6 +245,7 @@ impl Trainer {
         let weights = Files { weight_blocks_in_memory, ..self.offload.clone() };
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
+        self.model.hold_copies(plan.levers.weight_copies).map_err(|error| Error::from(error).before_any_change())?;
         let (config, device) = (self.model.config(), self.model.device());
         let micro_batches = cut.iter().map(|samples| gather(batch, samples, share.first_sample, config, device));
         let micro_batches = micro_batches.collect::<Result<Vec<_>>>().map_err(Error::before_any_change)?;
@@ -283,6 +284,7 @@ impl Trainer {
         match (result?, verdict) {
             (true, _) => {
                 self.optimizer.finish_update();
+                self.model.refresh_copies()?;
                 self.step += 1;
                 self.non_finite_in_a_row = 0;
                 return Ok(StepOutcome::Done(stats));
