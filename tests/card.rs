@@ -1,5 +1,6 @@
 //! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs the feature `cuda`.
 
+mod faster_device;
 mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
@@ -62,6 +63,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         let [peak, predicted] =
             ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
         assert!(peak <= predicted, "{name}: {peak} of {predicted} bytes");
+        assert!(scene.events(&card, "step")[0].get("copy_wait_ms").is_none(), "{name}: nothing is off the card");
         for key in ["loss", "grad_norm"] {
             let of = |run: &str| of_steps(&scene, run, key);
             assert_close(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
@@ -73,6 +75,34 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
             |run: &str| scene.events(run, "eval").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect();
         let [got, expected]: [Vec<f64>; 2] = [loss(&card), loss(&cpu)];
         assert_close(&format!("{name}: validation loss"), &got, &expected, tolerance);
+    }
+}
+
+#[test]
+fn copies_of_weights_in_bf16_change_no_bit_and_spare_launches() {
+    let scene = Scene::new();
+    let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
+    let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.gradient_offload=none"];
+    for (name, way) in [("adafactor", &[][..]), ("adamw", &adamw), ("layers", &layers)] {
+        let run = |copies: &str| {
+            let (run, file) = (format!("{name}-{copies}"), format!("{name}-{copies}.json"));
+            let copies = format!("memory.weight_copies={copies}");
+            let more = ["--precision", "bf16", "--set", &copies, "--output", &run];
+            on_card(&scene, &[("REPORT", &file)], &[way, &more].concat()).expect_code(0);
+            let last = &scene.events(&run, "end")[0];
+            let [peak, predicted] =
+                ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+            assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
+            let launches = report(&scene, &file)["launches"].as_u64().expect("a count");
+            let weights = scene.read(&format!("{run}/model/model.safetensors"));
+            let losses = [of_steps(&scene, &run, "loss"), of_steps(&scene, &run, "grad_norm")];
+            (losses, weights, launches, scene.events(&run, "plan")[0].to_string().contains("weight copies"))
+        };
+        let (casts, copies) = (run("none"), run("bf16"));
+        assert_eq!(copies.0, casts.0, "{name}");
+        assert!(copies.1 == casts.1, "{name}: the model has other bits");
+        assert!(copies.2 < casts.2, "{name}: {} launches, {} with casts", copies.2, casts.2);
+        assert!(copies.3 && !casts.3, "{name}: the bill has a row");
     }
 }
 
@@ -209,6 +239,13 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
         println!("{name}: {counted} bytes a step, {planned} predicted");
         let error = (counted as f64 / planned as f64 - 1.0).abs();
         assert!(error < 0.05, "{name}: {counted} bytes a step, {planned} predicted");
+        // A run counts the same, and how long the card waited.
+        for event in scene.events(&format!("{name}-8"), "step") {
+            let of = |key: &str| event[key].as_f64().expect("a number");
+            let error = (of("copied_to_device_bytes") + of("copied_from_device_bytes")) / planned as f64 - 1.0;
+            assert!(error.abs() < 0.05, "{name}: {event}, {planned} bytes predicted");
+            assert!(of("copy_wait_ms") > 0.0 && of("copy_wait_ms") < of("step_ms"), "{name}: {event}");
+        }
     }
 }
 
@@ -447,12 +484,19 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
     let [relu, gated, untied] = [&relu, &gated, &untied].map(|shape| shape.each_ref().map(String::as_str));
     let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
     let adapter = ["--lora", "--set", "model.init_from=adafactor/model"];
-    let ways: [(&str, [&[&str]; 3]); 7] = [
+    let [copies, casts] = ["bf16", "none"].map(|copies| format!("memory.weight_copies={copies}"));
+    let [copies, casts] = [&copies, &casts].map(|copies| ["--precision", "bf16", "--set", copies]);
+    let twice = [&copies[..], &["--set", "memory.recompute_blocks=1"]].concat();
+    let ways: [(&str, [&[&str]; 3]); 11] = [
         ("adafactor", [&relu, &minor, &[]]),
         ("adamw", [&untied, &minor, &adamw]),
         ("layer-major", [&gated, &major, &["--set", "memory.micro_batch_samples=2"]]),
         ("layer-major-adamw", [&untied, &major, &adamw]),
         ("bf16", [&untied, &minor, &bf16]),
+        ("bf16-casts", [&gated, &minor, &casts]),
+        ("bf16-copies", [&gated, &minor, &copies]),
+        ("bf16-copies-recomputed", [&untied, &minor, &twice]),
+        ("bf16-copies-layer-major", [&untied, &major, &copies]),
         ("without-dropout", [&gated, &minor, &["--set", "train.dropout=0"]]),
         ("adapter", [&adapter, &minor, &[]]),
     ];

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each becomes one module of PTX.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "attention",
     "attention_backward",
     "attention_forward",
@@ -16,6 +16,7 @@ const SOURCES: [&str; 13] = [
     "dequantise",
     "dropout",
     "elementwise",
+    "few_rows",
     "indexing",
     "norm",
     "optimizer",

@@ -12,7 +12,7 @@ use t5_ops::DeviceBytes;
 use crate::failure::{Failure, Outcome};
 use crate::processes;
 
-/// Opens the device of this name. `auto` is the CPU: a card computes where it is named and nowhere else, until its speed has been measured.
+/// Opens the device of this name. `auto` is the CPU: a run that names none may go to a card later ([`crate::faster_device`]).
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
         let feature = name.split(':').next().unwrap_or(name);
@@ -84,11 +84,11 @@ pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
     }
 }
 
-/// A probe of this machine and of the device that was opened. Made before anything is computed there.
-pub fn probe(device: &Device) -> SystemProbe {
+/// A probe of this machine and of the device that was opened, whose memory was so before anything was computed there.
+pub fn probe(device: &Device, first_look: Option<DeviceBytes>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
-    match OpenedMemory::new(move || t5_ops::device_bytes(&counted)) {
+    match first_look.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
         Some(memory) => probe.with_device(Arc::new(memory)),
         None => probe,
     }
@@ -108,10 +108,8 @@ struct OpenedMemory {
 }
 
 impl OpenedMemory {
-    /// None where nothing is counted.
-    fn new(count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Option<Self> {
-        let at_opening = count()?;
-        Some(Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() })
+    fn new(at_opening: DeviceBytes, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
+        Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() }
     }
 
     fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
@@ -167,7 +165,7 @@ mod tests {
                 ..DeviceBytes::default()
             })
         };
-        OpenedMemory::new(count).expect("it counts")
+        OpenedMemory::new(count().expect("it counts"), count)
     }
 
     #[test]
@@ -191,8 +189,7 @@ mod tests {
 
     #[test]
     fn a_probe_beside_the_cpu_has_no_device() {
-        assert!(probe(&Device::Cpu).device_memory().is_none());
-        assert!(OpenedMemory::new(|| None).is_none());
+        assert!(probe(&Device::Cpu, t5_ops::device_bytes(&Device::Cpu)).device_memory().is_none());
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }
 

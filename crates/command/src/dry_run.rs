@@ -20,7 +20,7 @@ use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{FirstModel, Parts, Session};
 use crate::stop::Stop;
-use crate::{machine, report, row_data, setup, stop};
+use crate::{faster_device, machine, report, row_data, setup, stop};
 
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
@@ -30,14 +30,15 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::in_the_open };
-    let opened = setup::open(&mut config, &mut run, wanted)?;
+    let mut opened = setup::open(&mut config, &mut run, wanted)?;
     let tried = RunDir::look_at(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &tried)? } else { None };
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
-    let machine = machine::machine(flags, &config, Some(&opened.device))?;
+    faster_device::choose(&mut config, &mut opened, flags, found.as_ref(), 1)?;
+    let machine = machine::machine(flags, &config, Some(&opened))?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None, ledger: None })?;
     if session.trainer.is_done() {
         session.report.finish();

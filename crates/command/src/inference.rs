@@ -76,7 +76,7 @@ impl<'a> Asked<'a> {
         };
         let precisions = (parameters, self.activations);
         device::check_dtype(self.device, self.activations)?;
-        let probe = device::probe(self.device);
+        let probe = device::probe(self.device, t5_ops::device_bytes(self.device));
         let now = planner::rehearse_inference(self.config, precisions, self.device, &probe)?;
         let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budgets, pins));
         let place = device::place(self.device);

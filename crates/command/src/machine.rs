@@ -1,19 +1,19 @@
 //! The machine that a run is planned for: this one, or one that a file describes.
 
-use candle_core::Device;
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
+use crate::open::Opened;
 use crate::{device, report, setup};
 
 /// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
 /// memory is unknown, a note says so and the run continues. Without `opened`, a GPU is looked at through its driver's library.
-pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Device>) -> Outcome<Box<dyn Probe>> {
+pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Opened>) -> Outcome<Box<dyn Probe>> {
     let Some(path) = &flags.machine else {
         let Some(index) = card(&config.run.device) else { return Ok(Box::new(SystemProbe::new())) };
-        let probe = opened.map_or_else(|| SystemProbe::new().with_card(index), device::probe);
+        let probe = opened.map_or_else(|| SystemProbe::new().with_card(index), probe_of);
         if let Some(Err(why)) = probe.device_memory() {
             report::note(&format!(
                 "{why}; the free GPU memory is unknown, so only --device-memory-budget bounds the device"
@@ -30,6 +30,11 @@ pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Device>) -> O
         return Err(Failure::usage(format!("{}: expected at least one snapshot, got none", path.display())));
     }
     Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
+}
+
+/// A probe of this machine and of the device that is open.
+pub fn probe_of(opened: &Opened) -> SystemProbe {
+    device::probe(&opened.device, opened.first_look.clone())
 }
 
 /// The index of the NVIDIA card that a device's name means, as [`device::open`] would open it.

@@ -10,6 +10,7 @@ use candle_core::Device;
 use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
+use t5_ops::DeviceBytes;
 
 use crate::config::{self, Config, paths};
 use crate::failure::{Failure, Outcome};
@@ -19,6 +20,10 @@ use crate::{device, model_directory, report};
 pub struct Opened {
     /// Where tensors live.
     pub device: Device,
+    /// The memory of a card when it was opened, before anything was computed there.
+    pub first_look: Option<DeviceBytes>,
+    /// Why it is this device, where nobody named one and there are others.
+    pub why_device: Option<String>,
     /// Shared by loaders and evaluation.
     pub tokenizer: Arc<Tokenizer>,
     /// The shape of the model.
@@ -67,9 +72,7 @@ impl Opened {
         }
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
-                // A card has no kernels for every dtype that there may be.
-                let dtypes = || t5::StoredDtypes::of(directory, &model);
-                model.stored = device.is_cpu().then(dtypes).transpose()?;
+                model.stored = stored_dtypes(&device, directory, &model)?;
                 Some(t5::StoredWeights::of(directory, &model)?)
             }
             _ => None,
@@ -94,8 +97,38 @@ impl Opened {
             patterns => Some(open("data.validation", patterns, None)?),
         };
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
-        Ok(Self { device, tokenizer, model, init_from, stored, adapter, train, validation, kept_page_map, turned })
+        let first_look = t5_ops::device_bytes(&device);
+        Ok(Self {
+            device,
+            first_look,
+            why_device: None,
+            tokenizer,
+            model,
+            init_from,
+            stored,
+            adapter,
+            train,
+            validation,
+            kept_page_map,
+            turned,
+        })
     }
+
+    /// Has tensors live on another device from now on.
+    pub fn compute_on(&mut self, device: Device) -> Outcome<()> {
+        self.first_look = t5_ops::device_bytes(&device);
+        if let (Some(directory), Some(_)) = (&self.init_from, &self.stored) {
+            self.model.stored = stored_dtypes(&device, directory, &self.model)?;
+        }
+        self.device = device;
+        Ok(())
+    }
+}
+
+/// The dtypes that a frozen base keeps. A card has no kernels for every dtype that there may be.
+fn stored_dtypes(device: &Device, directory: &Path, model: &t5::Config) -> Outcome<Option<t5::StoredDtypes>> {
+    let dtypes = || t5::StoredDtypes::of(directory, model);
+    Ok(device.is_cpu().then(dtypes).transpose()?)
 }
 
 /// The files of a list of paths and globs, in the list's order, those of a glob by name. A pattern that

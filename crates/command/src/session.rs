@@ -11,8 +11,9 @@ mod prediction;
 mod room;
 mod saving;
 mod together;
+mod took;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use collective::{Group, Spent};
 use dataloader::{DataLoader, Position};
@@ -24,9 +25,9 @@ use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 pub use self::first_model::FirstModel;
+pub use self::took::{Took, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
-use crate::disk::FileUse;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reserved};
@@ -39,9 +40,10 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, device, disk, options, run_data, setup, speed, start_screen, ways_out};
+use crate::{base, device, disk, machine, options, run_data, setup, speed, start_screen, ways_out};
 use disk_needs::DiskNeeds;
 use prediction::Prediction;
+use took::milliseconds;
 
 /// A plan that the policy proposes between two steps.
 type Replanned = memory_policy::Replanned<planner::Step, planner::Feeding>;
@@ -147,7 +149,7 @@ impl Session {
             report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
         }
         device::check_dtype(&opened.device, options.precision.activations())?;
-        let probe = device::probe(&opened.device);
+        let probe = machine::probe_of(&opened);
         let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
@@ -392,9 +394,7 @@ impl Session {
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
-        if let Some(bytes) = took.files.disk_read_bytes {
-            line["disk_read_bytes"] = json!(bytes);
-        }
+        took.add_to(&mut line);
         self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
         if let Some(percent) = pressure.reduce(f64::max) {
@@ -547,21 +547,6 @@ impl Session {
     }
 }
 
-/// How long a step took.
-#[derive(Clone, Copy, Debug)]
-pub struct Took {
-    /// Waiting for the batch.
-    pub data_wait: Duration,
-    /// The step itself.
-    pub step: Duration,
-    /// Its files in place of memory.
-    pub files: FileUse,
-}
-
 fn longest(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(Vec::len).max().unwrap_or(0)
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -21,7 +21,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
         Some(("Data", data(config, opened))),
         Some(("Recipe", recipe(config, options))),
         Some(("Length", length(config, opened, done, total))),
-        Some(("Device", device(&Kernels::of_this_process(&opened.device)))),
+        Some(("Device", device(&Kernels::of_this_process(&opened.device), opened.why_device.as_deref()))),
         Some(("Output", config.run.output_dir.display().to_string())),
     ];
     Ok(paragraphs.iter().flatten().map(|(label, words)| labelled(label, words)).collect())
@@ -137,11 +137,13 @@ fn length(config: &Config, opened: &Opened, done: u64, total: u64) -> String {
     format!("{steps}, {epochs:.2} epochs of {}; {ended_by}{early}", plural(an_epoch, "step"))
 }
 
-fn device(kernels: &Kernels) -> String {
-    match kernels.device.as_str() {
+/// The device, and why it is this one, where nobody named it.
+fn device(kernels: &Kernels, why: Option<&str>) -> String {
+    let device = match kernels.device.as_str() {
         "cpu" => format!("CPU, {}, kernels for {}", plural(kernels.threads as u64, "thread"), kernels.instruction_set),
         other => other.to_string(),
-    }
+    };
+    why.map_or_else(|| device.clone(), |why| format!("{device}; {why}"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for reading")]

@@ -16,9 +16,9 @@ use crate::ledger::Ledger;
 use crate::processes::{Processes, Together};
 use crate::resume::{checkpoint_to_go_on_from, is_finished};
 use crate::run_dir::RunDir;
-use crate::session::{Parts, Session, Took};
+use crate::session::{Parts, Session, Took, copies_so_far};
 use crate::stop::{self, Stop};
-use crate::{machine, output, row_data, setup, summary};
+use crate::{faster_device, machine, output, row_data, setup, summary};
 
 /// Runs `train` from its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
@@ -43,7 +43,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
     }
     let keep_training = flags.keep_training == Some(true);
-    let (mut run, opened) = together.in_turn(|| {
+    let (mut run, mut opened) = together.in_turn(|| {
         if !keep_training && together.is_first() {
             RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
         }
@@ -67,7 +67,9 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         let _ = run.own();
         return Ok(());
     }
-    let machine = machine::machine(flags, &config, Some(&opened.device))?;
+    let processes = together.0.map_or(1, collective::Group::size);
+    faster_device::choose(&mut config, &mut opened, flags, found.as_ref(), processes)?;
+    let machine = machine::machine(flags, &config, Some(&opened))?;
     let group = together.0.cloned();
     let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group, ledger })?;
@@ -109,7 +111,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
-        let (began, files) = (Instant::now(), FileUse::so_far());
+        let (began, files, copies) = (Instant::now(), FileUse::so_far(), copies_so_far()?);
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
         let outcome = loop {
@@ -119,7 +121,8 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
                 outcome => break outcome?,
             }
         };
-        let took = Took { data_wait: began - asked, step: began.elapsed(), files: files.until_now() };
+        let (data_wait, step) = (began - asked, began.elapsed());
+        let took = Took { data_wait, step, files: files.until_now(), copies: copies_so_far()?.since(copies) };
         let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {
             break;

@@ -240,7 +240,9 @@ Result cuEventCreate(void** event, unsigned) {
 Result cuEventRecord(void* event, void* stream) {
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
-    *static_cast<Event*>(event) = {&of, of.given};
+    auto reached = std::make_shared<std::chrono::steady_clock::time_point>();
+    streams().give(of, [reached] { *reached = std::chrono::steady_clock::now(); });
+    *static_cast<Event*>(event) = {&of, of.given, reached};
     return SUCCESS;
 }
 Result cuEventSynchronize(void* event) {
@@ -254,8 +256,12 @@ Result cuEventQuery(void* event) {
     const Event& e = *static_cast<Event*>(event);
     return e.stream && e.stream->done < e.place ? NOT_READY : SUCCESS;
 }
-Result cuEventElapsedTime_v2(float* ms, void*, void*) {
-    *ms = 0;
+Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
+    std::lock_guard guard(card().lock);
+    const Event &first = *static_cast<Event*>(from), &last = *static_cast<Event*>(to);
+    if (!first.stream || !last.stream) return INVALID_VALUE;
+    if (first.stream->done < first.place || last.stream->done < last.place) return NOT_READY;
+    *ms = std::chrono::duration<float, std::milli>(*last.reached - *first.reached).count();
     return SUCCESS;
 }
 Result cuEventDestroy_v2(void* event) {

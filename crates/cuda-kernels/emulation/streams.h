@@ -3,6 +3,7 @@
 // A stream that is late does its work when somebody waits for it: the host, or another stream for an event. So work that nobody waits for
 // comes too late, and work that does not wait for another stream's comes too early.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -19,10 +20,11 @@ struct Stream {
     std::map<size_t, std::vector<void*>> freed; // memory by its bytes, which serves this stream again
 };
 
-// A place in a stream's work.
+// A place in a stream's work, and when the stream came there.
 struct Event {
     Stream* stream = nullptr;
     size_t place = 0;
+    std::shared_ptr<std::chrono::steady_clock::time_point> reached;
 };
 
 class Streams {

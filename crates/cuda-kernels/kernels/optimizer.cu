@@ -311,6 +311,22 @@ KERNEL_OF_BLOCKS(256, 5, adamw, const Decayed* table, int count) {
     with_elements(of, [&](auto* parameter, auto* gradient) { apply_adamw(of, parameter, gradient); });
 }
 
+// A weight and its copy in bf16, in blocks of so many elements from `first_block` on.
+struct Narrowed {
+    const float* from;
+    bf16* to;
+    uint64_t elements;
+    int first_block;
+    uint32_t unused;
+};
+constexpr int NARROWED = 16 << 10;
+KERNEL(256, narrow_each, const Narrowed* table, int count) {
+    const Narrowed of = entry_of(table, count, &Narrowed::first_block, blockIdx.x);
+    const uint64_t first = uint64_t(blockIdx.x - of.first_block) * NARROWED, left = of.elements - first;
+    const int end = left < NARROWED ? int(left) : NARROWED;
+    for (int i = threadIdx.x; i < end; i += blockDim.x) from_float(of.to[first + i], of.from[first + i]);
+}
+
 // sum += x, element by element; bf16 are added in f32.
 template <class T>
 DEVICE void add(T* sum, const T* x, size_t count) {

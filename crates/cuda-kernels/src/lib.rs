@@ -45,6 +45,8 @@ pub mod ptx {
     pub const DROPOUT: &str = text!("dropout");
     /// candle's operations on each element by itself.
     pub const ELEMENTWISE: &str = text!("elementwise");
+    /// Products of few rows with weights in codes.
+    pub const FEW_ROWS: &str = text!("few_rows");
     /// candle's operations on elements by number.
     pub const INDEXING: &str = text!("indexing");
     /// RMS layer normalisation.

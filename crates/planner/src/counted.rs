@@ -8,7 +8,7 @@ use candle_core::DType;
 use memory_policy::{CostRow, Name, Place};
 use t5::costs::{self, Trained, WeightsOnDisk};
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
-use t5::step::count::{InferenceCount, Moment, Precisions, Shape, WeightsRead};
+use t5::step::count::{CopiedWeights, InferenceCount, Moment, Precisions, Shape, WeightsRead};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
 use trainer::costs::StateOnDisk;
 use trainer::{Sharding, TrainerOptions};
@@ -417,6 +417,31 @@ impl<'a> StepCounter<'a> {
     /// Multiply-adds of a micro-batch of these samples, and source and target tokens.
     pub fn arithmetic_of(&self, samples: usize, (source_tokens, target_tokens): (usize, usize)) -> Arithmetic {
         self.of_model.passes.arithmetic(Shape { samples, source_tokens, target_tokens })
+    }
+
+    /// Bytes of the copies of weights that these levers hold.
+    pub fn weight_copies(&self, levers: &Levers) -> u64 {
+        let CopiedWeights { of_blocks, of_head, .. } = self.copied_weights(levers);
+        (of_blocks + of_head) * DType::BF16.size_in_bytes() as u64
+    }
+
+    /// Elements that a micro-batch does not cast with these levers, less those that are cast after an update, of which a micro-batch is so
+    /// large a part.
+    #[expect(clippy::cast_precision_loss, reason = "elements of a model")]
+    pub fn spared_casts(&self, levers: &Levers, part: f64) -> f64 {
+        let CopiedWeights { of_blocks, of_head, .. } = self.copied_weights(levers);
+        let blocks = self.blocks();
+        let recomputed = levers.recompute_blocks.min(blocks) as f64 / blocks.max(1) as f64;
+        // A block that backward visits twice is computed again in both passes.
+        let again = match levers.layer_major {
+            Some(layers) if layers.goes_twice(blocks) => 3.0,
+            _ => recomputed,
+        };
+        (2.0 + again - part) * of_blocks as f64 + (1.0 - part) * of_head as f64
+    }
+
+    fn copied_weights(&self, levers: &Levers) -> CopiedWeights {
+        if levers.weight_copies { self.of_model.passes.copied_weights() } else { CopiedWeights::default() }
     }
 
     /// Elements of the parameters that are trained.

@@ -66,6 +66,7 @@ impl Offer<'_> {
             has_large_moments: false,
             frozen: Some(FrozenBlocks { blocks: self.job.model.blocks(), most_counts: MOST_COUNTS }),
             has_others: false,
+            casts_weights: false,
         };
         let layer_major = Some(LayerMajor::default());
         let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];

@@ -162,6 +162,8 @@ pub struct Space<'a> {
     pub frozen: Option<FrozenBlocks>,
     /// Whether other processes train the same model, and what they are sent has a price.
     pub has_others: bool,
+    /// Whether products cast weights that stay where they are computed with.
+    pub casts_weights: bool,
 }
 
 /// The blocks of a model that is not trained itself.

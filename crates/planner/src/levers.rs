@@ -461,7 +461,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 15] = [
+pub static LEVERS: [&Lever; 16] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -477,6 +477,7 @@ pub static LEVERS: [&Lever; 15] = [
     &OFFLOAD_TO,
     &COPY_OVERLAP,
     &COMMUNICATION_OVERLAP,
+    &WEIGHT_COPIES,
 ];
 
 /// Levers of what feeds a step: pins alone, because they are offered together.
@@ -589,9 +590,11 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
 
 mod off_the_card;
 mod overlap;
+mod weight_copies;
 use off_the_card::off;
 pub use off_the_card::{COPY_OVERLAP, OFFLOAD_TO};
 pub use overlap::COMMUNICATION_OVERLAP;
+pub use weight_copies::WEIGHT_COPIES;
 
 #[cfg(test)]
 mod tests;

@@ -122,8 +122,9 @@ pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> 
     let sizes = MeasuredSizes { from_memory: false, ..sizes };
     let speed = t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
-        let [bus_byte_ps, launch_ps] = [bus_byte(device)?, launch(device)?].map(|seconds| significant(seconds * 1e12));
-        let card = Some(CardTimes { bus_byte_ps, launch_ps });
+        let times = [bus_byte(device)?, launch(device)?, weight_cast(device)?];
+        let [bus_byte_ps, launch_ps, cast_ps] = times.map(|seconds| significant(seconds * 1e12));
+        let card = Some(CardTimes { bus_byte_ps, launch_ps, cast_ps });
         let of = |dtype| Measured { sizes, dtype, device }.speed(file_byte_ps, card);
         let f32 = of(DType::F32)?;
         let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
@@ -374,6 +375,13 @@ fn launch(device: &Device) -> candle_core::Result<f64> {
     let x = Tensor::ones(1, DType::F32, device)?;
     shortest_on(device, OF_A_KIND / 4, || (0..LAUNCHES).try_for_each(|_| t5_ops::scaled(&x, 0.5).map(drop)))
         .map(|seconds| seconds / LAUNCHES as f64)
+}
+
+/// Seconds of the cast of an element of a weight to bf16.
+fn weight_cast(device: &Device) -> candle_core::Result<f64> {
+    let weight = Tensor::ones(BUS_BYTES / 4, DType::F32, device)?;
+    let seconds = shortest_on(device, OF_A_KIND / 4, || weight.to_dtype(DType::BF16).map(drop))?;
+    Ok(seconds / weight.elem_count() as f64)
 }
 
 /// The shortest time of `work` on a device, in seconds. As in a step, it is launched several times before it is waited for, so that launches

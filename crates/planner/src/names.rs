@@ -8,6 +8,8 @@ pub const PROCESS: Name = Name::new("process");
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
+/// The weights of products in bf16, beside those in f32.
+pub const WEIGHT_COPIES: Name = Name::new("weight copies");
 /// The optimizer's moments.
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
 /// Sums of gradients.
@@ -64,4 +66,4 @@ pub const GENERATION: Name = Name::new("generation");
 /// Rows that are no tensors.
 pub const NOT_TENSORS: [Name; 5] = [PROCESS, SMALL_BLOCKS, LOADER, DATASET, COMMUNICATION];
 /// Rows of tensors whose bytes follow from the model alone.
-pub const EXACT: [Name; 3] = [PARAMETERS, GRADIENTS, OPTIMIZER_STATE];
+pub const EXACT: [Name; 4] = [PARAMETERS, WEIGHT_COPIES, GRADIENTS, OPTIMIZER_STATE];

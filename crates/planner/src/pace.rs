@@ -3,7 +3,7 @@
 //! Time follows from a plan's levers, measured prices and the lengths of samples: short samples share a micro-batch, so each
 //! micro-batch is counted for itself. Nothing is chosen by it.
 
-use memory_policy::MemorySnapshot;
+use memory_policy::{MemorySnapshot, Place};
 use t5::Levers;
 use trainer::micro_batches::cut_within;
 
@@ -28,6 +28,8 @@ pub struct Pace {
     pub step_bus_bytes: u64,
     /// Of these, what is copied while blocks are computed.
     pub step_bus_bytes_behind: u64,
+    /// On a card, the seconds of a step in which it waits for these copies and for files; none where prices were not measured.
+    pub step_copy_wait_seconds: Option<f64>,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
     /// The seconds in which a process sends or receives, one thing after the other.
@@ -63,6 +65,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let of_step = Pace {
         step_seconds: step.seconds(&job.prices, lengths),
+        step_copy_wait_seconds: step.copy_wait_seconds(lengths),
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
         step_bus_bytes: written.over_the_bus,
@@ -73,6 +76,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
 }
 
+#[derive(Clone, Copy)]
 struct StepOf<'a> {
     job: &'a Job<'a>,
     counter: &'a StepCounter<'a>,
@@ -98,6 +102,8 @@ impl StepOf<'_> {
             let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
             let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
             let moved = moved.times(micro_batch.len() as f64);
+            let part = micro_batch.len() as f64 / samples as f64;
+            let moved = moved.without_casts(prices, self.counter.spared_casts(&self.levers, part));
             let tokens = micro_batch.len() * tokens(longest);
             relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
         };
@@ -105,6 +111,16 @@ impl StepOf<'_> {
         let multiply_adds = of_shard * self.shards() as f64;
         let update = parameter_ps * self.counter.trained_elements() as f64;
         Some((multiply_adds * multiply_add_ps + update) * 1e-12)
+    }
+
+    /// The seconds that a step on a card takes longer than if nothing had to be moved.
+    fn copy_wait_seconds(&self, lengths: &[(usize, usize)]) -> Option<f64> {
+        if self.job.place == Place::Host {
+            return None;
+        }
+        let resident = StepOf { written: Written::default(), ..*self };
+        let [all, computed] = [self, &resident].map(|step| step.seconds(&self.job.prices, lengths));
+        Some(all? - computed?)
     }
 
     fn shards(&self) -> usize {

@@ -60,6 +60,9 @@ pub struct Prices {
     /// The time of copying a byte between the host and a device, in multiply-adds of an average one of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub bus_byte: f64,
+    /// The time of casting an element of a weight to bf16 on a device, in multiply-adds of an average one of the step.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub weight_cast: f64,
     /// Price of a byte that goes to the disk, relative to one that stays in the page cache.
     pub disk: f64,
     /// Price of a byte of weights, which is read three times, relative to one that is written and read once.
@@ -95,6 +98,7 @@ impl Prices {
             second: 1.05,
             file_byte: 55.0,
             bus_byte: 0.0,
+            weight_cast: 0.0,
             disk: 3.0,
             weights: 2.0,
             weights_to_disk: 9.0,
@@ -129,6 +133,7 @@ impl Prices {
             second,
             file_byte,
             bus_byte,
+            weight_cast,
             disk,
             weights,
             weights_to_disk,
@@ -137,7 +142,7 @@ impl Prices {
         let has_tokens = (1.0..1e12).contains(&self.enough_tokens);
         let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
         let work = [overhead_tokens, again_overhead_tokens, again, heads, second, self.overhead_rows];
-        let moved = [file_byte, bus_byte, disk, weights, weights_to_disk];
+        let moved = [file_byte, bus_byte, weight_cast, disk, weights, weights_to_disk];
         let are_in_range = |price: f64| (0.0..1e12).contains(&price);
         has_tokens && work.into_iter().chain(moved).chain(given).all(are_in_range)
     }
@@ -145,7 +150,7 @@ impl Prices {
     /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
     /// of about 5 microseconds each, in which a card would multiply one to five thousand tokens; tens of thousands keep its units
     /// busy. Scores lie in memory, and each chunk of the loss waits for the device. Where a card makes 4 * 10^13 multiply-adds a second, 10 GB/s of
-    /// its bus are four thousand for a byte, and a file's 2 GB/s are twenty thousand.
+    /// its bus are four thousand for a byte, and a file's 2 GB/s are twenty thousand. A cast moves 6 bytes, at 2 TB/s.
     pub fn card() -> Self {
         Self {
             overhead_tokens: 2048.0,
@@ -156,6 +161,7 @@ impl Prices {
             overhead_rows: 64.0,
             file_byte: 20_000.0,
             bus_byte: 4000.0,
+            weight_cast: 120.0,
             never_keeps_logits: true,
             ..Self::vectors()
         }
@@ -187,6 +193,11 @@ pub struct Moved {
 }
 
 impl Moved {
+    /// Without the casts of so many elements, which prices of products have in them.
+    pub fn without_casts(self, prices: &Prices, elements: f64) -> Self {
+        Self { alone: self.alone - prices.weight_cast * elements, ..self }
+    }
+
     /// A share of it.
     pub fn times(self, share: f64) -> Self {
         Self { alone: share * self.alone, behind: share * self.behind }
@@ -279,10 +290,20 @@ mod tests {
             relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), Moved::default())
         };
         let layer_major = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
-        let levers =
-            Levers { micro_batch_samples: samples, recompute_blocks: blocks, loss_chunk_rows: rows, layer_major };
-        let all_at_once =
-            Levers { micro_batch_samples: 8, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None };
+        let levers = Levers {
+            micro_batch_samples: samples,
+            recompute_blocks: blocks,
+            loss_chunk_rows: rows,
+            layer_major,
+            ..Levers::default()
+        };
+        let all_at_once = Levers {
+            micro_batch_samples: 8,
+            recompute_blocks: 0,
+            loss_chunk_rows: 256,
+            layer_major: None,
+            ..Levers::default()
+        };
         let price = time(&levers) / time(&all_at_once);
         assert!((price / measured - 1.0).abs() < 0.06, "{price:.3}, {measured} was measured");
     }

@@ -35,6 +35,7 @@ pub fn rehearse(
             recompute_blocks: 1,
             loss_chunk_rows: TOKENS,
             layer_major: None,
+            ..Levers::default()
         },
         longest: None,
     };

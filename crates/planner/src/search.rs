@@ -72,6 +72,7 @@ mod tests {
             has_large_moments,
             frozen: None,
             has_others,
+            casts_weights: false,
         }
     }
 

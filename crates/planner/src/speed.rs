@@ -58,6 +58,8 @@ pub struct CardTimes {
     pub bus_byte_ps: f64,
     /// The launch of a kernel that has little to do, among many.
     pub launch_ps: f64,
+    /// The cast of an element of a weight to bf16.
+    pub cast_ps: f64,
 }
 
 /// The speed of a machine in both precisions.
@@ -146,7 +148,11 @@ impl Speed {
         // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
         let of_products = 2.0 * self.product_overhead_rows;
         let built_in = match self.card {
-            Some(card) => Prices { bus_byte: relative(card.bus_byte_ps, 1.0), ..Prices::card() },
+            Some(card) => {
+                let casts = options.precision.activations() == DType::BF16;
+                let weight_cast = if casts { relative(card.cast_ps, 1.0) } else { 0.0 };
+                Prices { bus_byte: relative(card.bus_byte_ps, 1.0), weight_cast, ..Prices::card() }
+            }
             None => Prices::of_units(options.precision.activations()),
         };
         let (overhead_tokens, again_overhead_tokens) = match self.card {
@@ -273,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_card_is_priced_by_its_bus_and_its_launches() {
-        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0 };
+        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0, cast_ps: 3.0 };
         let fast = prices(&Speed { card: Some(card), product_overhead_rows: 64.0, ..even() });
         assert!((fast.bus_byte / 500.0 - 1.0).abs() < 0.05, "{fast:?}");
         assert_eq!((fast.overhead_tokens, fast.again_overhead_tokens), (0.0, 0.0));

@@ -13,7 +13,7 @@ use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS, READING,
-    SAVING, SQUARE_SUMS, VALIDATION_ROWS, WORKSPACE,
+    SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -115,6 +115,7 @@ impl<'a> Offer<'a> {
             has_large_moments: self.state.is_some(),
             frozen: self.training.base.map(|_| FrozenBlocks { blocks: self.job.model.blocks(), most_counts: PARTS }),
             has_others: self.traffic.is_some(),
+            casts_weights: self.casts_weights(),
         };
         let (ways, cuts) = space.ways_and_cuts();
         // The sums of several shards are kept apart until all of them are there.
@@ -172,6 +173,7 @@ impl<'a> Offer<'a> {
         let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.extend(self.state(levers, false));
+        rows.extend(self.weight_copies(levers));
         let evaluation_samples = self.evaluation_samples(levers, (of_step, packed));
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },
@@ -186,6 +188,7 @@ impl<'a> Offer<'a> {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
         let moved = moving_time(prices, written, self.memory_for_files).times(of_a_micro_batch);
+        let moved = moved.without_casts(prices, self.counter.spared_casts(levers, of_a_micro_batch));
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
         let computing = relative_time(prices, levers, tokens, arithmetic, moved);
         let Some(traffic) = &self.traffic else { return computing };
@@ -249,6 +252,7 @@ impl<'a> Offer<'a> {
         let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
             let rows = std::iter::once(self.parameters(parameters))
                 .chain(self.state(levers, name == LOADING))
+                .chain(self.weight_copies(levers).filter(|_| name != LOADING))
                 .chain(place::off_the_card(self.off_the_card(levers)))
                 .chain(rows)
                 .collect();
@@ -324,6 +328,20 @@ impl<'a> Offer<'a> {
         Some(CostRow::new(OPTIMIZER_STATE, bytes, note).at(self.job.place))
     }
 
+    /// Whether products cast weights that this process has all along.
+    fn casts_weights(&self) -> bool {
+        let Training { options, processes, .. } = self.training;
+        let has_all = processes.owners == 1 || processes.sharding < Sharding::Weights;
+        has_all && options.parameter_dtype() == DType::F32 && options.precision.activations() == DType::BF16
+    }
+
+    /// The copies that spare these casts, where there are some.
+    fn weight_copies(&self, levers: &Levers) -> Option<CostRow> {
+        let bytes = self.counter.weight_copies(levers);
+        let row = || CostRow::new(WEIGHT_COPIES, bytes, "bf16, as products take them").at(self.job.place);
+        (bytes > 0).then(row)
+    }
+
     fn parameters(&self, bytes: u64) -> CostRow {
         CostRow::new(PARAMETERS, bytes, &self.parameters_note).at(self.job.place)
     }
@@ -396,7 +414,13 @@ mod tests {
     fn finer_cuts_and_recomputing_hold_less_and_take_longer() {
         let bytes = |choice: &StepChoice| choice.rows.iter().map(|row| row.bytes.0).sum::<u64>();
         let choice = |micro_batch_samples, recompute_blocks, loss_chunk_rows| {
-            let levers = Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows, layer_major: None };
+            let levers = Levers {
+                micro_batch_samples,
+                recompute_blocks,
+                loss_chunk_rows,
+                layer_major: None,
+                ..Levers::default()
+            };
             with_offer(16, 256, &Pins::default(), (1, 0), |offer| {
                 offer.choice(&levers, &offer.counter.arithmetic(micro_batch_samples), Written::default())
             })

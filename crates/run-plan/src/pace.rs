@@ -188,7 +188,9 @@ impl RunPace {
         let behind = self.pace.step_bus_bytes_behind;
         let beside = || format!(", {} of it while blocks are computed", Bytes(behind));
         let beside = if behind > 0 { beside() } else { String::new() };
-        (bytes > 0).then(|| format!("{} between host and card a step{beside}", Bytes(bytes)))
+        let waits = |seconds| format!("; the card waits for them for about {}", in_words(seconds));
+        let waits = self.pace.step_copy_wait_seconds.map(waits).unwrap_or_default();
+        (bytes > 0).then(|| format!("{} between host and card a step{beside}{waits}", Bytes(bytes)))
     }
 
     /// How much of a step goes to other processes.
@@ -268,6 +270,9 @@ impl RunPace {
         json["step_read_bytes"] = json!(self.pace.step_read_bytes);
         json["step_bus_bytes"] = json!(self.pace.step_bus_bytes);
         json["step_bus_bytes_behind"] = json!(self.pace.step_bus_bytes_behind);
+        if let Some(seconds) = self.pace.step_copy_wait_seconds {
+            json["step_copy_wait_seconds"] = json!(seconds);
+        }
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);
             json["step_sent_seconds"] = json!(self.pace.step_sent_seconds);
@@ -297,7 +302,7 @@ fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
 }
 
 /// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
-fn in_words(seconds: f64) -> String {
+pub fn in_words(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", seconds * 1e3),
         1.0..59.5 => format!("{seconds:.1} s"),

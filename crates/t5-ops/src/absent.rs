@@ -53,7 +53,10 @@ pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
     check_alike("bring", x, home)?;
     match x.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => cuda::bring(x, home),
+        Device::Cuda(_) => {
+            crate::copy_waits::note_to_card(home);
+            crate::copy_waits::waiting(x.device(), || cuda::bring(x, home))
+        }
         _ => {
             provide(x)?;
             overwrite(x, home)

@@ -8,7 +8,7 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use crate::absent;
+use crate::{absent, copy_waits};
 
 /// Pinned memory that copies go through, of a process: a few pieces, in turn.
 pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
@@ -54,7 +54,9 @@ impl Coming {
         #[cfg(feature = "cuda")]
         if let Some(way) = &mut self.way {
             absent::check_alike("copy", &self.to, home)?;
-            return way.copy(&self.to, home);
+            way.copy(&self.to, home)?;
+            copy_waits::note_to_card(home);
+            return Ok(());
         }
         absent::bring(&self.to, home)
     }
@@ -75,7 +77,7 @@ impl Coming {
         assert!(self.is_copied, "values arrive that nobody has copied");
         #[cfg(feature = "cuda")]
         if let Some(way) = self.way {
-            return way.arrive();
+            return copy_waits::waiting(self.to.device(), || way.arrive());
         }
         Ok(())
     }
@@ -110,9 +112,10 @@ impl Leaving {
     pub fn arrive(self) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(way) = self.way {
-            return way.arrive(&self.x);
+            copy_waits::note_from_card(&self.x);
+            return copy_waits::waiting(self.x.device(), || way.arrive(&self.x));
         }
-        self.x.to_device(&Device::Cpu)
+        copy_waits::moved(&self.x, &Device::Cpu)
     }
 }
 

@@ -42,6 +42,7 @@ pub mod absent;
 mod bytes;
 mod cache;
 pub mod copies;
+pub mod copy_waits;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
@@ -102,6 +103,7 @@ pub use ops::linear::{
     linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
+pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};

@@ -3,10 +3,12 @@
 #![cfg(feature = "cuda")]
 
 use std::process::Command;
+use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use t5_ops::absent;
 use t5_ops::copies::{Coming, Leaving, STAGING_BYTES};
+use t5_ops::copy_waits::{self, CopyWaits};
 
 /// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -96,6 +98,34 @@ fn copies_beside_what_is_computed_change_no_bit() {
     assert!(bits(&of_large.arrive().unwrap()) == bits(&large));
     let expected: Vec<u32> = (0..1000).map(|i| (2.0 * (i % 65_521 + 3) as f32).to_bits()).collect();
     assert_eq!(bits(&leaving.arrive().unwrap()), expected);
+}
+
+#[test]
+fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let (began, [weight, large]) = (Instant::now(), home(2));
+    let [of_weight, of_large] = [&weight, &large].map(|x| (x.elem_count() * size_of::<f32>()) as u64);
+    let bytes = |waits: CopyWaits| (waits.to_card, waits.from_card);
+    assert_eq!(copy_waits::so_far().unwrap(), CopyWaits::default());
+    // A wait within another one.
+    let to = absent::absent_like(&large, &card).unwrap();
+    copy_waits::waiting(&card, || absent::bring(&to, &large)).unwrap();
+    let brought = copy_waits::so_far().unwrap();
+    assert_eq!(bytes(brought), (of_large, 0));
+    assert!(brought.seconds > 0.0);
+    assert!(bits(&copy_waits::moved(&to, &Device::Cpu).unwrap()) == bits(&large));
+    // Beside what is computed, there and back.
+    let to = absent::absent_like(&weight, &card).unwrap();
+    let mut coming = Coming::begin(&to).unwrap();
+    coming.copy(&weight).unwrap();
+    coming.arrive().unwrap();
+    assert_eq!(bits(&Leaving::begin(&to).unwrap().arrive().unwrap()), bits(&weight));
+    let all = copy_waits::so_far().unwrap();
+    assert_eq!(bytes(all), (of_large + of_weight, of_large + of_weight));
+    assert!(all.seconds > brought.seconds && all.seconds <= began.elapsed().as_secs_f64(), "{all:?}");
+    // Where nothing is copied nothing is counted.
+    copy_waits::moved(&weight, &Device::Cpu).unwrap();
+    assert_eq!(copy_waits::so_far().unwrap().since(all), CopyWaits::default());
 }
 
 #[test]

@@ -114,12 +114,23 @@ fn products_are_those_of_the_cpu() {
 }
 
 #[test]
+fn copies_in_bf16_of_many_weights_are_those_of_the_cpu() {
+    check("copies in bf16", 0.0, |make| {
+        let wide = [[3, 5], [130, 257]].map(|shape| make.tensor(&shape, F32));
+        let narrow = wide.each_ref().map(|wide| make.tensor(wide.dims(), BF16));
+        t5_ops::narrow_each(&[(&wide[0], &narrow[0]), (&wide[1], &narrow[1])])?;
+        let [small, large] = narrow;
+        Ok(vec![("small", small), ("large", large)])
+    });
+}
+
+#[test]
 fn products_with_codes_are_those_of_the_cpu() {
-    // Widths that are not read eight at a time, too, and a weight of more bytes than are numbers at a time.
-    let shapes = [(18, 40, 24), (3, 33, 50), (1, 2_056, 4_104)];
+    // Few rows and more; widths that are not read eight at a time, too, and a weight of more bytes than are numbers at a time.
+    let shapes = [(18, 40, 24), (3, 33, 50), (16, 70, 1_032), (17, 2_056, 4_104)];
     for (dtype, precision) in [F32, BF16].into_iter().flat_map(|dtype| PRECISIONS.map(|precision| (dtype, precision))) {
         for (rows, n, k) in shapes {
-            check(&format!("linear {dtype:?} by {precision:?} ({n}, {k})"), tolerance(dtype), |make| {
+            check(&format!("linear {dtype:?} by {precision:?}, {rows} x ({n}, {k})"), tolerance(dtype), |make| {
                 let (x, dy) = (make.tensor(&[rows, k], dtype), make.tensor(&[rows, n], dtype));
                 let w = make.quantised(&[n, k], precision);
                 let (u, b, a) = (make.tensor(&[rows, 4], dtype), make.tensor(&[n, 4], F32), make.tensor(&[4, k], F32));

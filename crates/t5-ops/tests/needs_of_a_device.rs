@@ -11,8 +11,8 @@ use t5_ops::{
     feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
     linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
     linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
-    square_sums_needs,
+    linear_cross_entropy_needs, linear_needs, narrow_each, narrow_each_needs, rms_norm, rms_norm_backward,
+    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 const F32: DType = DType::F32;
@@ -22,6 +22,7 @@ const CARD: Path = Path::Device;
 const SIZES: (usize, usize, usize, usize) = (2, 70, 64, 2);
 const ROWS: usize = SIZES.0 * SIZES.1;
 const VOCABULARY: usize = 700;
+const SHAPES_OF_COPIES: [[usize; 2]; 2] = [[96, 64], [700, 64]];
 /// Lists of numbers, statistics of a row, and units of 512 bytes.
 const SMALL: u64 = 12 << 10;
 
@@ -184,10 +185,20 @@ fn updates_of(card: &Card, parameters: &[Parameter]) {
     }
 }
 
+/// Copies of weights in bf16.
+fn copies(card: &Card) {
+    let wide = SHAPES_OF_COPIES.map(|shape| card.tensor(&shape, F32));
+    let narrow = SHAPES_OF_COPIES.map(|shape| card.tensor(&shape, BF16));
+    let pairs: Vec<_> = wide.iter().zip(&narrow).collect();
+    card.check("copies", narrow_each_needs(CARD, pairs.len()), || narrow_each(&pairs));
+}
+
 /// Products with a weight in codes, whole and in parts; lengths of adapted rows.
 fn codes(card: &Card, dtype: DType) {
-    for (n, k) in [(600, 500), (2_056, 4_104)] {
-        let (x, dy) = (card.tensor(&[1, k], dtype), card.tensor(&[1, n], dtype));
+    // Few rows are multiplied with the codes themselves, more with numbers.
+    let sizes = [(600, 500), (2_056, 4_104)].into_iter().flat_map(|size| [1, 17].map(|rows| (rows, size)));
+    for (rows, (n, k)) in sizes {
+        let (x, dy) = (card.tensor(&[rows, k], dtype), card.tensor(&[rows, n], dtype));
         let (a, b) = (card.tensor(&[4, k], F32), card.tensor(&[n, 4], F32));
         let dense = card.tensor(&[n, k], dtype);
         card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_lengths(&dense, &a, &b, 0.5));
@@ -196,11 +207,11 @@ fn codes(card: &Card, dtype: DType) {
             let bytes = Tensor::ones(quantisation.bytes(), DType::U8, &card.0).unwrap();
             let w = Quantised::new(quantisation, bytes).unwrap();
             let dtypes = [dtype, DType::U8];
-            card.check(precision.name(), linear_needs(CARD, 1, (n, k), dtypes, 0), || linear(&x, &w));
-            let needs = linear_backward_input_needs(CARD, 1, (n, k), dtypes, 0, false);
+            card.check(precision.name(), linear_needs(CARD, rows, (n, k), dtypes, 0), || linear(&x, &w));
+            let needs = linear_backward_input_needs(CARD, rows, (n, k), dtypes, 0, false);
             card.check(precision.name(), needs, || linear_backward_input(&dy, &w, None));
-            let beside = Some(Beside { x: &card.tensor(&[1, 4], dtype), w: &b });
-            let needs = linear_needs(CARD, 1, (n, k), dtypes, 4);
+            let beside = Some(Beside { x: &card.tensor(&[rows, 4], dtype), w: &b });
+            let needs = linear_needs(CARD, rows, (n, k), dtypes, 4);
             card.check(precision.name(), needs, || linear_beside(&x, &w, beside));
             let needs = adapted_lengths_needs(CARD, (n, k), 4);
             card.check(precision.name(), needs, || adapted_lengths(&w, &a, &b, 0.5));
@@ -219,4 +230,5 @@ fn an_operation_on_a_card_holds_what_it_states() {
     }
     [F32, BF16].into_iter().for_each(|dtype| codes(&card, dtype));
     updates(&card);
+    copies(&card);
 }

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::absent;
 use t5_ops::copies::Coming;
+use t5_ops::{absent, copy_waits};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -118,18 +118,30 @@ impl Homes {
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        let changed = tensor.to_device(&Device::Cpu).map_err(Error::from)?;
+        let changed = copy_waits::moved(tensor, &Device::Cpu).map_err(Error::from)?;
         self.file.overwrite(&values, &changed)?;
         if !was_here {
             self.page_out(0, tensor)?;
         }
         Ok(result)
     }
+
+    /// Gives a tensor its values, which are on their way or at home.
+    fn arrive(&self, weight: &Tensor) -> Result<()> {
+        if let Some(home) = self.homes.borrow_mut().get_mut(&weight.id()) {
+            match home.coming.take() {
+                Some(coming) => coming.arrive()?,
+                None => bring(weight, &home.values)?,
+            }
+            home.is_here = true;
+        }
+        Ok(())
+    }
 }
 
 /// Copies values to the device. Of those in a file, the pages leave memory again.
 fn bring(tensor: &Tensor, values: &Tensor) -> Result<()> {
-    resident(values, || absent::bring(tensor, values))
+    copy_waits::waiting(tensor.device(), || resident(values, || absent::bring(tensor, values)))
 }
 
 /// Calls `f` while the pages of values in a file are in memory.
@@ -161,18 +173,13 @@ impl Pager<Tensor> for Homes {
     }
 
     fn page_in(&self, index: usize, weight: &Tensor) -> Result<()> {
-        self.copy(index, weight)?;
-        match self.homes.borrow_mut().get_mut(&weight.id()) {
-            Some(home) if !home.is_here => {
-                match home.coming.take() {
-                    Some(coming) => coming.arrive()?,
-                    None => bring(weight, &home.values)?,
-                }
-                home.is_here = true;
-                Ok(())
-            }
-            _ => Ok(()),
+        if self.homes.borrow().get(&weight.id()).is_none_or(|home| home.is_here) {
+            return Ok(());
         }
+        copy_waits::waiting(weight.device(), || {
+            self.copy(index, weight)?;
+            self.arrive(weight)
+        })
     }
 
     fn read_ahead(&self, _: usize, weight: &Tensor) {

@@ -22,6 +22,10 @@ pub struct Levers {
     /// parameters exist together.
     #[serde(default)]
     pub layer_major: Option<LayerMajor>,
+    /// Whether a device holds the weights of products a second time, in bf16, so that no product casts them
+    /// ([`T5::hold_copies`](crate::T5::hold_copies)).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weight_copies: bool,
 }
 
 /// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward: how it spends memory.

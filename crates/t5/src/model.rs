@@ -2,6 +2,8 @@
 
 mod training;
 
+mod weight_copies;
+
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,8 @@ pub struct T5 {
     /// That of its parameters, but for those that [`ParameterSpec::dtype`] excepts.
     dtype: DType,
     parameters: Vec<Parameter>,
+    /// Of the weights of products those that are held in bf16, too, by their places; empty where none are.
+    copies: Vec<Option<Tensor>>,
     pub(crate) network: Network<Tensor>,
     /// Where the large parameters lie, if not in memory.
     file: Option<Arc<WeightFile>>,
@@ -193,7 +197,7 @@ impl T5 {
 
     fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, dtype, parameters, network, file, homes, directory, base_name } = self;
+        let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _ } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
         // What is converted, copied or measured has to be here.
@@ -384,10 +388,11 @@ impl T5 {
         parameters: Vec<Parameter>,
         (file, homes): (Option<Arc<WeightFile>>, Option<Rc<Homes>>),
     ) -> Result<T5> {
-        let mut network = Network::new(&config, &parameters)?;
+        let copies = Vec::new();
+        let mut network = Network::new(&config, &parameters, &copies)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
         network.pager = homes.clone().map(|homes| homes as Rc<dyn Pager<Tensor>>);
-        Ok(T5 { config, dtype, parameters, network, file, homes, directory: None, base_name: None })
+        Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory: None, base_name: None })
     }
 
     /// A model on a device, of parameters that are there, or on the CPU where they lie in a file.

@@ -30,12 +30,12 @@ pub(crate) struct Network<T> {
 }
 
 impl<T: Ops> Network<T> {
-    /// The network of these parameters, in the order of [`crate::ParameterSpec::all`].
+    /// The network of these parameters, in the order of [`crate::ParameterSpec::all`]. Products take the copies that there are of some.
     ///
     /// # Errors
     /// An activation that is not known.
-    pub fn new(config: &Config, parameters: &[Parameter<T>]) -> Result<Self> {
-        let weights = Weights { parameters, lora: config.lora.as_ref() };
+    pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>]) -> Result<Self> {
+        let weights = Weights { parameters, copies, lora: config.lora.as_ref() };
         let shared = weights.get("shared.weight".into());
         let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
@@ -141,7 +141,7 @@ impl<T: Ops> Network<T> {
             return Ok(loss);
         }
         let settings = self.cross_entropy(1.0, chunk_rows);
-        T::linear_cross_entropy(&z.as_rows()?, &self.head.weight.tensor, labels, &settings)
+        T::linear_cross_entropy(&z.as_rows()?, self.head.weight.of_products(), labels, &settings)
     }
 
     /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time, or those of a sample where
@@ -162,7 +162,8 @@ impl<T: Ops> Network<T> {
         let dw = grads.accumulator_or_empty(&self.head.weight)?;
         let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.as_rows()?; // (B T, D)
-        let (loss, drows) = T::linear_cross_entropy_backward(&rows, &self.head.weight.tensor, labels, &settings, dw)?;
+        let (loss, drows) =
+            T::linear_cross_entropy_backward(&rows, self.head.weight.of_products(), labels, &settings, dw)?;
         Ok((loss, drows.shaped(z.dims())?))
     }
 

@@ -146,6 +146,14 @@ impl ParameterSpec {
         if model == DType::BF16 && is_small { DType::F32 } else { model }
     }
 
+    /// Whether products of bf16 would cast it in a model of `model`, so that a copy in bf16 spares that: the weight of a product in f32.
+    pub fn takes_copy(&self, model: DType, config: &Config) -> bool {
+        // Of a table that is no head, rows are taken.
+        let is_of_product = self.part != Part::Shared || config.tie_word_embeddings;
+        let is_wide = self.quantisation.is_none() && self.dtype(model) == DType::F32;
+        is_wide && is_of_product && is_matrix(&self.name, self.shape.len())
+    }
+
     /// Whether it is one of an adapter.
     pub fn is_of_adapter(&self) -> bool {
         is_of_adapter(&self.name)
@@ -294,11 +302,25 @@ impl List<'_> {
 pub(crate) struct Weight<T> {
     pub index: usize,
     pub tensor: T,
+    /// Its values in the dtype of products, where they are held in that one, too.
+    pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
+}
+
+impl<T> Weight<T> {
+    /// Its values as products take them.
+    pub fn of_products(&self) -> &T {
+        self.copy.as_ref().unwrap_or(&self.tensor)
+    }
+
+    /// The weight itself, where it is looked at in its own dtype.
+    pub fn whole(&self) -> Matrix<'_, T> {
+        Matrix { tensor: &self.tensor, quantisation: self.quantisation }
+    }
 }
 
 impl<'a, T> From<&'a Weight<T>> for Matrix<'a, T> {
     fn from(weight: &'a Weight<T>) -> Self {
-        Matrix { tensor: &weight.tensor, quantisation: weight.quantisation }
+        Matrix { tensor: weight.of_products(), quantisation: weight.quantisation }
     }
 }

@@ -69,8 +69,13 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
         for (samples, source_tokens, target_tokens) in [(1, 256, 256), (4, 32, 256), (4, 256, 32), (8, 128, 128)] {
             for recompute_blocks in [0, 2, 4] {
                 let shape = Shape { samples, source_tokens, target_tokens };
-                let levers =
-                    Levers { micro_batch_samples: samples, recompute_blocks, loss_chunk_rows: 64, layer_major: None };
+                let levers = Levers {
+                    micro_batch_samples: samples,
+                    recompute_blocks,
+                    loss_chunk_rows: 64,
+                    layer_major: None,
+                    ..Levers::default()
+                };
                 // Operands that products pack are kept by the threads, and were there before.
                 let count = counter.step(shape, &levers);
                 let predicted = (count.total() - count.packed) as f64;
@@ -116,7 +121,8 @@ fn a_step_layer_by_layer_holds_at_its_peak_what_was_predicted() {
             let layers =
                 LayerMajor { kept_gradient_blocks, boundaries_on_disk, gradients_on_disk, ..LayerMajor::PLAIN };
             let layer_major = Some(layers);
-            let levers = Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows: 64, layer_major };
+            let levers =
+                Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows: 64, layer_major, ..Levers::default() };
             let (batches, cx) = (batches(&model, shape, micro_batch_samples), cx(precisions, &levers));
             let trains = |parameter: &Parameter| lora.trains(&parameter.name);
             let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &trains);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
-use t5_ops::{AdamwHyper, Writes};
+use t5_ops::{AdamwHyper, Writes, copy_waits};
 
 use crate::error::{Error, Result};
 
@@ -103,9 +103,9 @@ impl StateFile {
                 let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
                 // Rows on the host are copied once, to the device or, on the CPU, beside themselves.
                 match copy {
-                    Some(copy) => copy.to_device(&self.device),
+                    Some(copy) => copy_waits::moved(&copy, &self.device),
                     None if self.device.is_cpu() => moment.copy(),
-                    None => moment.to_device(&self.device),
+                    None => copy_waits::moved(moment, &self.device),
                 }
                 .map_err(failed)
             };
@@ -124,7 +124,7 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        let changed = changed.to_device(&Device::Cpu);
+        let changed = copy_waits::moved(changed, &Device::Cpu);
         let written = changed.and_then(|changed| t5_ops::overwrite_where_it_lies(moment, &changed, self.writes));
         written.map_err(|error| self.error(error))
     }

@@ -15,7 +15,7 @@
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
 //! use trainer::{Batch, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
 //! let mut trainer = Trainer::new(model, TrainerOptions::default())?;
-//! let levers = Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None };
+//! let levers = Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 256, layer_major: None, ..Levers::default() };
 //! let plan = StepPlan { levers, longest: None };
 //! let batch = Batch { sources: &sources, targets: &targets };
 //! match trainer.step(&batch, &plan, &|| false)? {
@@ -246,6 +246,7 @@ impl Trainer {
         let weights = Files { weight_blocks_in_memory, ..self.offload.clone() };
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
+        let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.
             None => self.gradients.clear(),
@@ -273,7 +274,7 @@ impl Trainer {
         let result = {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
             let gathered = cut.iter().map(|samples| gather(batch, samples, share.first_sample, model));
-            let gathered: Result<Vec<_>> = gathered.collect();
+            let gathered = holds_copies.map_err(Error::from).and_then(|()| gathered.collect::<Result<Vec<_>>>());
             let result = gathered.and_then(|of| model.step(&of, &cx, layers, files, gradients, &mut update));
             result.and_then(|is_made| update.arrive().map(|()| is_made))
         };
@@ -296,6 +297,7 @@ impl Trainer {
         match (result?, verdict) {
             (true, _) => {
                 self.optimizer.finish_update();
+                self.model.refresh_copies()?;
                 self.step += 1;
                 self.non_finite_in_a_row = 0;
                 return Ok(StepOutcome::Done(stats));

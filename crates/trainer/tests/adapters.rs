@@ -81,6 +81,7 @@ fn check(case: &str) {
             recompute_blocks: step % 3,
             loss_chunk_rows: 3 + step,
             layer_major: None,
+            ..Levers::default()
         };
         let plan = StepPlan { levers, longest: None };
         let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();

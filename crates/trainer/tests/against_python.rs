@@ -229,6 +229,7 @@ fn whole_steps_are_those_of_transformers() {
                     recompute_blocks: i % 3,
                     loss_chunk_rows: 3 + i,
                     layer_major: None,
+                    ..Levers::default()
                 },
                 longest: None,
             };

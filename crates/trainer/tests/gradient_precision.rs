@@ -18,7 +18,13 @@ const SAMPLES: u32 = 16;
 
 fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan {
     StepPlan {
-        levers: Levers { micro_batch_samples, recompute_blocks: 0, loss_chunk_rows: 8, layer_major },
+        levers: Levers {
+            micro_batch_samples,
+            recompute_blocks: 0,
+            loss_chunk_rows: 8,
+            layer_major,
+            ..Levers::default()
+        },
         longest: None,
     }
 }

@@ -66,7 +66,13 @@ fn run(output: &Path) {
             |i: u32| -> Vec<u32> { (0..(n + i) % 5).map(|j| 2 + (n * 11 + i * 7 + j) % 58).chain([1]).collect() };
         let (sources, targets): (Vec<_>, Vec<_>) = (0..6).map(|i| (list(i), list(i + 3))).unzip();
         let plan = StepPlan {
-            levers: Levers { micro_batch_samples: 4, recompute_blocks: 0, loss_chunk_rows: 16, layer_major: None },
+            levers: Levers {
+                micro_batch_samples: 4,
+                recompute_blocks: 0,
+                loss_chunk_rows: 16,
+                layer_major: None,
+                ..Levers::default()
+            },
             longest: None,
         };
         trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();

@@ -64,7 +64,13 @@ fn samples(seed: u32) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 
 fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
     StepPlan {
-        levers: Levers { micro_batch_samples: 3, recompute_blocks: 1, loss_chunk_rows: 8, layer_major },
+        levers: Levers {
+            micro_batch_samples: 3,
+            recompute_blocks: 1,
+            loss_chunk_rows: 8,
+            layer_major,
+            ..Levers::default()
+        },
         longest: None,
     }
 }

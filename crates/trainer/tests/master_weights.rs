@@ -11,7 +11,13 @@ fn options(master_weights: MasterWeights) -> TrainerOptions {
 }
 
 const PLAN: StepPlan = StepPlan {
-    levers: Levers { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 8, layer_major: None },
+    levers: Levers {
+        micro_batch_samples: 2,
+        recompute_blocks: 0,
+        loss_chunk_rows: 8,
+        layer_major: None,
+        weight_copies: false,
+    },
     longest: None,
 };
 

@@ -30,7 +30,13 @@ fn options(precision: Precision) -> TrainerOptions {
 
 fn plan(optimizer_on_disk: bool) -> StepPlan {
     let layers = LayerMajor { kept_gradient_blocks: 9, optimizer_on_disk, ..LayerMajor::default() };
-    let levers = Levers { micro_batch_samples: 3, recompute_blocks: 9, loss_chunk_rows: 64, layer_major: Some(layers) };
+    let levers = Levers {
+        micro_batch_samples: 3,
+        recompute_blocks: 9,
+        loss_chunk_rows: 64,
+        layer_major: Some(layers),
+        ..Levers::default()
+    };
     StepPlan { levers, longest: None }
 }
 

@@ -14,7 +14,8 @@ use trainer::{Batch, Parallel, Sharding, StepOutcome, StepPlan, StepStats, Train
 const STEPS: u32 = 6;
 
 fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan {
-    let levers = Levers { micro_batch_samples, recompute_blocks: 0, loss_chunk_rows: 16, layer_major };
+    let levers =
+        Levers { micro_batch_samples, recompute_blocks: 0, loss_chunk_rows: 16, layer_major, ..Levers::default() };
     StepPlan { levers, longest: None }
 }
 

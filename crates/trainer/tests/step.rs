@@ -65,7 +65,13 @@ fn samples(seed: u32, samples: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 }
 
 const PLAN: StepPlan = StepPlan {
-    levers: Levers { micro_batch_samples: 3, recompute_blocks: 0, loss_chunk_rows: 8, layer_major: None },
+    levers: Levers {
+        micro_batch_samples: 3,
+        recompute_blocks: 0,
+        loss_chunk_rows: 8,
+        layer_major: None,
+        weight_copies: false,
+    },
     longest: None,
 };
 
@@ -105,6 +111,7 @@ fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: 
             recompute_blocks,
             loss_chunk_rows: 4 + micro_batch_samples,
             layer_major: None,
+            ..Levers::default()
         },
         longest: None,
     };

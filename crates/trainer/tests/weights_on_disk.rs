@@ -27,7 +27,13 @@ fn options(precision: Precision) -> TrainerOptions {
 
 fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
     StepPlan {
-        levers: Levers { micro_batch_samples: 3, recompute_blocks: 9, loss_chunk_rows: 64, layer_major },
+        levers: Levers {
+            micro_batch_samples: 3,
+            recompute_blocks: 9,
+            loss_chunk_rows: 64,
+            layer_major,
+            ..Levers::default()
+        },
         longest: None,
     }
 }

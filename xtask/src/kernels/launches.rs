@@ -40,7 +40,7 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 /// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps.
-const OTHERS: [(&str, u32, u32, u32); 31] = [
+const OTHERS: [(&str, u32, u32, u32); 34] = [
     ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
     ("largest_", 1024, 32 * 8, 40),
     ("log_probabilities_", 1024, 32 * 8, 40),
@@ -55,6 +55,8 @@ const OTHERS: [(&str, u32, u32, u32); 31] = [
     ("row_lengths", 256, 0, 40),
     ("dequantise_int8_", 256, 0, 40),
     ("dequantise_nf4_", 256, (16 + 256) * 4, 40),
+    ("few_rows_4_", 256, (16 + 256 + 4 * 512) * 4, 48),
+    ("few_rows_16_", 256, (16 + 256 + 16 * 512) * 4, 96),
     ("dropout_", 192, 0, 40),
     ("activation_", 256, 0, 40),
     ("cross_entropy_", 512, 32 * 4, 40),
@@ -66,6 +68,7 @@ const OTHERS: [(&str, u32, u32, u32); 31] = [
     ("adafactor_squares", 256, 32 * 8, 40),
     ("adafactor_apply", 256, 32 * 8, 48),
     ("adamw", 256, 0, 48),
+    ("narrow_each", 256, 0, 40),
     ("add_", 256, 0, 40),
     ("gather_", 192, 0, 40),
     ("scatter_add_", 192, 192 * 4, 40),

@@ -49,7 +49,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         ..TrainerOptions::default()
     };
     device::check_dtype(&device, options.precision.activations())?;
-    let probe = device::probe(&device);
+    let probe = device::probe(&device, t5_ops::device_bytes(&device));
     let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
     let on = (device::place(&device), &device);
     let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, on, directory)?;

@@ -9,10 +9,10 @@ use t5_ops::{Precision, Quantisation, Quantised};
 use crate::card::{Buffer, in_every_schedule, launch, numbers, suffix};
 
 /// NF4's tables, in bytes.
-const TABLES: usize = (16 + 256) * 4;
+pub const TABLES: usize = (16 + 256) * 4;
 
 /// A weight in any codes, those of scales among them; scales between -1 and 1.
-fn weight(precision: Precision, (rows, width): (usize, usize)) -> Quantised {
+pub fn weight(precision: Precision, (rows, width): (usize, usize)) -> Quantised {
     let quantisation = Quantisation::new(precision, (rows, width)).unwrap();
     let mut bytes = Vec::new();
     for (seed, part) in quantisation.parts().iter().enumerate() {

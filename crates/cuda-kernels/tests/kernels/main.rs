@@ -8,6 +8,7 @@ mod cross_entropy;
 mod decoding;
 mod dequantise;
 mod dropout;
+mod few_rows;
 mod norm;
 mod optimizer;
 mod rows;

@@ -405,6 +405,43 @@ fn adamw_updates_as_the_cpu_does() {
     assert_updated(&cases, &got);
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Narrowed {
+    from: u64,
+    to: u64,
+    elements: u64,
+    first_block: i32,
+    unused: u32,
+}
+
+#[test]
+fn copies_in_bf16_of_many_weights_are_casts() {
+    // Less than a block, one to the element, and more than two.
+    let weights: Vec<Tensor> = [[3, 5], [128, 128], [3, 11_003]]
+        .iter()
+        .enumerate()
+        .map(|(seed, shape)| numbers(seed as u64, shape, DType::F32))
+        .collect();
+    let got = in_every_schedule("copies", |schedule| {
+        let mut from: Vec<Buffer> = weights.iter().map(Buffer::of).collect();
+        let mut to: Vec<Buffer> = weights.iter().map(|w| Buffer::new(w.dims(), DType::BF16)).collect();
+        let mut blocks = 0;
+        let entry = |((w, from), to): ((&Tensor, &mut Buffer), &mut Buffer)| {
+            let (elements, first_block) = (w.elem_count() as u64, blocks as i32);
+            blocks += w.elem_count().div_ceil(16 << 10);
+            Narrowed { from: from.address(), to: to.address(), elements, first_block, unused: 0 }
+        };
+        let entries: Vec<Narrowed> = weights.iter().zip(&mut from).zip(&mut to).map(entry).collect();
+        let mut table = Buffer::of_entries(&entries);
+        launch("narrow_each", [blocks, 1, 1], 64, 0, &[table.pointer(), int(entries.len())], schedule);
+        to
+    });
+    for (got, w) in got.iter().zip(&weights) {
+        assert_same_bits(got, &w.to_dtype(DType::BF16).unwrap());
+    }
+}
+
 #[test]
 fn gradients_are_added_in_f32() {
     for dtype in [DType::F32, DType::BF16] {

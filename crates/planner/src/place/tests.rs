@@ -67,6 +67,30 @@ const STORED: StoredWeights =
     StoredWeights { is_bf16: true, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
 
 #[test]
+fn weights_are_held_in_bf16_too_where_casts_are_a_part_of_a_step() {
+    let model = t5::Config::preset("t5-base").expect("a preset");
+    let copied = t5::ParameterSpec::all(&model).into_iter().filter(|spec| spec.takes_copy(DType::F32, &model));
+    let bytes = 2 * copied.map(|spec| spec.elements()).sum::<u64>();
+    let options = TrainerOptions { precision: trainer::Precision::Bf16, total_steps: 10, ..TrainerOptions::default() };
+    let plan = |weight_cast| {
+        let prices = Prices { weight_cast, ..Prices::card() };
+        on_a_machine((20, 8), &model, &options, (4, (64, 64)), prices).expect("it fits")
+    };
+    let row = |plan: &crate::Plan| {
+        let rows = plan.bill.device.iter().flat_map(|bill| &bill.rows);
+        rows.filter(|row| row.name == crate::names::WEIGHT_COPIES).map(|row| row.bytes.0).sum::<u64>()
+    };
+    let copies = plan(Prices::card().weight_cast);
+    assert!(copies.step.levers.weight_copies && row(&copies) == bytes, "{}", copies.bill);
+    let casts = plan(0.0);
+    assert!(!casts.step.levers.weight_copies && row(&casts) == 0, "{}", casts.bill);
+    assert!(copies.relative_time < casts.relative_time, "{} {}", copies.relative_time, casts.relative_time);
+    // Beside tens of thousands of tokens casts are a few thousandths.
+    let busy = on_a_card(40, Prices::card());
+    assert!(!busy.step.levers.weight_copies, "{}", busy.bill);
+}
+
+#[test]
 fn each_card_beside_each_host_trains_what_it_can_and_uses_its_memory() {
     let bf16 = TrainerOptions {
         precision: trainer::Precision::Bf16,

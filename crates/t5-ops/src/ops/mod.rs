@@ -12,6 +12,7 @@ pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod linear;
 pub(crate) mod logit_cross_entropy;
+pub(crate) mod narrow_copies;
 pub(crate) mod norm;
 pub(crate) mod reduce;
 pub(crate) mod relative_bias;

@@ -1,10 +1,10 @@
-//! Parts of a weight in codes as numbers, on a card.
+//! Parts of a weight in codes as numbers, and products of few rows with it, on a card.
 
 use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Precision, Quantised};
+use super::{FEW_ROWS, Precision, Quantised};
 use crate::cuda::{Kernel, Module, address, suffix, unwritten};
 
 /// Threads of a block, and the units of eight elements or of one that each has.
@@ -12,6 +12,11 @@ const THREADS: usize = 256;
 const UNITS_EACH: usize = 4;
 /// The values of NF4's codes, and of those of its scales.
 const TABLES_BYTES: usize = (16 + 256) * size_of::<f32>();
+/// Of a product of few rows: warps of a block, and columns of the rows that are in shared memory at a time.
+const WARPS: usize = THREADS / 32;
+const AT_ONCE: usize = 512;
+/// Its kernels: the most rows, and the columns of the result that a warp has.
+const INSTANCES: [(usize, usize); 2] = [(4, 1), (FEW_ROWS, 2)];
 
 impl Quantised {
     /// Rows and columns of it in F32 or BF16, on its card.
@@ -24,19 +29,45 @@ impl Quantised {
         let part = unwritten((rows.len(), columns.len()), dtype, self.bytes.device())?;
         let precision = self.quantisation.precision();
         let name = format!("dequantise_{}_{}", precision.name(), suffix(dtype));
-        let mut kernel = Kernel::new(self.bytes.device(), Module::Dequantise, name)?;
+        let mut kernel = self.kernel(Module::Dequantise, name)?;
+        kernel = kernel.tensor(&part)?.size(width)?.size(rows.start)?.size(columns.start)?;
+        kernel = kernel.size(rows.len())?.size(columns.len())?;
+        let unit = if (width | columns.start | columns.len()).is_multiple_of(8) { 8 } else { 1 };
+        let units = rows.len() * columns.len() / unit;
+        // SAFETY: the parts of the weight follow each other, and rows and columns are within it; the part has a place for each.
+        unsafe { kernel.launch([units.div_ceil(THREADS * UNITS_EACH), 1, 1], THREADS as u32, self.table_bytes())? };
+        Ok(part)
+    }
+
+    /// `y = x Wᵀ` for at most [`FEW_ROWS`] rows x (R, in), contiguous, into y (R, out): codes become numbers where they are read.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn multiply_few(&self, x: &Tensor, y: &Tensor, rows: usize) -> Result<()> {
+        let (outputs, width) = self.quantisation.shape();
+        let sizes = (rows * width, rows * outputs);
+        assert!(rows <= FEW_ROWS && (x.elem_count(), y.elem_count()) == sizes, "{rows} rows of {width} and {outputs}");
+        let &(most, each) = INSTANCES.iter().find(|(most, _)| rows <= *most).expect("few rows");
+        let name = format!("few_rows_{most}_{}_{}", self.quantisation.precision().name(), suffix(x.dtype()));
+        let kernel = self.kernel(Module::FewRows, name)?.tensor(x)?.tensor(y)?;
+        let kernel = kernel.size(rows)?.size(width)?.size(outputs)?;
+        let shared = self.table_bytes() + most * AT_ONCE * size_of::<f32>();
+        // SAFETY: the parts of the weight follow each other; x and y have so many rows, of its widths.
+        unsafe { kernel.launch([outputs.div_ceil(WARPS * each), 1, 1], THREADS as u32, shared) }
+    }
+
+    /// A kernel whose first arguments are the parts of this weight.
+    fn kernel(&self, module: Module, name: String) -> Result<Kernel<'_>> {
+        let mut kernel = Kernel::new(self.bytes.device(), module, name)?;
         let mut at = address(&self.bytes)?;
         for part in self.quantisation.parts() {
             kernel = kernel.value(at);
             at += part.bytes() as u64;
         }
-        kernel = kernel.tensor(&part)?.size(width)?.size(rows.start)?.size(columns.start)?;
-        kernel = kernel.size(rows.len())?.size(columns.len())?;
-        let unit = if (width | columns.start | columns.len()).is_multiple_of(8) { 8 } else { 1 };
-        let units = rows.len() * columns.len() / unit;
-        let shared = if precision == Precision::Nf4 { TABLES_BYTES } else { 0 };
-        // SAFETY: the parts of the weight follow each other, and rows and columns are within it; the part has a place for each.
-        unsafe { kernel.launch([units.div_ceil(THREADS * UNITS_EACH), 1, 1], THREADS as u32, shared)? };
-        Ok(part)
+        Ok(kernel)
+    }
+
+    fn table_bytes(&self) -> usize {
+        if self.quantisation.precision() == Precision::Nf4 { TABLES_BYTES } else { 0 }
     }
 }

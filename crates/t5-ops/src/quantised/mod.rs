@@ -41,6 +41,9 @@ use crate::narrow::{BLOCK, Form, GROUP, Int8, Narrow, Nf4};
 use crate::simd::code_at;
 use crate::storage::{View, filled};
 
+/// As many rows are multiplied with codes where these are read, on a card: a token of so many answers. More are worth numbers in memory.
+pub(crate) const FEW_ROWS: usize = 16;
+
 /// The codes of a quantised weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {

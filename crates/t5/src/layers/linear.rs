@@ -162,7 +162,7 @@ impl<T: Ops> Adapter<T> {
     /// What the output is multiplied with, where there is a magnitude.
     fn gain(&self, weight: &Weight<T>) -> Result<Option<Gain<T>>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
-        let lengths = T::adapted_lengths(weight.into(), &self.a.tensor, &self.b.tensor, self.lora.scale)?;
+        let lengths = T::adapted_lengths(weight.whole(), &self.a.tensor, &self.b.tensor, self.lora.scale)?;
         let factors = T::ratio(&magnitude.tensor, &lengths)?;
         Ok(Some(Gain { lengths, factors }))
     }

@@ -24,6 +24,8 @@ use linear::{Adapter, Linear};
 /// Hands parameters to layers by name while a model is put together.
 pub(crate) struct Weights<'a, T> {
     pub parameters: &'a [Parameter<T>],
+    /// Of some parameters, by their places, a copy for products; empty where there are none.
+    pub copies: &'a [Option<T>],
     pub lora: Option<&'a Lora>,
 }
 
@@ -34,7 +36,8 @@ impl<T: Clone> Weights<'_, T> {
         let index = self.parameters.iter().position(|p| p.name == name);
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
         let Parameter { tensor, quantisation, .. } = &self.parameters[index];
-        Weight { index, tensor: tensor.clone(), quantisation: *quantisation }
+        let copy = self.copies.get(index).cloned().flatten();
+        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation }
     }
 
     /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use t5_ops::copies::{Coming, Leaving};
+use t5_ops::copy_waits;
 
 use super::Spill;
 use super::files::{self, Files, TensorFiles};
@@ -113,7 +114,7 @@ impl TensorSpill {
 impl Spill<Tensor> for TensorSpill {
     fn put(&mut self, x: Tensor) -> Result<Stretch> {
         if !self.copies_overlap {
-            return Ok(Stretch::at(self.place(x.to_device(&Device::Cpu)?)?));
+            return Ok(Stretch::at(self.place(copy_waits::moved(&x, &Device::Cpu)?)?));
         }
         let stretch = Stretch::at(Place::Underway(x.shape().clone(), x.dtype()));
         self.leaving.push((stretch.clone(), Leaving::begin(&x)?));
@@ -122,18 +123,21 @@ impl Spill<Tensor> for TensorSpill {
 
     fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
         if !self.copies_overlap {
-            return Ok(self.host(&stretch, after)?.to_device(&self.device)?);
+            let device = self.device.clone();
+            return copy_waits::waiting(&device, || Ok(copy_waits::moved(&self.host(&stretch, after)?, &device)?));
         }
         let fetched = self.coming.iter().position(|(other, ..)| *other == stretch);
         let (_, x, mut coming) = match fetched {
             Some(place) => self.coming.swap_remove(place),
             None => self.begin(&stretch)?,
         };
-        if !coming.is_copied() {
-            self.settle()?;
-            coming.copy(&self.host(&stretch, after)?)?;
-        }
-        coming.arrive()?;
+        copy_waits::waiting(x.device(), || -> Result<()> {
+            if !coming.is_copied() {
+                self.settle()?;
+                coming.copy(&self.host(&stretch, after)?)?;
+            }
+            Ok(coming.arrive()?)
+        })?;
         Ok(x)
     }
 

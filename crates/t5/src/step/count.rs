@@ -76,6 +76,13 @@ pub struct Precisions {
     pub gradients: DType,
 }
 
+impl Precisions {
+    /// Whether products cast weights: those of f32, to multiply bf16.
+    pub fn casts_weights(self) -> bool {
+        (self.parameters, self.activations) == (DType::F32, DType::BF16)
+    }
+}
+
 /// Bytes that a step holds at its peak beside parameters that are in memory anyway, and optimizer state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCount {
@@ -149,6 +156,28 @@ pub struct BlockArithmetic {
     pub backward: f64,
 }
 
+/// Weights that a step may hold in bf16 beside f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopiedWeights {
+    /// How many there are.
+    pub tensors: usize,
+    /// Elements of those in blocks.
+    pub of_blocks: u64,
+    /// Elements of the head's table.
+    pub of_head: u64,
+}
+
+impl CopiedWeights {
+    fn of(config: &Config, dtype: DType) -> Self {
+        let specs = ParameterSpec::all(config).into_iter().filter(|spec| spec.takes_copy(dtype, config));
+        specs.fold(Self::default(), |mut all, spec| {
+            all.tensors += 1;
+            *(if spec.part.is_table() { &mut all.of_head } else { &mut all.of_blocks }) += spec.elements();
+            all
+        })
+    }
+}
+
 /// Counts the steps and passes of one model.
 #[derive(Debug)]
 pub struct Counter {
@@ -165,6 +194,9 @@ pub struct Counter {
     /// Sums of a gradient that exist at a time, each of other shards of the batch.
     sums: usize,
     rehearsal: Rehearsal,
+    /// The same with copies of weights in bf16, where products would cast them.
+    with_copies: Option<Rehearsal>,
+    copied: CopiedWeights,
     /// What whoever trains holds while gradients are handed over.
     handed_over: HandedOver,
     /// The tallies of steps over one shape in one cut: other chunks of logits change their heads alone.
@@ -201,10 +233,17 @@ impl Counter {
         is_trained: &dyn Fn(&ParameterSpec) -> bool,
     ) -> Result<Counter> {
         let trained = Trained::new(config, is_trained);
+        let casts_weights = precisions.casts_weights();
+        let copied =
+            if casts_weights { CopiedWeights::of(config, precisions.parameters) } else { CopiedWeights::default() };
         Ok(Counter {
-            rehearsal: Rehearsal::new(config, precisions, dropout, is_trained)?,
+            rehearsal: Rehearsal::new(config, precisions, dropout, is_trained, false)?,
+            with_copies: casts_weights
+                .then(|| Rehearsal::new(config, precisions, dropout, is_trained, true))
+                .transpose()?,
             weights: Rc::new(WeightsOnDisk::new(config, precisions.parameters)),
             weights_beside: RefCell::default(),
+            copied,
             has_weights_elsewhere: false,
             has_others: false,
             sums: 1,
@@ -254,9 +293,21 @@ impl Counter {
     /// are handed over together: to be measured, and to be applied.
     #[must_use]
     pub fn on_device(self, handed_over: &dyn Fn(&[&ParameterSpec]) -> [u64; 2]) -> Counter {
-        self.rehearsal.ledger().move_to_device();
+        [Some(&self.rehearsal), self.with_copies.as_ref()].into_iter().flatten().for_each(|rehearsal| {
+            rehearsal.ledger().move_to_device();
+        });
         let handed_over = HandedOver::new(self.trained.specs(), handed_over);
         Counter { handed_over, ..self }
+    }
+
+    /// The rehearsal of steps with these levers.
+    fn rehearsal_of(&self, levers: &Levers) -> &Rehearsal {
+        self.with_copies.as_ref().filter(|_| levers.weight_copies).unwrap_or(&self.rehearsal)
+    }
+
+    /// The parameters that [`Levers::weight_copies`] holds a second time; none where no product casts a weight.
+    pub fn copied_weights(&self) -> CopiedWeights {
+        self.copied
     }
 
     /// The parameters that are trained.
@@ -284,7 +335,7 @@ impl Counter {
     pub fn step(&self, batch: Shape, levers: &Levers) -> StepCount {
         let tallied = self.tally(batch, levers);
         let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
-        let head = self.rehearsal.head(micro, levers.loss_chunk_rows);
+        let head = self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows);
         let peak = tallied.peak_with(&head);
         let parameters = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
@@ -341,8 +392,13 @@ impl Counter {
     /// The bytes by which micro-batches are compared: [`Counter::step`] of one micro-batch, micro-batch-major, without the
     /// packed operands that do not depend on its tokens.
     pub fn micro_batch(&self, shape: Shape, recompute_blocks: usize, loss_chunk_rows: usize) -> u64 {
-        let levers =
-            Levers { micro_batch_samples: shape.samples, recompute_blocks, loss_chunk_rows, layer_major: None };
+        let levers = Levers {
+            micro_batch_samples: shape.samples,
+            recompute_blocks,
+            loss_chunk_rows,
+            layer_major: None,
+            ..Levers::default()
+        };
         let tallied = self.tally(shape, &levers);
         let head = self.rehearsal.head(shape, loss_chunk_rows);
         tallied.peak_with(&head).total() + tallied.packed.max(head.packed).along_tokens()

@@ -59,7 +59,13 @@ pub(super) fn step(trainer: &mut Trainer) {
     let targets: Vec<Vec<u32>> =
         (0..5).map(|i| (0..(n + 2 * i) % 3).map(|j| 2 + (n * 5 + i + j * 2) % 28).chain([1]).collect()).collect();
     let plan = StepPlan {
-        levers: Levers { micro_batch_samples: 2, recompute_blocks: 0, loss_chunk_rows: 4, layer_major: None },
+        levers: Levers {
+            micro_batch_samples: 2,
+            recompute_blocks: 0,
+            loss_chunk_rows: 4,
+            layer_major: None,
+            ..Levers::default()
+        },
         longest: None,
     };
     let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();

@@ -15,7 +15,8 @@ fn config() -> Config {
 }
 
 fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
-    let levers = Levers { micro_batch_samples: 1, recompute_blocks: 0, loss_chunk_rows: 16, layer_major };
+    let levers =
+        Levers { micro_batch_samples: 1, recompute_blocks: 0, loss_chunk_rows: 16, layer_major, ..Levers::default() };
     StepPlan { levers, longest: None }
 }
 

@@ -1,13 +1,14 @@
 //! The linear map on a card, by cuBLAS: operands of bf16, sums in f32, added to what is there without another tensor.
 //!
-//! A weight in codes becomes numbers part by part. Each part gives whole columns of the result, so that it is rounded once.
+//! A weight in codes becomes numbers part by part. Each part gives whole columns of the result, so that it is rounded once. Few rows are
+//! multiplied with the codes themselves.
 
 use candle_core::{Result, Tensor};
 
 use super::Beside;
 use crate::cuda::{Factor, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
 use crate::dispatch::rows_and_width;
-use crate::quantised::{Weight, in_panels};
+use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.
 pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<Beside>) -> bool {
@@ -53,6 +54,7 @@ fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
             let w = w.to_dtype(x.dtype())?.contiguous()?;
             multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
         }
+        Weight::Quantised(w) if rows <= FEW_ROWS && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
         Weight::Quantised(w) => {
             for panel in in_panels(n, k, x.dtype().size_in_bytes()) {
                 let (first, size) = (panel.start, (rows, k, panel.len()));

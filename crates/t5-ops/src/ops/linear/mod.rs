@@ -14,7 +14,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Calls, Needs, cast, elements};
-use crate::quantised::{Weight, in_panels, panel_bytes};
+use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
 
 /// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
+        Path::Device if rows <= FEW_ROWS && dtypes[1] == DType::U8 => few_rows_needs_on_device(rows, size, dtypes[0]),
         // As many rows of the weight are numbers at a time as give whole columns of the result.
         Path::Device => product_needs_on_device(rows, size, dtypes),
     }
@@ -189,6 +190,13 @@ fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [
     };
     // The weight beside it is an adapter's, which may have another dtype: who has it knows.
     let calls = calls + products(u64::from(beside > 0));
+    Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
+}
+
+/// A product of few rows with codes on a card, in one launch; that beside it has a weight of f32.
+fn few_rows_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), x: DType) -> Needs {
+    let calls = Calls { launches: 1, ..products(u64::from(beside > 0)) };
+    let transient = cast(elements([beside, n]), DType::F32, x);
     Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
 }
 

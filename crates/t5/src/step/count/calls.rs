@@ -24,7 +24,7 @@ impl Counter {
     /// not among them; they are uploaded once for each length.
     pub fn calls(&self, batch: Shape, levers: &Levers, needed: Needed) -> Calls {
         let (rehearsal, outline) =
-            (&self.rehearsal, self.outline(levers.recompute_blocks, levers.layer_major.as_ref()));
+            (self.rehearsal_of(levers), self.outline(levers.recompute_blocks, levers.layer_major.as_ref()));
         let ledger = rehearsal.ledger();
         let samples = levers.micro_batch_samples.clamp(1, batch.samples.max(1));
         let sizes = (0..batch.samples).step_by(samples).map(|first| samples.min(batch.samples - first));
@@ -50,7 +50,9 @@ impl Counter {
         // The ids of either stack.
         let of_batches = Calls { uploads: 2, ..Calls::default() } * batches.len() as u64;
         let totals = SquareSums::totals_needs(Path::Device, self.trained.specs().len()).calls;
-        ledger.calls() + of_batches + update.calls + totals
+        let copies = if levers.weight_copies { self.copied_weights().tensors } else { 0 };
+        let copies = t5_ops::narrow_each_needs(Path::Device, copies).calls;
+        ledger.calls() + of_batches + update.calls + totals + copies
     }
 }
 

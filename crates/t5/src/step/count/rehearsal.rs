@@ -109,18 +109,26 @@ impl Rehearsal {
         precisions: Precisions,
         dropout: f64,
         is_trained: &dyn Fn(&ParameterSpec) -> bool,
+        has_copies: bool,
     ) -> Result<Rehearsal> {
         let ledger = Ledger::default();
         let specs = ParameterSpec::all(config);
         let parameters = parameters(&specs, precisions.parameters, &ledger);
-        let network = Network::new(config, &parameters)?;
+        let copies: Vec<Option<Counted>> =
+            if has_copies { copies(config, &specs, &precisions, &ledger) } else { Vec::new() };
+        let network = Network::new(config, &parameters, &copies)?;
         let trains: Vec<bool> = specs.iter().map(is_trained).collect();
         let names: HashSet<&str> =
             specs.iter().zip(&trains).filter(|(_, trains)| **trains).map(|(spec, _)| spec.name.as_str()).collect();
         let mut gradients =
             Gradients::new(&parameters, precisions.gradients, &|parameter| names.contains(parameter.name.as_str()));
         for (index, parameter) in parameters.iter().enumerate() {
-            gradients.accumulator(&Weight { index, tensor: parameter.tensor.clone(), quantisation: None })?;
+            gradients.accumulator(&Weight {
+                index,
+                tensor: parameter.tensor.clone(),
+                copy: None,
+                quantisation: None,
+            })?;
         }
         let cx = StepContext {
             seed: 0,
@@ -326,6 +334,14 @@ fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Par
         Parameter { name: spec.name.clone(), tensor, part: spec.part, quantisation: spec.quantisation }
     };
     specs.iter().map(parameter).collect()
+}
+
+/// The copies of weights that products would cast, counted elsewhere.
+fn copies(config: &Config, specs: &[ParameterSpec], precisions: &Precisions, ledger: &Ledger) -> Vec<Option<Counted>> {
+    let copy = |spec: &ParameterSpec| {
+        spec.takes_copy(precisions.parameters, config).then(|| ledger.beside(&spec.tensor_shape(), DType::BF16))
+    };
+    specs.iter().map(copy).collect()
 }
 
 /// A micro-batch without tokens.

@@ -194,7 +194,7 @@ impl<'a> Tally<'a> {
         if let Some(noted) = &mut self.noted {
             noted.moment(live);
             if matches!(event, Event::Head { .. }) {
-                let head = self.counter.rehearsal.head(micro, chunk);
+                let head = self.counter.rehearsal_of(self.levers).head(micro, chunk);
                 let workspace = at_head.workspace + head.extra - head.loss;
                 noted.moment(Live { loss: head.loss, workspace, ..at_head });
             }
@@ -214,7 +214,7 @@ impl<'a> Tally<'a> {
             }
             Event::PageOut(_) => self.live.weights = self.fetched,
             &Event::Forward { unit, keep, in_memory, .. } => {
-                let scene = Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
+                let scene = Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
                 let before = self.leaving;
                 self.leaving = if in_memory || !self.levers.copies_overlap() { 0 } else { self.saved_by(scene) };
@@ -309,13 +309,13 @@ impl<'a> Tally<'a> {
 
     /// Bytes that a forward scene of a micro-batch saves.
     fn saved_by(&self, scene: Scene) -> u64 {
-        self.counter.rehearsal.cost(self.micro, scene).saved
+        self.counter.rehearsal_of(self.levers).cost(self.micro, scene).saved
     }
 
     /// The same of a unit whose saved activations lie in a file; nothing of others.
     fn saved_in_file(&self, unit: Unit) -> u64 {
         let place = self.places.iter().find(|(other, _, in_memory)| *other == unit && !in_memory);
-        let scene = |keep| Scene::Forward { unit: self.counter.rehearsal.like(unit), keep };
+        let scene = |keep| Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
         place.map_or(0, |&(_, keep, _)| self.saved_by(scene(keep)))
     }
 
@@ -327,7 +327,7 @@ impl<'a> Tally<'a> {
     /// All micro-batches through an event, one after the other, where each leaves behind `from_files` bytes more than the
     /// scene does. Returns the sum of these.
     fn all_through(&mut self, scene: Scene, from_files: impl Fn(Shape, &Cost) -> i64) -> i64 {
-        let rehearsal = &self.counter.rehearsal;
+        let rehearsal = self.counter.rehearsal_of(self.levers);
         let left = |shape: Shape| {
             let cost = rehearsal.cost(shape, scene);
             (cost, from_files(shape, &cost))
@@ -366,7 +366,7 @@ impl<'a> Tally<'a> {
             (true, true) => Source::First,
             (true, false) => Source::Later,
         };
-        let rehearsal = &self.counter.rehearsal;
+        let rehearsal = self.counter.rehearsal_of(self.levers);
         let scene = BackwardScene {
             unit: rehearsal.like(unit),
             keep,
@@ -505,7 +505,8 @@ impl<'a> Tally<'a> {
                 return 0;
             }
             let x = self.between_units(decoder, self.micro);
-            x + self.read_ahead(x) + self.counter.rehearsal.cost(self.micro, Scene::Enter { decoder }).extra
+            x + self.read_ahead(x)
+                + self.counter.rehearsal_of(self.levers).cost(self.micro, Scene::Enter { decoder }).extra
         });
         self.moment(costs[0].max(costs[1]));
         self.live.activations -= std::mem::take(&mut self.entering);
@@ -513,7 +514,7 @@ impl<'a> Tally<'a> {
 
     /// Of so many bytes that are read ahead from files, those that lie with other tensors: beside a device they are on the host.
     fn read_ahead(&self, bytes: u64) -> u64 {
-        if self.counter.rehearsal.ledger().is_on_device() { 0 } else { bytes }
+        if self.counter.rehearsal_of(self.levers).ledger().is_on_device() { 0 } else { bytes }
     }
 
     /// Bytes of the activations, or their gradients, that one unit passes to the next.

@@ -146,7 +146,7 @@ fn rehearse_among(
             Parameter { tensor, name: spec.name, part: spec.part, quantisation: spec.quantisation }
         })
         .collect();
-    let network = crate::network::Network::new(config, &parameters).unwrap();
+    let network = crate::network::Network::new(config, &parameters, &[]).unwrap();
     // Of a model with an adapter whose base stays in its files, nothing else trains.
     let base = config.lora.as_ref().filter(|_| levers.has_weights_on_disk());
     let is_trained = |name: &str, part| trains(part) && base.is_none_or(|lora| lora.trains(name));
@@ -155,7 +155,9 @@ fn rehearse_among(
     if levers.layer_major.is_none() {
         // Micro-batch-major they are there from the step before.
         for (index, parameter) in parameters.iter().enumerate() {
-            grads.accumulator(&Weight { index, tensor: parameter.tensor.clone(), quantisation: None }).unwrap();
+            grads
+                .accumulator(&Weight { index, tensor: parameter.tensor.clone(), copy: None, quantisation: None })
+                .unwrap();
         }
     }
     let micro = levers.micro_batch_samples;
@@ -212,8 +214,13 @@ fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
                     for micro in [1, 2, samples] {
                         for (recompute_blocks, layer_major) in ways() {
                             let micro_batch_samples = micro.min(samples);
-                            let levers =
-                                Levers { micro_batch_samples, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                            let levers = Levers {
+                                micro_batch_samples,
+                                recompute_blocks,
+                                loss_chunk_rows: 8,
+                                layer_major,
+                                ..Levers::default()
+                            };
                             let (peak, written) = rehearse(&config, precisions, dropout, trains, shape, &levers);
                             let count = counter.step(shape, &levers);
                             let counted = count.total() - count.packed;
@@ -243,7 +250,13 @@ fn gradients_that_other_processes_hold_are_counted_until_they_are_summed() {
             let some = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
             let some = some.among(&|spec| held(&spec.name)).with_others();
             for (recompute_blocks, layer_major) in ways_among().into_iter().filter(|(_, layers)| layers.is_some()) {
-                let levers = Levers { micro_batch_samples: 2, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                let levers = Levers {
+                    micro_batch_samples: 2,
+                    recompute_blocks,
+                    loss_chunk_rows: 8,
+                    layer_major,
+                    ..Levers::default()
+                };
                 let Rehearsed { peak, written, .. } =
                     rehearse_among(&config, precisions, 0.1, (trains, held, 1), shape, &levers);
                 let count = some.step(shape, &levers);
@@ -269,7 +282,13 @@ fn the_sums_of_several_shards_are_counted_layer_by_layer() {
             for (recompute_blocks, layer_major) in ways_among() {
                 let Some(layers) = layer_major.filter(|layers| !layers.gradients_on_disk) else { continue };
                 let layer_major = Some(layers);
-                let levers = Levers { micro_batch_samples: 1, recompute_blocks, loss_chunk_rows: 8, layer_major };
+                let levers = Levers {
+                    micro_batch_samples: 1,
+                    recompute_blocks,
+                    loss_chunk_rows: 8,
+                    layer_major,
+                    ..Levers::default()
+                };
                 let held: Held = &|_| true;
                 let Rehearsed { peak, .. } =
                     rehearse_among(&config, precisions, 0.1, (TRAINED[0], held, shards), shape, &levers);
@@ -295,8 +314,13 @@ fn weights_in_a_file_are_counted_while_they_are_worked_on() {
         LayerMajor { gradients_on_disk: true, boundaries_on_disk: true, weights_on_disk: true, ..LayerMajor::PLAIN },
     ] {
         let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
-        let levers =
-            Levers { micro_batch_samples: 2, recompute_blocks: 9, loss_chunk_rows: 64, layer_major: Some(layers) };
+        let levers = Levers {
+            micro_batch_samples: 2,
+            recompute_blocks: 9,
+            loss_chunk_rows: 64,
+            layer_major: Some(layers),
+            ..Levers::default()
+        };
         let (peak, _) = rehearse(&config, precisions, 0.1, &|_| true, shape, &levers);
         let count = counter.step(shape, &levers);
         let counted = count.total() - count.packed - counter.weights_on_disk(&levers).always();
@@ -321,7 +345,13 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
             for (kept_gradient_blocks, gradients_on_disk) in [(0, true), (99, false), (0, false), (3, false)] {
                 let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::PLAIN };
                 let layer_major = Some(LayerMajor { weights_on_disk: true, weight_blocks_in_memory, ..layers });
-                let levers = Levers { micro_batch_samples: 2, recompute_blocks: 9, loss_chunk_rows: 64, layer_major };
+                let levers = Levers {
+                    micro_batch_samples: 2,
+                    recompute_blocks: 9,
+                    loss_chunk_rows: 64,
+                    layer_major,
+                    ..Levers::default()
+                };
                 let of_step: (Trains, Held, usize) = (&|_| true, &|_| true, 1);
                 let Rehearsed { peak, paged_in, .. } =
                     rehearse_among(&config, precisions, 0.1, of_step, shape, &levers);
@@ -352,6 +382,7 @@ fn fewer_saved_activations_hold_less_and_every_lever_saves() {
         recompute_blocks,
         loss_chunk_rows: 256,
         layer_major,
+        ..Levers::default()
     };
     let totals: Vec<u64> = (0..=12).map(|blocks| counter.step(shape, &levers(blocks, None)).total()).collect();
     assert!(totals.is_sorted_by(|a, b| a > b), "{totals:?}");
@@ -438,7 +469,13 @@ fn the_largest_moment_of_a_timeline_is_the_step() {
         for trains in TRAINED {
             let counter = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
             for ((recompute_blocks, layer_major), samples) in ways().into_iter().flat_map(|way| [(way, 2), (way, 3)]) {
-                let levers = Levers { micro_batch_samples: samples, recompute_blocks, loss_chunk_rows: 4, layer_major };
+                let levers = Levers {
+                    micro_batch_samples: samples,
+                    recompute_blocks,
+                    loss_chunk_rows: 4,
+                    layer_major,
+                    ..Levers::default()
+                };
                 let shape = Shape { samples: 5, source_tokens: 8, target_tokens: 6 };
                 let step = counter.step(shape, &levers);
                 let moments = counter.timeline(shape, &levers);

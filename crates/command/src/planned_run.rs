@@ -1,0 +1,81 @@
+//! The plan of a run before it starts, as `plan` prints it and as the choice of a device compares it.
+
+use candle_core::Device;
+use dataloader::{BatchShare, Position};
+use memory_policy::Probe;
+use planner::{Planned, Wanted};
+use run_plan::answer;
+use run_plan::pace::{Of, RunPace};
+
+use crate::config::Config;
+use crate::failure::Outcome;
+use crate::job::RunJob;
+use crate::open::Opened;
+use crate::{open, options, run_data, setup, speed};
+
+/// A plan, its pace, and the steps of the run where they are known.
+pub struct PlannedRun {
+    /// The plan, and the costs that it was made from.
+    pub planned: Planned,
+    /// Its pace.
+    pub pace: RunPace,
+    /// Steps of the run.
+    pub total_steps: Option<u64>,
+}
+
+impl PlannedRun {
+    /// The plan of the config's run, at its beginning. Without data it is the plan as far as it is known then: the queue of
+    /// batches, and no dataset.
+    ///
+    /// # Errors
+    /// Nothing fits; options that the planner refuses.
+    pub fn new(
+        config: &Config,
+        opened: Option<&Opened>,
+        machine: &dyn Probe,
+        wanted: Wanted<'_>,
+        processes: usize,
+    ) -> Outcome<Self> {
+        let mut config = config.clone();
+        let shards = trainer::shards(config.parallel.virtual_shards, processes)?;
+        let share = BatchShare { shards, ..BatchShare::default() };
+        let feed = opened.map(|opened| setup::steps(&config, opened, Position::default(), 0, share)).transpose()?;
+        let steps = match config.data.estimated_rows {
+            None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
+            Some(rows) => {
+                let an_epoch = rows.div_ceil(config.train.batch_size as u64);
+                let of_epochs = an_epoch.saturating_mul(config.train.epochs.unwrap_or(u64::MAX));
+                Some(of_epochs.min(config.train.max_steps.unwrap_or(u64::MAX)))
+            }
+        };
+        let model = match opened {
+            Some(opened) => opened.model.clone(),
+            None => open::model_without_data(&config)?,
+        };
+        let device = opened.map_or(&Device::Cpu, |opened| &opened.device);
+        // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+        let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
+        let data = opened.zip(feed.as_ref().map(|(loader, _)| loader));
+        let priced = speed::priced_run(&config, &model, &options, device)?;
+        let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
+        let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
+        if config.memory.budget.is_none() && processes > 1 {
+            // As the processes of a host agree on it.
+            config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
+        }
+        let run = RunJob {
+            config: &config,
+            model: &model,
+            options: &options,
+            data: data.as_ref(),
+            wanted,
+            prices: priced.prices,
+            shards,
+        };
+        let planned = answer::plan(&run, &now, steps)?;
+        let rows = opened.map(|opened| run_data::looked_at(&config, opened, steps));
+        let of = Of { config: &config, options: &options, rows: rows.as_ref(), steps, priced: &priced };
+        let pace = RunPace::new(&of, &run.job(), &now, &planned.plan)?;
+        Ok(Self { planned, pace, total_steps: steps })
+    }
+}

@@ -1,0 +1,27 @@
+//! The lever of a card that multiplies bf16 and keeps weights in f32.
+
+use t5::Levers;
+
+use super::words_or;
+use crate::lever::{Lever, Space, Value, Values};
+
+/// Weights in bf16 beside those in f32.
+pub static WEIGHT_COPIES: Lever = Lever {
+    name: "weight_copies",
+    values: Values::Words(&["none", "bf16"]),
+    meaning: "on a card, bf16 with f32 weights: cast a weight for each of its products, or hold a copy in bf16 that follows each update",
+    flag: None,
+    layer_major: None,
+    device_only: Some(|value| value.is("bf16")),
+    get: |levers| Some(Value::Word(if levers.weight_copies { "bf16" } else { "none" })),
+    set: |levers, value| levers.weight_copies = value.is("bf16"),
+    offered: weight_copies,
+    words: |levers: &Levers| levers.weight_copies.then(|| "weights held in bf16, too".to_owned()),
+    moves_the_next: false,
+};
+
+fn weight_copies(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
+    // A weight that comes for its part of a pass would bring its copy along, or be cast again.
+    let is_there = space.casts_weights && !levers.has_weights_on_disk();
+    words_or(space, &WEIGHT_COPIES, if is_there { &["bf16", "none"] } else { &["none"] })
+}

@@ -1,0 +1,158 @@
+//! What copies between the host and a card cost a thread: their bytes, and the time in which the card computed nothing because of them.
+//!
+//! Two events of the stream that computes stand around whatever waits for a copy. The first one comes when all is computed that was
+//! launched before, the second one when the card may go on: between them lies the copy itself where it goes through this stream, and
+//! what was waited for where it goes beside it, files that the host reads or writes meanwhile included.
+//!
+//! Invariants: nothing is waited for that was not waited for before, but in [`so_far`]; on other devices nothing is counted.
+
+use candle_core::{Device, Result, Tensor};
+
+/// Copies of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CopyWaits {
+    /// Seconds in which the card waited for them.
+    pub seconds: f64,
+    /// Bytes from the host to the card.
+    pub to_card: u64,
+    /// Bytes from the card to the host.
+    pub from_card: u64,
+}
+
+impl CopyWaits {
+    /// Those since an earlier look.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            seconds: self.seconds - earlier.seconds,
+            to_card: self.to_card - earlier.to_card,
+            from_card: self.from_card - earlier.from_card,
+        }
+    }
+}
+
+/// The copies of this thread so far. Waits for those that were begun.
+///
+/// # Errors
+/// The driver's.
+pub fn so_far() -> Result<CopyWaits> {
+    #[cfg(feature = "cuda")]
+    return cuda::so_far();
+    #[cfg(not(feature = "cuda"))]
+    Ok(CopyWaits::default())
+}
+
+/// Does `work` that waits for copies to or from a device. Within it nothing is counted twice.
+///
+/// # Errors
+/// Those of `work`; the driver's.
+pub fn waiting<R, E: From<candle_core::Error>>(
+    device: &Device,
+    work: impl FnOnce() -> std::result::Result<R, E>,
+) -> std::result::Result<R, E> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(card) => cuda::waiting(&card.cuda_stream(), work),
+        _ => work(),
+    }
+}
+
+/// A copy of a tensor on another device, which is waited for; the tensor itself where it is there.
+///
+/// # Errors
+/// Those of the devices.
+pub fn moved(x: &Tensor, to: &Device) -> Result<Tensor> {
+    if x.device().same_device(to) {
+        return Ok(x.clone());
+    }
+    let card = if to.is_cpu() { x.device() } else { to };
+    let moved = waiting(card, || x.to_device(to))?;
+    if to.is_cpu() {
+        note_from_card(x)
+    } else {
+        note_to_card(x)
+    }
+    Ok(moved)
+}
+
+/// Counts the bytes of a tensor that is copied to a card.
+pub(crate) fn note_to_card(x: &Tensor) {
+    #[cfg(feature = "cuda")]
+    cuda::note(|waits| &mut waits.to_card, x);
+    #[cfg(not(feature = "cuda"))]
+    let _ = x;
+}
+
+/// Counts the bytes of a tensor that is copied from a card.
+pub(crate) fn note_from_card(x: &Tensor) {
+    #[cfg(feature = "cuda")]
+    cuda::note(|waits| &mut waits.from_card, x);
+    #[cfg(not(feature = "cuda"))]
+    let _ = x;
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::cell::RefCell;
+
+    use candle_core::cuda_backend::WrapErr;
+    use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
+    use candle_core::{Result, Tensor};
+
+    use super::CopyWaits;
+
+    /// Pairs of events that nobody looks at yet. They are looked at together: a look waits for the last one.
+    const MOST_PENDING: usize = 1024;
+
+    #[derive(Default)]
+    struct Spans {
+        is_open: bool,
+        pending: Vec<[CudaEvent; 2]>,
+        waits: CopyWaits,
+    }
+
+    thread_local! {
+        static SPANS: RefCell<Spans> = RefCell::default();
+    }
+
+    pub fn waiting<R, E: From<candle_core::Error>>(
+        stream: &CudaStream,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        if SPANS.with_borrow_mut(|spans| std::mem::replace(&mut spans.is_open, true)) {
+            return work();
+        }
+        let result = between_events(stream, work);
+        SPANS.with_borrow_mut(|spans| spans.is_open = false);
+        let (result, events) = result?;
+        SPANS.with_borrow_mut(|spans| spans.pending.push(events));
+        if SPANS.with_borrow(|spans| spans.pending.len() >= MOST_PENDING) {
+            so_far()?;
+        }
+        Ok(result)
+    }
+
+    fn between_events<R, E: From<candle_core::Error>>(
+        stream: &CudaStream,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<(R, [CudaEvent; 2]), E> {
+        let now = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).w();
+        let began = now()?;
+        let result = work()?;
+        Ok((result, [began, now()?]))
+    }
+
+    pub fn so_far() -> Result<CopyWaits> {
+        SPANS.with_borrow_mut(|spans| {
+            for [began, ended] in spans.pending.drain(..) {
+                spans.waits.seconds += f64::from(began.elapsed_ms(&ended).w()?) * 1e-3;
+            }
+            Ok(spans.waits)
+        })
+    }
+
+    pub fn note(to: impl FnOnce(&mut CopyWaits) -> &mut u64, x: &Tensor) {
+        let bytes = (x.elem_count() * x.dtype().size_in_bytes()) as u64;
+        SPANS.with_borrow_mut(|spans| *to(&mut spans.waits) += bytes);
+    }
+}

@@ -1,0 +1,44 @@
+//! Copies of f32 weights in bf16, which products take in place of a cast of their own: one launch for all of them.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::dispatch::{Path, overwrite};
+use crate::needs::{Calls, Needs};
+
+/// Bytes of an entry of the table that is uploaded.
+const TABLE_BYTES: u64 = 32;
+
+/// Writes each first tensor (F32) over the second one (BF16) of its shape, rounded to nearest: the bits of a cast.
+///
+/// # Errors
+/// Other dtypes, or two shapes.
+pub fn narrow_each(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+    for (from, to) in pairs {
+        let dtypes = (from.dtype(), to.dtype());
+        if from.dims() != to.dims() || dtypes != (DType::F32, DType::BF16) {
+            let (dims, other) = (from.dims(), to.dims());
+            bail!("narrow_each: expected F32 and BF16 of one shape, got {dtypes:?} of {dims:?} and {other:?}")
+        }
+    }
+    match pairs {
+        [] => Ok(()),
+        #[cfg(feature = "cuda")]
+        [(from, to), ..] if crate::cuda::takes([*from, *to]) => cuda::narrow_each(pairs),
+        _ => pairs.iter().try_for_each(|(from, to)| overwrite(to, from)),
+    }
+}
+
+/// What [`narrow_each`] needs for so many tensors.
+pub fn narrow_each_needs(path: Path, tensors: usize) -> Needs {
+    match path {
+        Path::Device if tensors > 0 => {
+            Needs::bytes(tensors as u64 * TABLE_BYTES).with_calls(Calls { launches: 1, uploads: 1, ..Calls::default() })
+        }
+        _ => Needs::default(),
+    }
+}

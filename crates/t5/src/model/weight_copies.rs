@@ -1,0 +1,46 @@
+//! Copies of a model's weights in bf16, for products that would cast them: one cast after an update in place of one for each product.
+//!
+//! Invariants: a copy has the bits of the cast, so that nothing but time and memory depends on it; it belongs to no checkpoint.
+
+use candle_core::{DType, Tensor};
+
+use super::T5;
+use crate::error::Result;
+use crate::network::Network;
+use crate::parameters::{Parameter, ParameterSpec};
+
+impl T5 {
+    /// Holds a copy in bf16 of each weight that products of bf16 would cast, or lets the copies go. They give the same bits, and have to
+    /// follow changes: [`T5::refresh_copies`]. Of weights that are not there all along there are none.
+    ///
+    /// # Errors
+    /// Memory that the device does not have.
+    pub fn hold_copies(&mut self, holds: bool) -> Result<()> {
+        let holds = holds && !self.has_paged_weights();
+        if holds != self.copies.is_empty() {
+            return Ok(());
+        }
+        let copy = |(spec, parameter): (ParameterSpec, &Parameter)| {
+            let takes_copy = holds && spec.takes_copy(self.dtype, &self.config);
+            let zeros = || Tensor::zeros(parameter.tensor.shape(), DType::BF16, parameter.tensor.device());
+            takes_copy.then(zeros).transpose()
+        };
+        let specs = ParameterSpec::all(&self.config).into_iter();
+        let copies = specs.zip(&self.parameters).map(copy).collect::<candle_core::Result<Vec<_>>>()?;
+        let network = Network::new(&self.config, &self.parameters, &copies)?;
+        let Network { read_ahead_bytes, pager, .. } = std::mem::replace(&mut self.network, network);
+        (self.network.read_ahead_bytes, self.network.pager) = (read_ahead_bytes, pager);
+        self.copies = if holds { copies } else { Vec::new() };
+        self.refresh_copies()
+    }
+
+    /// Has the copies follow the weights, if there are any: after an update.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn refresh_copies(&self) -> Result<()> {
+        let pairs = self.parameters.iter().zip(&self.copies);
+        let pairs: Vec<_> = pairs.filter_map(|(from, to)| Some((&from.tensor, to.as_ref()?))).collect();
+        Ok(t5_ops::narrow_each(&pairs)?)
+    }
+}

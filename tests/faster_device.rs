@@ -1,0 +1,100 @@
+//! `--device auto` on a machine with a card: both devices are measured and planned for, and the faster one is taken.
+
+use serde_json::Value;
+
+use crate::run::{Ran, Scene};
+use crate::{arguments, assert_close, of_steps};
+
+/// Prices are measured, and kept in the scene.
+const MEASURED: &str = "unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/cache\"";
+const KEPT: &str = "cache/train_low_mem/speed.json";
+
+/// A run that names no device, with these variables of the emulated card, without their prefix.
+fn auto(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
+    let set = |(name, value): &(&str, &str)| format!("; export LOW_MEM_T5_EMULATED_{name}={value}");
+    let variables: String = variables.iter().map(set).collect();
+    let arguments = arguments(&[&["--device", "auto", "--max-steps", "2"], more].concat());
+    scene.run_after(&format!("{MEASURED}{variables}"), &arguments)
+}
+
+fn resolved(scene: &Scene, run: &str) -> String {
+    String::from_utf8(scene.read(&format!("{run}/resolved.toml"))).expect("UTF-8")
+}
+
+/// A first screen without the ends of its lines.
+fn in_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Has the kept speed of the card be so many times the measured one.
+fn speed_up(scene: &Scene, times: f64) {
+    fn scale(value: &mut Value, times: f64) {
+        for (name, value) in value.as_object_mut().into_iter().flatten() {
+            match value.as_f64().filter(|_| name.ends_with("_ps") && name != "file_byte_ps") {
+                Some(number) => *value = Value::from(number / times),
+                None => scale(value, times),
+            }
+        }
+    }
+    let mut kept: Value = serde_json::from_slice(&scene.read(KEPT)).expect("JSON");
+    let measured = kept["measured"].as_array_mut().expect("measurements");
+    let of_cards = measured.iter_mut().filter(|kept| kept["card"].is_string());
+    assert_eq!(of_cards.map(|kept| scale(&mut kept["speed"], times)).count(), 1);
+    scene.write(KEPT, kept.to_string());
+}
+
+#[test]
+fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
+    let scene = Scene::new();
+    let slow = auto(&scene, &[], &["--output", "slow"]).expect_code(0);
+    let screen = in_one_line(&slow.out);
+    assert!(screen.contains("Device CPU,") && screen.contains("on the card and "), "{}", slow.out);
+    assert!(resolved(&scene, "slow").contains("device = \"cpu\""), "{}", resolved(&scene, "slow"));
+    assert!(scene.events("slow", "step")[0].get("device_peak_bytes").is_none());
+
+    // The emulated card computes on the processor: its speed is another one here, not its numbers.
+    speed_up(&scene, 1e6);
+    let fast = auto(&scene, &[], &["--output", "fast"]).expect_code(0);
+    let screen = in_one_line(&fast.out);
+    assert!(screen.contains("Device cuda; a step is predicted to take "), "{}", fast.out);
+    assert!(resolved(&scene, "fast").contains("device = \"cuda\" # taken by `auto`"), "{}", resolved(&scene, "fast"));
+    let last = &scene.events("fast", "end")[0];
+    let [peak, predicted] =
+        ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+    assert!(peak <= predicted, "{peak} of {predicted} bytes");
+    assert_close("loss", &of_steps(&scene, "fast", "loss"), &of_steps(&scene, "slow", "loss"), 1e-5);
+
+    // Whoever goes on stays on the device: by the file of the run, by its checkpoint, and with other prices.
+    let go_on =
+        |variables, more: &[&str]| auto(&scene, variables, &[&["--keep-training", "--output", "fast"], more].concat());
+    let planned =
+        scene.run_after(MEASURED, &["plan", "--json", "--config", "fast/resolved.toml"]).expect_code(0).json();
+    assert!(planned["predicted_device_peak_bytes"].is_u64(), "{planned:#}");
+    speed_up(&scene, 1e-6);
+    let stays = go_on(&[], &["--max-steps", "3"]).expect_code(0);
+    assert!(in_one_line(&stays.out).contains("Device cuda; the run was on a card before"), "{}", stays.out);
+
+    // Without the card a run that names it says so, and one that does not goes on on the CPU.
+    let gone: &[(&str, &str)] = &[("CARDS", "0")];
+    let refused = go_on(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
+    assert!(refused.err.contains("cannot use `cuda`") && refused.err.contains("--device cpu"), "{}", refused.err);
+    let falls_back = go_on(gone, &["--max-steps", "4"]).expect_code(0);
+    assert!(falls_back.err.contains("the run was on a card before, and goes on on the CPU"), "{}", falls_back.err);
+}
+
+#[test]
+fn a_card_that_is_full_or_absent_or_not_measured_leaves_the_run_on_the_cpu() {
+    let scene = Scene::new();
+    let full = auto(&scene, &[("MEMORY", "70000000")], &["--output", "full"]).expect_code(0);
+    let screen = in_one_line(&full.out);
+    assert!(screen.contains("Device CPU,") && screen.contains("the card is left alone: "), "{}", full.out);
+    let absent = auto(&scene, &[("CARDS", "0")], &["--output", "absent"]).expect_code(0);
+    assert!(!absent.out.contains(" card"), "{}", absent.out);
+    assert!(resolved(&scene, "absent").contains("device = \"auto\""), "{}", resolved(&scene, "absent"));
+    let built_in = scene.run(&arguments(&["--max-steps", "1", "--output", "built-in"])).expect_code(0);
+    assert!(in_one_line(&built_in.out).contains("`auto` takes a card by measured prices alone"), "{}", built_in.out);
+    // A plan without data opens no card, and says for which device it is.
+    let planned = scene.run(&["plan", "--json", "--set", "model.config=tiny"]).expect_code(0);
+    let reason = planned.json()["device_reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.contains("planned for the CPU") && planned.err.contains(&reason), "{}", planned.err);
+}
