@@ -15,8 +15,8 @@ const TABLES_BYTES: usize = (16 + 256) * size_of::<f32>();
 /// Of a product of few rows: warps of a block, and columns of the rows that are in shared memory at a time.
 const WARPS: usize = THREADS / 32;
 const AT_ONCE: usize = 512;
-/// Its kernels: the most rows, and the columns of the result that a warp has.
-const INSTANCES: [(usize, usize); 2] = [(4, 1), (FEW_ROWS, 2)];
+/// Its kernels: the rows of a block.
+const INSTANCES: [usize; 2] = [4, 8];
 
 impl Quantised {
     /// Rows and columns of it in F32 or BF16, on its card.
@@ -47,13 +47,13 @@ impl Quantised {
         let (outputs, width) = self.quantisation.shape();
         let sizes = (rows * width, rows * outputs);
         assert!(rows <= FEW_ROWS && (x.elem_count(), y.elem_count()) == sizes, "{rows} rows of {width} and {outputs}");
-        let &(most, each) = INSTANCES.iter().find(|(most, _)| rows <= *most).expect("few rows");
-        let name = format!("few_rows_{most}_{}_{}", self.quantisation.precision().name(), suffix(x.dtype()));
+        let each = if rows <= INSTANCES[0] { INSTANCES[0] } else { INSTANCES[1] };
+        let name = format!("few_rows_{each}_{}_{}", self.quantisation.precision().name(), suffix(x.dtype()));
         let kernel = self.kernel(Module::FewRows, name)?.tensor(x)?.tensor(y)?;
         let kernel = kernel.size(rows)?.size(width)?.size(outputs)?;
-        let shared = self.table_bytes() + most * AT_ONCE * size_of::<f32>();
+        let shared = self.table_bytes() + each * AT_ONCE * size_of::<f32>();
         // SAFETY: the parts of the weight follow each other; x and y have so many rows, of its widths.
-        unsafe { kernel.launch([outputs.div_ceil(WARPS * each), 1, 1], THREADS as u32, shared) }
+        unsafe { kernel.launch([outputs.div_ceil(WARPS), rows.div_ceil(each), 1], THREADS as u32, shared) }
     }
 
     /// A kernel whose first arguments are the parts of this weight.
