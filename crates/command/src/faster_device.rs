@@ -176,7 +176,9 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_build_for_the_cpu_alone_assumes_nothing() {
-        let config = Config::resolve_without_data(crate::config::Values::defaults()).expect("defaults");
-        assert_eq!(assumed(&config), None);
+        let mut values = crate::config::Values::defaults();
+        values.set("model.config", "t5-small".into(), Origin::Default).expect("a key");
+        let config = Config::resolve_without_data(values).expect("a model");
+        assert_eq!((config.run.device.as_str(), assumed(&config)), (AUTO, None));
     }
 }
