@@ -119,7 +119,7 @@ pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser
 pub use staging::{STAGING_BYTES, Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
-pub const KERNELS_VERSION: u32 = 3;
+pub const KERNELS_VERSION: u32 = 4;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.
