@@ -5,15 +5,9 @@ mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
-use on_a_card::SMALL;
-use run::{Ran, Scene, short};
+use on_a_card::{arguments, assert_within, of_steps};
+use run::{Ran, Scene};
 use serde_json::Value;
-
-fn arguments(more: &[&str]) -> Vec<String> {
-    // A model that there is has its own shape.
-    let is_there = more.iter().any(|argument| argument.starts_with("model.init_from="));
-    short(&[&SMALL[if is_there { 2 } else { 0 }..], more].concat())
-}
 
 /// Runs the command on the card. `variables` are those of the emulated one, without their prefix.
 fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
@@ -21,20 +15,6 @@ fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
     let variables: Vec<String> = variables.iter().map(set).collect();
     let launcher = ["env".to_string()].into_iter().chain(variables).collect::<Vec<_>>().join(" ");
     scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], more].concat()))
-}
-
-/// A number of each step.
-fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
-    scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()
-}
-
-#[track_caller]
-fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
-        let error = (got - expected).abs() / expected.abs();
-        assert!(error <= tolerance, "{what}: step {}: {got} instead of {expected}", step + 1);
-    }
 }
 
 #[test]
@@ -66,7 +46,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         assert!(scene.events(&card, "step")[0].get("copy_wait_ms").is_none(), "{name}: nothing is off the card");
         for key in ["loss", "grad_norm"] {
             let of = |run: &str| of_steps(&scene, run, key);
-            assert_close(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
+            assert_within(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
             assert_eq!(of(&card), of(&again), "{name}: {key}");
         }
         let rows = |run: &str| scene.events(run, "step").iter().map(|line| line["rows"].clone()).collect::<Vec<_>>();
@@ -74,7 +54,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         let loss =
             |run: &str| scene.events(run, "eval").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect();
         let [got, expected]: [Vec<f64>; 2] = [loss(&card), loss(&cpu)];
-        assert_close(&format!("{name}: validation loss"), &got, &expected, tolerance);
+        assert_within(&format!("{name}: validation loss"), &got, &expected, tolerance);
     }
 }
 
@@ -334,7 +314,7 @@ fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
             // The steps are the same, in smaller pieces.
             Some(0) => {
                 replanned += scene.events(&run, "replan").len();
-                assert_close(&run, &of_steps(&scene, &run, "loss"), expected, 1e-5);
+                assert_within(&run, &of_steps(&scene, &run, "loss"), expected, 1e-5);
             }
             Some(3) => assert!(ran.err.contains("error: the device has no memory left\nhint: "), "{}", ran.err),
             other => panic!("allocation {failing}: exit code {other:?}: {}", ran.err),

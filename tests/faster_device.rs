@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use crate::on_a_card::{arguments, assert_within, of_steps};
 use crate::run::{Ran, Scene};
-use crate::{arguments, assert_close, of_steps};
 
 /// Prices are measured, and kept in the scene.
 const MEASURED: &str = "unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/cache\"";
@@ -62,7 +62,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     let [peak, predicted] =
         ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
     assert!(peak <= predicted, "{peak} of {predicted} bytes");
-    assert_close("loss", &of_steps(&scene, "fast", "loss"), &of_steps(&scene, "slow", "loss"), 1e-5);
+    assert_within("loss", &of_steps(&scene, "fast", "loss"), &of_steps(&scene, "slow", "loss"), 1e-5);
 
     // Whoever goes on stays on the device: by the file of the run, by its checkpoint, and with other prices.
     let go_on =

@@ -6,17 +6,15 @@ mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
-use on_a_card::SMALL;
-use run::{Ran, Scene, short};
+use on_a_card::{assert_within, of_steps};
+use run::{Ran, Scene};
 use serde_json::Value;
 
 const ADAMW: [&str; 4] = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
 const BY_LAYER: [&str; 2] = ["--set", "memory.accumulation=layer-major"];
 
 fn arguments(more: &[&str]) -> Vec<String> {
-    // A model that there is has its own shape.
-    let is_there = more.iter().any(|argument| argument.starts_with("model.init_from="));
-    short(&[&SMALL[if is_there { 2 } else { 0 }..], &["--max-steps", "4"], more].concat())
+    on_a_card::arguments(&[&["--max-steps", "4"], more].concat())
 }
 
 /// Bytes of a small batch that cross the bus, at most.
@@ -66,11 +64,6 @@ fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &s
 /// Runs on cards of which each writes its counts into a file of this name.
 fn reporting(scene: &Scene, file: &str, cards: Cards, more: &[&str]) -> Ran {
     with_variables(scene, &[("REPORT", file)], cards, more)
-}
-
-/// A number of each step.
-fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
-    scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()
 }
 
 #[track_caller]
@@ -196,16 +189,6 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let sent = of_steps(&scene, &run, "sent_bytes");
         let counted = sent[1] - sent[0];
         assert!((planned / counted - 1.0).abs() < 0.001, "{shard}: {planned} bytes planned, {counted} sent");
-    }
-}
-
-/// Compares numbers of two runs, each relative to what it should be.
-#[track_caller]
-fn assert_within(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    for (place, (got, expected)) in got.iter().zip(expected).enumerate() {
-        let error = (got - expected).abs() / expected.abs();
-        assert!(error <= tolerance, "{what}: number {}: {got} instead of {expected}", place + 1);
     }
 }
 

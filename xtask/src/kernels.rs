@@ -133,11 +133,11 @@ fn page(root: &Path, version: &str, kernels: &Kernels) -> Result<String, String>
     let mut page = format!(
         "# Kernels for NVIDIA's cards: registers, occupancy, rooflines
 
-- command: `cargo xtask kernels --record`
-- commit: {commit}
-- date: {date}
-- toolkit: nvcc {version}
-- machine: any; **nothing was measured on a card**
+- command: `cargo xtask kernels --record`.
+- commit: {commit}.
+- date: {date}.
+- toolkit: nvcc {version}.
+- machine: any; **nothing was measured on a card**.
 
 nvcc compiled the sources to PTX for compute capability 8.0, as a build does by default. ptxas compiled this PTX for each capability below.
 A driver has a compiler of its own, which may choose other registers. A kernel that spills makes the command fail, and so does one with

@@ -46,7 +46,7 @@ pub struct Zeros {
 }
 
 impl Zeros {
-    /// So many bytes.
+    /// Zeros of this many bytes.
     pub fn new(bytes: usize) -> Self {
         Self { bytes, written: Vec::new() }
     }

@@ -25,7 +25,8 @@ const CARD: &str = "cuda";
 /// The seconds of a step on a device, or why it cannot make one.
 type Offer = Result<f64, String>;
 
-/// Has a run of so many processes that names no device compute on the faster one, or where the checkpoint was made that it goes on from.
+/// Chooses the device of a run that names none: that of the checkpoint that it goes on from, or else the faster one. Several processes stay on
+/// the CPU.
 ///
 /// On a build for the CPU alone, and on a machine without a card, nothing changes.
 ///

@@ -193,7 +193,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Without the casts of so many elements, which prices of products have in them.
+    /// The same step without casting `elements` elements of weights. The prices of products include those casts.
     pub fn without_casts(self, prices: &Prices, elements: f64) -> Self {
         Self { alone: self.alone - prices.weight_cast * elements, ..self }
     }

@@ -255,20 +255,22 @@ impl Traffic {
 
     /// Prices with the time of a multiply-add, some processor's or card's where it was not measured.
     pub fn with_speed(&self, prices: &Prices) -> Prices {
+        Prices { multiply_add_ps: Some(self.multiply_add_ps(prices)), ..*prices }
+    }
+
+    fn multiply_add_ps(&self, prices: &Prices) -> f64 {
         let built_in = if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD };
-        Prices { multiply_add_ps: prices.multiply_add_ps.or(Some(built_in)), ..*prices }
+        prices.multiply_add_ps.unwrap_or(built_in)
     }
 
     /// The time of a byte on the line in multiply-adds: the network's, and that of the copies that belong to it.
     pub fn byte(&self, prices: &Prices, sent: &Sent) -> f64 {
-        let speed = self.with_speed(prices).multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS);
-        8e12 / self.processes.network.bits_per_second / speed + prices.bus_byte * sent.copied()
+        8e12 / self.processes.network.bits_per_second / self.multiply_add_ps(prices) + prices.bus_byte * sent.copied()
     }
 
     /// The same in seconds.
     pub fn byte_seconds(&self, prices: &Prices, sent: &Sent) -> f64 {
-        let speed = self.with_speed(prices).multiply_add_ps.unwrap_or(MULTIPLY_ADD_PS);
-        self.byte(prices, sent) * speed * 1e-12
+        self.byte(prices, sent) * self.multiply_add_ps(prices) * 1e-12
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane of a card with so many pieces of as many bytes.
+    /// A lane of `card`, with `pieces` pieces of pinned memory of `piece_bytes` bytes each.
     ///
     /// # Errors
     /// The driver's.

@@ -29,7 +29,7 @@ impl Took {
         }
         let CopyWaits { seconds, to_card, from_card } = self.copies;
         if to_card + from_card > 0 {
-            event["copy_wait_ms"] = json!((seconds * 1e6).round() / 1e3);
+            event["copy_wait_ms"] = json!(milliseconds(Duration::from_secs_f64(seconds)));
             event["copied_to_device_bytes"] = json!(to_card);
             event["copied_from_device_bytes"] = json!(from_card);
         }

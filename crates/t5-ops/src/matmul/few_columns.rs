@@ -6,18 +6,16 @@
 
 use std::ops::Range;
 
-use super::few_rows::{MOST_ROWS, put};
+use super::few_rows::{MOST_ROWS, put_in_row};
 use super::geometry::Geometry;
 use super::matrix::{Factor, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
+use super::thin::{self, MOST};
 use crate::cache::to_read;
-use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Simd, WIDTH, padded, simd};
-use crate::storage::{Operand, Target};
+use crate::storage::Operand;
 
-/// The most columns of B.
-const MOST: usize = WIDTH;
 /// Rows of A at a time.
 const TOGETHER: usize = 8;
 /// So many values of K ahead of its use a row of A is asked for.
@@ -35,11 +33,6 @@ pub(super) fn operands<'a>(a: &Factor<'a>, b: &Factor<'a>) -> Option<[Strides<&'
     is_taken.then(|| [a.with(left), b.with(right)])
 }
 
-/// Bytes of a packed B, which a thread keeps for the next product.
-pub(super) fn kept_bytes(k: usize) -> u64 {
-    elements([k, MOST, size_of::<f32>()])
-}
-
 /// `C (+)= A B`.
 pub(super) fn multiply(c: &MatrixMut, [a, b]: [Strides<&[f32]>; 2], accumulate: bool, threads: Threads) {
     assert!(c.rows == a.rows && c.cols == b.cols && a.cols == b.rows, "the sizes of a product");
@@ -53,39 +46,26 @@ pub(super) fn multiply(c: &MatrixMut, [a, b]: [Strides<&[f32]>; 2], accumulate: 
             let rows = first..end.min(first + TOGETHER);
             let mut sums = [[0.0; MOST]; TOGETHER];
             add_up(a, rows.clone(), packed, &mut sums);
-            write(c, rows, &sums, accumulate);
+            for (row, sums) in rows.zip(sums) {
+                // SAFETY: rows of a part are that part's alone.
+                unsafe { put_in_row(c, row, 0..c.cols, sums, accumulate) };
+            }
         }
     });
 }
 
 /// Rows one after the other, filled up with zeros.
 fn pack(from: Strides<&[f32]>, to: &mut [f32]) {
+    if from.col_stride == 1 {
+        return thin::widen(from.data, (from.row_stride, from.cols), to);
+    }
     let to = to.as_chunks_mut::<MOST>().0;
     if from.cols < MOST {
         to.fill([0.0; MOST]);
     }
-    if from.col_stride == 1 {
-        for (k, to) in to.iter_mut().enumerate() {
-            to[..from.cols].copy_from_slice(&from.data[k * from.row_stride..][..from.cols]);
-        }
-    } else {
-        for column in 0..from.cols {
-            let from = from.data[column * from.col_stride..].iter().step_by(from.row_stride);
-            to.iter_mut().zip(from).for_each(|(to, &x)| to[column] = x);
-        }
-    }
-}
-
-/// Writes or adds the sums of some rows.
-fn write(c: &MatrixMut, rows: Range<usize>, sums: &[[f32; MOST]; TOGETHER], accumulate: bool) {
-    for (row, sums) in rows.zip(sums) {
-        let start = c.start + row * c.stride;
-        match c.data {
-            // SAFETY: inside C by the constructor's check; rows of a part are that part's alone.
-            Target::F32(data) => put(unsafe { data.slice(start, c.cols) }, *sums, accumulate),
-            // SAFETY: as above.
-            Target::Bf16(data) => put(unsafe { data.slice(start, c.cols) }, *sums, accumulate),
-        }
+    for column in 0..from.cols {
+        let from = from.data[column * from.col_stride..].iter().step_by(from.row_stride);
+        to.iter_mut().zip(from).for_each(|(to, &x)| to[column] = x);
     }
 }
 

@@ -78,13 +78,8 @@ impl Part<'_> {
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
         dots(a, w, stride, columns.len(), &mut sums);
         for (i, sums) in sums[..a.rows].iter().enumerate() {
-            let start = self.c.start + i * self.c.stride + columns.start;
-            match self.c.data {
-                // SAFETY: inside C by the constructor's check; columns of a part are that part's alone.
-                Target::F32(data) => put(unsafe { data.slice(start, columns.len()) }, *sums, self.accumulate),
-                // SAFETY: as above.
-                Target::Bf16(data) => put(unsafe { data.slice(start, columns.len()) }, *sums, self.accumulate),
-            }
+            // SAFETY: columns of a part are that part's alone.
+            unsafe { put_in_row(self.c, i, columns.clone(), *sums, self.accumulate) };
         }
     }
 }
@@ -94,6 +89,29 @@ impl Part<'_> {
 pub(super) fn put<T: Element>(to: &mut [T], sums: impl IntoIterator<Item = f32>, accumulate: bool) {
     for (to, sum) in to.iter_mut().zip(sums) {
         *to = T::from_f32(if accumulate { to.to_f32() + sum } else { sum });
+    }
+}
+
+/// Writes or adds sums to some columns of a row of C.
+///
+/// # Safety
+///
+/// Nothing else reaches these elements.
+#[inline(always)]
+pub(super) unsafe fn put_in_row(
+    c: &MatrixMut,
+    row: usize,
+    columns: Range<usize>,
+    sums: impl IntoIterator<Item = f32>,
+    accumulate: bool,
+) {
+    assert!(row < c.rows && columns.end <= c.cols && !c.turned, "row {row}, columns {columns:?}");
+    let (start, count) = (c.start + row * c.stride + columns.start, columns.len());
+    match c.data {
+        // SAFETY: inside C by its constructor's check, and the caller's alone.
+        Target::F32(data) => put(unsafe { data.slice(start, count) }, sums, accumulate),
+        // SAFETY: as above.
+        Target::Bf16(data) => put(unsafe { data.slice(start, count) }, sums, accumulate),
     }
 }
 

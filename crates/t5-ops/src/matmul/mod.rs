@@ -132,7 +132,7 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     let packed = of(n).product((k, beside, n), is_bf16, &processor);
     if beside == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
         // A weight in codes is packed.
-        return packed.max(few_columns::kept_bytes(k));
+        return packed.max(thin::kept_bytes(k));
     }
     // A weight that lies across K, or in codes, is packed.
     if is_better_turned(rows, n, of(n), of(rows)) {

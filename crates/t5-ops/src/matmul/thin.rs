@@ -6,17 +6,17 @@
 
 use std::ops::Range;
 
-use super::few_rows::put;
+use super::few_rows::put_in_row;
 use super::matrix::{Matrix, MatrixMut, Threads};
 use super::panels::Buffer;
 use crate::cache::to_read;
 use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
-use crate::storage::{Element, Operand, Target};
+use crate::storage::{Element, Operand};
 
 /// The most rows or columns that a thin result has.
-const MOST: usize = WIDTH;
+pub(super) const MOST: usize = WIDTH;
 /// Columns of the wide operand in a block, the sums of which a thread has at a time.
 const BLOCK: usize = 2 * WIDTH;
 /// Rows of the wide operand that are asked for ahead of their use.
@@ -34,7 +34,7 @@ pub(super) fn is_thin(m: usize, n: usize) -> bool {
     m.min(n) <= MOST
 }
 
-/// Bytes of the thin operand as f32, which a thread keeps for the next product.
+/// Bytes of an operand that was [widened](widen), which a thread keeps for the next product.
 pub(super) fn kept_bytes(k: usize) -> u64 {
     elements([k, MOST, size_of::<f32>()])
 }
@@ -63,23 +63,21 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
             let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
             for (number, row) in rows.enumerate() {
                 let sums = (0..cols.len()).map(|col| if is_turned { sums[col][number] } else { sums[number][col] });
-                let start = c.start + row * c.stride + cols.start;
-                match c.data {
-                    // SAFETY: inside C by the constructor's check; rows or columns of a block are that block's alone.
-                    Target::F32(data) => put(unsafe { data.slice(start, cols.len()) }, sums, accumulate),
-                    // SAFETY: as above.
-                    Target::Bf16(data) => put(unsafe { data.slice(start, cols.len()) }, sums, accumulate),
-                }
+                // SAFETY: rows or columns of a block are that block's alone.
+                unsafe { put_in_row(c, row, cols.clone(), sums, accumulate) };
             }
         }
     });
 }
 
 /// Rows of `cols` elements, `stride` apart, one after the other and filled up with zeros.
-fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: &mut [f32]) {
+pub(super) fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: &mut [f32]) {
     for (k, to) in to.as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
         let row = &from[k * stride..][..cols];
-        *to = std::array::from_fn(|i| row.get(i).map_or(0.0, |x| x.to_f32()));
+        *to = match row.first_chunk::<MOST>() {
+            Some(row) => row.map(Element::to_f32),
+            None => std::array::from_fn(|i| row.get(i).map_or(0.0, |x| x.to_f32())),
+        };
     }
 }
 
